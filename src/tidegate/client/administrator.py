@@ -1,6 +1,6 @@
-"""``EventHubAdministrator``: what there is in a running Tidegate, and changing it.
+"""``EventHubAdministrator``: lists and changes the entities of a running Tidegate.
 
-It speaks AMQP. Azure has no such requests: there, all this is done in its portal or with its own tools.
+It speaks AMQP. Azure has no such requests: use its portal or its own tools there.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ T = TypeVar("T")
 
 
 class EventHubAdministrator(AsyncClosing):
-    """Manages the hubs of a namespace; its policy needs the Manage claim. ``async with`` or ``close`` it."""
+    """Manages the hubs of a namespace; needs a policy with Manage. Use ``async with``, or ``close`` it."""
 
     def __init__(
         self, namespace: Namespace, event_hub: str | None = None, *, clock: Clock | None = None
     ) -> None:
         """Connects when first used.
 
-        event_hub: the hub that the policy may be for alone: what is asked about it is asked with a token for
-        it, which a policy of the whole namespace may make as well.
+        event_hub: the hub that the policy belongs to, if it is not a policy of the namespace: requests about
+        the hub use a token for it.
         """
         self._connector = Connector(namespace, clock=clock)
         self._host = namespace.host
@@ -62,11 +62,11 @@ class EventHubAdministrator(AsyncClosing):
     async def create_event_hub(
         self, name: str, *, partition_count: int | None = None, **settings: Unpack[HubChanges]
     ) -> EventHubProperties:
-        """Create a hub. What is None or left out is the service's default.
+        """Create a hub. Settings that are None or omitted get the service's default.
 
         settings: those of ``HubChanges``.
-        Raises AlreadyExistsError, InvalidArgumentError (a bad name or number), UnauthorizedError. After a
-        broken line the request is repeated: an AlreadyExistsError may then be about this very call.
+        Raises AlreadyExistsError, InvalidArgumentError (name or number), UnauthorizedError. The request is
+        repeated after a broken connection: AlreadyExistsError may then be caused by this call.
         """
         values: dict[str, object] = {"name": name, **checked_changes(settings)}
         if partition_count is not None:
@@ -74,10 +74,10 @@ class EventHubAdministrator(AsyncClosing):
         return event_hub_of(await self._administer("createEventHub", map_in, values))
 
     async def update_event_hub(self, name: str, **changes: Unpack[HubChanges]) -> EventHubProperties:
-        """Change settings of a hub, all or none; those that are not named stay.
+        """Change settings of a hub, all of them or none; omitted ones stay.
 
-        changes: those of ``HubChanges``; None takes a setting back to the service's default.
-        Raises NotFoundError, InvalidArgumentError (a bad name or number), UnauthorizedError.
+        changes: those of ``HubChanges``; None resets a setting to the service's default.
+        Raises NotFoundError, InvalidArgumentError (name or number), UnauthorizedError.
         """
         values = {**checked_changes(changes)}
         return event_hub_of(await self._administer("updateEventHub", map_in, values, hub=name))
@@ -91,14 +91,14 @@ class EventHubAdministrator(AsyncClosing):
         return await read_event_hub(self._connector, self._audience(name), name)
 
     async def delete_event_hub(self, name: str) -> None:
-        """Delete a hub with all its events, for good. Raises NotFoundError, UnauthorizedError."""
+        """Delete a hub with all its events, permanently. Raises NotFoundError, UnauthorizedError."""
         await self._administer("deleteEventHub", nothing_in, hub=name)
 
     async def create_consumer_group(self, event_hub: str, name: str) -> None:
         """Create a consumer group.
 
-        Raises AlreadyExistsError, NotFoundError (the hub), QuotaExceededError, InvalidArgumentError (a bad
-        name), UnauthorizedError. After a broken line it is repeated, as in ``create_event_hub``.
+        Raises AlreadyExistsError, NotFoundError (the hub), QuotaExceededError, InvalidArgumentError (name),
+        UnauthorizedError. Repeated after a broken connection, as ``create_event_hub``.
         """
         await self._administer("createConsumerGroup", nothing_in, {"name": name}, hub=event_hub)
 
@@ -133,11 +133,11 @@ class EventHubAdministrator(AsyncClosing):
     async def create_policy(
         self, name: str, claims: Iterable[str], *, event_hub: str | None = None
     ) -> PolicyProperties:
-        """Make a policy of a hub, or (None) of the namespace, with random keys; it is in force at once.
+        """Create a policy of a hub, or (None) of the namespace, with random keys; valid at once.
 
-        claims: of Send, Listen and Manage, which brings the other two. Raises AlreadyExistsError,
-        InvalidArgumentError, QuotaExceededError, NotFoundError (the hub), UnauthorizedError. After a broken
-        line it is repeated, as in ``create_event_hub``.
+        claims: Send, Listen, or Manage, which includes the other two. Raises AlreadyExistsError,
+        InvalidArgumentError, QuotaExceededError, NotFoundError (the hub), UnauthorizedError. Repeated after
+        a broken connection, as ``create_event_hub``.
         """
         by_name = {claim.lower(): claim for claim in ("Send", "Listen", "Manage")}
         values = {"name": name, "claims": [by_name.get(claim.lower(), claim) for claim in claims]}
@@ -146,7 +146,7 @@ class EventHubAdministrator(AsyncClosing):
         return _policy(found, event_hub)
 
     async def delete_policy(self, name: str, *, event_hub: str | None = None) -> None:
-        """Delete a policy; whoever came in with it is out at once.
+        """Delete a policy; clients that use it are disconnected at once.
 
         Raises NotFoundError, InvalidArgumentError (the namespace's last one with Manage), UnauthorizedError.
         """
@@ -155,10 +155,9 @@ class EventHubAdministrator(AsyncClosing):
     async def regenerate_key(
         self, name: str, *, event_hub: str | None = None, is_secondary: bool = False
     ) -> PolicyProperties:
-        """Replace a policy's primary (or secondary) key by a random one; the old one is worth nothing from
-        then on.
+        """Replace a policy's primary (or secondary) key by a random one; the old one is invalid at once.
 
-        After a broken line it is repeated: the key may then have been replaced twice; the last one counts.
+        Repeated after a broken connection: the key may be replaced twice; the returned one is valid.
         Raises NotFoundError, UnauthorizedError.
         """
         values = {"is_secondary": is_secondary}
@@ -167,7 +166,7 @@ class EventHubAdministrator(AsyncClosing):
         return _policy(found, event_hub)
 
     async def list_revoked_publishers(self, event_hub: str) -> list[str]:
-        """The publishers of a hub that may not send, in the order of their revocation.
+        """The revoked publishers of a hub, in the order of revocation.
 
         Raises NotFoundError, UnauthorizedError.
         """
@@ -175,23 +174,23 @@ class EventHubAdministrator(AsyncClosing):
         return [str(entries.get("name")) for entries in found]
 
     async def revoke_publisher(self, event_hub: str, name: str) -> None:
-        """Let a publisher send no more, whatever its token says; its open links end.
+        """Forbid a publisher to send, whatever its token; its open links are closed.
 
-        Raises AlreadyExistsError (it is revoked already; also after a broken line, about this very call),
+        Raises AlreadyExistsError (already revoked, perhaps by this call before the connection broke),
         NotFoundError (the hub), InvalidArgumentError, QuotaExceededError, UnauthorizedError.
         """
         await self._administer("revokePublisher", nothing_in, {"name": name}, hub=event_hub)
 
     async def restore_publisher(self, event_hub: str, name: str) -> None:
-        """Let a revoked publisher send again. Raises NotFoundError, UnauthorizedError."""
+        """Allow a revoked publisher to send again. Raises NotFoundError, UnauthorizedError."""
         await self._administer("restorePublisher", nothing_in, hub=event_hub, publisher=name)
 
     async def get_throughput(self) -> ThroughputProperties:
-        """The namespace's throughput units, and what they refused. Raises UnauthorizedError."""
+        """The namespace's throughput units, and what was throttled. Raises UnauthorizedError."""
         return _throughput(await self._administer("readNamespace", map_in))
 
     async def set_throughput_units(self, units: int | None) -> ThroughputProperties:
-        """Set the throughput units at once and for later starts; None is no limit.
+        """Set the throughput units, now and for later starts; None means no limit.
 
         Raises InvalidArgumentError, UnauthorizedError.
         """
@@ -199,24 +198,24 @@ class EventHubAdministrator(AsyncClosing):
         return _throughput(await self._administer("updateNamespace", map_in, values))
 
     async def get_tier(self) -> Tier:
-        """The tier whose limits the namespace keeps. Raises UnauthorizedError."""
+        """The tier of the namespace. Raises UnauthorizedError."""
         return _tier(await self._administer("readNamespace", map_in))
 
     async def set_tier(self, tier: Tier) -> Tier:
-        """Keep the limits of another tier. The largest event changes at once; what exists stays as it is.
+        """Apply the limits of another tier; the maximum event size changes at once, entities do not change.
 
         Raises UnauthorizedError.
         """
         return _tier(await self._administer("updateNamespace", map_in, {"tier": tier.value}))
 
     async def get_capture(self, event_hub: str) -> CaptureSettings | None:
-        """How a hub's events are captured; None: they are not. Raises NotFoundError, UnauthorizedError."""
+        """How a hub's events are captured; None if they are not. Raises NotFoundError, UnauthorizedError."""
         return _capture(await self._administer("readEventHub", map_in, hub=event_hub))
 
     async def set_capture(self, event_hub: str, settings: CaptureSettings | None) -> None:
-        """Have a hub's events captured in this way from now on, or (None) no longer.
+        """Capture a hub's events in this way from now on, or (None) stop capturing them.
 
-        Whether the destination can be written to shows when the first file is. Raises NotFoundError,
+        The destination is not checked until the first file is written. Raises NotFoundError,
         UnauthorizedError.
         """
         if settings is not None:

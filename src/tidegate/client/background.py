@@ -1,7 +1,6 @@
 """Coroutines for threads without an event loop: one loop per process, in a daemon thread.
 
-A forked child (Spark's worker daemon forks) gets a loop of its own: the thread of the one that it inherited
-does not exist there.
+A forked child (Spark's worker daemon forks) gets its own loop: the parent's thread does not exist in it.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class _BackgroundLoop:
         except TimeoutError as error:
             if future.done():
                 raise  # the coroutine's own
-            raise OperationTimeoutError(f"Not done within {timeout_s} s.") from error
+            raise OperationTimeoutError(f"The operation did not finish within {timeout_s} s.") from error
         finally:
             future.cancel()  # an interrupt in this thread must not leave it running
 
@@ -43,7 +42,7 @@ _lock = threading.Lock()
 
 
 def _forget_inherited() -> None:
-    """In a forked child: the lock may be held by a thread that does not exist here, and so is the loop's."""
+    """In a forked child: neither the loop's thread nor a thread that holds the lock exists."""
     global _current, _lock
     _current = None
     _lock = threading.Lock()
@@ -54,7 +53,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _background() -> _BackgroundLoop:
-    """The loop of this process, started when there is none."""
+    """The loop of this process, started when first used."""
     global _current
     with _lock:
         if _current is None:
@@ -65,6 +64,6 @@ def _background() -> _BackgroundLoop:
 def run_blocking(coroutine: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
     """Run a coroutine on this process's background loop and return its result.
 
-    timeout_s: None waits for as long as it takes; else OperationTimeoutError, and the coroutine is cancelled.
+    timeout_s: after it the coroutine is cancelled, and OperationTimeoutError raised; None waits forever.
     """
     return _background().run(coroutine, timeout_s)

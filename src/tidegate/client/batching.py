@@ -41,7 +41,7 @@ class BatchAccumulator:
         self.size_bytes = 0
 
     def try_add(self, encoded: bytes) -> int:
-        """Add an encoded event; returns the bytes that it takes, or 0, and nothing added, without room."""
+        """Add an encoded event; returns the bytes that it needs, or 0 if there is no room."""
         length = len(encoded)
         header = _SHORT_HEADERS[length] if length < 256 else _pack_header(DATA_SECTION_32, length)
         added_bytes = length + len(header)
@@ -74,7 +74,7 @@ class EventDataBatch:
         self._accumulator = BatchAccumulator(bytes_max)
 
     def try_add(self, event: EventData) -> bool:
-        """Add an event; False, and the batch as before, where it has no room left.
+        """Add an event; False, without any change, if there is no room.
 
         Raises EventTooLargeError for an event that no batch of this size could hold.
         """
@@ -116,7 +116,7 @@ def encode_batch(
             raise EventTooLargeError(
                 f"The events together exceed the maximum batch size of {bytes_max} bytes "
                 f"({len(batch)} of them fit).",
-                next_step="Send them in several calls, or use enqueue, which fills batches by itself.",
+                next_step="Send them in several calls, or use enqueue, which fills batches automatically.",
             )
     return batch
 

@@ -1,8 +1,8 @@
 """The consumer for threads without an event loop: Spark's Python workers, redrive, scripts.
 
-Whatever blocks here waits for a coroutine on the loop of ``background``. A forked child (Spark's worker
-daemon forks) gets connections of its own: those it inherited belong to the parent and are left alone. All
-state changes on the loop's thread, so any number of threads may call.
+Each call waits for a coroutine on the loop of ``background``. A forked child (Spark's worker daemon forks)
+opens its own connections; inherited ones belong to the parent. State changes only on the loop's thread, so
+any number of threads may call.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from tidegate.wire.event_codec import decode_event, event_body
 T = TypeVar("T")
 
 _IDLE_S: Final = 2.0
-"""How long a receiver waits for the range that follows. Short, because a consumer group may have five
-receivers per partition, and each of Spark's workers may keep one."""
+"""How long a receiver waits for the next range. Short, because a consumer group may have only five receivers
+per partition, and each of Spark's workers may keep one."""
 _QUOTA_DELAY_S: Final = 0.25
 """Between tries while five others read the partition; idle ones of other workers end after ``_IDLE_S``."""
 _QUOTA_WAIT_S: Final = 600.0
-"""How long a range waits for its turn at least: those before it may be long ones."""
+"""How long a range waits for its turn at least: the ranges before it may be long."""
 _CROWDED_S: Final = 60.0
-"""How long a process that found no room keeps no receivers waiting."""
+"""How long a process that was refused a receiver keeps none idle."""
 _RECEIVER_NAME_MAX: Final = 64
 """Source: ``ReceiverOptions.setIdentifier`` of azure-eventhubs (Java) 3.3."""
 _TOGETHER_BYTES: Final = 16 * 1024 * 1024
@@ -55,10 +55,10 @@ _CHUNK_BYTES: Final = 512 * 1024
 _CHUNK_EVENTS: Final = 4096
 """A chunk is not joined with the next from either size on (our choice: a large batch stays alone)."""
 _SKIP_BYTES_MAX: Final = 256 * 1024
-"""What another process has read is fetched and dropped up to here (our choice): opening a receiver costs as
-much. Two of Spark's workers take turns with a partition, as tasks come to them."""
+"""Up to here, events that another process has read are fetched and dropped (our choice): opening a receiver
+costs as much. Two of Spark's workers take turns with a partition."""
 _RANGE_GAP_MAX: Final = 256
-"""Sequence numbers this near to each other are read in one go and the ones between dropped."""
+"""Sequence numbers this near to each other are read together, and the events between them dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,26 +86,26 @@ class _BytesLeft:
 
 @dataclass(frozen=True, slots=True)
 class FetchedRange:
-    """What came of a range that was fetched together with others."""
+    """The result of one range that was fetched together with others."""
 
     chunks: tuple[EncodedEvents, ...]
-    """From the start of the range on, in order and without a gap; not always all of it."""
+    """From the start of the range, in order and without gaps; not always the whole range."""
     error: Exception | None
-    """What ``read_encoded`` would raise behind these chunks; None: the rest can be asked for there."""
+    """The error that ``read_encoded`` would raise after these chunks; None if it can read the rest."""
 
 
 @dataclass(slots=True)
 class _State:
-    """What belongs to one process: consumers by hub, and receivers that wait for the next range."""
+    """The state of one process: consumers by hub, and receivers that wait for their next range."""
 
     process_id: int
     consumers: dict[str, EventHubConsumer] = field(default_factory=dict)
     idle: dict[tuple[str, str], tuple[PartitionReceiver, int, asyncio.TimerHandle]] = field(
         default_factory=dict
     )
-    """By hub and partition: the receiver, the sequence number it continues with, and its end of waiting."""
+    """By hub and partition: the receiver, the sequence number it continues with, and its timer."""
     keeps_none_until: float = 0.0
-    """Time of the loop until which no receiver is kept waiting, because there was no room for another."""
+    """Time of the loop until which no receiver is kept idle, because one was refused."""
 
 
 class BlockingConsumer(Closing):
@@ -150,7 +150,7 @@ class BlockingConsumer(Closing):
     def get_all_partition_properties(
         self, event_hub: EventHubProperties | None = None
     ) -> list[PartitionEnds]:
-        """The same of every partition, as ``EventHubConsumer.get_all_partition_properties``."""
+        """The same for all partitions, as ``EventHubConsumer.get_all_partition_properties``."""
         return self._ask(lambda consumer: consumer.get_all_partition_properties(event_hub))
 
     def read_encoded(
@@ -162,17 +162,17 @@ class BlockingConsumer(Closing):
         timeout_s: float = 60.0,
         is_continued: bool = True,
     ) -> Iterator[EncodedEvents]:
-        """The events ``start <= sequence number < until``, in order, in chunks as they come.
+        """The events ``start <= sequence number < until``, in order, in chunks as they arrive.
 
-        The receiver is kept for a little while: a range that starts where this one ended, or a little behind,
+        The receiver is kept for a short time: a range that starts at or shortly after the end of this one
         continues at once.
-        is_continued: False where no such range will come to this process; nothing is kept then.
+        is_continued: False if this process will read no such range; then no receiver is kept.
         timeout_s: the longest wait for the next chunk.
-        Where five receivers read the partition already it waits for one of them to end.
-        Raises PositionOutOfRangeError, which names partition, wanted and first available number, where
-        retention removed the start (or the start lies beyond the end of the log, as a receiver finds that is
-        opened for it); OperationTimeoutError where events of the range do not come in time; and as
-        ``open_receiver``. What was yielded before an error is in order and without a gap.
+        If five receivers already read the partition, this waits for one of them to end.
+        Raises PositionOutOfRangeError, which names partition, wanted and first available number, if retention
+        removed the start, or if the start is beyond the end of the log; OperationTimeoutError if events of
+        the range do not arrive in time; and as ``open_receiver``. Chunks yielded before an error are in order
+        and without gaps.
         """
         wanted = _Range(self._hub(), partition_id, start_sequence_number, until_sequence_number)
         return self._read(wanted, timeout_s, is_continued=is_continued)
@@ -180,12 +180,12 @@ class BlockingConsumer(Closing):
     def read_together(
         self, ranges: Iterable[tuple[str, int, int]], *, timeout_s: float = 60.0
     ) -> list[FetchedRange]:
-        """Short ranges of different partitions, fetched at once: one wait for all of them.
+        """Short ranges of different partitions, fetched concurrently.
 
-        ranges: each a partition and the two sequence numbers of ``read_encoded``. About 16 MiB are fetched at
-        most, and nothing waits for a receiver's place; what is missing of a range, ``read_encoded`` brings.
-        Raises InvalidArgumentError for numbers that are no range; what is wrong with one range else is in
-        its result. timeout_s: the longest wait for a next chunk.
+        ranges: each a partition and the two sequence numbers of ``read_encoded``. At most about 16 MiB are
+        fetched, without waiting for a receiver; ``read_encoded`` reads what is missing of a range.
+        timeout_s: the longest wait for a next chunk. Raises InvalidArgumentError for an invalid range; any
+        other failure of a range is reported in its result.
         """
         wanted = [_Range(self._hub(), *each) for each in ranges]
         share = max(EVENT_BYTES_MAX, _TOGETHER_BYTES // max(1, len(wanted)))
@@ -241,7 +241,7 @@ class BlockingConsumer(Closing):
 
             run_blocking(close_all())
 
-    # --- inside: everything ``async`` runs on the background loop -------------------------------------------
+    # --- internal: all coroutines run on the background loop ------------------------------------------------
 
     def _ask(self, question: Callable[[EventHubConsumer], Awaitable[T]]) -> T:
         async def ask() -> T:
@@ -287,7 +287,7 @@ class BlockingConsumer(Closing):
             run_blocking(self._check_in(wanted, receiver, wanted.until if is_reusable else None))
 
     async def _fetch(self, wanted: _Range, timeout_s: float, left: _BytesLeft) -> FetchedRange:
-        """As much of a range as there are bytes left for. Raises nothing."""
+        """As much of a range as the remaining bytes allow. Does not raise."""
         fetched: list[EncodedEvents] = []
         if wanted.start == wanted.until or left.count <= 0:
             return FetchedRange((), None)
@@ -311,9 +311,9 @@ class BlockingConsumer(Closing):
         return FetchedRange(tuple(_regrouped(fetched)), None)
 
     async def _check_out(self, wanted: _Range, prefetch_bytes: int, quota_wait_s: float) -> PartitionReceiver:
-        """The receiver that waits at the start of the range or a little before it, or a new one.
+        """The receiver that waits at or shortly before the start of the range, or a new one.
 
-        quota_wait_s: how long to wait where five others read the partition.
+        quota_wait_s: how long to wait if five others read the partition.
         """
         key = (wanted.event_hub, wanted.partition_id)
         kept = self._own_state().idle.pop(key, None)
@@ -331,7 +331,7 @@ class BlockingConsumer(Closing):
             try:
                 return await self._open(consumer, wanted, prefetch_bytes)
             except QuotaExceededError:
-                # There are more workers than receivers: ones that wait for a next range take others' place.
+                # There are more workers than receivers, so idle receivers would block others.
                 state.keeps_none_until = loop.time() + _CROWDED_S
                 if loop.time() >= deadline:
                     raise
@@ -376,7 +376,7 @@ class BlockingConsumer(Closing):
 async def _next_chunks(
     receiver: PartitionReceiver, wanted: _Range, next_number: int, timeout_s: float
 ) -> list[EncodedEvents]:
-    """The next ones, at least one; the last may reach behind the end. Raises OperationTimeoutError."""
+    """The next chunks, at least one; the last may extend beyond the range. Raises OperationTimeoutError."""
     parts = await receiver.receive_parts(wanted.until - next_number, timeout_s)
     if not parts:
         raise OperationTimeoutError(
@@ -388,7 +388,7 @@ async def _next_chunks(
 
 
 def _within(chunks: Iterable[EncodedEvents], wanted: _Range) -> Iterator[EncodedEvents]:
-    """What lies in the range: where the log has a hole, events from behind it come, too."""
+    """The part within the range: after a hole in the log, later events arrive, too."""
     for chunk in chunks:
         if chunk.sequence_numbers[-1] >= wanted.until:
             chunk = chunk[: bisect_left(chunk.sequence_numbers, wanted.until)]
@@ -397,7 +397,7 @@ def _within(chunks: Iterable[EncodedEvents], wanted: _Range) -> Iterator[Encoded
 
 
 def _regrouped(parts: Sequence[EncodedEvents]) -> Iterator[EncodedEvents]:
-    """The parts in order; small ones joined, for each costs something whatever it holds."""
+    """The parts in order, small ones joined: each chunk has a fixed cost."""
     group: list[EncodedEvents] = []
     size_bytes = count = 0
     for part in parts:

@@ -55,16 +55,16 @@ _CLOSE_TIMEOUT_S: Final = 5.0
 
 
 class LinkHandler:
-    """What one link's owner does with what happens to it; each method is called on the event loop.
+    """Callbacks for one link, called on the event loop.
 
-    Subclasses override what concerns them. None may block or raise.
+    Subclasses override those that they need. None may block or raise.
     """
 
     def on_attached(self, attach: Attach) -> None:
         """The peer agreed; ``attach`` is its answer."""
 
     def on_detached(self, error: TidegateError) -> None:
-        """The link is over: refused, detached, or gone with its session or connection. Called once."""
+        """The link has ended: refused, detached, or ended with its session or connection. Called once."""
 
     def on_credit(self) -> None:
         """More deliveries may be sent."""
@@ -73,7 +73,7 @@ class LinkHandler:
         """Complete deliveries arrived, in order."""
 
     def on_settled(self, first_delivery_id: int, last_delivery_id: int, state: DeliveryState | None) -> None:
-        """The peer decided about deliveries ``first..last``, both included."""
+        """The peer settled the deliveries ``first..last``, both included."""
 
 
 class LiveConnection:
@@ -97,8 +97,8 @@ class LiveConnection:
     async def open(cls, namespace: Namespace, clock: Clock) -> LiveConnection:
         """Connect, with TLS where the namespace says so, and exchange headers, SASL and open.
 
-        Raises BrokenError (nobody answers, or hangs up), UnauthorizedError (a certificate that is not
-        trusted, SASL), RemoteProtocolError.
+        Raises BrokenError (no answer, connection closed), UnauthorizedError (untrusted certificate, SASL),
+        RemoteProtocolError.
         Cancellation: nothing stays open.
         """
         connection = cls(namespace, clock)
@@ -114,7 +114,7 @@ class LiveConnection:
             )
         except BrokenError as error:
             if isinstance(error.__cause__, ssl.SSLCertVerificationError):
-                # Trying again would not make it trusted: let it reach the caller at once.
+                # A retry would not help: raise at once.
                 raise UnauthorizedError(error.message, next_step=error.next_step) from error
             raise
         connection._driver = driver
@@ -140,9 +140,9 @@ class LiveConnection:
         properties: Mapping[str, object] | None = None,
         desired_capabilities: tuple[str, ...] = (),
     ) -> SenderLink:
-        """Begin to attach a sender to ``address``; the handler hears how it went.
+        """Begin to attach a sender to ``address``; the handler gets the result.
 
-        Raises the reason where the connection is over.
+        Raises the reason if the connection has ended.
         """
         name = name or f"sender-link-{uuid.uuid4()}"
         session = self._live_engine().begin_session()
@@ -168,7 +168,7 @@ class LiveConnection:
     ) -> ReceiverLink:
         """Begin to attach a receiver to ``source``; no credit is granted.
 
-        Raises the reason where the connection is over.
+        Raises the reason if the connection has ended.
         """
         name = name or f"receiver-link-{uuid.uuid4()}"
         session = self._live_engine().begin_session()
@@ -183,7 +183,7 @@ class LiveConnection:
         return link
 
     def detach(self, link: Link) -> None:
-        """End a link and its session; its handler hears nothing more. Does nothing on a link that is over."""
+        """End a link and its session; its handler is not called again. Does nothing if the link has ended."""
         if self._links.pop(link, None) is None or self._failure is not None:
             return
         link.detach()
@@ -191,27 +191,27 @@ class LiveConnection:
         self.flush()
 
     def flush(self) -> None:
-        """Write out what the engine has to say; call after commands given outside of handlers."""
+        """Send the engine's output; call it after commands given outside of handlers."""
         if self._driver is not None:
             self._driver.flush()
 
     async def wait_writable(self) -> None:
-        """Return once the socket takes more. Raises the reason where the connection is over."""
+        """Return once the socket is writable. Raises the reason if the connection has ended."""
         if self._driver is not None:
             try:
                 await self._driver.wait_writable()
             except TidegateError as error:
-                # The driver knows that it was closed; why it had to be is known here.
+                # The driver only knows that it was closed; the reason is known here.
                 raise self._failure or error from error
         if self._failure is not None:
             raise self._failure
 
     async def wait_over(self) -> None:
-        """Return once the connection is over."""
+        """Return once the connection has ended."""
         await self._over.wait()
 
     async def close(self) -> None:
-        """Say good-bye, wait a little for the answer, and hang up. Handlers hear ClosedError. Idempotent."""
+        """Close the connection, and wait briefly for the answer. Handlers get ClosedError. Idempotent."""
         self.fail(ClosedError("The client was closed."))
         if self._driver is None:
             return
@@ -230,7 +230,7 @@ class LiveConnection:
         self._over.set()
         if not self._opened.done():
             self._opened.set_exception(error)
-            self._opened.exception()  # marks it as seen: a cancelled ``open`` has nobody who awaits it
+            self._opened.exception()  # marks it as retrieved: a cancelled ``open`` does not await it
         links, self._links, self._sessions = self._links, {}, {}
         for handler in links.values():
             handler.on_detached(error)
@@ -300,5 +300,5 @@ def _error_or_broken(error: Error | None, what: str) -> TidegateError:
 
 
 def timed_out(what: str, timeout_s: float) -> OperationTimeoutError:
-    """The error of an operation that had no answer in time; ``what`` completes "No answer to …"."""
+    """The error of an operation without a response in time; ``what`` completes "No response to …"."""
     return OperationTimeoutError(f"No response to {what} within {timeout_s:g} s.")

@@ -1,8 +1,7 @@
 """A client's connection over time: made when needed, authorized, made again when it breaks.
 
-``run`` is how every operation meets the network: it gets a live connection, has a deadline for each try,
-and retries what is worth retrying. One connection at a time; whoever comes while one is being made waits
-for it.
+Every operation uses ``run``: it gets a live connection, has a deadline for each try, and is retried if that
+may help. There is one connection at a time; operations wait while it is being made.
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ class AuthorizedConnection:
         self._cbs: RequestChannel | None = None
         self._management: RequestChannel | None = None
         self._valid_until: dict[str, float] = {}
-        """Unix time at which the token of an audience runs out."""
+        """By audience: Unix time at which its token expires."""
         self._kept_fresh: set[str] = set()
 
     async def authorize(self, audience: str) -> bool:
         """Put a token for ``audience`` once, and keep it fresh while the connection lives.
 
-        It is put once more where it was not replaced in time, as on a machine that has slept. Returns whether
-        it was put now. Raises UnauthorizedError (key, policy, expiry), NotFoundError (no such hub),
+        It is put again if it was not replaced in time, as on a machine that was suspended. Returns whether it
+        was put now. Raises UnauthorizedError (key, policy, expiry), NotFoundError (no such hub),
         BrokenError.
         """
         async with self._lock:
@@ -58,7 +57,7 @@ class AuthorizedConnection:
         return True
 
     def distrust_token(self, audience: str) -> None:
-        """Have the next ``authorize`` put a new token: by the service's clock this one may have run out."""
+        """Make the next ``authorize`` put a new token: by the service's clock this one may have expired."""
         self._valid_until.pop(audience, None)
 
     async def token_for(self, audience: str) -> Token:
@@ -82,7 +81,7 @@ class AuthorizedConnection:
         return token
 
     async def _keep_fresh(self, audience: str, token: Token) -> None:
-        """Replace the token again and again; where that fails, the connection ends with the reason."""
+        """Replace the token before it expires; if that fails, the connection ends with the reason."""
         try:
             while True:
                 now = self.connection.clock.now_utc().timestamp()
@@ -91,7 +90,7 @@ class AuthorizedConnection:
                 async with asyncio.timeout(self.connection.namespace.timeout_s):
                     fresh = await self._put_token(audience)
                 if fresh.expiry <= token.expiry:
-                    return  # a ready-made signature: there will be no fresher one, the service ends it
+                    return  # a ready-made signature cannot be renewed; the service ends it
                 token = fresh
         except TimeoutError:
             self.connection.fail(timed_out("a token refresh", self.connection.namespace.timeout_s))
@@ -99,7 +98,7 @@ class AuthorizedConnection:
             self.connection.fail(error)
 
     async def _is_over_within(self, delay_s: float) -> bool:
-        """Sleep, and say False; True as soon as the connection is over."""
+        """False after the delay; True as soon as the connection has ended."""
         try:
             async with asyncio.timeout(delay_s):
                 await self.connection.wait_over()
@@ -109,7 +108,7 @@ class AuthorizedConnection:
 
 
 class Connector:
-    """Keeps one client connected. ``close`` it; nothing can be run afterwards."""
+    """Keeps one client connected, until ``close``."""
 
     def __init__(self, namespace: Namespace, *, clock: Clock | None = None) -> None:
         self.namespace = namespace
@@ -117,44 +116,40 @@ class Connector:
         self.tasks = TaskOwner(f"client of {namespace.host}")
         self._lock = asyncio.Lock()
         self._current: AuthorizedConnection | None = None
-        self._is_closed = False
-
-    @property
-    def is_closed(self) -> bool:
+        self.is_closed = False
         """Whether ``close`` was called."""
-        return self._is_closed
 
     async def connected(self) -> AuthorizedConnection:
         """The current connection, or a new one. Raises what connecting raises; no retries.
 
-        Cancellation: a half-made connection is taken down again.
+        Cancellation: an incomplete connection is closed.
         """
         async with self._lock:
-            if self._is_closed:
+            if self.is_closed:
                 raise ClosedError("The client is closed.")
             if self._current is None or not self._current.connection.is_open:
                 old, self._current = self._current, None
-                if old is not None:  # a silent peer's good-bye is not worth waiting for
+                if old is not None:  # do not wait for a peer that does not respond
                     self.tasks.start(old.connection.close(), name="closing a broken connection")
                 connection = await LiveConnection.open(self.namespace, self.clock)
-                if self._is_closed:
+                if self.is_closed:
                     await connection.close()
                     raise ClosedError("The client is closed.")
                 self._current = AuthorizedConnection(connection, self.tasks)
             return self._current
 
     async def run(self, what: str, operation: Callable[[AuthorizedConnection], Awaitable[T]]) -> T:
-        """Do ``operation`` on a live connection, again where it failed for a passing reason.
+        """Run ``operation`` on a live connection, with retries after transient errors.
 
-        what: the operation's name for errors. Each try has the namespace's time-out, connecting included.
-        Raises the last try's error. Cancellation: ends the try under way, the client stays usable.
+        what: the operation's name in errors. Each try has the namespace's time-out, including connecting.
+        Raises the last try's error. Cancellation: ends the running try; the client stays usable.
         """
         retries_done = 0
         while True:
             try:
                 return await self.run_once(what, operation)
             except TidegateError as error:
-                if self._is_closed or not self.namespace.retry.decide_retry(error, retries_done=retries_done):
+                if self.is_closed or not self.namespace.retry.decide_retry(error, retries_done=retries_done):
                     raise
                 retries_done += 1
                 await self.wait_before_retry(retries_done, error)
@@ -166,21 +161,21 @@ class Connector:
             async with asyncio.timeout(timeout_s):
                 return await operation(await self.connected())
         except TimeoutError as error:
-            # A line that swallows requests is better replaced than asked again.
+            # Replace a connection that does not answer.
             if self._current is not None:
                 self._current.connection.fail(BrokenError("The connection was closed: no response in time."))
             raise timed_out(what, timeout_s) from error
 
     async def wait_before_retry(self, retry: int, error: TidegateError) -> None:
         """Sleep as the retry policy says before retry number ``retry``."""
-        # Jitter needs no secrecy, only spread.
+        # Jitter needs no cryptographic randomness.
         await asyncio.sleep(
             self.namespace.retry.delay_before(retry, jitter_fraction=random.random(), error=error)
         )
 
     async def close(self) -> None:
         """Close the connection and end every task of this client. Idempotent."""
-        self._is_closed = True
+        self.is_closed = True
         current, self._current = self._current, None
         if current is not None:
             await current.connection.close()

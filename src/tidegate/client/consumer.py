@@ -1,4 +1,4 @@
-"""``EventHubConsumer``: one hub as a consumer group sees it, its properties and its partitions' events."""
+"""``EventHubConsumer``: reads a hub's properties and its partitions' events for a consumer group."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tidegate.wire.addresses import NodeAddress, entity_audience
 
 
 class EventHubConsumer(AsyncClosing):
-    """Reads one event hub. Use as ``async with``, or ``close`` it; that ends its receivers, too.
+    """Reads one event hub. Use ``async with``, or ``close`` it, which also ends its receivers.
 
     All receivers share one connection. Not thread-safe: use it on one event loop.
     """
@@ -80,9 +80,9 @@ class EventHubConsumer(AsyncClosing):
     async def get_all_partition_properties(
         self, event_hub: EventHubProperties | None = None
     ) -> list[PartitionEnds]:
-        """The same of every partition, in the order of their ids; asked for at once.
+        """The same for all partitions, in the order of their ids.
 
-        event_hub: the hub, where its properties are known already; None: they are asked for first.
+        event_hub: the hub's properties, if known; None reads them first.
         """
         found = event_hub or await self.get_event_hub_properties()
         return await read_partitions(self._connector, self._hub_audience, found)
@@ -99,15 +99,15 @@ class EventHubConsumer(AsyncClosing):
         must_start_at_position: bool = False,
         until_sequence_number: int | None = None,
     ) -> PartitionReceiver:
-        """A receiver of one partition that starts at ``position``; returns once the service agreed to it.
+        """Open a receiver of one partition that starts at ``position``.
 
-        owner_level: an exclusive receiver (epoch): takes the partition from receivers of the group with the
-        same or a lower level, who then get ReceiverStolenError; None shares it. receiver_name: shown in the
-        service's messages. prefetch_events, prefetch_bytes: about how much is fetched ahead, whichever is
-        less (in batched delivery, bytes alone). must_start_at_position: a start by sequence number that
-        retention has removed is PositionOutOfRangeError, instead of a start at the first event held; there
-        ``until_sequence_number`` says from where on nothing is wanted: little more than that is fetched.
-        ``EventPosition.latest()`` means: after the last event that is in the partition now.
+        owner_level: makes the receiver exclusive (epoch): receivers of the group with the same or a lower
+        level get ReceiverStolenError; None shares the partition. receiver_name: shown in the service's
+        messages. prefetch_events, prefetch_bytes: about how much is fetched ahead, whichever is less (with
+        batched delivery, bytes alone). must_start_at_position: raise PositionOutOfRangeError if retention
+        removed the starting sequence number, instead of starting at the first event held.
+        until_sequence_number: the end of what is wanted; little more than that is fetched.
+        ``EventPosition.latest()`` means after the last event that is in the partition now.
         Raises NotFoundError, UnauthorizedError, ReceiverStolenError (a higher level reads),
         QuotaExceededError (a 6th shared receiver), PositionOutOfRangeError (beyond the end), BrokenError,
         OperationTimeoutError.
@@ -144,7 +144,7 @@ class EventHubConsumer(AsyncClosing):
         return f"<EventHubConsumer {self.event_hub}/{self.consumer_group}>"
 
     async def _pin_latest(self, partition_id: str) -> EventPosition:
-        """The end of the partition now, as a number, so that a later reconnection misses nothing."""
+        """The present end of the partition, as a number, so that a reconnection skips no event."""
         properties = await self.get_partition_properties(partition_id)
         if properties.last_enqueued_sequence_number < 0:
             return EventPosition.earliest()

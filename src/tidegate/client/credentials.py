@@ -1,4 +1,4 @@
-"""Who a client is: shared keys, ready-made signatures and Entra ID, each giving tokens for an audience.
+"""Credentials: shared keys, ready-made signatures and Entra ID, each of which gives tokens for an audience.
 
 A credential is asked for a token per audience; the connection puts it on ``$cbs`` and asks again when
 ``refresh_delay_s`` says so. Secrets never show in a repr.
@@ -34,7 +34,7 @@ class Token:
 
 
 class Credential(Protocol):
-    """Gives a token for an audience; the seam that all kinds of credentials meet."""
+    """Gives tokens for an audience; the protocol of all credentials."""
 
     async def token_for(self, audience: str, *, now: float) -> Token:
         """A token for ``audience`` (``sb://host/hub…``), valid at ``now`` (Unix time in seconds)."""
@@ -86,9 +86,9 @@ class SharedSignatureCredential:
     signature: str = field(repr=False)
 
     async def token_for(self, audience: str, *, now: float) -> Token:
-        """The signature itself, whatever the audience: the service checks whether it covers it.
+        """The signature itself, for any audience: the service checks whether it is valid for it.
 
-        Raises UnauthorizedError where the signature does not parse.
+        Raises UnauthorizedError if the signature cannot be parsed.
         """
         return Token(self.signature, SAS_TOKEN_TYPE, SharedAccessSignature.parse(self.signature).expiry)
 
@@ -100,9 +100,9 @@ class EntraCredential:
     credential: TokenCredential = field(repr=False)
 
     async def token_for(self, audience: str, *, now: float) -> Token:
-        """A JSON web token for Event Hubs; the audience and the time are the identity service's matter.
+        """A JSON web token for Event Hubs, from the identity service.
 
-        Raises BrokenError where the credential gives none, whatever it raised: it may later.
+        Raises BrokenError for any error of the credential: a later try may succeed.
         """
         try:
             token = await self.credential.get_token(ENTRA_ID_SCOPE)
@@ -117,7 +117,7 @@ class EntraCredential:
 def credential_from_connection_string(connection_string: ConnectionString) -> Credential:
     """The credential inside a connection string.
 
-    Raises ConnectionStringError where it holds neither a key nor a signature.
+    Raises ConnectionStringError if it has neither a key nor a signature.
     """
     if connection_string.shared_access_signature is not None:
         return SharedSignatureCredential(connection_string.shared_access_signature)
@@ -133,7 +133,7 @@ def credential_from_connection_string(connection_string: ConnectionString) -> Cr
 def refresh_delay_s(expiry: float, *, now: float) -> float:
     """Seconds from ``now`` (Unix time) until a token that ends at ``expiry`` should be replaced.
 
-    After four fifths of what is left of its life: an hour's token leaves 12 minutes for a slow identity
-    service or a reconnection. At least a second, so that a token with no life left is no busy loop.
+    After four fifths of its remaining lifetime: a token of one hour leaves 12 minutes for a slow identity
+    service or a reconnection. At least a second, so that an expired token causes no busy loop.
     """
     return max(_REFRESH_DELAY_S_MIN, (expiry - now) * _REFRESH_PART)

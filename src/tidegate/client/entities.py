@@ -1,4 +1,4 @@
-"""What a client is told about hubs and partitions, and about events that could not be sent: values."""
+"""Values: properties of hubs, policies and namespaces, and events that could not be sent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tidegate.model.hub_settings import HubSettings
 
 @dataclass(frozen=True, slots=True)
 class EventHubProperties(HubSettings):
-    """An event hub as its service describes it."""
+    """An event hub."""
 
     name: str
     created_at: datetime
@@ -22,54 +22,52 @@ class EventHubProperties(HubSettings):
 
 @dataclass(frozen=True, slots=True)
 class PolicyProperties:
-    """A shared access policy of a Tidegate."""
+    """A shared access policy (Tidegate)."""
 
     name: str
     event_hub: str | None
-    """The hub that it is for; None: the whole namespace."""
+    """The hub that it belongs to; None for the namespace."""
     claims: tuple[str, ...]
     """Of Send, Listen and Manage."""
     primary_key: str | None = field(default=None, repr=False)
     secondary_key: str | None = field(default=None, repr=False)
-    """Worth the same; None where policies are listed."""
+    """Both are valid; None in lists of policies."""
 
 
 @dataclass(frozen=True, slots=True)
 class ThroughputProperties:
-    """What a Tidegate's namespace may take in and give out, and what that refused since the service
-    started.
-    """
+    """The throughput limit of a namespace (Tidegate), and what it refused since the service started."""
 
     units: int | None
-    """Throughput units; None: no limit."""
+    """Throughput units; None for no limit."""
     throttled_requests: int
     throttled_events: int
     throttled_bytes: int
-    """Batches that were refused with ServerBusyError, and what was in them."""
+    """Batches refused with ServerBusyError, their events and bytes."""
     delayed_deliveries: int
-    """Times that a receiver was made to wait."""
+    """How often a receiver was delayed."""
 
 
 @dataclass(frozen=True, slots=True)
 class FailedEvents:
-    """Events of one batch that were finally not acknowledged."""
+    """Events of one batch that could not be sent."""
 
     partition_id: str
     error: TidegateError
-    """Why. After a BrokenError or an OperationTimeoutError the service may nevertheless have stored them."""
+    """The reason. After BrokenError or OperationTimeoutError the service may have stored them."""
     events: tuple[bytes, ...] = field(repr=False)
     """Encoded, in the order they were given; ``tidegate.wire.event_codec.decode_event`` reads them."""
 
 
 class SendFailedError(TidegateError):
-    """Buffered events were finally not acknowledged; ``failed`` holds them, with the reason of each batch."""
+    """Buffered events could not be sent; ``failed`` holds them, with the reason of each batch."""
 
     def __init__(self, failed: tuple[FailedEvents, ...]) -> None:
         count = sum(len(batch.events) for batch in failed)
         partitions = ", ".join(sorted({batch.partition_id for batch in failed}))
         super().__init__(
             f"{count} events for partition {partitions} were not acknowledged: {failed[0].error}",
-            next_step="They are in this error's failed attribute; send them again or save them.",
+            next_step="Send them again or save them: they are in the attribute failed.",
         )
         self.failed = failed
         """One item per batch, in the order of failing."""

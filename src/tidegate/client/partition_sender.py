@@ -46,7 +46,7 @@ from tidegate.wire.conditions import error_from_amqp
 from tidegate.wire.names import IDEMPOTENT_BATCH_CAPABILITY
 
 IDEMPOTENT_IN_FLIGHT_MAX: Final = 4
-"""Batches on their way per partition where re-sends are told apart. Our choice: one being stored, one on the
+"""Batches on their way per partition where re-sends are recognised. Our choice: one being stored, one on the
 line, and as many again so that neither waits for the other."""
 _SEQUENCE_NUMBERS: Final = 1 << 31
 """Events that one producer id can number (an AMQP int)."""
@@ -63,11 +63,11 @@ class OutgoingBatch:
         self.size_bytes = size_bytes
         self.event_count = len(parts) // 2 if event_count is None else event_count
         self.acknowledged: asyncio.Future[None] | None = None
-        """Whom to tell; None for buffered events, whose failure goes to ``on_failed``."""
+        """Set when it is stored or has failed; None for buffered events, which use ``on_failed``."""
         self.sequence: int | None = None
         """The number of its first event under the current producer id; None before it was sent under it."""
         self.is_unknown = False
-        """True once a try ended without the service's word: it may be stored."""
+        """True once a try ended without a response: it may be stored."""
 
 
 class PartitionSender(LinkHandler):
@@ -103,11 +103,12 @@ class PartitionSender(LinkHandler):
         self._refused: OutgoingBatch | None = None
         """The batch whose refusal ended the current try; None where something else did."""
         self._may_token_be_over = False
-        """Whether the token was good once: where the service refuses something now, a new one may do."""
+        """Whether the token was valid before: if the service refuses something now, a new one may help."""
         self._is_token_renewed = False
-        """Whether a new token is being tried, and nothing has got through with it so far."""
+        """Whether a new token is being tried, and nothing was accepted with it so far."""
         self._distrust_token: Callable[[], None] = lambda: None
-        self._is_idempotent = False
+        self.is_idempotent = False
+        """Whether the service agreed to numbered batches when the link was last attached."""
         self._producer_id = _new_producer_id()
         self._producer_epoch = 0
         self._next_sequence = 0
@@ -119,7 +120,7 @@ class PartitionSender(LinkHandler):
         """Batches submitted, and of those stored, failed or withdrawn; both only grow."""
 
     async def learn_message_bytes_max(self) -> int | None:
-        """Attach, with retries, and return the largest message that the service takes; None: no limit.
+        """Attach, with retries, and return the service's maximum message size; None for no limit.
 
         Raises what the service refuses the link with. Only before the first ``submit``.
         """
@@ -135,7 +136,7 @@ class PartitionSender(LinkHandler):
     def withdraw(self, batch: OutgoingBatch) -> bool:
         """Take back a batch that was never tried; False where it may be on its way.
 
-        One that was numbered is never taken back: those behind it would leave a gap.
+        A numbered batch is never withdrawn: it would leave a gap.
         """
         if batch.is_unknown or batch.sequence is not None or batch not in self._queue:
             return False
@@ -153,11 +154,6 @@ class PartitionSender(LinkHandler):
         """Detach the link of a sender that has nothing left to send; it attaches again when it has."""
         self._detach()
         self._changed.set()
-
-    @property
-    def is_idempotent(self) -> bool:
-        """Whether the service agreed to numbered batches when the link was last attached."""
-        return self._is_idempotent
 
     # --- the loop ---------------------------------------------------------------------------------------
 
@@ -250,10 +246,10 @@ class PartitionSender(LinkHandler):
         has_sent = False
         while self._queue and len(self._in_flight) < in_flight_max and link.sendable > 0:
             batch = self._queue[0]
-            if self._is_idempotent and not self._number(batch):
+            if self.is_idempotent and not self._number(batch):
                 break
             self._queue.popleft()
-            # One buffer per batch, made anew for a re-send: its envelope may have changed.
+            # One buffer per batch, built again for a re-send: its envelope may have changed.
             payload = b"".join((self._envelope(batch), *batch.parts))
             delivery_id = link.send(payload, message_format=BATCH_MESSAGE_FORMAT)
             self._in_flight[delivery_id] = batch
@@ -261,10 +257,10 @@ class PartitionSender(LinkHandler):
         return has_sent
 
     def _in_flight_max(self) -> int:
-        return IDEMPOTENT_IN_FLIGHT_MAX if self._is_idempotent else 1
+        return IDEMPOTENT_IN_FLIGHT_MAX if self.is_idempotent else 1
 
     def _envelope(self, batch: OutgoingBatch) -> bytes:
-        if not self._is_idempotent:
+        if not self.is_idempotent:
             return batch_envelope()
         return batch_envelope(
             producer_id=self._producer_id,
@@ -273,7 +269,7 @@ class PartitionSender(LinkHandler):
         )
 
     def _number(self, batch: OutgoingBatch) -> bool:
-        """Give a batch its sequence number; False while it must wait because the numbers are used up."""
+        """Give a batch its sequence number; False if it must wait because the numbers are used up."""
         if batch.sequence is not None:
             return True
         if self._next_sequence + batch.event_count > _SEQUENCE_NUMBERS:
@@ -290,7 +286,7 @@ class PartitionSender(LinkHandler):
         """The service agreed: note what it offers."""
         self._is_attached = True
         self._may_token_be_over = not self._is_token_renewed
-        self._is_idempotent = IDEMPOTENT_BATCH_CAPABILITY in attach.offered_capabilities
+        self.is_idempotent = IDEMPOTENT_BATCH_CAPABILITY in attach.offered_capabilities
         self._message_bytes_max = attach.max_message_size
         self._changed.set()
 
@@ -349,7 +345,7 @@ class PartitionSender(LinkHandler):
             return 0
         is_refusal, retry = self._refused is head, self._connector.namespace.retry
         if isinstance(error, OutOfOrderSequenceError) and is_refusal and not head.is_unknown:
-            # The service forgot this producer (a hub made anew): nothing of it is stored, start over.
+            # The service forgot this producer (the hub was created again): nothing is stored, so start over.
             if retry.retries_max > retries_done:
                 self._renew_producer_id()
                 return retries_done + 1
@@ -358,7 +354,7 @@ class PartitionSender(LinkHandler):
         elif retry.decide_retry(error, retries_done=retries_done):
             await self._connector.wait_before_retry(retries_done + 1, error)
             return retries_done + 1
-        # A refusal is about one batch; any other trouble would meet all of them in turn.
+        # A refusal concerns one batch; any other error would meet all of them in turn.
         self._finish(self._queue.popleft(), error)
         while self._queue and (self._queue[0].is_unknown or not is_refusal):
             self._finish(self._queue.popleft(), error)
@@ -368,15 +364,13 @@ class PartitionSender(LinkHandler):
     def _is_token_perhaps_over(self, error: TidegateError) -> bool:
         """Whether the service has ended a link that it had agreed to, or refused a batch, for want of rights.
 
-        Which of the two comes first when a token runs out, is chance.
+        Either may come first when a token expires.
         """
         is_retried = self._connector.namespace.retry.retries_max > 0
         return isinstance(error, UnauthorizedError) and self._may_token_be_over and is_retried
 
     def _try_new_token(self, retries_done: int) -> int:
-        """A machine that slept, or was too busy, has not replaced the token in time: the next try has a new
-        one.
-        """
+        """Make the next try use a new token: a suspended or busy machine did not replace it in time."""
         self._is_token_renewed, self._may_token_be_over = True, False
         self._distrust_token()
         self._detach()

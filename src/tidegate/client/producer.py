@@ -48,7 +48,7 @@ _LINGER_MS: Final = 5.0
 """Our choice: unnoticed by people, and long enough to fill batches from any steady stream."""
 _KEYS_REMEMBERED: Final = 65_536
 _EVENTS_PER_TURN: Final = 512
-"""How many events ``enqueue_many`` takes before it lets the loop send: about a millisecond's work."""
+"""Events that ``enqueue_many`` buffers before it lets the loop send: about a millisecond's work."""
 
 
 class _Lane:
@@ -86,7 +86,7 @@ class EventHubProducer(AsyncClosing):
     ) -> None:
         """Connects when first used.
 
-        publisher: send as this named publisher; the credential may then be for it alone. None: as nobody.
+        publisher: send as this named publisher; the credential may then be valid for it alone.
         linger_ms: how long a buffered event may wait for its batch to fill. batch_bytes_max: most encoded
         bytes per batch. buffer_bytes_max: most encoded bytes of buffered events not yet acknowledged.
         is_idempotent: number the batches where the service offers it. on_error: called on the event loop with
@@ -96,7 +96,7 @@ class EventHubProducer(AsyncClosing):
             raise InvalidArgumentError("linger_ms, batch_bytes_max and buffer_bytes_max cannot be negative.")
         self.event_hub = event_hub
         self.publisher = publisher
-        """As whom it sends; None: as nobody in particular."""
+        """The publisher it sends as, if any."""
         self._connector = Connector(namespace, clock=clock)
         entity = event_hub if publisher is None else f"{event_hub}/publishers/{publisher}"
         self._audience = entity_audience(namespace.host, entity)
@@ -161,7 +161,7 @@ class EventHubProducer(AsyncClosing):
         and after the retries BrokenError, OperationTimeoutError or ServerBusyError.
         Cancellation: the batch may still be stored; the producer stays usable.
         """
-        await self._start()
+        await self.start()
         batch = encode_batch(
             events,
             partition_key=partition_key,
@@ -179,10 +179,10 @@ class EventHubProducer(AsyncClosing):
     ) -> EventDataBatch:
         """An empty batch to fill with ``try_add`` and to give to ``send_batch``.
 
-        bytes_max: None takes the largest that the service allows; InvalidArgumentError where it is larger.
+        bytes_max: None means the largest that the service allows; InvalidArgumentError if it is larger.
         Raises as ``start``.
         """
-        await self._start()
+        await self.start()
         if bytes_max is not None and not 0 < bytes_max <= self._batch_bytes_max:
             raise InvalidArgumentError(
                 f"bytes_max must be from 1 to {self._batch_bytes_max}, got {bytes_max}."
@@ -197,7 +197,7 @@ class EventHubProducer(AsyncClosing):
         """Send a batch and return once the service has stored it; see ``send``. An empty one does nothing."""
         if not len(batch):
             return
-        await self._start()
+        await self.start()
         lane = self._lane_for(batch.partition_key, batch.partition_id)
         self._turn += 1
         self._seal(lane)  # what was enqueued before for this partition goes first
@@ -223,7 +223,7 @@ class EventHubProducer(AsyncClosing):
         earlier events that failed, which is then not raised by ``flush`` again.
         Cancellation: the event is not in the buffer.
         """
-        await self._start()
+        await self.start()
         self._raise_failed()
         await self._wait_room()
         self.enqueue_nowait(event, partition_key=partition_key, partition_id=partition_id)
@@ -251,15 +251,15 @@ class EventHubProducer(AsyncClosing):
         partition_key: str | None = None,
         partition_id: str | None = None,
     ) -> int:
-        """Put many events into the buffer; the fast way in, because only a full buffer is waited for.
+        """Put many events into the buffer; faster than ``enqueue``, because it waits for a full buffer only.
 
         partition_keys: the key of each event, in the same order; instead of one ``partition_key`` for all.
-        Returns how many events were taken. Raises as ``enqueue``; those before the one at fault are buffered.
-        Cancellation: a beginning of the events is in the buffer.
+        Returns the number of events. Raises as ``enqueue``; the events before the invalid one are buffered.
+        Cancellation: some of the first events are in the buffer.
         """
         if partition_keys is not None and (partition_key is not None or partition_id is not None):
             raise InvalidArgumentError("Use only one of partition_keys, partition_key and partition_id.")
-        await self._start()
+        await self.start()
         self._raise_failed()
         pairs = (
             zip(events, repeat(partition_key), strict=False)
@@ -282,9 +282,9 @@ class EventHubProducer(AsyncClosing):
     async def flush(self) -> None:
         """Send what is buffered now and return once all of it is acknowledged or has failed.
 
-        What is enqueued meanwhile is not waited for.
-        Raises SendFailedError with the failed events since the last flush, unless ``on_error`` takes them.
-        Cancellation: sending goes on.
+        Does not wait for events that are enqueued meanwhile.
+        Raises SendFailedError with the failed events since the last flush, unless ``on_error`` gets them.
+        Cancellation: sending continues.
         """
         for lane in self._lanes:
             self._seal(lane)
@@ -302,23 +302,38 @@ class EventHubProducer(AsyncClosing):
     # --- life ---------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Connect, learn the hub's partitions and the largest batch; sending does it by itself when needed.
+        """Connect, and learn the hub's partitions and the largest batch. Optional: sending does it, too.
 
         Raises NotFoundError, UnauthorizedError, BrokenError and OperationTimeoutError (after the retries).
         """
-        await self._start()
+        self._raise_if_closed()
+        if self._lanes:
+            return
+        async with self._start_lock:
+            if self._lanes:
+                return
+            if self.publisher is None:
+                partition_ids = (await self.get_event_hub_properties()).partition_ids
+                senders = [self._sender(partition_id) for partition_id in partition_ids]
+            else:
+                senders = [self._sender(None)]  # a publisher's credential may not read the hub
+            limit = await senders[0].learn_message_bytes_max()
+            self._batch_bytes_max = min(self._batch_bytes_max, largest_batch_bytes(limit))
+            lanes = [_Lane(sender, self._batch_bytes_max) for sender in senders]
+            self._lanes_by_id = {lane.sender.partition_id: lane for lane in lanes}
+            self._lanes = lanes
 
     async def get_event_hub_properties(self) -> EventHubProperties:
-        """The hub's name, age and partitions, as the service says now."""
+        """The hub's name, age and partitions."""
         self._raise_if_closed()
         return await read_event_hub(self._connector, self._audience, self.event_hub)
 
     async def close(self) -> None:
-        """Take nothing more, flush and close. Idempotent.
+        """Flush and close. Idempotent.
 
-        Raises as ``flush``; the producer is closed nevertheless.
+        Raises as ``flush``; the producer is closed all the same.
 
-        Cancellation: the producer is closed without waiting for what is left, which fails with ClosedError.
+        Cancellation: the producer is closed without waiting for unsent events, which fail with ClosedError.
         """
         if self._is_closed:
             return
@@ -348,24 +363,6 @@ class EventHubProducer(AsyncClosing):
         failed, self._failed = self._failed, []
         if failed:
             raise SendFailedError(tuple(failed))
-
-    async def _start(self) -> None:
-        self._raise_if_closed()
-        if self._lanes:
-            return
-        async with self._start_lock:
-            if self._lanes:
-                return
-            if self.publisher is None:
-                partition_ids = (await self.get_event_hub_properties()).partition_ids
-                senders = [self._sender(partition_id) for partition_id in partition_ids]
-            else:
-                senders = [self._sender(None)]  # who may only publish may not look at the hub
-            limit = await senders[0].learn_message_bytes_max()
-            self._batch_bytes_max = min(self._batch_bytes_max, largest_batch_bytes(limit))
-            lanes = [_Lane(sender, self._batch_bytes_max) for sender in senders]
-            self._lanes_by_id = {lane.sender.partition_id: lane for lane in lanes}
-            self._lanes = lanes
 
     def _sender(self, partition_id: str | None) -> PartitionSender:
         """The sender to a partition; None: the publisher's own."""
@@ -452,7 +449,7 @@ class EventHubProducer(AsyncClosing):
         try:
             self._on_error(failed)
         except Exception:
-            # The callback is the caller's code: its failure must not cost the events, nor those behind them.
+            # The callback is the caller's code: if it fails, the events are kept for flush.
             logger.exception("on_error failed for %r; flush will raise the events", failed)
             self._failed.append(failed)
 

@@ -1,6 +1,6 @@
-"""What a receiver has fetched and not yet handed out, and how much more it should ask for. Pure.
+"""Events that a receiver has fetched and not yet returned, and how many more to ask for. Pure.
 
-Events lie here encoded, in the chunks in which they arrived; a chunk is cut only where somebody wants fewer.
+Events are kept encoded, in the chunks in which they arrived; a chunk is cut only if fewer are wanted.
 """
 
 from __future__ import annotations

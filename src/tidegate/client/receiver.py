@@ -1,12 +1,11 @@
-"""``PartitionReceiver``: the events of one partition, in order, from a position on, through broken lines.
+"""``PartitionReceiver``: the events of one partition, in order, from a position on, with reconnection.
 
 Theory of operation
 -------------------
 A task keeps the link attached and fills a bounded buffer; ``receive…`` empties it. After a break the link is
-attached again at the number behind the last event in the buffer, so nothing is skipped or repeated. Events
-that come twice nevertheless are dropped. A jump in the numbers is looked into: where retention overtook the
-reader it is an error, because silence would be a loss; where the log itself has holes (compacted hubs on
-Azure) the reader goes on.
+attached again after the last event in the buffer, so nothing is skipped or repeated. Events that arrive twice
+are dropped. A jump in the numbers is checked: if retention overtook the reader it is an error, because events
+would be lost silently; if the log itself has holes (compacted hubs on Azure) the reader continues.
 """
 
 from __future__ import annotations
@@ -92,12 +91,13 @@ class PartitionReceiver(LinkHandler, AsyncClosing):
         self._prefetch_events = prefetch_events
         self._prefetch_bytes = prefetch_bytes
         self._is_batch_delivery_wanted = is_batch_delivery_wanted
-        self._is_batched = False
+        self.is_batched = False
+        """Whether the service delivers slices of batches (Tidegate) instead of single events."""
         self._until = until_sequence_number
         self._buffer = ReceiveBuffer()
         self._window = self._new_window()
         self._next: int | None = None
-        """The number that must come next; None while only the service knows where the position lies."""
+        """The number that must come next; None while only the service knows it."""
         if must_start_at_position and position.kind is PositionKind.SEQUENCE_NUMBER:
             assert isinstance(position.value, int)
             self._next = position.value if position.is_inclusive else position.value + 1
@@ -111,22 +111,22 @@ class PartitionReceiver(LinkHandler, AsyncClosing):
         self._break: TidegateError | None = None
         """Why the link is gone; None while it is attached."""
         self._failure: TidegateError | None = None
-        """Why the receiver is over; None while it is not."""
+        """Why the receiver has ended; None while it has not."""
         self._has_progressed = False
         self._may_token_be_over = False
-        """Whether the link was attached under its token: where the service ends it now, a new one may do."""
+        """Whether the link was attached with its token: if the service ends it now, a new one may help."""
         self._distrust_token: Callable[[], None] = lambda: None
         self._changed = asyncio.Event()
-        """Something arrived or ended: for whoever receives."""
+        """Something arrived or ended: wakes ``receive``."""
         self._link_changed = asyncio.Event()
         """The link was attached or is gone: for the task that keeps it."""
 
     # --- receiving ----------------------------------------------------------------------------------------
 
     async def receive(self, max_events: int = 1000, max_wait_s: float | None = None) -> list[ReceivedEvent]:
-        """Up to ``max_events`` events as soon as there is one; [] where none came within ``max_wait_s``.
+        """Up to ``max_events`` events as soon as there is one; [] if none arrived within ``max_wait_s``.
 
-        max_wait_s: seconds; None waits for as long as it takes. Contents are decoded when first asked for.
+        max_wait_s: seconds; None waits forever. Contents are decoded when first accessed.
         Raises ReceiverStolenError at once; after the events that arrived before: PositionOutOfRangeError
         (retention overtook this reader), and what a reconnection finally failed with.
         Cancellation: no event is lost; the next call returns it.
@@ -163,7 +163,7 @@ class PartitionReceiver(LinkHandler, AsyncClosing):
         if not self._buffer.event_count:
             await self._wait_events(max_wait_s)
         if isinstance(self._failure, (ReceiverStolenError, ClosedError)):
-            raise self._failure  # what is buffered belongs to somebody else, or to nobody
+            raise self._failure  # buffered events belong to the new owner
         if not self._buffer.event_count and self._failure is not None:
             raise self._failure
         taken = self._buffer.take_parts(max_events)
@@ -195,14 +195,14 @@ class PartitionReceiver(LinkHandler, AsyncClosing):
 
     @property
     def next_sequence_number(self) -> int | None:
-        """What comes next: earlier ones were fetched (handed out or buffered), or nobody wants them.
+        """The next event to arrive: earlier ones were fetched or are not wanted.
 
-        None before the first came, where only the service knows its number.
+        None before the first event, if only the service knows its number.
         """
         return self._next
 
     def estimate_skip_bytes(self, sequence_number: int) -> float:
-        """What ``go_on`` from there would fetch in vain; infinite where it cannot be told."""
+        """Bytes that ``go_on`` from there would fetch and drop; infinite if unknown."""
         if self._next is None or self.is_over:
             return math.inf
         return self._window.estimate_bytes(max(0, sequence_number - self._next) + self._unwanted)
@@ -213,17 +213,12 @@ class PartitionReceiver(LinkHandler, AsyncClosing):
         return self._buffer.event_count
 
     @property
-    def is_batched(self) -> bool:
-        """Whether the service delivers slices of batches (Tidegate) instead of single events."""
-        return self._is_batched
-
-    @property
     def is_over(self) -> bool:
-        """Whether it was closed, stolen or given up."""
+        """Whether it has ended: closed, stolen or failed."""
         return self._failure is not None
 
     async def close(self) -> None:
-        """Detach. Buffered events are dropped; open another receiver behind the last one handled."""
+        """Detach, and drop buffered events; open another receiver after the last handled event."""
         self.close_nowait()
 
     def close_nowait(self) -> None:
@@ -253,7 +248,7 @@ class PartitionReceiver(LinkHandler, AsyncClosing):
         """The receiver's task: attach again after each break, until that finally fails."""
         try:
             await self._attach_until_failed()
-        finally:  # cancelled, with its client: whoever receives must not wait for ever
+        finally:  # cancelled with its client: ``receive`` must not wait forever
             self._fail(ClosedError("The client was closed."))
 
     async def _attach_until_failed(self) -> None:
@@ -273,10 +268,10 @@ class PartitionReceiver(LinkHandler, AsyncClosing):
                 if self._break is not None and not self._may_retry(self._break, 0):
                     raise self._break
                 if isinstance(self._break, UnauthorizedError):
-                    # Judged once: what the next tries meet is judged by itself.
+                    # Considered once: errors of the next tries are considered separately.
                     self._break = BrokenError("The link's token expired.")
                 if self._break is not None and breaks_in_vain:
-                    # A service that agrees and breaks at once must not be asked over and over at full speed.
+                    # A service that accepts and breaks at once must not be asked without pause.
                     await self._connector.wait_before_retry(breaks_in_vain, self._break)
                 if self._jump is not None:
                     await self._look_into_jump()
@@ -293,12 +288,12 @@ class PartitionReceiver(LinkHandler, AsyncClosing):
     def _may_retry(self, error: TidegateError, retries_done: int) -> bool:
         retry = self._connector.namespace.retry
         if isinstance(error, UnauthorizedError) and self._may_token_be_over and retry.retries_max:
-            # A machine that slept, or was too busy, has not replaced it in time. The next try has a new one.
+            # A suspended or busy machine did not replace it in time. The next try has a new one.
             self._may_token_be_over = False
             self._distrust_token()
             return True
         if isinstance(error, QuotaExceededError):
-            # Our own link on the broken line may still be counted: the service lets go of it after a while.
+            # Our own link on the broken connection may still be counted for a while.
             return retries_done < retry.retries_max
         return retry.decide_retry(error, retries_done=retries_done)
 
@@ -344,7 +339,7 @@ class PartitionReceiver(LinkHandler, AsyncClosing):
         return EventPosition.from_sequence_number(self._next)
 
     async def _look_into_jump(self) -> None:
-        """Go on behind a hole in the log; raise PositionOutOfRangeError where retention made it."""
+        """Continue after a hole in the log; raise PositionOutOfRangeError if retention made it."""
         assert self._next is not None
         assert self._jump is not None
         properties = await read_partition(
@@ -357,10 +352,10 @@ class PartitionReceiver(LinkHandler, AsyncClosing):
                 next_step="Retention removed it before it was read. Start from the first available, "
                 "and increase retention or read faster.",
             )
-        self._next = max(self._next, self._jump)  # meanwhile somebody may want later ones only
+        self._next = max(self._next, self._jump)  # ``go_on`` may have skipped more meanwhile
         self._jump = None
         if self._until is not None:
-            # Where the hole reaches over the end, whoever waits for that end hears of it by the event behind.
+            # If the hole extends beyond the end, the event after it shows that the end is reached.
             self._until = max(self._until, self._next + 1)
 
     def _detach(self) -> None:
@@ -379,7 +374,7 @@ class PartitionReceiver(LinkHandler, AsyncClosing):
     def on_attached(self, attach: Attach) -> None:
         """The service agreed: note how it will deliver, and ask for events."""
         self._is_attached = self._may_token_be_over = True
-        self._is_batched = BATCH_DELIVERY_CAPABILITY in attach.offered_capabilities
+        self.is_batched = BATCH_DELIVERY_CAPABILITY in attach.offered_capabilities
         self._window = self._new_window()
         self._renew_credit()
         self._link_changed.set()
@@ -403,7 +398,7 @@ class PartitionReceiver(LinkHandler, AsyncClosing):
         payloads = [delivery.payload for delivery in deliveries]
         event_count = 0
         try:
-            if self._is_batched:
+            if self.is_batched:
                 for payload in payloads:
                     chunk = events_of_batch(payload)
                     event_count += len(chunk)
@@ -467,7 +462,7 @@ class PartitionReceiver(LinkHandler, AsyncClosing):
         return left + self._unwanted if left > 0 else 0
 
     def _new_window(self) -> PrefetchWindow:
-        if self._is_batched:
+        if self.is_batched:
             return PrefetchWindow(
                 bytes_max=self._prefetch_bytes, events_max=None, delivery_bytes=EVENT_BYTES_MAX
             )

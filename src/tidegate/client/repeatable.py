@@ -109,7 +109,7 @@ class RepeatableProducer(Closing):
         return self._layout
 
     def begin(self, identity: ProducerIdentity) -> RepeatableWork:
-        """Start, or go on with, the work of an identity. Close what is returned."""
+        """Begin or continue the work of an identity. Close the result."""
         return RepeatableWork(self, self.layout, identity)
 
     def close(self) -> None:
@@ -157,7 +157,7 @@ class RepeatableProducer(Closing):
 class RepeatableWork(Closing):
     """The events of one identity, from the first on. Used by one thread; ``close`` it.
 
-    Every batch is numbered behind the one before it in its partition, whether it was stored earlier or not.
+    Every batch is numbered after the one before it in its partition, whether it was stored earlier or not.
     """
 
     def __init__(self, producer: RepeatableProducer, layout: HubLayout, identity: ProducerIdentity) -> None:
@@ -195,7 +195,7 @@ class RepeatableWork(Closing):
         return run_blocking(self._flush())
 
     def close(self) -> None:
-        """Detach; what is not acknowledged may or may not be stored. Idempotent."""
+        """Detach; unacknowledged events may or may not be stored. Idempotent."""
         run_blocking(self._close())
 
     # --- on the background loop ---------------------------------------------------------------------------
@@ -274,10 +274,10 @@ class RepeatableSender(PartitionSender):
         """Events that were stored before this began."""
         self._is_first_attach = True
         self._final_error: TidegateError | None = None
-        """Once a batch has failed, nothing behind it may be stored, or there would be a gap."""
+        """Once a batch has failed, no later one may be stored, or there would be a gap."""
 
     def submit(self, batch: OutgoingBatch) -> None:
-        """Number a batch behind the ones before it, and queue it."""
+        """Number a batch after the ones before it, and queue it."""
         batch.sequence = self._next_sequence
         self._next_sequence += batch.event_count
         assert self._next_sequence < 1 << 31
@@ -325,7 +325,7 @@ class RepeatableSender(PartitionSender):
         return super()._send_some()
 
     def _in_flight_max(self) -> int:
-        # Alone until it is known to be the same: what is behind it may be next, and must not be stored else.
+        # Alone until it is known to be the same: later batches must not be stored if it differs.
         is_compared = self._acknowledged_count >= self._stored_count
         return super()._in_flight_max() if is_compared else 1
 
@@ -335,7 +335,7 @@ class RepeatableSender(PartitionSender):
         super()._finish(batch, error)
 
     async def _recover(self, error: TidegateError, retries_done: int) -> int:
-        """Wait before the next try, or fail all that is left: nobody else may use its numbers."""
+        """Wait before the next try, or fail all that is left: its numbers cannot be used again."""
         retry = self._connector.namespace.retry
         if isinstance(error, OutOfOrderSequenceError) and retries_done < retry.retries_max:
             # Somebody who does the same work is so far ahead that the service does not remember where this
@@ -370,7 +370,7 @@ def _until(batch: OutgoingBatch) -> int:
 
 
 def _ignore(batch: OutgoingBatch) -> None:
-    """Whoever submitted the batch waits for its future."""
+    """Does nothing: the batch's future is awaited."""
 
 
 def _ignore_failed(failed: FailedEvents) -> None:

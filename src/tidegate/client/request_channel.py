@@ -1,7 +1,7 @@
-"""Requests and responses over a pair of links: how ``$cbs`` and ``$management`` are spoken to.
+"""Requests and responses over a pair of links, for ``$cbs`` and ``$management``.
 
 The receiver's target is an address of our own that each request names as its reply-to, as the official
-JavaScript client does it; the official Python client names none, and the service takes both.
+JavaScript client does it; the official Python client names none, and the service accepts both.
 Source: what azure-eventhub 5.15.1 and @azure/event-hubs 6.0.4 do on the wire.
 """
 

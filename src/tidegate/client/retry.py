@@ -1,4 +1,4 @@
-"""When to try again, and after how long.
+"""When to retry, and after how long.
 
 Pure: the jitter is an argument, nothing here sleeps, reads a clock or draws a random number.
 """
@@ -14,20 +14,20 @@ from tidegate.model.errors import InvalidArgumentError, TidegateError
 class RetryPolicy:
     """Exponential back-off with jitter.
 
-    The defaults ride out about 30 s without the service (a restart, a moved address): our choice, so that
-    a producer needs no care when ``tidegate serve`` is upgraded under it.
+    The defaults bridge about 30 s without the service (our choice): an upgrade of ``tidegate serve`` does not
+    interrupt a producer.
     """
 
     retries_max: int = 10
-    """Tries after the first; 0 gives every error to the caller at once."""
+    """Tries after the first; 0 raises every error at once."""
     delay_s: float = 0.1
     """Wait before the first retry."""
     delay_s_max: float = 5.0
-    """The longest wait, before jitter, that back-off comes to."""
+    """The longest wait before jitter."""
     multiplier: float = 2.0
     """Each wait is this many times the one before."""
     jitter: float = 0.2
-    """Part of a wait that chance may take away, 0 <= jitter <= 1: clients do not return all at once."""
+    """Random part of a wait, 0 <= jitter <= 1, which spreads the retries of many clients."""
 
     def __post_init__(self) -> None:
         if self.retries_max < 0 or self.delay_s < 0 or self.delay_s_max < self.delay_s:
@@ -41,7 +41,7 @@ class RetryPolicy:
         """Seconds to wait before retry number ``retry`` (1 is the first).
 
         jitter_fraction: 0 <= fraction < 1, drawn by the caller; 0 gives the longest wait.
-        error: what made the retry necessary; its ``retry_after_s``, where it has one, is never undercut.
+        error: the error that is retried; the wait is at least its ``retry_after_s``.
         """
         assert retry >= 1
         # The exponent is bounded so that a very long row of retries does not overflow a float.
@@ -54,7 +54,7 @@ class RetryPolicy:
     def decide_retry(self, error: TidegateError, *, retries_done: int) -> bool:
         """Whether an operation that failed with ``error`` after ``retries_done`` retries is tried again.
 
-        Passing errors are, and those of no known kind: an internal error of the service often passes.
+        Transient errors are, and errors of no known kind: internal errors of the service often pass.
         """
         is_worth_it = error.is_transient or type(error) is TidegateError
         return is_worth_it and retries_done < self.retries_max
