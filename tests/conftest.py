@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +21,11 @@ if TYPE_CHECKING:
     from tidegate.testing.hub import HubService
 
 _guard = Guard()
+
+# Where this is set, every process compiles all that it imports: 12 s of CPU in each of pytest's, and
+# 0.2 s in each of the hundreds that tests start.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 
 @pytest.fixture(scope="session")
@@ -99,6 +107,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         add_markers(item)
     heavy_files = {item.path for item in items if markers_of(item)}
     items.sort(key=lambda item: item.path not in heavy_files)
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector pass over all that was imported: a fifth of the CPU of small tests."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)
