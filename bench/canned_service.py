@@ -13,7 +13,8 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from tidegate.amqp.connection import Connection, ConnectionConfiguration
+from tidegate.amqp.configuration import ConnectionConfiguration
+from tidegate.amqp.connection import Connection
 from tidegate.amqp.events import CreditGranted, DeliveriesReceived, Delivery, Event, LinkAttaching
 from tidegate.amqp.link import ReceiverLink, SenderLink
 from tidegate.amqp.message import decode_message

@@ -18,7 +18,8 @@ from tests.access.support import EXPIRY, WAIT_S, RawHttp
 from websockets.sync.client import connect
 from websockets.typing import Subprotocol
 
-from tidegate.amqp.connection import Connection, ConnectionConfiguration, Role
+from tidegate.amqp.configuration import ConnectionConfiguration, Role
+from tidegate.amqp.connection import Connection
 from tidegate.amqp.events import (
     ConnectionFailed,
     ConnectionOpened,

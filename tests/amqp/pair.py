@@ -6,7 +6,8 @@ import random
 from collections.abc import Callable
 from typing import TypeVar
 
-from tidegate.amqp.connection import Connection, ConnectionConfiguration, Role
+from tidegate.amqp.configuration import ConnectionConfiguration, Role
+from tidegate.amqp.connection import Connection
 from tidegate.amqp.events import Event, LinkAttaching
 from tidegate.amqp.link import Link, ReceiverLink, SenderLink
 from tidegate.amqp.session import Session

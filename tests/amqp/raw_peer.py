@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tidegate.amqp.connection import Connection, ConnectionConfiguration, Role
+from tidegate.amqp.configuration import ConnectionConfiguration, Role
+from tidegate.amqp.connection import Connection
 from tidegate.amqp.events import LinkAttaching
 from tidegate.amqp.frames import AMQP_HEADER, FRAME_BYTES_MIN, FrameSplitter, encode_frame
 from tidegate.amqp.link import ReceiverLink, SenderLink

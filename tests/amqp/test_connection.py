@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.amqp.pair import EnginePair, random_cuts
 
-from tidegate.amqp.connection import Connection, ConnectionConfiguration, Role
+from tidegate.amqp.configuration import ConnectionConfiguration, Role
+from tidegate.amqp.connection import Connection
 from tidegate.amqp.errors import CONNECTION_FORCED, FRAMING_ERROR
 from tidegate.amqp.events import (
     ConnectionClosed,

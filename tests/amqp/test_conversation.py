@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tests.amqp.pair import EnginePair
 
-from tidegate.amqp.connection import ConnectionConfiguration
+from tidegate.amqp.configuration import ConnectionConfiguration
 from tidegate.amqp.events import (
     ConnectionClosed,
     ConnectionFailed,

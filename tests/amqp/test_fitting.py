@@ -9,7 +9,8 @@ from tests.amqp import strategies
 from tests.amqp.pair import EnginePair
 from tests.amqp.raw_peer import RawPeer
 
-from tidegate.amqp.connection import Connection, ConnectionConfiguration, Role
+from tidegate.amqp.configuration import ConnectionConfiguration, Role
+from tidegate.amqp.connection import Connection
 from tidegate.amqp.errors import (
     FRAME_SIZE_TOO_SMALL,
     FRAMING_ERROR,

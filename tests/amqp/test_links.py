@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.amqp.pair import EnginePair, random_cuts
 
-from tidegate.amqp.connection import ConnectionConfiguration
+from tidegate.amqp.configuration import ConnectionConfiguration
 from tidegate.amqp.errors import MESSAGE_SIZE_EXCEEDED, RESOURCE_LIMIT_EXCEEDED
 from tidegate.amqp.events import (
     ConnectionClosed,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.amqp.pair import EnginePair
 
-from tidegate.amqp.connection import Connection, ConnectionConfiguration, Role
+from tidegate.amqp.configuration import ConnectionConfiguration, Role
+from tidegate.amqp.connection import Connection
 from tidegate.amqp.errors import RESOURCE_LIMIT_EXCEEDED
 from tidegate.amqp.events import ConnectionClosed, ConnectionFailed, LinkAttaching, SessionEnded
 from tidegate.amqp.frames import encode_frame

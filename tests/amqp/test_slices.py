@@ -12,12 +12,8 @@ from hypothesis import strategies as st
 from tests.amqp.pair import EnginePair
 
 from tidegate.amqp import connection as connection_module
-from tidegate.amqp.connection import (
-    SLICE_COST,
-    Connection,
-    ConnectionConfiguration,
-    Role,
-)
+from tidegate.amqp.configuration import ConnectionConfiguration, Role
+from tidegate.amqp.connection import SLICE_COST, Connection
 from tidegate.amqp.errors import RESOURCE_LIMIT_EXCEEDED, ResourceLimitError
 from tidegate.amqp.events import (
     ConnectionFailed,

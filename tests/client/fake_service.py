@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
-from tidegate.amqp.connection import ConnectionConfiguration
+from tidegate.amqp.configuration import ConnectionConfiguration
 from tidegate.amqp.events import (
     CreditGranted,
     DeliveriesReceived,

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from tidegate.amqp.connection import Connection, ConnectionConfiguration, Role
+from tidegate.amqp.configuration import ConnectionConfiguration, Role
+from tidegate.amqp.connection import Connection
 from tidegate.amqp.events import DeliveriesReceived, DeliveriesSettled, Delivery, Event, LinkDetached
 from tidegate.amqp.link import Link, ReceiverLink, SenderLink
 from tidegate.amqp.message import Message, Properties, decode_message, encode_message

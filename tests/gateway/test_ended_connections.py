@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.transport.test_driver import Recorder, _tls_contexts
 
-from tidegate.amqp.connection import ConnectionConfiguration
+from tidegate.amqp.configuration import ConnectionConfiguration
 from tidegate.amqp.events import ConnectionOpened, CreditGranted, DeliveriesReceived, DeliveriesSettled
 from tidegate.amqp.message import Message, encode_message
 from tidegate.broker import ROOT_POLICY_NAME, Broker

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.amqp.connection import Connection, ConnectionConfiguration, Role
+from tidegate.amqp.configuration import ConnectionConfiguration, Role
+from tidegate.amqp.connection import Connection
 from tidegate.amqp.events import (
     ConnectionClosed,
     ConnectionOpened,
@@ -30,12 +31,12 @@ from tidegate.amqp.performatives import Flow, Transfer, encode_performative
 from tidegate.broker import Broker
 from tidegate.gateway.amqp.server import AmqpGateway
 from tidegate.gateway.http.app import HttpGateway
+from tidegate.gateway.http.origins import AllowedOrigins
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.sas import make_sas_token
 from tidegate.testing.hub import HubProcess, HubService
 from tidegate.transport.clock import SystemClock
 from tidegate.transport.memory import MemoryBudget
-from tidegate.transport.origins import AllowedOrigins
 from tidegate.transport.peers import TrustedProxies
 from tidegate.wire.batch import BATCH_MESSAGE_FORMAT, wrap_event
 from tidegate.wire.cbs import SAS_TOKEN_TYPE, PutToken, put_token_request

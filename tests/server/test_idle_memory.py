@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.amqp.connection import Connection, ConnectionConfiguration, Role
+from tidegate.amqp.configuration import ConnectionConfiguration, Role
+from tidegate.amqp.connection import Connection
 from tidegate.amqp.events import CreditGranted, DeliveriesReceived, Event, LinkAttached, LinkDetached
 from tidegate.amqp.message import Message, Properties, encode_message
 from tidegate.model.connection_string import ConnectionString

@@ -16,7 +16,8 @@ from urllib.parse import urlencode
 
 import pytest
 
-from tidegate.amqp.connection import Connection, ConnectionConfiguration, Role
+from tidegate.amqp.configuration import ConnectionConfiguration, Role
+from tidegate.amqp.connection import Connection
 from tidegate.amqp.events import (
     ConnectionClosed,
     ConnectionFailed,

@@ -16,7 +16,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from tidegate.amqp.connection import IDLE_GRACE, ConnectionConfiguration
+from tidegate.amqp.configuration import ConnectionConfiguration
+from tidegate.amqp.connection import IDLE_GRACE
 from tidegate.amqp.events import (
     ConnectionFailed,
     ConnectionOpened,

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 from tests.transport.test_driver import Recorder, Service, _tls_contexts
 
-from tidegate.amqp.connection import SLICE_COST, ConnectionConfiguration
+from tidegate.amqp.configuration import ConnectionConfiguration
+from tidegate.amqp.connection import SLICE_COST
 from tidegate.amqp.errors import ResourceLimitError
 from tidegate.amqp.events import (
     ConnectionFailed,

@@ -94,7 +94,7 @@ class EventHub:
         self._audit = audit
         self._catalog = catalog
         self._authorizer = authorizer
-        self._partitions = tuple(
+        self.partitions: Final = tuple(
             Partition(
                 record.name,
                 str(index),
@@ -106,7 +106,8 @@ class EventHub:
             )
             for index, log in enumerate(logs)
         )
-        self._by_id = {partition.partition_id: partition for partition in self._partitions}
+        """All partitions, in order of their ids."""
+        self._by_id = {partition.partition_id: partition for partition in self.partitions}
         self._next_round_robin = 0
         self.is_deleted = False
         """It is no longer in the namespace; one made anew under its name is another."""
@@ -152,16 +153,11 @@ class EventHub:
         own = self._record.event_bytes_max
         return allowed if own is None else min(own, allowed)
 
-    @property
-    def partitions(self) -> tuple[Partition, ...]:
-        """All partitions, in order of their ids."""
-        return self._partitions
-
     def partition(self, partition_id: str) -> Partition:
         """The partition of that id. Raises PartitionNotFoundError."""
         partition = self._by_id.get(partition_id)
         if partition is None:
-            raise PartitionNotFoundError.of(len(self._partitions))
+            raise PartitionNotFoundError.of(len(self.partitions))
         return partition
 
     def partition_for(self, partition_key: str | None, *, chosen: Partition | None = None) -> Partition:
@@ -179,10 +175,10 @@ class EventHub:
         if chosen is not None:
             return chosen
         if partition_key is None:
-            partition = self._partitions[self._next_round_robin]
-            self._next_round_robin = (self._next_round_robin + 1) % len(self._partitions)
+            partition = self.partitions[self._next_round_robin]
+            self._next_round_robin = (self._next_round_robin + 1) % len(self.partitions)
             return partition
-        return self._partitions[partition_for_key(partition_key, len(self._partitions))]
+        return self.partitions[partition_for_key(partition_key, len(self.partitions))]
 
     def create_consumer_group(self, name: str) -> None:
         """Add a consumer group; durable on return.
@@ -309,15 +305,15 @@ class EventHub:
 
     def statistics(self) -> EventHubStatistics:
         """What came in and went out since the service started."""
-        appended = [partition.appended for partition in self._partitions]
-        delivered = [partition.delivered for partition in self._partitions]
+        appended = [partition.appended for partition in self.partitions]
+        delivered = [partition.delivered for partition in self.partitions]
         return EventHubStatistics(
             incoming_events=sum(events for events, _ in appended),
             incoming_bytes=sum(size for _, size in appended),
             outgoing_events=sum(events for events, _ in delivered),
             outgoing_bytes=sum(size for _, size in delivered),
-            incoming_requests=sum(partition.incoming_requests for partition in self._partitions),
-            throttled_requests=sum(partition.throttled_requests for partition in self._partitions),
+            incoming_requests=sum(partition.incoming_requests for partition in self.partitions),
+            throttled_requests=sum(partition.throttled_requests for partition in self.partitions),
         )
 
     @property
@@ -344,7 +340,7 @@ class EventHub:
         )
 
     def __repr__(self) -> str:
-        return f"<EventHub {self.name} partitions={len(self._partitions)}>"
+        return f"<EventHub {self.name} partitions={len(self.partitions)}>"
 
 
 def _lower(names: Iterable[str]) -> frozenset[str]:

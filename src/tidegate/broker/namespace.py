@@ -63,13 +63,16 @@ class Broker:
         self._catalog = catalog
         self._logs = logs
         self._clock = clock
-        self._authorizer = Authorizer(
+        self.authorizer: Final = Authorizer(
             catalog.contents.policies, is_event_hub=lambda name: name.lower() in self._event_hubs
         )
-        self._key_guard = KeyGuard(clock)
+        """The policies and the check of tokens."""
+        self.key_guard: Final = KeyGuard(clock)
+        """What counts and delays wrong keys."""
         self.audit: Final = audit
         """Who changed what. What changes the namespace records it by itself."""
-        self._throughput = Throughput(clock, catalog.contents.throughput_units)
+        self.throughput: Final = Throughput(clock, catalog.contents.throughput_units)
+        """What the namespace takes in and gives out per second."""
         self._statistics_of_deleted = EventHubStatistics()
         self._listeners = Listeners("event hubs")
         self._event_hubs: dict[str, EventHub] = {}
@@ -115,24 +118,14 @@ class Broker:
 
     # -- authorization
 
-    @property
-    def authorizer(self) -> Authorizer:
-        """The policies and the check of tokens."""
-        return self._authorizer
-
-    @property
-    def key_guard(self) -> KeyGuard:
-        """What counts and delays wrong keys."""
-        return self._key_guard
-
     def authorize(self, token: str, audience: Audience | str, peer: Peer = UNKNOWN_PEER) -> Grant:
         """What a SAS token presented for ``audience`` allows now.
 
         Raises UnauthorizedError, and as ``KeyGuard.judge``.
         """
         now_utc = self._clock.now_utc()
-        return self._key_guard.judge(
-            peer, key_name_in(token), lambda: self._authorizer.authorize(token, audience, now_utc=now_utc)
+        return self.key_guard.judge(
+            peer, key_name_in(token), lambda: self.authorizer.authorize(token, audience, now_utc=now_utc)
         )
 
     def authorize_key(self, name: str, key: str, peer: Peer = UNKNOWN_PEER) -> tuple[Grant, ...]:
@@ -140,7 +133,7 @@ class Broker:
 
         Raises UnauthorizedError, and as ``KeyGuard.judge``.
         """
-        return self._key_guard.judge(peer, name, lambda: self._authorizer.authorize_key(name, key))
+        return self.key_guard.judge(peer, name, lambda: self.authorizer.authorize_key(name, key))
 
     def policies(self, event_hub: str | None = None) -> tuple[SharedAccessPolicy, ...]:
         """The policies of an event hub, or (None) of the namespace. Raises NotFoundError (no such hub)."""
@@ -230,20 +223,15 @@ class Broker:
         self._catalog.replace_contents(replace(self._catalog.contents, tier=tier))
         self.audit.record(Action.UPDATE_NAMESPACE, old={"tier": old.value}, new={"tier": tier.value})
 
-    @property
-    def throughput(self) -> Throughput:
-        """What the namespace takes in and gives out per second."""
-        return self._throughput
-
     def set_throughput_units(self, units: int | None) -> None:
         """Set the throughput units, from now on and after a restart; None is no limit.
 
         Raises InvalidArgumentError, LogFullError.
         """
         validate_units(units)
-        old = self._throughput.units
+        old = self.throughput.units
         self._catalog.replace_contents(replace(self._catalog.contents, throughput_units=units))
-        self._throughput.set_units(units)
+        self.throughput.set_units(units)
         self.audit.record(
             Action.UPDATE_NAMESPACE, old={"throughput_units": old}, new={"throughput_units": units}
         )
@@ -285,9 +273,9 @@ class Broker:
         contents = self._catalog.contents
         self._catalog.replace_contents(replace(contents, event_hubs=(*contents.event_hubs, record)))
         event_hub = self._add_event_hub(record)
-        if name in self._authorizer.host_names:
+        if name in self.authorizer.host_names:
             # Tokens whose audience began with it meant the service, and mean the event hub from now on.
-            self._authorizer.announce_change()
+            self.authorizer.announce_change()
         self.audit.record(Action.CREATE_EVENT_HUB, name, new=record.choices())
         self._listeners.call()
         return event_hub
@@ -359,7 +347,7 @@ class Broker:
         del self._event_hubs[name.lower()]
         event_hub.is_deleted = True
         self._statistics_of_deleted += event_hub.statistics()
-        self._authorizer.set_policies((), event_hub=name)
+        self.authorizer.set_policies((), event_hub=name)
         self._listeners.call()
         await self._logs.delete_logs(hub_id)
 
@@ -414,14 +402,14 @@ class Broker:
             logs,
             catalog=self._catalog,
             clock=self._clock,
-            authorizer=self._authorizer,
-            throughput=self._throughput,
+            authorizer=self.authorizer,
+            throughput=self.throughput,
             on_change=self._listeners.call,
             audit=self.audit,
         )
         self._event_hubs[record.name.lower()] = event_hub
         if record.policies:
-            self._authorizer.set_policies(record.policies, event_hub=record.name)
+            self.authorizer.set_policies(record.policies, event_hub=record.name)
         return event_hub
 
     def _replace_policies(self, event_hub: str | None, policies: tuple[SharedAccessPolicy, ...]) -> None:
@@ -429,7 +417,7 @@ class Broker:
             self.event_hub(event_hub).replace_policies(policies)
             return
         self._catalog.replace_contents(replace(self._catalog.contents, policies=policies))
-        self._authorizer.set_policies(policies)
+        self.authorizer.set_policies(policies)
 
     def _partition_logs(self, hub_id: str, partition_count: int) -> list[PartitionLog]:
         return [self._logs.log(hub_id, str(index)) for index in range(partition_count)]

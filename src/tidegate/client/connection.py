@@ -18,7 +18,8 @@ import uuid
 from collections.abc import Mapping
 from typing import Final
 
-from tidegate.amqp.connection import Connection, ConnectionConfiguration
+from tidegate.amqp.configuration import ConnectionConfiguration
+from tidegate.amqp.connection import Connection
 from tidegate.amqp.events import (
     ConnectionClosed,
     ConnectionFailed,

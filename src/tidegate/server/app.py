@@ -24,6 +24,7 @@ from tidegate.capture import CaptureService
 from tidegate.gateway.amqp.idle_guard import IdleLimits
 from tidegate.gateway.amqp.server import AmqpGateway
 from tidegate.gateway.http.app import HttpGateway
+from tidegate.gateway.http.origins import AllowedOrigins
 from tidegate.model.capture_destination import capture_destinations
 from tidegate.model.clock import Clock
 from tidegate.model.connection_string import ConnectionString
@@ -54,7 +55,6 @@ from tidegate.storage.options import LogOptions
 from tidegate.transport.admission import Admission, AdmissionStatistics, connection_limits
 from tidegate.transport.clock import SystemClock
 from tidegate.transport.memory import MemoryBudget
-from tidegate.transport.origins import AllowedOrigins
 from tidegate.transport.peers import TrustedProxies
 from tidegate.transport.private_files import make_private_directory
 from tidegate.transport.tasks import TaskOwner

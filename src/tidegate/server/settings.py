@@ -14,13 +14,13 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
+from tidegate.gateway.http.origins import AllowedOrigins
 from tidegate.model.capture_destination import CaptureDestinations
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.hosts import is_host
 from tidegate.model.validation import NOT_GIVEN, given_fields
 from tidegate.server.declared import DeclaredNamespace
 from tidegate.transport.admission import WITHOUT_TOKEN_MAX_DEFAULT
-from tidegate.transport.origins import AllowedOrigins
 from tidegate.transport.peers import TrustedProxies
 
 AMQP_PORT_DEFAULT: Final = 5672

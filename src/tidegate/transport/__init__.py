@@ -1,4 +1,5 @@
 """Asyncio drivers of the pure cores: byte streams, the AMQP driver, supervised tasks, the system clock.
 
-Here asyncio begins; nothing below knows of it, and nothing here knows what the bytes mean.
+asyncio starts here: nothing below uses it, and nothing here knows what the bytes mean. What connections of
+AMQP and HTTP, and the console, share is here too: admission, turns, the memory budget, addresses of peers.
 """

@@ -18,7 +18,8 @@ import ssl as ssl_module
 from collections.abc import Callable
 from typing import Final
 
-from tidegate.amqp.connection import Connection, ConnectionConfiguration, Role
+from tidegate.amqp.configuration import ConnectionConfiguration, Role
+from tidegate.amqp.connection import Connection
 from tidegate.amqp.errors import CONNECTION_FORCED, INTERNAL_ERROR, ResourceLimitError
 from tidegate.amqp.events import ConnectionClosed, ConnectionFailed, Event
 from tidegate.amqp.performatives import Error

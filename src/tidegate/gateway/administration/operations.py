@@ -7,7 +7,7 @@ between plain values and one call of the broker. ``$management`` carries the sam
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from enum import Enum
@@ -131,10 +131,6 @@ def _update_namespace(call: Call) -> object:
     return _read_namespace(call)
 
 
-def _read_statistics(call: Call) -> object:
-    return _statistics(call.broker.statistics())
-
-
 def _list_audit_records(call: Call) -> object:
     records = call.broker.audit.newest_first()[:AUDIT_RECORDS_MAX]
     return [
@@ -142,10 +138,6 @@ def _list_audit_records(call: Call) -> object:
         | {name: value and json.dumps(value) for name, value in (("old", record.old), ("new", record.new))}
         for record in records
     ]
-
-
-def _list_event_hubs(call: Call) -> object:
-    return [_event_hub(event_hub) for event_hub in call.broker.list_event_hubs()]
 
 
 def _create_event_hub(call: Call) -> object:
@@ -158,10 +150,6 @@ def _create_event_hub(call: Call) -> object:
     return _event_hub(event_hub)
 
 
-def _read_event_hub(call: Call) -> object:
-    return _event_hub(call.event_hub)
-
-
 def _update_event_hub(call: Call) -> object:
     event_hub = call.broker.update_event_hub(
         call.parameters["hub"],
@@ -171,37 +159,9 @@ def _update_event_hub(call: Call) -> object:
     return _event_hub(event_hub)
 
 
-def _delete_event_hub(call: Call) -> Awaitable[None]:
-    return call.broker.delete_event_hub(call.parameters["hub"])
-
-
-def _read_event_hub_statistics(call: Call) -> object:
-    return _statistics(call.event_hub.statistics())
-
-
-def _list_partitions(call: Call) -> object:
-    return [_partition(partition) for partition in call.event_hub.partitions]
-
-
-def _read_partition(call: Call) -> object:
-    return _partition(call.event_hub.partition(call.parameters["partition"]))
-
-
-def _list_consumer_groups(call: Call) -> object:
-    return [{"name": name} for name in call.event_hub.description.consumer_groups]
-
-
 def _create_consumer_group(call: Call) -> object:
     call.event_hub.create_consumer_group(call.text("name"))
     return {"name": call.text("name")}
-
-
-def _delete_consumer_group(call: Call) -> None:
-    call.event_hub.delete_consumer_group(call.parameters["group"])
-
-
-def _list_policies(call: Call) -> object:
-    return [_policy(policy, call) for policy in call.broker.policies(call.scope)]
 
 
 def _create_policy(call: Call) -> object:
@@ -215,14 +175,6 @@ def _create_policy(call: Call) -> object:
     return _policy(policy, call)
 
 
-def _read_policy(call: Call) -> object:
-    return _policy(call.broker.policy(call.scope, call.parameters["policy"]), call)
-
-
-def _delete_policy(call: Call) -> None:
-    call.broker.delete_policy(call.scope, call.parameters["policy"])
-
-
 def _regenerate_key(call: Call) -> object:
     policy = call.broker.regenerate_key(
         call.scope,
@@ -233,17 +185,9 @@ def _regenerate_key(call: Call) -> object:
     return _policy(policy, call)
 
 
-def _list_revoked_publishers(call: Call) -> object:
-    return [{"name": name} for name in call.event_hub.revoked_publishers]
-
-
 def _revoke_publisher(call: Call) -> object:
     call.event_hub.revoke_publisher(call.text("name"))
     return {"name": call.text("name")}
-
-
-def _restore_publisher(call: Call) -> None:
-    call.event_hub.restore_publisher(call.parameters["publisher"])
 
 
 def _read_capture(call: Call) -> object:
@@ -276,17 +220,24 @@ def _policy_operations(prefix: str, suffix: str, of: str) -> tuple[Operation, ..
     one, path = f"{prefix}/policies/{{policy}}", f"{prefix}/policies"
     return (
         Operation(
-            "GET", path, f"list{suffix}Policies", f"The policies of {of}.", see, _list_policies,
+            "GET", path, f"list{suffix}Policies", f"The policies of {of}.", see,
+            lambda call: [_policy(policy, call) for policy in call.broker.policies(call.scope)],
             answer=shape, is_list=True,
         ),
         Operation(
             "POST", path, f"create{suffix}Policy", f"Make a policy of {of}; in force at once.", manage,
             _create_policy, request=shapes.POLICY_CREATION, answer=shape, status=201,
         ),
-        Operation("GET", one, f"read{suffix}Policy", "One policy.", see, _read_policy, answer=shape),
+        Operation(
+            "GET", one, f"read{suffix}Policy", "One policy.", see,
+            lambda call: _policy(call.broker.policy(call.scope, call.parameters["policy"]), call),
+            answer=shape,
+        ),
         Operation(
             "DELETE", one, f"delete{suffix}Policy",
-            "Remove a policy. What was opened with its keys ends.", manage, _delete_policy, status=204,
+            "Remove a policy. What was opened with its keys ends.", manage,
+            lambda call: call.broker.delete_policy(call.scope, call.parameters["policy"]),
+            status=204,
         ),
         Operation(
             "POST", f"{one}/regenerate-key", f"regenerate{suffix}Key",
@@ -309,7 +260,9 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     ),
     Operation(
         "GET", "/statistics", "readStatistics", "Counts of the namespace since the service started.",
-        Needs.SEE, _read_statistics, answer=shapes.STATISTICS,
+        Needs.SEE,
+        lambda call: _statistics(call.broker.statistics()),
+        answer=shapes.STATISTICS,
     ),
     Operation(
         "GET", "/audit", "listAuditRecords", "The newest changes and sign-ins, the last one first.",
@@ -318,14 +271,17 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     *_policy_operations("", "", "the namespace"),
     Operation(
         "GET", "/event-hubs", "listEventHubs", "The event hubs, in the order of their creation.", Needs.SEE,
-        _list_event_hubs, answer=shapes.EVENT_HUB, is_list=True,
+        lambda call: [_event_hub(event_hub) for event_hub in call.broker.list_event_hubs()],
+        answer=shapes.EVENT_HUB, is_list=True,
     ),
     Operation(
         "POST", "/event-hubs", "createEventHub", "Make an event hub.", Needs.MANAGE, _create_event_hub,
         request=shapes.EVENT_HUB_CREATION, answer=shapes.EVENT_HUB, status=201,
     ),
     Operation(
-        "GET", _HUB, "readEventHub", "One event hub.", Needs.SEE, _read_event_hub, answer=shapes.EVENT_HUB
+        "GET", _HUB, "readEventHub", "One event hub.", Needs.SEE,
+        lambda call: _event_hub(call.event_hub),
+        answer=shapes.EVENT_HUB,
     ),
     Operation(
         "PATCH", _HUB, "updateEventHub", "Change settings of an event hub, all or none.", Needs.MANAGE,
@@ -333,24 +289,31 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     ),
     Operation(
         "DELETE", _HUB, "deleteEventHub", "Remove an event hub with everything in it.", Needs.MANAGE,
-        _delete_event_hub, status=204,
+        lambda call: call.broker.delete_event_hub(call.parameters["hub"]),
+        status=204,
     ),
     Operation(
         "GET", f"{_HUB}/statistics", "readEventHubStatistics",
-        "Counts of an event hub since the service started.", Needs.SEE, _read_event_hub_statistics,
+        "Counts of an event hub since the service started.", Needs.SEE,
+        lambda call: _statistics(call.event_hub.statistics()),
         answer=shapes.STATISTICS,
     ),
     Operation(
         "GET", f"{_HUB}/partitions", "listPartitions", "Where the partitions begin and end.", Needs.SEE,
-        _list_partitions, answer=shapes.PARTITION, is_list=True,
+        lambda call: [_partition(partition) for partition in call.event_hub.partitions],
+        answer=shapes.PARTITION, is_list=True,
     ),
     Operation(
         "GET", f"{_HUB}/partitions/{{partition}}", "readPartition", "Where one partition begins and ends.",
-        Needs.SEE, _read_partition, answer=shapes.PARTITION,
+        Needs.SEE,
+        lambda call: _partition(call.event_hub.partition(call.parameters["partition"])),
+        answer=shapes.PARTITION,
     ),
     Operation(
         "GET", f"{_HUB}/consumer-groups", "listConsumerGroups", "The consumer groups, $Default first.",
-        Needs.SEE, _list_consumer_groups, answer=shapes.NAMED, is_list=True,
+        Needs.SEE,
+        lambda call: [{"name": name} for name in call.event_hub.description.consumer_groups],
+        answer=shapes.NAMED, is_list=True,
     ),
     Operation(
         "POST", f"{_HUB}/consumer-groups", "createConsumerGroup", "Make a consumer group.", Needs.MANAGE,
@@ -358,12 +321,16 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     ),
     Operation(
         "DELETE", f"{_HUB}/consumer-groups/{{group}}", "deleteConsumerGroup", "Remove a consumer group.",
-        Needs.MANAGE, _delete_consumer_group, status=204,
+        Needs.MANAGE,
+        lambda call: call.event_hub.delete_consumer_group(call.parameters["group"]),
+        status=204,
     ),
     *_policy_operations(_HUB, "EventHub", "an event hub"),
     Operation(
         "GET", f"{_HUB}/revoked-publishers", "listRevokedPublishers", "The publishers that may not send.",
-        Needs.SEE, _list_revoked_publishers, answer=shapes.NAMED, is_list=True,
+        Needs.SEE,
+        lambda call: [{"name": name} for name in call.event_hub.revoked_publishers],
+        answer=shapes.NAMED, is_list=True,
     ),
     Operation(
         "POST", f"{_HUB}/revoked-publishers", "revokePublisher",
@@ -372,7 +339,9 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     ),
     Operation(
         "DELETE", f"{_HUB}/revoked-publishers/{{publisher}}", "restorePublisher",
-        "Let a revoked publisher send again.", Needs.MANAGE, _restore_publisher, status=204,
+        "Let a revoked publisher send again.", Needs.MANAGE,
+        lambda call: call.event_hub.restore_publisher(call.parameters["publisher"]),
+        status=204,
     ),
     Operation(
         "GET", f"{_HUB}/capture", "readCapture", "The settings of Capture; 404 where nothing is captured.",

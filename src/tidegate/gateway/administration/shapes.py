@@ -142,7 +142,7 @@ EVENT_HUB_CREATION: Final = Shape(
         _text("name", "Letters, digits, '.', '-' and '_'."),
         _number(
             "partition_count",
-            f"{PARTITION_COUNT_DEFAULT} where it is left out; fixed from then on.",
+            _PARTITION_COUNT,
             is_required=False,
         ),
         *_CHANGEABLE,

@@ -43,6 +43,7 @@ from tidegate.gateway.amqp.idle_guard import IdleGuard, IdleLimits
 from tidegate.gateway.amqp.ingress import IngressLink
 from tidegate.gateway.amqp.management import ManagementService
 from tidegate.gateway.amqp.nodes import LinkNode, NodeOpener, OpenedNode
+from tidegate.gateway.amqp.owner import Pump
 from tidegate.gateway.amqp.request_node import RequestNodes
 from tidegate.model.clock import Clock
 from tidegate.model.errors import (
@@ -203,7 +204,7 @@ class ConnectionHandler:
         self._is_reading_paused = False
         self._is_stopping = False
         self._is_over = False
-        self._pumps: dict[EgressLink, None] = {}
+        self._pumps: dict[Pump, None] = {}
         self._unjudged: dict[Link, None] = {}
         """Links that may perhaps be used no longer: nothing is sent before it is known of all."""
         self._losers: dict[Link, TidegateError] = {}
@@ -311,7 +312,7 @@ class ConnectionHandler:
         if self._scheduled is None and not self._is_over:
             self._scheduled = asyncio.get_running_loop().call_soon(self._run_scheduled)
 
-    def schedule_pump(self, link: EgressLink) -> None:
+    def schedule_pump(self, link: Pump) -> None:
         """Run ``link.pump`` in this connection's turn, and write what it sends."""
         self._pumps[link] = None
         if self._driver is not None:

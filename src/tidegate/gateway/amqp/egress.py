@@ -22,13 +22,11 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from tidegate.amqp.events import Delivery
 from tidegate.amqp.link import SenderLink
-from tidegate.amqp.performatives import Error
 from tidegate.broker import Claim, EventHub, OnStolen, Partition, ReceiverHandle, RecordBatch, Throughput
-from tidegate.gateway.amqp.claims import ConnectionClaims
+from tidegate.gateway.amqp.owner import NodeOwner
 from tidegate.model.clock import Clock
 from tidegate.model.errors import ClosedError, ServerBusyError, TidegateError
 from tidegate.wire.addresses import NodeAddress
@@ -56,47 +54,12 @@ _RETRY_AFTER_S = 1.0
 _log = logging.getLogger(__name__)
 
 
-class EgressOwner(Protocol):
-    """What an egress link needs of its connection."""
-
-    @property
-    def claims(self) -> ConnectionClaims:
-        """What the connection may do."""
-        ...
-
-    @property
-    def is_writable(self) -> bool:
-        """False while the socket's buffer is full."""
-        ...
-
-    @property
-    def is_memory_short(self) -> bool:
-        """Whether to hold as little as work allows."""
-        ...
-
-    def add_held(self, change: int) -> None:
-        """Count bytes that are held for the client and that only the client can free."""
-        ...
-
-    def schedule_pump(self, link: EgressLink) -> None:
-        """Run ``pump`` of this link soon, after others had their turn."""
-        ...
-
-    def schedule_flush(self) -> None:
-        """Write what the engine has to send, soon, once for all who asked."""
-        ...
-
-    def amqp_error(self, error: BaseException) -> Error:
-        """An error as the client is told it."""
-        ...
-
-
 class EgressLink:
     """One receiver link of a client, on one partition in a consumer group."""
 
     def __init__(
         self,
-        owner: EgressOwner,
+        owner: NodeOwner,
         link: SenderLink,
         event_hub: EventHub,
         partition: Partition,

@@ -13,16 +13,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
 
 from tidegate.amqp.events import Delivery
 from tidegate.amqp.link import ReceiverLink
-from tidegate.amqp.performatives import Accepted, Error, Rejected
+from tidegate.amqp.performatives import Accepted, Rejected
 from tidegate.broker import AppendResult, Claim, EventHub, Partition, ProducerBatch, ProducerHandle
-from tidegate.gateway.amqp.claims import ConnectionClaims
+from tidegate.gateway.amqp.owner import NodeOwner
 from tidegate.model.errors import (
     ClosedError,
     EventTooLargeError,
@@ -30,7 +29,6 @@ from tidegate.model.errors import (
     NotFoundError,
     TidegateError,
 )
-from tidegate.transport.sliced_work import SlicedWork
 from tidegate.wire.addresses import NodeAddress
 from tidegate.wire.batch import BatchSections, split_message, with_event_numbers
 from tidegate.wire.publisher import (
@@ -42,7 +40,7 @@ from tidegate.wire.publisher import (
 
 _CREDIT = 500
 """Deliveries that a client may have under way on a link. Our choice: memory is bounded in bytes (see
-``IngressOwner.add_unacknowledged``), so this only has to cover a round trip of small batches."""
+``NodeOwner.add_unacknowledged``), so this only has to cover a round trip of small batches."""
 
 _ENTRY_BYTES = 512
 """About what a delivery under way takes beside its payload: many tiny ones count for what they are."""
@@ -54,42 +52,12 @@ _BYTES_AT_ONCE = 16 * 1024
 _log = logging.getLogger(__name__)
 
 
-class IngressOwner(Protocol):
-    """What an ingress link needs of its connection."""
-
-    @property
-    def claims(self) -> ConnectionClaims:
-        """What the connection may do."""
-        ...
-
-    @property
-    def sliced_work(self) -> SlicedWork:
-        """What takes long."""
-        ...
-
-    def start_task(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """Run something that waits; it is finished even if the connection ends."""
-        ...
-
-    def add_unacknowledged(self, size: int) -> None:
-        """``size`` more bytes (fewer, when negative) wait for the disk: reading may pause or go on."""
-        ...
-
-    def schedule_flush(self) -> None:
-        """Write what the engine has to send, soon, once for all who asked."""
-        ...
-
-    def amqp_error(self, error: BaseException) -> Error:
-        """An error as the client is told it."""
-        ...
-
-
 class IngressLink:
     """One sender link of a client, to an event hub or to one of its partitions."""
 
     def __init__(
         self,
-        owner: IngressOwner,
+        owner: NodeOwner,
         link: ReceiverLink,
         event_hub: EventHub,
         partition: Partition | None,

@@ -14,8 +14,9 @@ from tidegate.amqp.link import Link, ReceiverLink, SenderLink
 from tidegate.amqp.performatives import SND_UNSETTLED, Attach, Source, Target
 from tidegate.amqp.types import Int, Short, Symbol
 from tidegate.broker import Broker, Claim, EventHub, Partition
-from tidegate.gateway.amqp.egress import EgressLink, EgressOwner
-from tidegate.gateway.amqp.ingress import IngressLink, IngressOwner
+from tidegate.gateway.amqp.egress import EgressLink
+from tidegate.gateway.amqp.ingress import IngressLink
+from tidegate.gateway.amqp.owner import NodeOwner
 from tidegate.gateway.amqp.request_node import RequestNodes
 from tidegate.model.clock import Clock
 from tidegate.model.errors import InvalidArgumentError
@@ -58,10 +59,6 @@ class LinkNode(Protocol):
     def close(self) -> None:
         """The link is gone."""
         ...
-
-
-class NodeOwner(IngressOwner, EgressOwner, Protocol):
-    """What nodes need of their connection."""
 
 
 @dataclass(frozen=True, slots=True)

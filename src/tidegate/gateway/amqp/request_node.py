@@ -9,28 +9,23 @@ nobody could receive it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
 
 from tidegate.amqp.decode import PROTOCOL_LIMITS
 from tidegate.amqp.errors import DecodeError
 from tidegate.amqp.events import Delivery
 from tidegate.amqp.link import ReceiverLink, SenderLink
 from tidegate.amqp.message import MessageId, Properties, decode_message
-from tidegate.amqp.performatives import Accepted, DeliveryState, Error, Rejected, Target
-from tidegate.gateway.amqp.claims import ConnectionClaims
+from tidegate.amqp.performatives import Accepted, DeliveryState, Rejected, Target
 from tidegate.gateway.amqp.management import ManagementService
+from tidegate.gateway.amqp.owner import NodeOwner
 from tidegate.model.errors import InvalidKeyError
 from tidegate.wire.addresses import NodeKind
 from tidegate.wire.cbs import PutToken, encode_put_token_accepted
 from tidegate.wire.conditions import response_status_for, to_amqp_error
-from tidegate.wire.request_response import (
-    Request,
-    encode_response,
-    request_id,
-)
+from tidegate.wire.request_response import Request, encode_response, request_id
 
 _CREDIT = 100
 """Requests that may be under way on a link (as the service answers: vcabbage/amqp#43)."""
@@ -43,43 +38,10 @@ as it may ask for at once, and one of any size."""
 _log = logging.getLogger(__name__)
 
 
-class RequestOwner(Protocol):
-    """What the request nodes need of their connection."""
-
-    @property
-    def claims(self) -> ConnectionClaims:
-        """What the connection may do."""
-        ...
-
-    def schedule_flush(self) -> None:
-        """Write what the engine has to send, soon, once for all who asked."""
-        ...
-
-    def amqp_error(self, error: BaseException) -> Error:
-        """An error as the client is told it."""
-        ...
-
-    def start_task(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """Run a request that waits; it is finished even if the connection ends."""
-        ...
-
-    def note_use(self) -> None:
-        """The connection is used, if only for requests."""
-        ...
-
-    def add_held(self, change: int) -> None:
-        """Count bytes that are held for the client and that only the client can free."""
-        ...
-
-    def answer_late(self, after_s: float, answer: Callable[[], None]) -> None:
-        """Call ``answer`` after that time, or before the connection ends for want of a token."""
-        ...
-
-
 class RequestNodes:
     """The request nodes of one connection."""
 
-    def __init__(self, owner: RequestOwner, management: ManagementService) -> None:
+    def __init__(self, owner: NodeOwner, management: ManagementService) -> None:
         self._owner = owner
         self._management = management
         self._response_links: list[ResponseLink] = []

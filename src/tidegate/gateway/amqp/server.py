@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
-from tidegate.amqp.connection import ConnectionConfiguration
+from tidegate.amqp.configuration import ConnectionConfiguration
 from tidegate.amqp.limits import PeerLimits
 from tidegate.broker import Broker
 from tidegate.gateway.amqp.connection_handler import ConnectionHandler

@@ -26,6 +26,7 @@ from tidegate.gateway.http.admin import Administration, admin_error
 from tidegate.gateway.http.atom import AtomAdministration
 from tidegate.gateway.http.authorization import RequestAuthorizer
 from tidegate.gateway.http.errors import error_response, response_for
+from tidegate.gateway.http.origins import AllowedOrigins
 from tidegate.gateway.http.publish import Publishing
 from tidegate.gateway.http.server import HttpServer, listening_socket
 from tidegate.gateway.metrics import MetricsPage, Sources
@@ -33,7 +34,6 @@ from tidegate.model.audience import NAMESPACE
 from tidegate.model.capture import CaptureStatistics
 from tidegate.model.clock import Clock
 from tidegate.model.errors import ServerBusyError, UnauthorizedError
-from tidegate.transport.origins import AllowedOrigins
 from tidegate.transport.peers import TrustedProxies, is_from_this_machine
 from tidegate.transport.tasks import TaskOwner
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tidegate.gateway.http.origins import AllowedOrigins
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.hosts import HostNames
-from tidegate.transport.origins import AllowedOrigins
 
 ORIGINS = AllowedOrigins.parse(["https://App.example.org", "http://localhost:3000", "capacitor://localhost"])
 OWN_NAMES = HostNames.of(["gate.example.org", "*.example.net"])
