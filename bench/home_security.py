@@ -40,7 +40,8 @@ from examples.home_security.pipeline import (
     start_home_security,
 )
 from examples.home_security.publish import Publishing, publish
-from examples.home_security.status import CONNECTION_STRING_VARIABLE, read_status
+from examples.home_security.status import read_status
+from examples.support.service import CONNECTION_STRING_VARIABLE
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery

@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 
-from examples.flights.demo import FlightsDemo, FlightsReport, run_flights_demo
+from examples.flights.demo import FlightsDemo, run_flights_demo
 from examples.flights.output import print_report, summary
-from examples.support.command import (
-    add_common_options,
-    at_least,
-    check_figures,
-    check_installed,
-    print_json,
-    run_command,
-    wait_for_interrupt,
-)
-from examples.support.screen import Screen
+from examples.support.command import at_least, check_installed, example_parser, run_command, run_demo
 
 DESCRIPTION = """\
 Send 336,776 flights through Spark into SQL, exactly once.
@@ -34,14 +26,9 @@ examples:
 
 def parser() -> argparse.ArgumentParser:
     """The options."""
-    made = argparse.ArgumentParser(
-        prog="python -m examples.flights",
-        description=DESCRIPTION,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+    made = example_parser(
+        "examples.flights", description=DESCRIPTION, examples=EXAMPLES, database_file="flights.db"
     )
-    add_common_options(made, database_file="flights.db")
     made.add_argument("--flights-max", type=at_least(1), metavar="N", help=argparse.SUPPRESS)
     made.add_argument(
         "--events-per-trigger",
@@ -63,19 +50,7 @@ def main() -> None:
         events_per_trigger=given.events_per_trigger,
         flights_max=given.flights_max,
     )
-
-    def show(report: FlightsReport) -> None:
-        screen.close()
-        if given.json:
-            print_json(summary(report))
-        else:
-            print_report(report)
-        if given.keep_serving:
-            wait_for_interrupt(screen.note)
-
-    with Screen() as screen:
-        report = run_flights_demo(wanted, screen, show)
-    check_figures(report.failures)
+    run_demo(given, partial(run_flights_demo, wanted), summary=summary, print_report=print_report)
 
 
 if __name__ == "__main__":

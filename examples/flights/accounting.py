@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class PartitionAccount:
-    """What became of one partition's events."""
+    """What happened to one partition's events."""
 
     partition_id: str
     events: int
@@ -21,16 +21,20 @@ class PartitionAccount:
     dead_letters_discarded: int
 
     @property
+    def dead_letters_kept(self) -> int:
+        """Dead letters whose events have no row."""
+        return self.dead_letters_open + self.dead_letters_discarded
+
+    @property
     def is_exact(self) -> bool:
-        """Whether rows and dead letters together are the events, to the row."""
-        return self.rows + self.dead_letters_open + self.dead_letters_discarded == self.events
+        """Whether rows and dead letters add up to the events."""
+        return self.rows + self.dead_letters_kept == self.events
 
     def describe(self) -> str:
         """The equation, for people."""
-        put_aside = self.dead_letters_open + self.dead_letters_discarded
         sign = "=" if self.is_exact else "≠"
         return (
-            f"partition {self.partition_id}: {self.rows:,} rows + {put_aside:,} dead letters "
+            f"partition {self.partition_id}: {self.rows:,} rows + {self.dead_letters_kept:,} dead letters "
             f"{sign} {self.events:,} events"
         )
 
@@ -54,8 +58,8 @@ def account_partitions(
 ) -> tuple[PartitionAccount, ...]:
     """One account per partition.
 
-    dead_letters: (partition id, status) → how many. Rows and dead letters of a partition that has no
-    events are accounted for, too: they make that partition's account fail.
+    dead_letters: (partition id, status) → how many. Rows and dead letters of a partition without events are
+    counted as well: its account fails.
     """
     partition_ids = sorted({*events, *rows, *(partition_id for partition_id, _ in dead_letters)})
     return tuple(

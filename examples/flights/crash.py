@@ -1,14 +1,14 @@
-"""Kills the Spark driver in mid-batch, and proves that it was in mid-batch.
+"""Finds the moment to kill the Spark driver in mid-batch, and proves that it is in mid-batch.
 
 Spark journals each micro-batch in its checkpoint directory: ``offsets/N`` before the batch runs,
-``commits/N`` after all its tasks are done. Together with the SQL checkpoint that tells how far a batch is:
+``commits/N`` after all its tasks are done. Together with the SQL checkpoint that shows the batch's progress:
 
-    offsets/N there, commits/N not there                     the batch is running
-    SQL checkpoint of a partition beyond where N starts      something of it is already committed in SQL
-    SQL checkpoint of a partition short of where N ends      something of it is still missing
+    offsets/N exists, commits/N does not                     the batch is running
+    SQL checkpoint of a partition beyond where N starts      a part of it is committed in SQL
+    SQL checkpoint of a partition short of where N ends      a part of it is not
 
-The driver is looked at while it runs, and when a moment looks right its whole session is frozen (SIGSTOP)
-and looked at again: only what still holds then is followed by SIGKILL; else the session goes on.
+The driver is watched while it runs. When a moment looks right, its session is frozen (SIGSTOP) and examined
+again: only if it is still in mid-batch it is killed (SIGKILL); otherwise the session continues.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from examples.support.journal import batch_end, last_batch_id
+from examples.support.journal import batch_end, running_batch_id
 
 
 @dataclass(frozen=True, slots=True)
 class MidBatch:
-    """A micro-batch that has begun and not ended, as Spark's journal and SQL tell together."""
+    """A micro-batch that has begun and not ended, according to Spark's journal and SQL."""
 
     batch_id: int
     start: Mapping[str, int]
@@ -30,7 +30,7 @@ class MidBatch:
     until: Mapping[str, int]
     """Partition id → one past its last event."""
     committed: Mapping[str, int]
-    """Partition id → how many of the batch's events SQL holds already."""
+    """Partition id → how many of the batch's events are in SQL."""
 
     @property
     def event_count(self) -> int:
@@ -39,7 +39,7 @@ class MidBatch:
 
     @property
     def committed_count(self) -> int:
-        """Events of it that SQL holds."""
+        """Its events that are in SQL."""
         return sum(self.committed.values())
 
     def describe(self) -> str:
@@ -51,17 +51,16 @@ class MidBatch:
 
 
 def find_mid_batch(checkpoint_dir: Path, next_sequence_numbers: Mapping[str, int]) -> MidBatch | None:
-    """The micro-batch that is running now, if a part of it, and only a part, is committed in SQL.
+    """The running micro-batch, if a part of it, and only a part, is committed in SQL.
 
     checkpoint_dir: Spark's. next_sequence_numbers: SQL's checkpoint, partition id → first event not
     processed.
     """
-    batch_id = last_batch_id(checkpoint_dir)
-    if batch_id is None or (checkpoint_dir / "commits" / str(batch_id)).exists():
+    batch_id = running_batch_id(checkpoint_dir)  # not the first, whose start the journal does not have
+    if batch_id is None:
         return None
     until, before = batch_end(checkpoint_dir, batch_id), batch_end(checkpoint_dir, batch_id - 1)
     if until is None or before is None:
-        # The very first micro-batch starts where SQL was, which the journal does not tell.
         return None
     start = {partition_id: before.get(partition_id, 0) for partition_id in until}
     committed = {

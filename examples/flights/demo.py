@@ -8,14 +8,13 @@
     waits                     --->   Spark driver, second run  (runs to the end)
     checks and reports
 
-Whatever happens, an interrupt included, no child is left behind; what is in the data directory and in the
-database stays, and the next run over both goes on from there.
+Whatever happens, including an interrupt, no child is left running; the data directory and the database stay,
+and the next run over both continues from there.
 """
 
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
@@ -32,45 +31,49 @@ from examples.flights.results import dead_letters_by_partition, prepare_results
 from examples.flights.scoring import flight_performance, pipeline
 from examples.flights.spark_stage import PipelineRun, SparkStage
 from examples.support.observer import Observer
-from examples.support.service import ConsoleOptions, ServiceAddress, running_service
+from examples.support.service import (
+    ConsoleOptions,
+    ServiceAddress,
+    driver_environment,
+    make_data_dir,
+    running_service,
+)
 from tidegate.sql import Database, DeadLetterFilter, DeadLetters, ReasonCount
 
-FILES_DIR_NAME = "example-flights"
-"""Where the demo's own files (logs of its children, Spark's journal) lie in the data directory."""
 CORRECTED_PIPELINE = "examples.flights:corrected_pipeline"
 """What the dead letters are redriven with."""
 
 
 @dataclass(frozen=True, slots=True)
 class FlightsDemo:
-    """What the demo can be told."""
+    """Options of the demo."""
 
     data_dir: Path | None = None
-    """None: a new temporary directory, which stays."""
+    """None: a new temporary directory, which is kept."""
     database_url: str | None = None
     """None: the SQLite file ``flights.db`` in the data directory."""
     events_per_trigger: int = 48_000
-    """Events of one micro-batch at most: some seven batches, so that there is a middle to crash in."""
+    """Most events in one micro-batch: about seven batches, so that there is a middle to crash in."""
     flights_max: int | None = None
     """Only this many of the flights; None: all of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class FlightsReport:
-    """What came of it."""
+    """The demo's result."""
 
     data_dir: Path
     database: str
-    """URL, its password hidden."""
+    """URL, without its password."""
     is_password_hidden: bool
     """Whether ``database`` cannot be used as it is."""
     partitions: tuple[PartitionAccount, ...]
     flights_expected: int
     crash: MidBatch | None
-    """Where the driver was killed; None: it was not, because there was nothing left to process."""
+    """Where the driver was killed; None: it was not, because nothing was left to process."""
     stages: tuple[StageRate, ...]
-    carriers: tuple[report.CarrierDelay, ...]
-    routes: tuple[report.RouteDelay, ...]
+    carriers: list[dict[str, object]]
+    routes: list[dict[str, object]]
     reasons: tuple[ReasonCount, ...]
     """Of open dead letters."""
 
@@ -86,12 +89,12 @@ class FlightsReport:
 
     @property
     def dead_letters_open(self) -> int:
-        """Dead letters that nobody has dealt with yet."""
+        """Dead letters that are neither redriven nor discarded."""
         return sum(account.dead_letters_open for account in self.partitions)
 
     @property
     def dead_letters_total(self) -> int:
-        """All dead letters there ever were."""
+        """All dead letters there have been."""
         redriven = sum(account.dead_letters_redriven for account in self.partitions)
         discarded = sum(account.dead_letters_discarded for account in self.partitions)
         return self.dead_letters_open + redriven + discarded
@@ -115,16 +118,13 @@ def run_flights_demo(
     observer: Observer,
     on_report: Callable[[FlightsReport], None] = lambda report: None,
 ) -> FlightsReport:
-    """Run the whole demo; returns what came of it, whether or not the figures hold.
+    """Run the whole demo; returns its result, whether or not the figures hold.
 
-    on_report: called with that while the service still runs.
-    Raises ChildFailedError where the service or the pipeline ended on its own, and what opening the database
-    and publishing raise.
-    Cancellation: an exception raised in this thread (KeyboardInterrupt) ends the children and comes through.
+    on_report: called with it while the service still runs. Raises ChildFailedError where the service or the
+    pipeline ended unexpectedly, and what opening the database and publishing raise. Cancellation: an
+    exception in this thread (KeyboardInterrupt) ends the children and is passed on.
     """
-    data_dir = _make_data_dir(demo.data_dir)
-    files_dir = data_dir / FILES_DIR_NAME
-    files_dir.mkdir(mode=0o700, exist_ok=True)
+    data_dir, files_dir = make_data_dir(demo.data_dir, "flights")
     url = demo.database_url or f"sqlite:///{data_dir / 'flights.db'}"
     observer.step("Starting the service")
     console = ConsoleOptions(url, redrive_pipelines=(CORRECTED_PIPELINE,))
@@ -141,9 +141,8 @@ def run_flights_demo(
         database.ensure_table(flight_performance)
         observer.step("Running the Spark pipeline")
         stage = SparkStage(
-            connection_string=service.connection_string,
+            environment=driver_environment(service.connection_string, url, files_dir),
             database=database,
-            database_url=url,
             files_dir=files_dir,
             events_per_trigger=demo.events_per_trigger,
             observer=observer,
@@ -155,18 +154,11 @@ def run_flights_demo(
         return made
 
 
-def _make_data_dir(data_dir: Path | None) -> Path:
-    if data_dir is None:
-        return Path(tempfile.mkdtemp(prefix="tidegate-flights-"))
-    data_dir.mkdir(parents=True, exist_ok=True)
-    return data_dir.resolve()
-
-
 def _publish(service: ServiceAddress, flights: list[FlightEvent], observer: Observer) -> Publication:
     publication = asyncio.run(publish(service.connection_string, flights, observer.progress))
     if publication.published_now < len(flights):
         there = len(flights) - publication.published_now
-        observer.note(f"{there:,} of the flights were in the hub already, from an earlier run.")
+        observer.note(f"{there:,} of the flights were already in the hub, from an earlier run.")
     return publication
 
 
@@ -175,8 +167,7 @@ def _make_report(
 ) -> FlightsReport:
     with database.read() as connection:
         rows = report.rows_by_partition(connection)
-        carriers = tuple(report.worst_carriers(connection))
-        routes = tuple(report.worst_routes(connection))
+        carriers, routes = report.worst_carriers(connection), report.worst_routes(connection)
     url = make_url(demo.database_url or database.url)
     accounts = account_partitions(publication.events_by_partition, rows, dead_letters_by_partition(database))
     return FlightsReport(

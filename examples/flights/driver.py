@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from examples.flights.scoring import pipeline
-from examples.flights.spark_stage import CONNECTION_STRING_VARIABLE, DATABASE_VARIABLE
+from examples.support.service import CONNECTION_STRING_VARIABLE, DATABASE_VARIABLE
 from tidegate.spark import Trigger, explain, reported_query, run_pipeline, spark_session
 from tidegate.sql import ConsumerKey
 
@@ -54,7 +54,7 @@ def main() -> int:
             tell_running()
             arguments.started_file.touch()
             query.awaitTermination()
-    except Exception as error:  # whatever ends a query: the log gets one sentence instead of Java's pages
+    except Exception as error:  # anything that ends a query: one sentence instead of Java's stack trace
         sys.stderr.write(f"{explain(error)}\n")
         return 1
     finally:

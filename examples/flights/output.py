@@ -1,4 +1,4 @@
-"""What the example says at its end: the report as tables for people, or as JSON for programs."""
+"""The example's output: the report as tables for people, or as JSON for programs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 
 from examples.flights import scoring
 from examples.flights.demo import FlightsReport
-from examples.support.command import DATABASE_VARIABLE, print_table, shell_path, shell_program
+from examples.support.command import print_table, shell_path, shell_program
+from examples.support.service import DATABASE_VARIABLE
 
 
 def summary(report: FlightsReport) -> dict[str, object]:
@@ -35,27 +36,6 @@ def summary(report: FlightsReport) -> dict[str, object]:
 
 def print_report(report: FlightsReport) -> None:
     """The figures, for people."""
-    carriers = [
-        {
-            "carrier": item.carrier,
-            "airline": item.airline,
-            "flights": item.flights,
-            "mean_delay_min": item.mean_delay_minutes,
-            "late_%": item.late_percent,
-        }
-        for item in report.carriers
-    ]
-    routes = [
-        {
-            "route": item.route,
-            "from": item.from_airport,
-            "to": item.to_airport,
-            "flights": item.flights,
-            "mean_delay_min": item.mean_delay_minutes,
-            "late_%": item.late_percent,
-        }
-        for item in report.routes
-    ]
     reasons = [
         {"error": item.error_type, "reason": item.reason, "count": item.count} for item in report.reasons
     ]
@@ -74,13 +54,13 @@ def print_report(report: FlightsReport) -> None:
             "partition": account.partition_id,
             "events": account.events,
             "rows": account.rows,
-            "dead_letters": account.dead_letters_open + account.dead_letters_discarded,
+            "dead_letters": account.dead_letters_kept,
             "holds": account.is_exact,
         }
         for account in report.partitions
     ]
-    print_table("Worst carriers by arrival delay", carriers)
-    print_table("Worst routes by arrival delay (flown daily)", routes)
+    print_table("Worst carriers by arrival delay", report.carriers)
+    print_table("Worst routes by arrival delay (flown daily)", report.routes)
     print_table("Open dead letters by reason", reasons)
     print_table("Throughput", stages)
     print_table("Every event is one row or one dead letter", accounts)
@@ -89,20 +69,20 @@ def print_report(report: FlightsReport) -> None:
 
 
 def _closing_lines(report: FlightsReport) -> list[str]:
-    put_aside = sum(item.dead_letters_open + item.dead_letters_discarded for item in report.partitions)
+    dead_letters = sum(item.dead_letters_kept for item in report.partitions)
     lines = [
-        f"{report.rows:,} rows + {put_aside:,} dead letters = {report.published:,} events"
+        f"{report.rows:,} rows + {dead_letters:,} dead letters = {report.published:,} events"
         f"{'' if not report.failures else '  DOES NOT HOLD'}.",
         _crash_line(report),
-        f"The log lies in {report.data_dir}, the results in {report.database}.",
+        f"The log is in {report.data_dir}, the results are in {report.database}.",
     ]
     if report.dead_letters_open:
         lines += [
             "",
-            "What to do next: look at the dead letters, and run them through the corrected handler.",
+            "Next: list the dead letters, and redrive them through the corrected handler.",
         ]
         if report.is_password_hidden:
-            lines.append(f"(Set {DATABASE_VARIABLE} to the database's URL first: it holds a password.)")
+            lines.append(f"(First set {DATABASE_VARIABLE} to the database's URL, which holds a password.)")
         lines += [f"  {command}" for command in follow_up_commands(report)]
     return lines
 

@@ -1,4 +1,4 @@
-"""Publishes the flights through our own producer, and goes on where an earlier run was interrupted."""
+"""Publishes the flights with Tidegate's producer, continuing after an interrupted run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Publication:
     """What the hub holds after publishing."""
 
     events_by_partition: Mapping[str, int]
-    """Partition id → its number of events, as the service tells it."""
+    """Partition id → its number of events, as the service reports it."""
     flights_expected: int
     """How many there should be."""
     event_hub_created_at_ms: int
@@ -43,12 +43,12 @@ def expected_events_by_partition(flights: Sequence[FlightEvent]) -> dict[str, in
 async def publish(
     connection_string: str, flights: Sequence[FlightEvent], on_progress: Callable[[int, int], None]
 ) -> Publication:
-    """Make the hub if need be and send what it lacks of ``flights``.
+    """Create the hub if needed, and send those of ``flights`` that it lacks.
 
-    on_progress: called with how many are in the hub or on their way, and how many there are in all.
-    Each partition's events are always the same in the same order, so what an interrupted run left is a prefix
-    per partition, and this run sends the rest. Raises AlreadyExistsError for a hub that holds something else.
-    Cancellation: what was acknowledged stays, and the next run goes on behind it.
+    on_progress: called with how many are sent or in the hub, and how many there are. Each partition's events
+    are always the same in the same order, so an interrupted run leaves a prefix per partition, and this run
+    sends the rest. Raises AlreadyExistsError for a hub that holds something else. Cancellation: acknowledged
+    events stay, and the next run continues after them.
     """
     created_at = await _ensure_hub(connection_string)
     async with EventHubProducer.from_connection_string(connection_string, EVENT_HUB) as producer:
@@ -94,22 +94,21 @@ def _check_prefix(before: Mapping[str, int], expected: Mapping[str, int]) -> Non
     for partition_id, count in before.items():
         if count > expected[partition_id]:
             raise _not_ours(
-                f"partition {partition_id} holds {count:,} events, "
-                f"and the flights make {expected[partition_id]:,}"
+                f"partition {partition_id} holds {count:,} events instead of {expected[partition_id]:,}"
             )
 
 
 def _not_ours(what: str) -> AlreadyExistsError:
     return AlreadyExistsError(
         f"The data directory has an event hub {EVENT_HUB!r} that this demo did not fill: {what}.",
-        next_step="Give another --data-dir, or none for a fresh one.",
+        next_step="Use another --data-dir, or none for a new one.",
     )
 
 
 def _missing(
     flights: Sequence[FlightEvent], before: Mapping[str, int]
 ) -> Iterator[tuple[list[EventData], list[str | None]]]:
-    """The events that the hub lacks, with their keys, some thousand at a time."""
+    """The events that the hub lacks, with their keys, some thousands at a time."""
     skipped = dict(before)
     events: list[EventData] = []
     keys: list[str | None] = []

@@ -1,44 +1,18 @@
-"""Reads the demo's results back from SQL: the figures that must hold, and the tables people like to look
-at."""
+"""Reads the demo's results back from SQL: the figures that must hold, and tables for users."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 
-from sqlalchemy import ColumnElement, Connection, case, func, select
+from sqlalchemy import Column, Connection, case, func, select
 
 from examples.flights.data import airline_names, airport_names
 from examples.flights.scoring import flight_performance as flights
 
 ROUTE_FLIGHTS_MIN = 365
-"""Routes with fewer flights in the year than one a day are left out: a few bad days would put them on top."""
+"""Routes with less than a flight per day are left out: a few bad days would put them on top."""
 LATE_MINUTES = 15
 """From this arrival delay on a flight counts as late (the US Department of Transportation's measure)."""
-
-
-@dataclass(frozen=True, slots=True)
-class CarrierDelay:
-    """How late one airline's flights arrived."""
-
-    carrier: str
-    airline: str
-    flights: int
-    mean_delay_minutes: float
-    late_percent: float
-
-
-@dataclass(frozen=True, slots=True)
-class RouteDelay:
-    """How late the flights of one route arrived."""
-
-    route: str
-    """e.g. ``EWR-CAE``."""
-    from_airport: str
-    to_airport: str
-    flights: int
-    mean_delay_minutes: float
-    late_percent: float
 
 
 def rows_by_partition(connection: Connection) -> Mapping[str, int]:
@@ -47,49 +21,45 @@ def rows_by_partition(connection: Connection) -> Mapping[str, int]:
     return dict(found.tuples().all())
 
 
-def worst_carriers(connection: Connection, count_max: int = 10) -> list[CarrierDelay]:
-    """The airlines whose flights arrived latest on average, worst first."""
+def worst_carriers(connection: Connection, count_max: int = 10) -> list[dict[str, object]]:
+    """The airlines whose flights arrived latest on average, worst first, as rows of a table."""
     names = airline_names()
-    mean, late = _delay_columns()
-    found = connection.execute(
-        select(flights.c.carrier, func.count(), mean, late)
-        .where(flights.c.arrival_delay_minutes.is_not(None))
-        .group_by(flights.c.carrier)
-        .order_by(mean.desc())
-        .limit(count_max)
-    )
     return [
-        CarrierDelay(carrier, names.get(carrier, carrier), count, float(mean_delay), float(late_percent))
-        for carrier, count, mean_delay, late_percent in found
+        {"carrier": carrier, "airline": names.get(carrier, carrier), **delay}
+        for (carrier,), delay in _worst(connection, flights.c.carrier, count_max=count_max)
     ]
 
 
-def worst_routes(connection: Connection, count_max: int = 10) -> list[RouteDelay]:
-    """The routes whose flights arrived latest on average, worst first, of those flown daily."""
+def worst_routes(connection: Connection, count_max: int = 10) -> list[dict[str, object]]:
+    """The same for routes that are flown daily."""
     names = airport_names()
-    mean, late = _delay_columns()
-    found = connection.execute(
-        select(flights.c.origin, flights.c.destination, func.count(), mean, late)
-        .where(flights.c.arrival_delay_minutes.is_not(None))
-        .group_by(flights.c.origin, flights.c.destination)
-        .having(func.count() >= ROUTE_FLIGHTS_MIN)
-        .order_by(mean.desc())
-        .limit(count_max)
-    )
+    ends = flights.c.origin, flights.c.destination
     return [
-        RouteDelay(
-            f"{origin}-{destination}",
-            names.get(origin, origin),
-            names.get(destination, destination),
-            count,
-            float(mean_delay),
-            float(late_percent),
+        {
+            "route": f"{origin}-{destination}",
+            "from": names.get(origin, origin),
+            "to": names.get(destination, destination),
+            **delay,
+        }
+        for (origin, destination), delay in _worst(
+            connection, *ends, count_max=count_max, flights_min=ROUTE_FLIGHTS_MIN
         )
-        for origin, destination, count, mean_delay, late_percent in found
     ]
 
 
-def _delay_columns() -> tuple[ColumnElement[float], ColumnElement[float]]:
+def _worst(
+    connection: Connection, *columns: Column[str], count_max: int, flights_min: int = 1
+) -> Iterator[tuple[tuple[str, ...], dict[str, object]]]:
+    """(values of the columns, figures of their flights that arrived), by mean delay."""
     delay = flights.c.arrival_delay_minutes
-    late_percent = 100.0 * func.avg(case((delay >= LATE_MINUTES, 1.0), else_=0.0))
-    return func.avg(delay), late_percent
+    mean, late_percent = func.avg(delay), 100.0 * func.avg(case((delay >= LATE_MINUTES, 1.0), else_=0.0))
+    found = connection.execute(
+        select(*columns, func.count(), mean, late_percent)
+        .where(delay.is_not(None))
+        .group_by(*columns)
+        .having(func.count() >= flights_min)
+        .order_by(mean.desc())
+        .limit(count_max)
+    )
+    for *values, count, mean_delay, late in found:
+        yield tuple(values), {"flights": count, "mean_delay_min": float(mean_delay), "late_%": float(late)}

@@ -19,23 +19,21 @@ from tidegate.sql import (
 
 
 def prepare_results(database: Database, event_hub_created_at_ms: int) -> bool:
-    """Make sure that what the database holds belongs to this event hub; returns whether something was
-    cleared.
+    """Clear results of another event hub; returns whether there were any.
 
-    Results of an earlier demo whose log was another one (a fresh data directory, the same database) are
-    cleared: they would count as done what this log's pipeline has not seen. What was written for this very
-    hub stays, and the pipeline goes on behind it.
-    Raises AlreadyExistsError where the checkpoints are there and the demo's table is not: then they are
-    not the demo's to clear.
+    Results of an earlier demo with another log (a new data directory, the same database) would count events
+    as done that this log's pipeline has not seen. Results of this very hub stay, and the pipeline continues
+    after them. Raises AlreadyExistsError where there are checkpoints but not the demo's table: they are not
+    the demo's.
     """
     earlier = CheckpointReader(database).read(pipeline.consumer).values()
     if all(item.event_hub_created_at_ms in (None, event_hub_created_at_ms) for item in earlier):
         return False
     if not inspect(database.engine()).has_table(flight_performance.name):
         raise AlreadyExistsError(
-            f"The database {database.url} holds checkpoints of another {pipeline.consumer}, and no table "
+            f"The database {database.url} holds checkpoints of another {pipeline.consumer}, but no table "
             f"{flight_performance.name}: they are not this demo's.",
-            next_step="Give another --database, or none for a SQLite file of its own.",
+            next_step="Use another --database, or none for a new SQLite file.",
         )
     with database.writing() as connection, connection.begin():
         connection.execute(delete(flight_performance))

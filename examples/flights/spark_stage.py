@@ -1,4 +1,4 @@
-"""The pipeline stage: a Spark driver that is killed once in mid-batch, and one that brings it to the end."""
+"""The pipeline stage: a Spark driver that is killed once in mid-batch, and one that completes the work."""
 
 from __future__ import annotations
 
@@ -13,12 +13,8 @@ from examples.flights.crash import MidBatch, find_mid_batch
 from examples.flights.results import processed_events
 from examples.support.observer import Observer
 from examples.support.processes import ChildSession
-from examples.support.service import STATE_VARIABLE
 from tidegate import DatabaseUnavailableError
 from tidegate.sql import Database
-
-CONNECTION_STRING_VARIABLE = "TIDEGATE_CONNECTION_STRING"
-DATABASE_VARIABLE = "TIDEGATE_DATABASE"
 
 _POLL_S = 0.01
 
@@ -40,19 +36,14 @@ class SparkStage:
     def __init__(
         self,
         *,
-        connection_string: str,
+        environment: Mapping[str, str],
         database: Database,
-        database_url: str,
         files_dir: Path,
         events_per_trigger: int,
         observer: Observer,
     ) -> None:
-        """database_url: with its password, for the driver."""
-        self._environment = {
-            CONNECTION_STRING_VARIABLE: connection_string,
-            DATABASE_VARIABLE: database_url,
-            STATE_VARIABLE: str(files_dir),
-        }
+        """environment: of the driver, with its secrets."""
+        self._environment = environment
         self._database = database
         self._files_dir = files_dir
         self._events_per_trigger = events_per_trigger
@@ -61,16 +52,16 @@ class SparkStage:
         self._elapsed_s = 0.0
 
     def run(self, events_by_partition: Mapping[str, int]) -> PipelineRun:
-        """Start the driver, kill it once, start it again, and return once it has ended by itself.
+        """Start the driver, kill it once, start it again, and return once it has ended.
 
-        There is no crash where less is left than one needs: a batch before it, and more to come behind it.
+        There is no crash where too little is left: it needs a batch before it, and more to come after it.
         Raises ChildFailedError where the driver fails.
         """
         total = sum(events_by_partition.values())
         before = sum(processed_events(self._database).values())
         if before >= total:
             return PipelineRun(0, 0.0, None)
-        # A journal of its own for each demo: SQL is what tells where to go on, Spark's journal is disposable.
+        # A journal of its own for each demo: SQL says where to continue, and Spark's journal is disposable.
         with tempfile.TemporaryDirectory(prefix="spark-", dir=self._files_dir) as checkpoint_dir:
             while self._run_driver(Path(checkpoint_dir), total):
                 assert self._crash is not None
@@ -114,11 +105,11 @@ class SparkStage:
         if not _is_moment_to_crash(find_mid_batch(checkpoint_dir, processed), total):
             return False
         driver.freeze()
-        # Nothing moves any more: what is found now is what the crash leaves behind.
+        # Nothing moves now: what is found is what the crash leaves behind.
         try:
             found = find_mid_batch(checkpoint_dir, processed_events(self._database))
         except DatabaseUnavailableError:
-            found = None  # frozen while it held SQLite's file: nobody can read it now, so this is no moment
+            found = None  # frozen while it held SQLite's file, which cannot be read now: not the moment
         if not _is_moment_to_crash(found, total):
             driver.thaw()
             return False

@@ -3,17 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 
-from examples.support.command import (
-    add_common_options,
-    at_least,
-    check_figures,
-    check_installed,
-    print_json,
-    run_command,
-    wait_for_interrupt,
-)
-from examples.support.screen import Screen
+from examples.support.command import at_least, check_installed, example_parser, run_command, run_demo
 
 DESCRIPTION = """\
 Watch 100,000 homes: sensors to alarms in SQL, exactly once.
@@ -36,12 +28,8 @@ examples:
 
 def parser() -> argparse.ArgumentParser:
     """The options."""
-    made = argparse.ArgumentParser(
-        prog="python -m examples.home_security",
-        description=DESCRIPTION,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+    made = example_parser(
+        "examples.home_security", description=DESCRIPTION, examples=EXAMPLES, database_file="homes.db"
     )
 
     def number(
@@ -69,9 +57,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--summaries",
         metavar="URL",
-        help="where the homes' summaries go: a directory, or az://CONTAINER/PATH; default: summaries in DIR",
+        help="where the homes' summaries are written: a directory, or az://CONTAINER/PATH; default: "
+        "summaries in DIR",
     )
-    add_common_options(made, database_file="homes.db")
     return made
 
 
@@ -79,7 +67,7 @@ def main() -> None:
     """Run the example."""
     given = parser().parse_args()
     check_installed("pyspark", "pyarrow", "google.protobuf", "numpy")
-    from examples.home_security.demo import HomeSecurityDemo, HomeSecurityReport, run_home_security_demo
+    from examples.home_security.demo import HomeSecurityDemo, run_home_security_demo
     from examples.home_security.generator import GeneratorPlan
     from examples.home_security.output import print_report, summary
 
@@ -100,19 +88,7 @@ def main() -> None:
         summaries_url=given.summaries,
         is_crash_wanted=given.crash,
     )
-
-    def show(report: HomeSecurityReport) -> None:
-        screen.close()
-        if given.json:
-            print_json(summary(report))
-        else:
-            print_report(report)
-        if given.keep_serving:
-            wait_for_interrupt(screen.note)
-
-    with Screen() as screen:
-        report = run_home_security_demo(wanted, screen, show)
-    check_figures(report.failures)
+    run_demo(given, partial(run_home_security_demo, wanted), summary=summary, print_report=print_report)
 
 
 if __name__ == "__main__":

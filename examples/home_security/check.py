@@ -1,4 +1,4 @@
-"""Whether what SQL and the blobs hold is what the log says."""
+"""Whether SQL and the summaries hold what the log says."""
 
 from __future__ import annotations
 
@@ -93,38 +93,38 @@ def count_by(values: Iterable[str]) -> dict[str, int]:
 
 
 def has_earlier_run(database: Database, store: SummaryStore) -> bool:
-    """Whether an earlier run of the demo left something that may be cleared. Changes nothing.
+    """Whether an earlier run of the demo left something that may be deleted. Changes nothing.
 
-    A file of pages does not tell whose it is, and its writer may be at work: only the database does, which
-    knows a run from the moment that its driver starts. Raises AlreadyExistsError where tables or files of
-    pages are there, and the database knows of no run.
+    A file of pages does not say whose it is, and its writer may be running: only the database does, which
+    knows a run as soon as its driver starts. Raises AlreadyExistsError where there are tables or files of
+    pages, but the database knows of no run.
     """
     if _is_ours(database):
         return True
     if store.has_files():
         raise AlreadyExistsError(
-            f"{store.url} has files of pages, and the database knows of no run of this demo that wrote them.",
-            next_step="Give another --summaries, or none for a directory in the data directory; or delete "
-            "them if nobody needs them.",
+            f"{store.url} has files of pages, but the database knows of no run of this demo that wrote them.",
+            next_step="Use another --summaries, or none for a directory in the data directory; or delete "
+            "them if they are not needed.",
         )
     return False
 
 
 def prepare_places(database: Database, store: SummaryStore) -> bool:
-    """Make the tables, and clear what an earlier run of the demo left; returns whether there was something.
+    """Create the tables, and delete what an earlier run of the demo left; returns whether there was anything.
 
-    Raises as ``has_earlier_run`` and ``SummaryStore.clear``, and then the database is as it was.
+    Raises as ``has_earlier_run`` and ``SummaryStore.clear``, and then the database is unchanged.
     """
     if has_earlier_run(database, store):
-        store.clear()  # before the database forgets the run: a clearing that was cut off can be repeated
+        store.clear()  # before the database forgets the run, so that it can be repeated
     return prepare_database(database)
 
 
 def prepare_database(database: Database) -> bool:
-    """Make the tables, and clear what an earlier run of the demo left; returns whether there was something.
+    """Create the tables, and delete what an earlier run of the demo left; returns whether there was anything.
 
-    Each run of the demo has a hub of its own, so results of an earlier one would count as this one's.
-    Raises AlreadyExistsError where the tables are there and were not filled by this demo.
+    Each run of the demo has a hub of its own, so an earlier one's results would count as this one's. Raises
+    AlreadyExistsError where this demo did not fill the tables.
     """
     is_ours = _is_ours(database)
     for table in (home_minute, home_alarm):
@@ -140,13 +140,12 @@ def prepare_database(database: Database) -> bool:
 
 
 def _is_ours(database: Database) -> bool:
-    """Whether this demo wrote to the database before. Raises AlreadyExistsError where somebody else has its
-    tables."""
+    """Whether this demo wrote to the database before. Raises AlreadyExistsError for others' tables."""
     has_tables = inspect(database.engine()).has_table(home_minute.name)
     is_ours = next_batch_id(database, NAME) is not None
     if has_tables and not is_ours:
         raise AlreadyExistsError(
             f"The database {database.url} has a table {home_minute.name} that this demo did not fill.",
-            next_step="Give another --database, or none for a SQLite file of its own.",
+            next_step="Use another --database, or none for a new SQLite file.",
         )
     return is_ours

@@ -1,9 +1,9 @@
-"""What a checkpoint directory was made with, in a small file beside Spark's own.
+"""Which settings a checkpoint directory was created with: a small file next to Spark's own.
 
 The number of blocks decides which key of the state a home belongs to. With another number Spark would find no
-state for a home, or another home's, and count on from there without a word; so the directory is asked first.
-So is the format: of what was made when each home's page was a file of its own, the pages that do not change
-would be missing.
+state for a home, or another home's, and silently continue from there; so the directory is checked first. So
+is the format: with one from when each home's page was a file of its own, pages that do not change would be
+missing.
 """
 
 from __future__ import annotations
@@ -18,19 +18,17 @@ from tidegate.spark import HadoopDirectory
 
 FILE_NAME: Final = "tidegate-home-security.json"
 _SPARKS_FILE: Final = "metadata"
-"""Where Spark keeps the query's id; it writes this first."""
+"""Spark's own first file, which holds the query's id."""
 _FORMAT: Final = 2
-"""Of what goes with the state; 1 had no number, and a file for each home's page."""
-_START_ANEW: Final = (
-    "start anew with an empty checkpoint directory, an empty database and an empty place of summaries."
-)
+"""Of the summaries that belong to the state; 1 had no number, and a file for each home's page."""
+_START_ANEW: Final = "start again with an empty checkpoint directory, an empty database and no summaries."
 
 
 def claim_checkpoint(spark: SparkSession, location: str, blocks: int) -> None:
-    """Note format and number of blocks in a new checkpoint directory, or compare them with what is there.
+    """Write format and number of blocks into a new checkpoint directory, or compare them with those there.
 
-    location: as ``checkpoint_path`` gives it. Raises InvalidArgumentError where the directory's state is kept
-    in another format or by another number of blocks, or the directory does not say by which.
+    location: as ``checkpoint_path`` returns it. Raises InvalidArgumentError where the directory has another
+    format or number of blocks, or does not say which.
     """
     directory = HadoopDirectory(spark, location)
     text = directory.read(FILE_NAME)
@@ -49,13 +47,12 @@ def claim_checkpoint(spark: SparkSession, location: str, blocks: int) -> None:
         ) from error
     if made_in != _FORMAT:
         raise InvalidArgumentError(
-            f"The checkpoint directory {location} goes with summaries in the format {made_in}, and this "
+            f"The checkpoint directory {location} belongs to summaries in the format {made_in}, but this "
             f"version writes the format {_FORMAT}.",
             next_step=_START_ANEW.capitalize(),
         )
     if before != blocks:
         raise InvalidArgumentError(
-            f"The checkpoint directory {location} keeps its state in {before} blocks of homes, and {blocks} "
-            "are asked for.",
-            next_step=f"Take --blocks {before}. For another number, {_START_ANEW}",
+            f"The checkpoint directory {location} keeps its state in {before} blocks of homes, not {blocks}.",
+            next_step=f"Use --blocks {before}. For another number, {_START_ANEW}",
         )

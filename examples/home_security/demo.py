@@ -11,7 +11,6 @@ reads the log again, checks and reports
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,33 +28,30 @@ from examples.home_security.check import (
 from examples.home_security.generator import GeneratorPlan
 from examples.home_security.homes import BLOCKS_DEFAULT, EVENT_HUB, PARTITION_COUNT, home_name
 from examples.home_security.stage import Crash, LiveStage, StageRun
-from examples.home_security.status import CONNECTION_STRING_VARIABLE, DATABASE_VARIABLE
 from examples.home_security.summaries import SummaryStore
 from examples.home_security.verify import recompute
 from examples.home_security.web.server import serving
 from examples.support.observer import Observer
-from examples.support.service import STATE_VARIABLE, ConsoleOptions, running_service
+from examples.support.service import ConsoleOptions, driver_environment, make_data_dir, running_service
 from tidegate import AlreadyExistsError
 from tidegate.client import EventHubAdministrator
 from tidegate.sql import Database
 
-FILES_DIR_NAME = "example-home-security"
-"""Where the demo's own files (logs of its children, Spark's checkpoint) lie in the data directory."""
 HOME_SHOWN = 42
-"""Number of the home whose page people are told of."""
+"""Number of the home whose page is shown to the user."""
 PARTITIONS_APART_S = 3.0
 """How far partitions may be apart in real time before an alarm's timer could fire too early."""
 
 
 @dataclass(frozen=True, slots=True)
 class HomeSecurityDemo:
-    """What the demo can be told."""
+    """Options of the demo."""
 
     plan: GeneratorPlan = field(default_factory=GeneratorPlan)
     duration_s: float = 60.0
-    """For how long events are made."""
+    """How long events are generated."""
     data_dir: Path | None = None
-    """None: a new temporary directory, which stays."""
+    """None: a new temporary directory, which is kept."""
     database_url: str | None = None
     """None: the SQLite file ``homes.db`` in the data directory."""
     summaries_url: str | None = None
@@ -67,16 +63,16 @@ class HomeSecurityDemo:
 
 @dataclass(frozen=True, slots=True)
 class HomeSecurityReport:
-    """What came of it."""
+    """The demo's result."""
 
     data_dir: Path
     database: str
-    """URL, its password hidden."""
+    """URL, without its password."""
     summaries: str
     events: int
     """In the hub."""
     status_events: int
-    """Of those: only saying that a sensor is alive."""
+    """Those that only say that a sensor is alive."""
     readings: int
     """Counted in minutes, each once."""
     duplicates: int
@@ -105,18 +101,16 @@ def run_home_security_demo(
     observer: Observer,
     on_report: Callable[[HomeSecurityReport], None] = lambda report: None,
 ) -> HomeSecurityReport:
-    """Run the whole demo; returns what came of it, whether or not the figures hold.
+    """Run the whole demo; returns its result, whether or not the figures hold.
 
-    on_report: called with that while the service still runs.
-    Raises AlreadyExistsError where the data directory holds an earlier run, or the database or the place of
-    summaries what this demo did not write; MalformedPagesError where something else lies among the summaries
-    of an earlier run; ChildFailedError where a child ended on its own; and what opening the database raises.
-    Cancellation: the first KeyboardInterrupt ends the generator only, and the figures so far are checked; a
-    second one, and any other exception raised in this thread, ends the children and comes through.
+    on_report: called with it while the service still runs. Raises AlreadyExistsError where the data directory
+    holds an earlier run, or the database or the summaries' place holds what this demo did not write;
+    MalformedPagesError for other files among the summaries of an earlier run; ChildFailedError where a child
+    ended unexpectedly; and what opening the database raises. Cancellation: the first KeyboardInterrupt ends
+    the generator only, and the figures so far are checked; a second one, and any other exception in this
+    thread, ends the children and is passed on.
     """
-    data_dir = _make_data_dir(demo.data_dir)
-    files_dir = data_dir / FILES_DIR_NAME
-    files_dir.mkdir(mode=0o700, exist_ok=True)
+    data_dir, files_dir = make_data_dir(demo.data_dir, "home-security")
     url = demo.database_url or f"sqlite:///{data_dir / 'homes.db'}"
     summaries_url = demo.summaries_url or str(data_dir / "summaries")
     observer.step("Starting the service")
@@ -127,20 +121,16 @@ def run_home_security_demo(
         serving(summaries_url) as web,
     ):
         home = home_name(min(HOME_SHOWN, demo.plan.homes - 1))
-        observer.note(f"What the resident of one home sees, once it was heard of: {web}homes/{home}")
+        observer.note(f"The page of one home's resident, once it has sent events: {web}homes/{home}")
         store = SummaryStore(summaries_url)
-        # Once before there is a hub, too: with one, the data directory would serve no other try.
+        # Also before there is a hub: with one, the data directory could not be used for another try.
         has_earlier_run(database, store)
         asyncio.run(_create_hub(ready.connection_string))
         if prepare_places(database, store):
-            observer.note("There were results of an earlier run: cleared.")
+            observer.note("Deleted the results of an earlier run.")
         observer.step(f"Watching {demo.plan.homes:,} homes for {demo.duration_s:.0f} s")
         stage = LiveStage(
-            environment={
-                CONNECTION_STRING_VARIABLE: ready.connection_string,
-                DATABASE_VARIABLE: url,
-                STATE_VARIABLE: str(files_dir),
-            },
+            environment=driver_environment(ready.connection_string, url, files_dir),
             database=database,
             files_dir=files_dir,
             plan=demo.plan,
@@ -156,21 +146,14 @@ def run_home_security_demo(
         return made
 
 
-def _make_data_dir(data_dir: Path | None) -> Path:
-    if data_dir is None:
-        return Path(tempfile.mkdtemp(prefix="tidegate-homes-"))
-    data_dir.mkdir(parents=True, exist_ok=True)
-    return data_dir.resolve()
-
-
 async def _create_hub(connection_string: str) -> None:
     async with EventHubAdministrator.from_connection_string(connection_string) as administrator:
         try:
             await administrator.create_event_hub(EVENT_HUB, partition_count=PARTITION_COUNT)
         except AlreadyExistsError as error:
             raise AlreadyExistsError(
-                f"The data directory has an event hub {EVENT_HUB!r} already: of an earlier run.",
-                next_step="Give another --data-dir, or none for a fresh one.",
+                f"The data directory already has an event hub {EVENT_HUB!r}, of an earlier run.",
+                next_step="Use another --data-dir, or none for a new one.",
             ) from error
 
 

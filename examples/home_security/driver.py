@@ -25,8 +25,9 @@ from examples.home_security.pipeline import (
     HomeSecurity,
     start_home_security,
 )
-from examples.home_security.status import CONNECTION_STRING_VARIABLE, DATABASE_VARIABLE, write_status
+from examples.home_security.status import write_status
 from examples.home_security.tables import CONSUMER, NAME, home_alarm, home_minute
+from examples.support.service import CONNECTION_STRING_VARIABLE, DATABASE_VARIABLE
 from tidegate.spark import explain, reported_query, spark_session
 
 _LOOK_EVERY_S = 0.2
@@ -138,7 +139,7 @@ def main() -> int:
             query.processAllAvailable()
             progress.update(query)
             query.stop()
-    except Exception as error:  # whatever ends a query: the log gets one sentence instead of Java's pages
+    except Exception as error:  # anything that ends a query: one sentence instead of Java's stack trace
         sys.stderr.write(f"{explain(error)}\n")
         return 1
     finally:

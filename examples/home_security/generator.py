@@ -69,7 +69,7 @@ _NAMES = [name for name, _ in SENSORS]
 
 @dataclass(frozen=True, slots=True)
 class GeneratorPlan:
-    """What is to be made up."""
+    """What to generate."""
 
     homes: int = 100_000
     rate: float = 5_000.0
@@ -81,14 +81,14 @@ class GeneratorPlan:
     delayed_share: float = 0.01
     duplicate_share: float = 0.01
     co_after_s: float = 30.0
-    """Real seconds after which the homes have detectors of carbon monoxide."""
+    """Real seconds until the homes have carbon monoxide detectors."""
 
     def __post_init__(self) -> None:
         if self.homes < 1 or self.rate <= 0 or self.speed <= 0:
-            raise InvalidArgumentError("homes, rate and speed have to be above 0.")
+            raise InvalidArgumentError("homes, rate and speed must be above 0.")
         shares = (self.malformed_share, self.delayed_share, self.duplicate_share)
         if any(not 0 <= share < 1 for share in shares):
-            raise InvalidArgumentError("A share is at least 0 and below 1.")
+            raise InvalidArgumentError("A share must be at least 0 and below 1.")
 
 
 class _Due(NamedTuple):

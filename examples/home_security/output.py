@@ -1,4 +1,4 @@
-"""What the example says at its end: the report as tables for people, or as JSON for programs."""
+"""The example's output: the report as tables for people, or as JSON for programs."""
 
 from __future__ import annotations
 
@@ -27,13 +27,12 @@ def summary(report: HomeSecurityReport) -> dict[str, object]:
 
 def print_report(report: HomeSecurityReport) -> None:
     """The figures, for people."""
-    put_aside = sum(report.dead_letters.values())
     figures = [
         {"what": "events", "count": report.events},
         {"what": "  readings, counted per home and minute", "count": report.readings},
-        {"what": "  readings that came twice", "count": report.duplicates},
-        {"what": "  dead letters", "count": put_aside},
-        {"what": "  sensors that say they are alive, filtered out", "count": report.status_events},
+        {"what": "  duplicate readings", "count": report.duplicates},
+        {"what": "  dead letters", "count": sum(report.dead_letters.values())},
+        {"what": "  status events of sensors, filtered out", "count": report.status_events},
         {"what": "rows of home_minute", "count": report.minutes},
         {"what": "alarms", "count": sum(report.alarms.values())},
         {"what": "homes with a summary", "count": report.homes},
@@ -53,7 +52,7 @@ def print_report(report: HomeSecurityReport) -> None:
     print(
         "A recomputation from the log gives other figures."
         if report.failures
-        else "A recomputation from the log gives every row, alarm, dead letter and summary the same."
+        else "A recomputation from the log gives the same rows, alarms, dead letters and summaries."
     )
     print(f"The log is in {report.data_dir}, the results in {report.database}.")
     print(f"The summaries are in {report.summaries}, one JSON file per block of homes.")

@@ -1,9 +1,9 @@
-"""Sends what the generator makes up, at its pace, as a process of its own.
+"""Sends the generator's events, at its pace, as a process of its own.
 
     python -m examples.home_security.publish --homes 100000 --rate 5000 … --status-file FILE
 
 The connection string comes in an environment variable, because everybody on the machine can read a command
-line. SIGTERM ends it in order: what was made is sent and acknowledged.
+line. SIGTERM ends it in order: all generated events are sent and acknowledged.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from examples.home_security.generator import STEP_S, GeneratorPlan, HomesGenerator
 from examples.home_security.homes import EVENT_HUB
-from examples.home_security.status import CONNECTION_STRING_VARIABLE, write_status
+from examples.home_security.status import write_status
+from examples.support.service import CONNECTION_STRING_VARIABLE
 from tidegate import EventData, TidegateError
 from tidegate.client import EventHubProducer
 
@@ -29,14 +30,14 @@ _STATUS_EVERY_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Publishing:
-    """How the generator's events are to be sent."""
+    """How to send the generator's events."""
 
     connection_string: str
     plan: GeneratorPlan
     duration_s: float
-    """Of generated time: steps are made for that long."""
+    """How much generated time to send."""
     is_paced: bool = True
-    """False: as fast as it goes."""
+    """False: as fast as possible."""
 
 
 async def publish(
@@ -45,7 +46,7 @@ async def publish(
     """Send every event of the plan's first ``duration_s`` seconds; returns the generator.
 
     on_progress: called now and then, and at the end when all is acknowledged, with the seconds since the
-    start. stop: set, nothing more is made. Raises what the producer raises.
+    start. stop: once set, no more events are generated. Raises what the producer raises.
     """
     generator = HomesGenerator(wanted.plan)
     loop = asyncio.get_running_loop()
@@ -81,14 +82,7 @@ def main() -> int:
         parser.add_argument(f"--{name}", type=float, required=True)
     given = parser.parse_args()
     plan = GeneratorPlan(
-        homes=given.homes,
-        rate=given.rate,
-        speed=given.speed,
-        seed=given.seed,
-        malformed_share=given.malformed_share,
-        delayed_share=given.delayed_share,
-        duplicate_share=given.duplicate_share,
-        co_after_s=given.co_after,
+        **{field.name: getattr(given, field.name.removesuffix("_s")) for field in fields(GeneratorPlan)}
     )
     wanted = Publishing(
         os.environ[CONNECTION_STRING_VARIABLE], plan, given.duration, is_paced=not given.unpaced

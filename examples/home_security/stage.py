@@ -1,11 +1,11 @@
-"""The live part of the demo: generator and Spark driver side by side, one crash, and how it goes."""
+"""The live part of the demo: generator and Spark driver side by side, one crash, and progress reports."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from sqlalchemy import func, select
 from examples.home_security.generator import GeneratorPlan
 from examples.home_security.status import read_status
 from examples.home_security.tables import NAME, home_alarm
+from examples.support.journal import running_batch_id
 from examples.support.observer import Observer
 from examples.support.processes import ChildSession
 from tidegate import OperationTimeoutError
@@ -22,7 +23,7 @@ from tidegate.sql import Database, next_batch_id
 _LOOK_EVERY_S = 0.5
 _CRASH_LOOK_EVERY_S = 0.01
 _STANDSTILL_MAX_S = 600.0
-"""Without a micro-batch for so long, something hangs."""
+"""Longest time without a micro-batch before the run counts as hanging."""
 _CRASH_AFTER_SHARE = 0.6
 _GENERATOR_STOP_S = 60.0
 
@@ -33,31 +34,30 @@ class Crash:
 
     batch_id: int
     is_in_sql: bool
-    """Whether SQL held the micro-batch already, and only Spark had not noted it."""
+    """Whether the micro-batch was in SQL, and only missing in Spark's journal."""
 
     def describe(self) -> str:
-        """One sentence's end for people."""
-        return f"micro-batch {self.batch_id} was running and " + (
-            "SQL held it already" if self.is_in_sql else "SQL did not hold it yet"
-        )
+        """The end of a sentence for people."""
+        state = "already" if self.is_in_sql else "not yet"
+        return f"micro-batch {self.batch_id} was running and {state} in SQL"
 
 
 @dataclass(frozen=True, slots=True)
 class StageRun:
-    """What the live part came to."""
+    """The result of the live part."""
 
     published: int
     generated: dict[str, Any]
-    """What the generator says of itself."""
+    """The generator's own figures."""
     driver: dict[str, Any]
-    """What the last driver said at its end."""
+    """The last driver's figures at its end."""
     crash: Crash | None
     elapsed_s: float
     """From the first event to the last commit."""
 
 
 class LiveStage:
-    """Runs generator and driver until all is in SQL."""
+    """Runs generator and driver until everything is in SQL."""
 
     def __init__(
         self,
@@ -91,10 +91,10 @@ class LiveStage:
         self._position = -1
 
     def run(self) -> StageRun:
-        """Return once everything that was published is in SQL and the driver has ended by itself.
+        """Return once everything published is in SQL and the driver has ended.
 
-        The first Ctrl-C ends the generator, and the rest goes on in order; the second one comes through.
-        Raises ChildFailedError, OperationTimeoutError.
+        The first Ctrl-C ends the generator, and the rest is completed; the second one is passed on. Raises
+        ChildFailedError, OperationTimeoutError.
         """
         self._driver = self._start_driver()
         try:
@@ -104,7 +104,7 @@ class LiveStage:
                 self._watch(generator, started)
             published = int(read_status(self._generator_status).get("events", 0))
             self._observer.step("Bringing the rest to SQL")
-            self._wait(lambda: self._is_done(published), "The pipeline stands still")
+            self._wait(lambda: self._is_done(published), "The pipeline does not progress")
             elapsed_s = time.monotonic() - started
             self._stop_file.touch()
             self._wait(self._has_driver_ended, "Spark did not end")
@@ -128,22 +128,10 @@ class LiveStage:
         )
 
     def _start_generator(self) -> ChildSession:
-        plan = self._plan
-        options: dict[str, object] = {
-            "status-file": self._generator_status,
-            "duration": self._duration_s,
-            "homes": plan.homes,
-            "seed": plan.seed,
-            "rate": plan.rate,
-            "speed": plan.speed,
-            "co-after": plan.co_after_s,
-            "malformed-share": plan.malformed_share,
-            "delayed-share": plan.delayed_share,
-            "duplicate-share": plan.duplicate_share,
-        }
         command = [sys.executable, "-m", "examples.home_security.publish"]
-        for name, value in options.items():
-            command += [f"--{name}", str(value)]
+        command += ["--status-file", str(self._generator_status), "--duration", str(self._duration_s)]
+        for name, value in asdict(self._plan).items():
+            command += [f"--{name.removesuffix('_s').replace('_', '-')}", str(value)]
         return ChildSession(
             "generator",
             command,
@@ -154,21 +142,21 @@ class LiveStage:
     # --- watching -----------------------------------------------------------------------------------------
 
     def _watch(self, generator: ChildSession, started: float) -> None:
-        """Until the generator has ended."""
+        """Watch until the generator has ended."""
         is_co_told = False
         while generator.exit_code is None:
             elapsed_s = time.monotonic() - started
             try:
                 if not is_co_told and elapsed_s > self._plan.co_after_s:
                     is_co_told = True
-                    self._observer.note("From now on the homes have detectors of carbon monoxide.")
+                    self._observer.note("From now on the homes have carbon monoxide detectors.")
                 self._is_crash_due |= elapsed_s > _CRASH_AFTER_SHARE * self._duration_s
                 self._look_for(_LOOK_EVERY_S)
             except KeyboardInterrupt:
                 if self._is_interrupted:
                     raise
                 self._is_interrupted = True
-                self._observer.note("Interrupted: no more events; what was sent is brought to SQL.")
+                self._observer.note("Interrupted: no more events; those sent are still processed.")
                 generator.terminate(timeout_s=_GENERATOR_STOP_S)
         if generator.exit_code != 0 and not self._is_interrupted:
             raise generator.failure()
@@ -179,12 +167,12 @@ class LiveStage:
             self._look_for(_LOOK_EVERY_S)
             if time.monotonic() - self._moved > _STANDSTILL_MAX_S:
                 raise OperationTimeoutError(
-                    f"{problem}: nothing moved for {_STANDSTILL_MAX_S:.0f} s.",
+                    f"{problem}: no progress for {_STANDSTILL_MAX_S:.0f} s.",
                     next_step=f"The driver's log is {self._driver.log_file}.",
                 )
 
     def _look_for(self, seconds: float) -> None:
-        """Tell how it goes, and for some time look for the moment to crash, if there is to be one."""
+        """Report progress, and for some time look for the moment to crash, if there is to be one."""
         self._look()
         until = time.monotonic() + seconds
         while (left_s := until - time.monotonic()) > 0:
@@ -227,30 +215,18 @@ class LiveStage:
     # --- the crash ----------------------------------------------------------------------------------------
 
     def _kill_in_mid_batch(self) -> bool:
-        if self._running_batch() is None:
+        if running_batch_id(self._checkpoint_dir) is None:
             return False
         self._driver.freeze()
-        # Nothing moves any more: what Spark's journal says now is what the crash leaves behind.
-        batch_id = self._running_batch()
+        # Nothing moves now: what Spark's journal says is what the crash leaves behind.
+        batch_id = running_batch_id(self._checkpoint_dir)
         if batch_id is None:
             self._driver.thaw()
             return False
         self._driver.kill()
-        # Only now: frozen while it held SQLite's file, the driver would keep readers out.
+        # Only now: frozen while it held SQLite's file, the driver would block readers.
         self._crash = Crash(batch_id, is_in_sql=batch_id < (next_batch_id(self._database, NAME) or 0))
         self._observer.note(
             f"Killed the Spark driver with SIGKILL while {self._crash.describe()}. Starting it again."
         )
         return True
-
-    def _running_batch(self) -> int | None:
-        """The micro-batch that Spark's journal has begun and not ended; none before the first is done."""
-        begun, ended = (_highest(self._checkpoint_dir / name) for name in ("offsets", "commits"))
-        return begun if begun > ended >= 0 else None
-
-
-def _highest(directory: Path) -> int:
-    try:
-        return max((int(entry.name) for entry in directory.iterdir() if entry.name.isdigit()), default=-1)
-    except FileNotFoundError:
-        return -1

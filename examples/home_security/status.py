@@ -1,17 +1,13 @@
-"""What the demo's processes tell each other: small JSON files, replaced whole."""
+"""How the demo's processes report to each other: small JSON files, replaced atomically."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import orjson
-
-CONNECTION_STRING_VARIABLE: Final = "TIDEGATE_CONNECTION_STRING"
-DATABASE_VARIABLE: Final = "TIDEGATE_DATABASE"
-"""In the environment of the children, because everybody on the machine can read a command line."""
 
 
 def write_status(path: Path, status: Mapping[str, Any]) -> None:

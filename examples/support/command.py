@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final, NoReturn, Protocol, TypeVar
 
 import orjson
 from rich import box
@@ -31,7 +31,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from examples.support.service import tidegate_program
+from examples.support.screen import Screen
+from examples.support.service import DATABASE_VARIABLE, tidegate_program
 from tidegate import (
     BrokenError,
     DatabaseUnavailableError,
@@ -42,11 +43,9 @@ from tidegate import (
     UnauthorizedError,
 )
 
-DATABASE_VARIABLE: Final = "TIDEGATE_DATABASE"
-
 _UNREACHABLE: Final = (BrokenError, DatabaseUnavailableError, OperationTimeoutError, UnauthorizedError)
 _PIPE_WIDTH: Final = 1_000
-"""Columns of a table that nobody looks at on a terminal: no cell is folded."""
+"""Columns of a table that is not shown on a terminal: no cell is folded."""
 
 
 class CheckFailedError(TidegateError):
@@ -54,7 +53,7 @@ class CheckFailedError(TidegateError):
 
 
 def exit_code_of(error: TidegateError) -> int:
-    """The exit code that an example ends with when ``error`` reaches it."""
+    """The exit code of an example that ends with ``error``."""
     if isinstance(error, CheckFailedError):
         return 4
     if isinstance(error, _UNREACHABLE):
@@ -71,7 +70,7 @@ def run_command(command: Callable[[], None]) -> NoReturn:
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except BrokenPipeError:
-        # What is still in the buffer has nowhere to go: the interpreter's last flush must not complain.
+        # The buffer's rest has nowhere to go: the interpreter's last flush must not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(128 + signal.SIGPIPE)
     except TidegateError as error:
@@ -85,7 +84,7 @@ def run_command(command: Callable[[], None]) -> NoReturn:
 
 @contextmanager
 def _termination_unwinds() -> Iterator[None]:
-    """Make SIGTERM and SIGHUP unwind like Ctrl-C, so that child processes are ended."""
+    """Make SIGTERM and SIGHUP unwind like Ctrl-C, so that child processes are stopped."""
 
     def leave(signal_number: int, _: object) -> None:
         sys.exit(128 + signal_number)
@@ -112,15 +111,43 @@ def check_installed(*packages: str) -> None:
             )
 
 
-def wait_for_interrupt(note: Callable[[str], None]) -> None:
-    """Return on Ctrl-C."""
-    note("The service is left up, with its data directory: look at it in the browser. Ctrl-C ends it.")
-    with contextlib.suppress(KeyboardInterrupt):
-        threading.Event().wait()
+class Report(Protocol):
+    """What a demo reports."""
+
+    @property
+    def failures(self) -> Sequence[str]:
+        """What does not hold, one sentence each; empty: every figure holds."""
+        ...
 
 
-def check_figures(failures: Sequence[str]) -> None:
-    """Raise CheckFailedError where figures do not hold."""
+R = TypeVar("R", bound=Report)
+
+
+def run_demo(
+    given: argparse.Namespace,
+    run: Callable[[Screen, Callable[[R], None]], R],
+    *,
+    summary: Callable[[R], Mapping[str, object]],
+    print_report: Callable[[R], None],
+) -> None:
+    """Run a demo with the common options, and print its report while its service still runs.
+
+    Raises CheckFailedError where figures do not hold, and what ``run`` raises.
+    """
+
+    def show(report: R) -> None:
+        screen.close()
+        if given.json:
+            print_json(summary(report))
+        else:
+            print_report(report)
+        if given.keep_serving:
+            screen.note("The service keeps running over its data directory. Press Ctrl-C to stop it.")
+            with contextlib.suppress(KeyboardInterrupt):
+                threading.Event().wait()
+
+    with Screen() as screen:
+        failures = run(screen, show).failures
     if failures:
         raise CheckFailedError("The figures do not hold: " + "; ".join(failures) + ".")
 
@@ -143,13 +170,25 @@ def at_least(
     return number
 
 
-def add_common_options(parser: argparse.ArgumentParser, *, database_file: str) -> None:
-    """``--data-dir``, ``--database``, ``--keep-serving``, and ``--table`` or ``--json``."""
+def example_parser(
+    module: str, *, description: str, examples: str, database_file: str
+) -> argparse.ArgumentParser:
+    """The parser of ``python -m MODULE``, with ``--data-dir``, ``--database``, ``--keep-serving``, and
+    ``--table`` or ``--json``.
+    """
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {module}",
+        description=description,
+        epilog=examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
     parser.add_argument(
         "--data-dir",
         type=Path,
         metavar="DIR",
-        help="where everything goes, and where a second run continues; default: a new temporary directory",
+        help="where everything is stored, and where a second run continues; default: a new temporary "
+        "directory",
     )
     parser.add_argument(
         "--database",
@@ -160,11 +199,12 @@ def add_common_options(parser: argparse.ArgumentParser, *, database_file: str) -
     parser.add_argument(
         "--keep-serving",
         action="store_true",
-        help="leave service and console up at the end, until Ctrl-C",
+        help="keep service and console running at the end, until Ctrl-C",
     )
     formats = parser.add_mutually_exclusive_group()
     formats.add_argument("--table", action="store_true", help="tables (the default; plain text when piped)")
     formats.add_argument("--json", action="store_true", help="one JSON object")
+    return parser
 
 
 # --- output ---

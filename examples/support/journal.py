@@ -2,7 +2,7 @@
 
 ``<checkpoint>/offsets/<batch id>`` is written before a micro-batch runs: a line with the format's version, a
 line of metadata, and one line per source with its end. For the source ``eventhubs`` that is a JSON object
-whose ``partitions`` has the first event of each partition behind the micro-batch.
+whose ``partitions`` has the first event of each partition after the micro-batch.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ from pathlib import Path
 _VERSION_LINE = "v1"
 
 
-def last_batch_id(checkpoint_dir: Path) -> int | None:
-    """The micro-batch that began last; None: none has begun."""
+def running_batch_id(checkpoint_dir: Path) -> int | None:
+    """The micro-batch that has begun and not ended; None: there is none, or it is the first of all."""
     try:
         names = [entry.name for entry in (checkpoint_dir / "offsets").iterdir()]
     except FileNotFoundError:
         return None
-    return max((int(name) for name in names if name.isdigit()), default=None)
+    begun = max((int(name) for name in names if name.isdigit()), default=0)
+    return begun if begun and not (checkpoint_dir / "commits" / str(begun)).exists() else None
 
 
 def batch_end(checkpoint_dir: Path, batch_id: int) -> Mapping[str, int] | None:
     """Partition id → one past the last event of a micro-batch of a query with one source.
 
-    None: it has not begun, or Spark has forgotten it.
+    None: it has not begun, or Spark has deleted it.
     """
     try:
         lines = (checkpoint_dir / "offsets" / str(batch_id)).read_text(encoding="utf-8").splitlines()

@@ -1,4 +1,4 @@
-"""How an example tells what it is doing: ``screen`` draws it, tests collect it."""
+"""How an example reports its progress: ``screen`` draws it, tests collect it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Protocol
 
 
 class Observer(Protocol):
-    """Is told about steps, progress within a step, and things worth a sentence."""
+    """Receives steps, progress within a step, and notes."""
 
     def step(self, title: str) -> None:
-        """A new step begins; the one before it is done."""
+        """A new step begins; the previous one is done."""
         ...
 
     def progress(self, done: int, total: int) -> None:
@@ -17,9 +17,9 @@ class Observer(Protocol):
         ...
 
     def note(self, text: str) -> None:
-        """Something happened that people want to know."""
+        """Something happened that users want to know."""
         ...
 
     def figures(self, text: str) -> None:
-        """How things stand now, in place of what was told before."""
+        """The present state, replacing the last one."""
         ...

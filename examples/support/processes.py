@@ -1,7 +1,7 @@
-"""Child processes that are ended whole: a child gets a session of its own, and signals go to all of it.
+"""Child processes that are ended completely: a child gets its own session, and signals go to all of it.
 
-A process group would not be enough for Spark: its Python daemon makes a group of its own, so a signal to the
-driver's group would leave the workers alive, still able to commit. The session holds all of them.
+A process group would not be enough for Spark: its Python daemon creates its own, so a signal to the driver's
+group would leave the workers running, and able to commit. The session holds all of them.
 """
 
 from __future__ import annotations
@@ -19,25 +19,26 @@ from typing import Final, Self
 from tidegate import TidegateError
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-"""Of the clone: what children import ``examples`` from."""
+"""The clone's directory, from which children import ``examples``."""
 _POLL_S = 0.02
 
 
 class ChildFailedError(TidegateError):
-    """A child process ended by itself when it should not have."""
+    """A child process ended when it should not have."""
 
 
 class ChildSession:
     """A child process and everything that it starts, as one session. A context manager that leaves none
-    behind."""
+    running.
+    """
 
     def __init__(
         self, name: str, command: Sequence[str], *, log_file: Path, environment: Mapping[str, str]
     ) -> None:
-        """Start ``command``; its standard error goes to the end of ``log_file``, its standard output nowhere.
+        """Start ``command``; its standard error is appended to ``log_file``, its standard output discarded.
 
-        name: what messages call it. environment: added to this process's, and so is where ``examples`` is;
-        secrets belong there, because everybody on the machine can read a command line.
+        name: for messages. environment: added to this process's, as is the path of ``examples``; secrets
+        belong there, because everybody on the machine can read a command line.
         """
         self.name = name
         self.log_file = log_file
@@ -73,10 +74,10 @@ class ChildSession:
             raise self.failure()
 
     def failure(self) -> ChildFailedError:
-        """The error that says how it ended and what its log says last."""
+        """The error with its exit code and the end of its log."""
         return ChildFailedError(
             f"The {self.name} ended with code {self.exit_code}. Its log ends:\n{self.log_end()}",
-            next_step=f"\nThe whole log is {self.log_file}.",
+            next_step=f"\nThe complete log is {self.log_file}.",
         )
 
     def log_end(self, lines_max: int = 15) -> str:
@@ -88,24 +89,24 @@ class ChildSession:
         return "\n".join(lines[-lines_max:])
 
     def freeze(self) -> None:
-        """Stop every process of the session where it is (SIGSTOP)."""
+        """Stop every process of the session (SIGSTOP)."""
         self._signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let a frozen session go on (SIGCONT)."""
+        """Let a stopped session continue (SIGCONT)."""
         self._signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """End every process of the session at once (SIGKILL) and wait until the child is gone."""
+        """End every process of the session (SIGKILL) and wait until the child is gone."""
         self._signal(signal.SIGKILL)
         self._process.wait()
-        # What the child had started has no parent to be waited for by: look until none is left.
+        # The child's own children have no parent that waits for them: poll until none is left.
         while _session_members(self._process.pid):
             self._signal(signal.SIGKILL)
             time.sleep(_POLL_S)
 
     def terminate(self, *, timeout_s: float) -> None:
-        """Ask the child to end (SIGTERM), and end it at once if it has not within ``timeout_s`` seconds."""
+        """Ask the child to end (SIGTERM), and kill it after ``timeout_s`` seconds."""
         if self.exit_code is None:
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -113,7 +114,7 @@ class ChildSession:
         self.kill()
 
     def _signal(self, signal_number: signal.Signals) -> None:
-        # A child that was waited for may have given its number away: then only what /proc shows is meant.
+        # The number of a child that has ended may be reused: then only the members in /proc are signalled.
         members = _session_members(self._process.pid)
         if self._process.poll() is None:
             members.add(self._process.pid)
@@ -129,8 +130,7 @@ def _python_path() -> str:
 
 
 def _session_members(session_id: int) -> set[int]:
-    """The living processes of a session. Where there is no /proc (macOS): those of the group of that
-    number."""
+    """The running processes of a session. Without /proc (macOS): those of the group of that number."""
     if not Path("/proc/self/stat").exists():
         return group_members(session_id)
     members: set[int] = set()
@@ -149,7 +149,7 @@ def _session_members(session_id: int) -> set[int]:
 
 
 def group_members(group_id: int) -> set[int]:
-    """The living processes of a process group, zombies left out."""
+    """The running processes of a process group, without zombies."""
     found = subprocess.run(
         ["/bin/ps", "-A", "-o", "pid=,pgid=,state="], capture_output=True, text=True, check=True
     )

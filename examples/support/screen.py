@@ -1,4 +1,4 @@
-"""What people see of an example while it runs: steps, a progress bar, notes; all on standard error."""
+"""What users see of an example while it runs: steps, a progress bar, notes; all on standard error."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ class Screen:
             self.close()
         self._progress.stop()
         if isinstance(error, KeyboardInterrupt):
-            self.note("Interrupted. Nothing runs any more; with the same --data-dir the next run continues.")
+            self.note("Interrupted. Everything has stopped; with the same --data-dir the next run continues.")
 
     def close(self) -> None:
-        """The last step is done: nothing is drawn any more; harmless twice."""
+        """End the last step and stop drawing; harmless twice."""
         self._finish_step()
         self._progress.stop()
 
     def step(self, title: str) -> None:
-        """A new step begins; the one before it is done."""
+        """A new step begins; the previous one is done."""
         self._finish_step()
         self._title = title
         self._step_started = time.monotonic()
@@ -77,7 +77,7 @@ class Screen:
         self._progress.update(self._task, completed=done, total=total, count=count)
 
     def figures(self, text: str) -> None:
-        """How things stand now: a line that is replaced, or one every few seconds where it cannot be."""
+        """The present state: a line that is replaced, or one every few seconds where it cannot be."""
         assert self._task is not None
         self._progress.update(self._task, count=text)
         now = time.monotonic()
@@ -86,7 +86,7 @@ class Screen:
             self.note(f"  {text}")
 
     def note(self, text: str) -> None:
-        """Something happened that people want to know."""
+        """Something happened that users want to know."""
         self._console.print(text, markup=False, soft_wrap=True)
 
     def _finish_step(self) -> None:

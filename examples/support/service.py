@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,16 +19,18 @@ from tidegate import OperationTimeoutError
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 15.0
+CONNECTION_STRING_VARIABLE: Final = "TIDEGATE_CONNECTION_STRING"
+DATABASE_VARIABLE: Final = "TIDEGATE_DATABASE"
 STATE_VARIABLE: Final = "TIDEGATE_STATE_DIR"
-"""Where the example's pipeline reports, and its console looks."""
+"""Where the example's pipeline reports its status, and its console reads it."""
 _DEVELOPMENT_KEY: Final = "SAS_KEY_VALUE"
-"""The official emulator's. With it the console lets in everybody on this machine without signing in."""
+"""The official emulator's. With it the console needs no sign-in on this machine."""
 _POLL_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class ConsoleOptions:
-    """What the console of an example's service is given."""
+    """Options of the console of an example's service."""
 
     database_url: str = field(repr=False)
     redrive_pipelines: tuple[str, ...] = ()
@@ -43,13 +46,34 @@ class ServiceAddress:
     """For a browser on this machine."""
 
 
+def make_data_dir(data_dir: Path | None, name: str) -> tuple[Path, Path]:
+    """The data directory (None: a new temporary one), and in it the one for the example's own files, such as
+    logs of its children and Spark's journal.
+    """
+    if data_dir is None:
+        data_dir = Path(tempfile.mkdtemp(prefix=f"tidegate-{name}-"))
+    data_dir.mkdir(parents=True, exist_ok=True)
+    files_dir = data_dir.resolve() / f"example-{name}"
+    files_dir.mkdir(mode=0o700, exist_ok=True)
+    return data_dir.resolve(), files_dir
+
+
+def driver_environment(connection_string: str, database_url: str, files_dir: Path) -> dict[str, str]:
+    """The environment of child processes: everybody on the machine can read a command line."""
+    return {
+        CONNECTION_STRING_VARIABLE: connection_string,
+        DATABASE_VARIABLE: database_url,
+        STATE_VARIABLE: str(files_dir),
+    }
+
+
 @contextmanager
 def running_service(
     data_dir: Path, files_dir: Path, console: ConsoleOptions, observer: Observer
 ) -> Iterator[ServiceAddress]:
-    """Run the service over ``data_dir``, tell where it is, and stop it at the end.
+    """Run the service over ``data_dir``, yield its address, and stop it at the end.
 
-    files_dir: where its log, its ready file and the pipelines' status go. The user's profile is not touched.
+    files_dir: for its log, its ready file and the pipelines' status. The user's profile is not touched.
     Raises ChildFailedError, with the end of its log, where it does not start (e.g. the directory is in use).
     """
     ready_file = files_dir / "ready.json"
@@ -61,7 +85,7 @@ def running_service(
     # Secrets not on the command line, which everybody on the machine can read.
     environment = {
         "TIDEGATE_CONFIG_DIR": str(files_dir),
-        "TIDEGATE_DATABASE": console.database_url,
+        DATABASE_VARIABLE: console.database_url,
         STATE_VARIABLE: str(files_dir),
     }
     if not (data_dir / "catalog.json").exists():
@@ -69,7 +93,7 @@ def running_service(
     log_file = files_dir / "service.log"
     with ChildSession("service", command, log_file=log_file, environment=environment) as child:
         address = _wait_until_ready(child, ready_file)
-        observer.note(f"The service listens on {address.amqp}; its data lies in {data_dir}.")
+        observer.note(f"The service listens on {address.amqp}; its data is in {data_dir}.")
         observer.note(f"Watch it in a browser: {address.console}")
         yield address
         child.terminate(timeout_s=STOP_TIMEOUT_S)

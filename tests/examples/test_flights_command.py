@@ -16,7 +16,6 @@ from examples.flights.__main__ import parser
 from examples.flights.accounting import PartitionAccount, StageRate
 from examples.flights.crash import MidBatch
 from examples.flights.demo import FlightsReport
-from examples.flights.report import CarrierDelay, RouteDelay
 from examples.support.command import CheckFailedError, run_command
 
 from tidegate import AlreadyExistsError, DatabaseUnavailableError, InvalidArgumentError, TidegateError
@@ -30,8 +29,25 @@ REPORT = FlightsReport(
     flights_expected=15,
     crash=MidBatch(3, {"0": 4, "1": 2}, {"0": 10, "1": 5}, {"0": 2, "1": 0}),
     stages=(StageRate("publish", 15, 0.5), StageRate("pipeline", 15, 3.0)),
-    carriers=(CarrierDelay("F9", "Frontier Airlines Inc.", 681, 21.9, 38.8),),
-    routes=(RouteDelay("EWR-RIC", "Newark Liberty Intl", "Richmond Intl", 1615, 25.8, 40.7),),
+    carriers=[
+        {
+            "carrier": "F9",
+            "airline": "Frontier Airlines Inc.",
+            "flights": 681,
+            "mean_delay_min": 21.9,
+            "late_%": 38.8,
+        }
+    ],
+    routes=[
+        {
+            "route": "EWR-RIC",
+            "from": "Newark Liberty Intl",
+            "to": "Richmond Intl",
+            "flights": 1615,
+            "mean_delay_min": 25.8,
+            "late_%": 40.7,
+        }
+    ],
     reasons=(),
 )
 
@@ -89,7 +105,7 @@ def test_a_password_is_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
     hidden = replace(REPORT, database="postgresql://user:***@host/name", is_password_hidden=True)
     text = _text(hidden, capsys)
     assert '--database "$TIDEGATE_DATABASE"' in text
-    assert "Set TIDEGATE_DATABASE" in text
+    assert "set TIDEGATE_DATABASE" in text
 
 
 def test_every_table_is_there_for_people(capsys: pytest.CaptureFixture[str]) -> None:

@@ -87,9 +87,8 @@ def test_a_driver_that_is_frozen_on_the_file_goes_on(
 
     monkeypatch.setattr("examples.flights.spark_stage.processed_events", held)
     stage = SparkStage(
-        connection_string="",
+        environment={},
         database=cast(Database, None),
-        database_url="",
         files_dir=tmp_path,
         events_per_trigger=1,
         observer=cast(Observer, None),

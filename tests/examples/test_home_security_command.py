@@ -57,10 +57,10 @@ def test_the_demo_can_be_looked_at(tmp_path: Path) -> None:
     ):
         try:
             console = _wait_for(log, r"in a browser: (\S+)", demo, timeout_s=120)
-            home = _wait_for(log, r"one home sees, once it was heard of: (\S+)", demo, timeout_s=120)
+            home = _wait_for(log, r"resident, once it has sent events: (\S+)", demo, timeout_s=120)
             web = home.removesuffix("homes/h000042")
             assert home == f"{web}homes/h000042"
-            _wait_for(log, "Ctrl-C ends it", demo, timeout_s=400)
+            _wait_for(log, "Press Ctrl-C to stop it", demo, timeout_s=400)
             assert "Activity of the day" in _get(home)
             assert "50 homes" in _get(web)
             pipeline = _get(f"{console}pipelines/home-security")

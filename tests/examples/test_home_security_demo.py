@@ -162,7 +162,7 @@ def test_pages_of_somebody_else_stay(tmp_path: Path) -> None:
     found = subprocess.run(words, env=environment, capture_output=True, text=True, check=False, timeout=60)
     assert found.returncode == 1
     assert "has files of pages" in found.stderr
-    assert "Give another --summaries" in found.stderr
+    assert "Use another --summaries" in found.stderr
     assert store.read() == {"h1": _PAGE}
     assert EVENT_HUB not in (tmp_path / "data" / "catalog.json").read_text()
 

@@ -16,13 +16,10 @@ from examples.home_security.generator import GeneratorPlan
 from examples.home_security.homes import EVENT_HUB, PARTITION_COUNT
 from examples.home_security.pipeline import HomeSecurity
 from examples.home_security.publish import Publishing, publish
-from examples.home_security.status import (
-    CONNECTION_STRING_VARIABLE,
-    DATABASE_VARIABLE,
-    read_status,
-)
+from examples.home_security.status import read_status
 from examples.home_security.verify import recompute
 from examples.support.processes import ROOT
+from examples.support.service import CONNECTION_STRING_VARIABLE, DATABASE_VARIABLE
 from pyspark.sql import SparkSession
 
 from tidegate.model.errors import InvalidArgumentError

@@ -16,14 +16,11 @@ from typing import Any, Final, TypeVar
 import pytest
 from examples.home_security.check import failures_of, prepare_places, read_tables
 from examples.home_security.homes import EVENT_HUB, PARTITION_COUNT
-from examples.home_security.status import (
-    CONNECTION_STRING_VARIABLE,
-    DATABASE_VARIABLE,
-    read_status,
-)
+from examples.home_security.status import read_status
 from examples.home_security.summaries import SummaryStore
 from examples.home_security.verify import recompute
 from examples.support.processes import ROOT, ChildSession
+from examples.support.service import CONNECTION_STRING_VARIABLE, DATABASE_VARIABLE
 from tests.spark.conftest import QUICK_START
 from tests.spark.support import cluster_environment
 from tests.support.ports import free_ports
