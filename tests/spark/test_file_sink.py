@@ -133,4 +133,4 @@ def test_a_batch_query_appends_and_a_failed_one_leaves_nothing(spark: SparkSessi
     assert spark.read.parquet(str(place)).count() == 40
     with pytest.raises(Exception) as caught:  # noqa: PT011 - which class Spark makes of it does not matter
         _write(frame, place, partitionColumns="nobody")
-    assert "names nobody" in explain(caught.value)
+    assert "names 'nobody', which is not a column" in explain(caught.value)

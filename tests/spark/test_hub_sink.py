@@ -132,7 +132,7 @@ def test_a_write_with_an_id_is_stored_once(spark: SparkSession, hub_service: Hub
             {},
             "The column body is of type bigint; the sink eventhubs requires binary or string",
         ),
-        (["'a' AS body", "map('a', 1) AS properties"], {}, "takes map<string,string>"),
+        (["'a' AS body", "map('a', 1) AS properties"], {}, "requires map<string,string>"),
         (["'a' AS body"], {"consumerGroup": "x"}, "has no option 'eventhubs.consumergroup'"),
         (["'a' AS body"], {"idempotent": "maybe"}, "eventhubs.idempotent must be true or false"),
         (["'a' AS body"], {"caFile": "/nowhere"}, "no such file"),
