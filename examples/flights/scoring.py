@@ -62,7 +62,7 @@ def score_arrival(event: ReceivedEvent) -> dict[str, object]:
 
 
 def record_flight(event: ReceivedEvent) -> dict[str, object]:
-    """The row of any flight: ``status`` tells arrived, cancelled and diverted ones apart."""
+    """The row of any flight: ``status`` is arrived, cancelled or diverted."""
     flight = orjson.loads(event.body)
     if flight["arr_delay"] is not None:
         return _row(event, flight, "arrived")

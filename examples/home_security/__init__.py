@@ -7,7 +7,7 @@ home, block      the rules; ``sensors``, ``pages``, ``segments``, ``tables_of_ho
 pipeline         the query on Spark; ``shapes``, ``tables``, ``checkpoint``, ``latencies``: what it needs
 driver           the Spark driver, a process of its own
 summary          a home's page; ``page_files``: a file of them, ``summaries``: where the files are
-stage            generator and driver side by side, with one crash; ``status``: what they tell each other
+stage            generator and driver side by side, with one crash; ``status``: how they report to each other
 verify, check    every figure, recomputed from the log and compared
 demo             all of it in order, telling an observer how far it is
 output           the report as tables or JSON

@@ -236,6 +236,6 @@ def _homes_of(keys: np.ndarray) -> np.ndarray:
 
 
 def _is_waiting(doors: dict[str, np.ndarray]) -> np.ndarray:
-    """Doors that are open, and nobody was told that it is for too long."""
+    """Open doors without an alarm so far."""
     is_waiting: np.ndarray = (doors["is_open"] == 1) & (doors["is_raised"] == 0)
     return is_waiting

@@ -31,7 +31,7 @@ def gather(events: pa.RecordBatch, blocks: int) -> pa.RecordBatch:
     """Parse events and sort them by blocks; what only says that a sensor is alive is left out.
 
     events: rows of the source, in order of their sequence numbers within each partition. Returns rows of
-    ``GATHERED_ARROW``, one for each block that has an event, and those that tell the time.
+    ``GATHERED_ARROW``, one for each block that has an event, and rows with the time.
     """
     keys = events.column("partitionKey")
     parsed = parse_readings(keys, events.column("body"))
@@ -59,7 +59,7 @@ def gather(events: pa.RecordBatch, blocks: int) -> pa.RecordBatch:
 
 
 def _clock(events: pa.RecordBatch, parsed: ReadingColumns) -> dict[str, pa.Array[Any]]:
-    """The columns of the rows that tell the time, by name.
+    """The columns of the rows with the time, by name.
 
     A home whose clock is ahead would raise every home's alarms for open doors too early, and for good. So a
     time of sending counts up to that at which the service took the event, which is the service's own clock.

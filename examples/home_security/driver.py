@@ -59,7 +59,7 @@ class ProgressFile:
         write_status(self._path, status)
 
     def forget_latencies(self) -> None:
-        """Measure them anew from here on."""
+        """Start measuring again."""
         self._latencies, self._recent = Latencies(), Latencies()
 
     def take(self, progress: dict[str, Any]) -> None:

@@ -3,7 +3,7 @@
 Every step of simulated time has its number of events, no more and no fewer, so the rate is what was asked
 for; what the hour of the day decides is what they are. By day people walk through rooms and doors, at night
 the sensors mostly say that they are alive. Homes differ: some get up early, some work at night. What goes
-wrong goes wrong here, too: doors left open, stuck and flapping sensors, readings that are malformed, delayed
+wrong also goes wrong here: doors left open, stuck and flapping sensors, readings that are malformed, delayed
 or sent twice.
 """
 

@@ -6,8 +6,8 @@
             └─► if it is its sensor's newest: moves the door, the carbon monoxide
     watermark passes a door's limit ────────► alarm
 
-Two kinds of old readings are told apart: one that was delayed still counts in its minute, but a door that has
-been closed since is not opened by it.
+Delayed readings and outdated ones differ: a delayed one still counts in its minute, but it does not open a
+door that has been closed since.
 """
 
 from __future__ import annotations

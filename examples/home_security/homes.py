@@ -24,7 +24,7 @@ CO_LIMIT_PPM: Final = 70.0
 """Carbon monoxide above it raises an alarm, in parts per million (the lowest level at which UL 2034 has a
 household detector sound; without its waiting time, our choice)."""
 LATENESS_MS: Final = 2 * MINUTE_MS
-"""How long a reading may travel: what its home sends later than that after it was taken is put aside."""
+"""How long a reading may travel: one that its home sends later becomes a dead letter."""
 CLOCK_ERROR_MS: Final = MINUTE_MS
 """How far ahead of its home's clock a sensor's may be, and a home's ahead of the service's to move the
 watermark."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 QUANTILES: Final = tuple((index + 0.5) / 100 for index in range(100))
-"""Where the times of arrival in a micro-batch are looked at: each stands for a hundredth of its events."""
+"""The quantiles used of arrival times in a micro-batch: each stands for a hundredth of its events."""
 _BIN_MS: Final = 5
 
 

@@ -74,7 +74,7 @@ def homes_of(content: bytes) -> list[str]:
 
 
 def page_of(content: bytes, home: str) -> bytes | None:
-    """The page of a home; None: the file has none. Of the others nothing is looked at.
+    """The page of a home; None: the file has none. The others are not parsed.
 
     Raises MalformedPagesError where the file is not whole.
     """
@@ -122,4 +122,4 @@ def _texts_of(names: list[bytes]) -> list[str]:
 
 
 def _malformed() -> MalformedPagesError:
-    return MalformedPagesError("This is no file of homes' pages, or only a part of one.")
+    return MalformedPagesError("This is not a complete file of homes' pages.")

@@ -71,7 +71,7 @@ def see_motion(tables: HomeTables, rows: Rows) -> np.ndarray:
 
 
 def _begin_day(tables: HomeTables, homes: np.ndarray) -> None:
-    """Pages of homes begin anew."""
+    """Start a new day on homes' pages."""
     tables.by_home["activity"][homes] = 0
     if len(tables.hours.keys):
         tables.hours.keep(~np.isin(tables.hours.keys >> KEY_BITS, homes))
@@ -162,7 +162,7 @@ def _by_name(keys: np.ndarray, chosen: np.ndarray, names: Names) -> np.ndarray:
 
 
 def _joined(homes_of_texts: np.ndarray, homes: np.ndarray, texts: list[str]) -> list[str]:
-    """For each home its texts, which lie in the order of homes, with commas between them."""
+    """Each home's texts, which are in the order of homes, joined by commas."""
     starts = np.searchsorted(homes_of_texts, homes).tolist()
     ends = np.searchsorted(homes_of_texts, homes, side="right").tolist()
     return [",".join(texts[start:end]) for start, end in zip(starts, ends, strict=True)]

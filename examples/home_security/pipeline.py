@@ -72,13 +72,13 @@ SPARK_SETTINGS: Final = {
 }
 
 JAVA_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseParallelGC"
-"""For Java where Spark runs on one machine: here it only hands on what Python computes. Its optimizing
+"""For Java where Spark runs on one machine: here it only passes on what Python computes. Its optimizing
 compiler would take 2 to 4 of 15 µs of CPU per event for the second to fourth million of them (Java 17, two
-cores, measured), and Spark makes code for it anew with each query; G1 takes half a microsecond more than the
+cores, measured), and Spark generates new code with each query; G1 takes half a microsecond more than the
 parallel collector."""
 
 ARRIVALS: Final = "arrivals"
-"""The name under which Spark tells of each micro-batch how many events it has and when they arrived."""
+"""The name under which Spark reports how many events each micro-batch has and when they arrived."""
 
 
 NEW_MINUTES, MINUTES_AGAIN, ALARMS_RAISED = "new minutes", "minutes", "alarms"
@@ -87,7 +87,7 @@ NEW_MINUTES, MINUTES_AGAIN, ALARMS_RAISED = "new minutes", "minutes", "alarms"
 
 @dataclass(frozen=True, slots=True)
 class HomeSecurity:
-    """What the pipeline can be told."""
+    """Options of the pipeline."""
 
     connection_string: str
     """Of the namespace; a secret."""
@@ -211,13 +211,13 @@ def gather_events(blocks: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa
 
 
 class HomesProcessor(StatefulProcessor):
-    """The state of each block of homes, and a timer for the earliest time at which one is to be looked at."""
+    """The state of each block of homes, and a timer for its earliest deadline."""
 
     def __init__(self, *, are_pages_wanted: bool) -> None:
         self._are_pages_wanted = are_pages_wanted
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Spark hands over what keeps the state."""
+        """Called by Spark with the handle of the state."""
         freeze_loaded_modules()
         self._handle = handle
         self._state = handle.getValueState("homes", "partition string, homes binary, timer_ms long")

@@ -48,7 +48,7 @@ class ReadingColumns:
 
     sensor: pa.Array[Any]
     kind: np.ndarray
-    """int8, a ``Kind``; -1: the event is no reading, and the other columns say nothing."""
+    """int8, a ``Kind``; -1: the event is not a reading, and the other columns are meaningless."""
     number: np.ndarray
     taken_ms: np.ndarray
     sent_ms: np.ndarray
@@ -88,7 +88,7 @@ def _is_short(text: pa.Array[Any], length_max: int) -> pa.Array[Any]:
 
 
 def _numbers(digits: pa.Array[Any], missing: int = 0) -> np.ndarray:
-    """Digits, or whole numbers, as integers."""
+    """Digits, or integers, as integers."""
     filled: np.ndarray = _compute.fill_null(digits.cast(pa.int64()), missing).to_numpy(
         zero_copy_only=False, writable=True
     )

@@ -36,7 +36,7 @@ _TEMPORARY: Final = re.compile(rf"{re.escape(FILE_ENDING)}\.[0-9a-f]{{32}}\Z")
 
 
 class SummaryStore:
-    """Where the summaries lie. Spark's tasks get a copy each, which connects when it first writes.
+    """Where the summaries are stored. Spark's tasks get a copy each, which connects when it first writes.
 
     A block has one writer at a time: its task, as the key of Spark's state. A task that Spark or a new driver
     has given up may still be on its way, with the changes of the same micro-batch, which give the same bytes.
@@ -59,8 +59,8 @@ class SummaryStore:
         A blob is replaced whole: a reader sees the old one or the new one. Raises MalformedPagesError where a
         blob is none of these, and what the file system raises; some blobs may have been written by then.
 
-        Such a blob is not started anew. It holds pages of homes that nothing may happen in for days, and they
-        would be gone without a word; what broke it may have broken others; and it may be somebody else's.
+        Such a blob is not replaced. It holds pages of homes that nothing may happen in for days, and they
+        would be silently lost; what broke it may have broken others; and it may not be this pipeline's.
         """
         if not changes:
             return
@@ -86,7 +86,7 @@ class SummaryStore:
                 raise MalformedPagesError(
                     f"{path} has a page of {min(twice)[:80]!r}, and so has another blob: pipelines with "
                     "different numbers of blocks wrote them.",
-                    next_step="Start anew in an empty place.",
+                    next_step="Start again in an empty place.",
                 )
             pages |= found
         return pages
@@ -99,8 +99,8 @@ class SummaryStore:
     def clear(self) -> bool:
         """Delete all blobs, and what writers that were killed left of them; returns whether there were blobs.
 
-        It cannot tell whose they are: the caller must know. Raises MalformedPagesError, and deletes nothing,
-        where a file beside them has the same ending and is none of them: somebody else's.
+        It does not know whose they are: the caller must. Raises MalformedPagesError, and deletes nothing,
+        where a file beside them has the same ending and is not one of them.
         """
         files, root = self._open()
         paths: list[str] = []
@@ -131,7 +131,7 @@ def _read(files: Any, paths: Sequence[str]) -> list[bytes | None]:
 
 
 def _names_in(files: Any, root: str) -> list[str]:
-    """Paths of all files that lie there."""
+    """Paths of all files in the place."""
     try:
         listed = files.ls(root, detail=True)
     except FileNotFoundError:
@@ -158,7 +158,7 @@ def _named(path: str) -> Iterator[None]:
         yield
     except MalformedPagesError as error:
         raise MalformedPagesError(
-            f"{path} is no file of homes' pages, or only a part of one: it was cut off or changed by "
+            f"{path} is not a complete file of homes' pages: it was truncated or changed by "
             "something else than the pipeline, or is not its.",
             next_step="Put an earlier version of it back and start again. Without one, delete it: each of "
             "its homes gets a page again at its next change.",

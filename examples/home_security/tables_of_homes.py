@@ -169,7 +169,7 @@ class HomeTables:
             raise InvalidArgumentError(
                 f"The checkpoint directory holds state of homes in the format {state[0] if state else None}, "
                 f"and this version reads the format {_FORMAT} only.",
-                next_step="Start anew with an empty checkpoint directory, an empty database and an empty "
+                next_step="Start again with an empty checkpoint directory, an empty database and an empty "
                 "place of summaries.",
             )
         tables = cls()

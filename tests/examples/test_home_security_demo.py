@@ -117,7 +117,7 @@ def test_a_page_too_many_or_too_few_is_noticed(tmp_path: Path) -> None:
     assert "the first is h2" in unexpected
     (tmp_path / "pages" / "3-1.json").write_bytes(b"{")
     (malformed,) = failures_of(_expected(), found, store)
-    assert "3-1.json is no file of homes' pages" in malformed
+    assert "3-1.json is not a complete file of homes' pages" in malformed
 
 
 def _add_earlier_run(database: Database) -> None:

@@ -44,7 +44,9 @@ def test_a_blob_that_is_none_is_refused_and_stays(tmp_path: Path, damage: bytes)
     store = SummaryStore(str(tmp_path))
     store.write({"0-0": HOMES, "0-1": {"x": page(0)}})
     (tmp_path / "0-0.json").write_bytes(damage)
-    with pytest.raises(MalformedPagesError, match=r"0-0\.json is no file of homes' pages.* delete it"):
+    with pytest.raises(
+        MalformedPagesError, match=r"0-0\.json is not a complete file of homes' pages.* delete it"
+    ):
         store.write({"0-1": {"x": page(1)}, "0-0": {"h000001": page(9)}})
     with pytest.raises(MalformedPagesError, match=r"0-0\.json"):
         store.clear()

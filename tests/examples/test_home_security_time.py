@@ -134,7 +134,7 @@ def test_a_checkpoint_directory_keeps_its_number_of_blocks(spark: SparkSession, 
         claim_checkpoint(spark, str(earlier), 64)
     # It was made when each home's page was a file of its own: those that do not change would be missing.
     (earlier / FILE_NAME).write_text('{"blocks": 64}')
-    with pytest.raises(InvalidArgumentError, match=r"format 1, .* Start anew .* empty place of summaries\."):
+    with pytest.raises(InvalidArgumentError, match=r"format 1, .* Start again .* no summaries\."):
         claim_checkpoint(spark, str(earlier), 64)
 
 

@@ -22,7 +22,7 @@ class Version:
 
     size: int | None
     written_at: datetime | None
-    """None: the storage does not tell."""
+    """None: unknown to the storage."""
     mark: tuple[object, ...]
     """Another one where the file was written again. Empty: the storage has nothing of the kind."""
 
@@ -37,7 +37,7 @@ class PagesFile:
 
     content: bytes
     written_at: datetime | None
-    """When the pipeline wrote it last; None: the storage does not tell."""
+    """When the pipeline wrote it last; None: unknown to the storage."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ class ShownHome:
     summary: HomeSummary
     written_at: datetime | None
     """When the pipeline wrote it last, with the pages of the other homes of its block, of which any may have
-    changed; None: the storage does not tell."""
+    changed; None: unknown to the storage."""
 
 
 @dataclass(frozen=True, slots=True)

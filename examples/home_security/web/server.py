@@ -1,4 +1,4 @@
-"""The pages over HTTP, on loopback and for whoever is on this machine: nobody signs in.
+"""The pages over HTTP, on loopback, for all users of this machine, without sign-in.
 
 /             the homes, in pages of 50, with a search
 /homes/NAME   what the resident of one home sees
@@ -28,7 +28,7 @@ _TEMPLATES: Final = jinja2.Environment(
     autoescape=True,
     undefined=jinja2.StrictUndefined,
 )
-# A home's name is any text, with slashes, too.
+# A home's name is any text, including slashes.
 _TEMPLATES.filters["in_address"] = lambda text: quote(text, safe="")
 
 
@@ -63,7 +63,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: HomesServer
 
     def do_GET(self) -> None:
-        """Answer with a page; what goes wrong is a page, too."""
+        """Respond with a page, also for an error."""
         parts = urlsplit(self.path)
         try:
             if parts.path == "/":

@@ -64,7 +64,7 @@ class CheckReport:
     off.
     """
     strays: list[Path] = field(default_factory=list)
-    """Files where only directories belong: nobody reads them, and they are left alone."""
+    """Files where only directories belong: unused, and left alone."""
     is_repaired: bool = False
 
     @property
@@ -88,7 +88,7 @@ def check_log_directory(
 ) -> CheckReport:
     """Read and verify all logs of a data directory; with ``repair`` make the damaged ones usable again.
 
-    Raises DirectoryInUseError where a service runs on it, FileNotFoundError where it is no data directory,
+    Raises DirectoryInUseError where a service runs on it, FileNotFoundError where it is not a data directory,
     OSError.
     """
     files = files or OsFiles()

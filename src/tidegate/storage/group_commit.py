@@ -100,7 +100,7 @@ class GroupCommit:
     def _run(self) -> None:
         while not self._is_stopping or self._has_taken or not self._queue.empty():
             delivery = _commit(self._take())
-            # The loop is closed only where a program ended without close(): nobody is left to be told.
+            # The loop is closed only if a program ended without close(): no one is left to notify.
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._deliver, delivery)
         with contextlib.suppress(RuntimeError):
@@ -149,7 +149,7 @@ def _commit(taken: list[_Queued]) -> Delivery:
             by_writer = {}
             try:
                 item.result = item.run()
-            except Exception as error:  # Whoever waits for the command is told, whatever it is.
+            except Exception as error:  # Reported to the waiter of the command, whatever it is.
                 item.error = error
             commands.append(item)
         else:

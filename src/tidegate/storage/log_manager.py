@@ -167,7 +167,7 @@ class LogManager:
         await asyncio.shield(removal)
 
     def unknown_hub_ids(self, known: Iterable[str]) -> list[str]:
-        """Log directories of hubs that are not among ``known``; left alone, they may be somebody's only
+        """Log directories of hubs that are not among ``known``; left alone, since they may be the only
         copy.
         """
         return sorted(set(self._files.list_names(self._logs_directory)) - set(known))

@@ -20,7 +20,7 @@ class LogOptions:
     queued_bytes_max: int = 256 * 1024 * 1024
     """Appends beyond this are refused with ServerBusyError."""
     congested_bytes: int = 8 * 1024 * 1024
-    """From here on the log is congested: whoever reads from producers should stop until it is not."""
+    """From here on the log is congested: readers of producers should stop until it is not."""
     producers_max: int = 1000
     """Idempotent producers remembered per partition; the longest silent are forgotten first."""
     open_segments_max: int = 256

@@ -72,7 +72,7 @@ class PartitionLog:
 
     @property
     def is_failed(self) -> bool:
-        """Whether it takes no more events until a restart."""
+        """Whether it refuses all events until a restart."""
         return self.writer.failure is not None
 
     # -- appending
@@ -180,7 +180,7 @@ class PartitionLog:
             try:
                 return self._read_view(view, start, bytes_max)
             except FileNotFoundError as error:
-                # Retention may remove a segment between the look at the view and the opening of the file.
+                # Retention may delete a segment after the view was read and before the file is opened.
                 if self.writer.view.segments[:1] == view.segments[:1]:
                     raise corrupt_error(Path(str(error.filename)), 0, "the file is missing") from error
             except OSError as error:
@@ -281,7 +281,7 @@ class PartitionLog:
         self._wake()
 
     def close(self) -> None:
-        """Refuse more appends, and tell who waits that nothing more will come."""
+        """Refuse further appends, and end all waits for events."""
         if self.is_closed:
             return
         self.is_closed = True

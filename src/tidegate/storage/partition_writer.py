@@ -111,7 +111,7 @@ class PartitionWriter:
         self._producers = producers
         self.view = view
         self.failure: TidegateError | None = None
-        """Why it takes no more appends; None while it does."""
+        """Why it refuses appends; None while it accepts them."""
         self._refusal: TidegateError | None = None
         """Why batches were refused that may be sent again: the last reason."""
         self._file: WritableFile | None = None
@@ -175,7 +175,7 @@ class PartitionWriter:
             self.save_snapshot(is_durable=False)
 
     def abort(self, requests: list[AppendRequest], error: Exception) -> None:
-        """Take no more appends after a mistake of ours; requests that have no result yet get an error."""
+        """Refuse appends after an internal error; requests without a result get an error."""
         self._duplicates, self._buffers, self._buffered, self._unsynced = [], [], [], []
         failure = self.failure or self._fail(error, "step of the writer")
         self._cut_off(self.view.end_position)
@@ -286,7 +286,7 @@ class PartitionWriter:
     # -- segments
 
     def _roll(self) -> None:
-        """Begin a new segment. The log goes on where it was if that raises LogFullError, ServerBusyError or
+        """Begin a new segment. The log continues where it was if that raises LogFullError, ServerBusyError or
         LogFailedError.
         """
         error = self._flush()
@@ -345,7 +345,7 @@ class PartitionWriter:
     def remove_segments(self, until_base: int, *, is_last_expired: bool) -> list[Segment]:
         """Remove the segments that begin before ``until_base``; returns them, for readers to forget.
 
-        is_last_expired: begin a new segment first, so that the last one can go, too.
+        is_last_expired: begin a new segment first, so that the last one can also be deleted.
         Raises LogFullError, ServerBusyError, LogFailedError.
         """
         if self.failure is not None:
@@ -419,7 +419,7 @@ class PartitionWriter:
         return self._file
 
     def _cut_off(self, size: int) -> bool:
-        """Cut what lies behind ``size`` off the file; False where even that fails."""
+        """Truncate the file to ``size``; False where even that fails."""
         if self._file is None:
             return True
         try:
@@ -440,7 +440,7 @@ class PartitionWriter:
         return self.failure
 
     def _passing_error(self, error: OSError) -> TidegateError | None:
-        """What to tell a producer whose batch is not stored for now; None where ``error`` does not pass."""
+        """The error for a producer whose batch is not stored for now; None where ``error`` is permanent."""
         if is_full_error(error):
             self._refusal = self._full_error()
         elif is_shortage_error(error):

@@ -63,7 +63,7 @@ class ProducerTable:
     def check(
         self, batch: ProducerBatch, count: int, body_crc: Callable[[], int] | None = None
     ) -> AppendResult | None:
-        """None where the batch of ``count`` events comes next; where it lies if it is stored already.
+        """None where the batch of ``count`` events comes next; its location if it is already stored.
 
         body_crc: asked for where a repeat is to be compared with what is stored.
         Raises ProducerEpochStolenError (an older epoch), OutOfOrderSequenceError (a gap, or a repeat too old

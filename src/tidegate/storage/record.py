@@ -22,8 +22,8 @@ never looks into an event. Everything is little endian:
     …           payload
 
 The salt keeps bytes that only look like a header (a copy of another segment sent as an event, an old block
-of a reused disk sector) from being taken for one. The durable position lets recovery tell a torn write,
-which nobody was promised, from damage to acknowledged data (see ``recovery``).
+of a reused disk sector) from being accepted as one. The durable position lets recovery distinguish a torn
+write, which was never acknowledged, from damage to acknowledged data (see ``recovery``).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class ProducerBatch:
     sequence: int
     """Number of the batch's first event in this producer's count for this partition; wraps at 2**31."""
     is_start: bool = False
-    """The producer said, before it sent anything, that its count goes on with this number. That is believed
+    """The producer said, before it sent anything, that its count continues with this number. That is believed
     where it is not known, or has a higher epoch than is known; otherwise its count must go on as usual."""
     is_repeatable: bool = False
     """The producer counts from 0 in each epoch and sends the same bytes when it repeats: anything else is
@@ -80,14 +80,14 @@ class ProducerBatch:
 
 @dataclass(frozen=True, slots=True)
 class AppendResult:
-    """Where a batch lies: the half-open range of its sequence numbers, and its time."""
+    """The location of a batch: the half-open range of its sequence numbers, and its time."""
 
     start_sequence_number: int
     until_sequence_number: int
     enqueued_time_ms: int
     """Milliseconds since 1970-01-01 UTC; never less than that of an earlier batch of the partition."""
     is_duplicate: bool = False
-    """True: an idempotent producer repeated a batch, and this is where the first copy lies."""
+    """True: an idempotent producer repeated a batch, and this is the location of the first copy."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ Theory of operation. Segments before the last are complete: each was synced befo
 last one, what follows the snapshot is read and verified. Where it stops being intact, at byte X, there are
 two cases:
 
-    torn tail    a round of writes that power loss or SIGKILL cut short; nobody was promised it
+    torn tail    a round of writes that power loss or SIGKILL cut short; never acknowledged
     damage       bytes that had been acknowledged no longer read back
 
 The snapshot knows a position that was durable: damage before it is damage. Behind it, each batch header says
@@ -111,7 +111,7 @@ def read_snapshot(files: Files, directory: Path) -> Snapshot | None:
 
 
 def find_batch(file: ReadableFile, salt: int, start: int, end: int) -> tuple[int, BatchHeader] | None:
-    """The first intact header at or behind byte ``start``, wherever it lies; None where there is none
+    """The first intact header at or after byte ``start``, at any position; None where there is none
     before ``end``.
     """
     position = start
@@ -266,7 +266,7 @@ class _Tail:
             base_sequence_number=last.base_sequence_number,
         )
         time_ms = None if snapshot is None else snapshot.last_enqueued_time_ms
-        # The segments before it tell the producers and the last time: those that the snapshot had not seen
+        # The segments before it provide the producers and the last time: those that the snapshot had not seen
         # whole, or without a snapshot the one before.
         unseen_from = bases[-2:][0] if snapshot is None else snapshot.segment_bases[-1]
         for base in bases[:-1]:

@@ -6,10 +6,10 @@ events' enqueued times only loosely:
     events of the file:   time - retention  ≤  enqueued time  <  time + 1 s + longest window + clocks
                                (lower bound)                     (upper bound)
 
-The upper bound holds because a window is at most 15 minutes long, whoever writes ("between 1 and 15 minutes",
-Azure "Capture streaming events through Azure Event Hubs"). The lower one is wide: Capture that was blocked
-(by an unreachable storage account) resumes later and may name the file for that later time, so an event in it
-can be as old as the hub's retention allows.
+The upper bound holds because a window is at most 15 minutes long, whichever service writes ("between
+1 and 15 minutes", Azure "Capture streaming events through Azure Event Hubs"). The lower one is wide: Capture
+that was blocked (by an unreachable storage account) resumes later and may name the file for that later time,
+so an event in it can be as old as the hub's retention allows.
 """
 
 from __future__ import annotations
