@@ -66,39 +66,35 @@ __all__ = [
 ]
 
 _MODULES = {
-    "spark_session": "runtime.session",
-    "register": "formats",
-    "mapped_events": "pipelines.mapped_events",
-    "task_options": "runtime.session",
-    "checkpoint_path": "runtime.session",
-    "HadoopDirectory": "pipelines.identity",
-    "freeze_loaded_modules": "runtime.workers",
-    "run_pipeline": "pipelines.pipeline",
-    "sink_options": "pipelines.pipeline",
-    "Transformation": "pipelines.pipeline",
-    "Trigger": "runtime.trigger",
-    "explain": "runtime.errors",
-    "StreamPipeline": "pipelines.stream_pipeline",
-    "HubSource": "pipelines.stream_pipeline",
-    "SqlSink": "pipelines.stream_pipeline",
-    "SqlBatchSink": "pipelines.stream_pipeline",
-    "HubSink": "pipelines.stream_pipeline",
-    "FileSink": "pipelines.stream_pipeline",
-    "OnFailure": "pipelines.stream_pipeline",
-    "start_stream_pipeline": "pipelines.start",
-    "LedgerSink": "ledger.ledger",
-    "ArrowStep": "runtime.arrow_step",
-    "LedgerResult": "ledger.ledger",
-    "LedgerTable": "ledger.ledger",
-    "WriteMode": "ledger.ledger",
-    "published_files": "file_sink.commits",
-    "reported_query": "progress.reported",
+    "formats": ("register",),
+    "file_sink.commits": ("published_files",),
+    "ledger.ledger": ("LedgerSink", "LedgerResult", "LedgerTable", "WriteMode"),
+    "pipelines.identity": ("HadoopDirectory",),
+    "pipelines.mapped_events": ("mapped_events",),
+    "pipelines.pipeline": ("run_pipeline", "sink_options", "Transformation"),
+    "pipelines.start": ("start_stream_pipeline",),
+    "pipelines.stream_pipeline": (
+        "StreamPipeline",
+        "HubSource",
+        "SqlSink",
+        "SqlBatchSink",
+        "HubSink",
+        "FileSink",
+        "OnFailure",
+    ),
+    "progress.reported": ("reported_query",),
+    "runtime.arrow_step": ("ArrowStep",),
+    "runtime.errors": ("explain",),
+    "runtime.session": ("spark_session", "task_options", "checkpoint_path"),
+    "runtime.trigger": ("Trigger",),
+    "runtime.workers": ("freeze_loaded_modules",),
 }
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> object:
-    if name not in _MODULES:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    value: object = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
     globals()[name] = value
     return value
