@@ -1,0 +1,64 @@
+"""What msgspec refuses, as one sentence that names the field."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+from msgspec import Meta, Struct
+
+from tidegate.model.errors import InvalidArgumentError
+from tidegate.model.validation import decoded, validated
+
+
+class _Switch(Enum):
+    OFF = "off"
+
+
+class _Item(Struct, forbid_unknown_fields=True):
+    name: str
+    port: Annotated[int, Meta(ge=0, le=65535)] | None = None
+    limit: int | _Switch | None = None
+    names: tuple[str, ...] = ()
+    folder: Path | None = None
+
+
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [
+        ({}, "items[0].name is missing."),
+        ({"name": 1}, "items[0].name must be a string, got an integer."),
+        ({"name": "a", "port": -1}, "items[0].port must be an integer >= 0."),
+        ({"name": "a", "port": "x"}, "items[0].port must be an integer or null, got a string."),
+        ({"name": "a", "limit": True}, "must be an integer or a string or null, got true or false."),
+        ({"name": "a", "limit": "on"}, "items[0].limit: invalid value 'on'. Known: an integer, off."),
+        ({"name": "a", "names": "b"}, "items[0].names must be a list, got a string."),
+        ({"name": "a", "names": [None]}, "items[0].names[0] must be a string, got null."),
+        ({"name": "a", "folder": 5}, "items[0].folder must be a string"),
+        (
+            {"name": "a", "other": 1},
+            "items[0]: unknown field 'other'. Known: name, port, limit, names, folder.",
+        ),
+        ("a", "items[0] must be an object, got a string."),
+    ],
+)
+def test_a_refusal_names_the_field(value: object, sentence: str) -> None:
+    """A user finds the mistake by its place, in words that are not Python's."""
+    with pytest.raises(InvalidArgumentError) as caught:
+        validated([value], tuple[_Item, ...], "items")
+    assert sentence in str(caught.value)
+
+
+def test_a_valid_value_has_the_declared_types() -> None:
+    """Lists become tuples, strings of paths become paths."""
+    found: Any = validated({"name": "a", "limit": "off", "names": ["b"], "folder": "c"}, _Item)
+    assert found == _Item("a", limit=_Switch.OFF, names=("b",), folder=Path("c"))
+
+
+@pytest.mark.parametrize("body", [b"{", b"\xff", b'{"name": "\\ud800"}'])
+def test_bytes_that_are_not_json_are_refused(body: bytes) -> None:
+    """Nothing but JSON gets as far as the check of its fields."""
+    with pytest.raises(InvalidArgumentError, match="not JSON"):
+        decoded(body, _Item)
