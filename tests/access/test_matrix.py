@@ -67,6 +67,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubService]:
         yield service
 
 
+@pytest.mark.slow
 def test_http(service: HubService) -> None:
     """Publishing in all forms, every operation of both administrations, and the metrics."""
     endpoints = [*doors.publishing(), *doors.administration(), *doors.atom(), doors.metrics()]

@@ -116,7 +116,6 @@ def _as_stored(row: dict[str, object], database: Database) -> dict[str, object]:
     return row
 
 
-@pytest.mark.slow
 @_on_a_database
 @given(rows=st.lists(_row, min_size=1, max_size=8), offset=st.integers(0, 3))
 def test_what_is_written_is_read_back(database: Database, rows: list[dict[str, object]], offset: int) -> None:
@@ -131,7 +130,6 @@ def test_what_is_written_is_read_back(database: Database, rows: list[dict[str, o
     assert _read(database, everything) == [_as_stored(row, database) for row in rows]
 
 
-@pytest.mark.slow
 @_on_a_database
 @given(rows=st.lists(_row, min_size=1, max_size=6))
 def test_both_ways_write_the_same(database: Database, rows: list[dict[str, object]]) -> None:
