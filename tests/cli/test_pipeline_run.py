@@ -286,7 +286,7 @@ def test_refusals_come_before_spark(place: Place) -> None:
     [
         ("pipelines.py:nothing", "Its pipelines are: scored, renamed, plain, slow_to_tell, misspelt"),
         ("pipelines.py:readings", "is a Table, not a StreamPipeline or Pipeline"),
-        ("missing.py:pipeline", "There is no file"),
+        ("missing.py:pipeline", "not found"),
         ("pipelines.py", "does not name a pipeline"),
     ],
 )

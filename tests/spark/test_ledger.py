@@ -272,7 +272,7 @@ def test_a_checkpoint_directory_that_does_not_fit_is_refused(
         if home == 0:
             shutil.copytree(checkpoint, backup)
     before = rows_of(sqlite_url, alarms)
-    assert "comes again with other events" in refusal(lambda: start(backup))
+    assert "has other events than it was committed with" in refusal(lambda: start(backup))
     words = refusal(lambda: start(tmp_path / "new"))
     assert "by another checkpoint directory" in words
     assert rows_of(sqlite_url, alarms) == before

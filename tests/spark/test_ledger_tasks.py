@@ -25,7 +25,7 @@ def _handed_on(mode: WriteMode, rows: pa.RecordBatch) -> pa.Table:
         destination=None,
         columns=tuple(rows.schema.names),
         is_event_kept=True,
-        is_refused_put_aside=False,
+        is_refused_dead_lettered=False,
         inline_bytes_max=1 << 20,
     )
     parts = [row for part in TaskRows(plan).run(iter([rows])) for row in part.to_pylist()]

@@ -114,7 +114,7 @@ def test_what_is_wrong_is_said_before_the_query_starts(spark: SparkSession, hub:
     step = ArrowStep(_sums, _SUMS)
     with pytest.raises(InvalidArgumentError, match="Events have no column 'bdy'"):
         mapped_events(spark, _options(hub), step, columns=["bdy"])
-    with pytest.raises(InvalidArgumentError, match="list of names, not the text 'body'"):
+    with pytest.raises(InvalidArgumentError, match="got the string 'body'"):
         mapped_events(spark, _options(hub), step, columns="body")
     with pytest.raises(InvalidArgumentError, match="endingPosition is for batch queries"):
         mapped_events(spark, _options(hub, endingPosition="latest"), step, columns=["body"])

@@ -194,7 +194,7 @@ def test_another_hub_of_the_same_name(database: Database) -> None:
     """The numbers of a hub that was made anew are never compared with the old one's rows."""
     with UnitOfWork(database, CONSUMER) as unit:
         unit.advance("0", unit.lock("0"), 5, event_hub_created_at_ms=CREATED_AT_MS - 1)
-    with pytest.raises(EventHubReplacedError, match="made anew"):
+    with pytest.raises(EventHubReplacedError, match="created again"):
         audit_table(database, CONSUMER, LogBounds([(0, 5)]), "flights")
 
 

@@ -243,9 +243,9 @@ _ROW: dict[str, list[Any]] = {"sequence_number": [9], "partition_id": ["0"], "de
         ),
         (
             lambda batch: _by_arrow(batch).drop_columns(["delay"]),
-            "no column 'delay', without which the table flights takes no row",
+            "no column 'delay', which the table flights requires",
         ),
-        (lambda batch: _by_arrow(batch).set_column(3, "delay", pa.array([[1]] * 3)), "one value each"),
+        (lambda batch: _by_arrow(batch).set_column(3, "delay", pa.array([[1]] * 3)), "holds single values"),
         (lambda batch: _by_arrow(batch).set_column(6, "_skip", pa.array([1] * 3)), "_skip holds int64"),
         (lambda batch: batch.to_pylist(), "returned list, not a pyarrow.RecordBatch or Table"),
     ],
@@ -291,7 +291,7 @@ def test_rows_without_numbers_are_of_the_events_in_their_order(database: Databas
     ("arguments", "words"),
     [
         (("no function",), "needs a function, not str"),
-        ((_by_arrow, "body"), "not the text 'body'"),
+        ((_by_arrow, "body"), "got the string 'body'"),
         ((_by_arrow, ("body", "Partition")), "no column 'Partition'"),
         ((_by_arrow, ("body", "properties.")), "no column 'properties.'"),
         ((_by_arrow, ()), "one column or more"),

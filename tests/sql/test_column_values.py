@@ -265,7 +265,7 @@ def test_names_with_percent_signs_are_only_names(database: Database) -> None:
         assert connection.execute(select(table.c.value).order_by(table.c.number)).scalars().all() == [1, 2]
 
 
-def test_an_insert_that_is_broken_off_says_so(sqlite_url: str) -> None:
+def test_an_insert_that_is_aborted_says_so(sqlite_url: str) -> None:
     """Not that its user may not write, which is how SQLite keeps what comes next from being written."""
     rows = PartitionRows(("number",), [(number,) for number in range(2_000_000)], range(2_000_000))
     has_begun = threading.Event()
@@ -276,7 +276,7 @@ def test_an_insert_that_is_broken_off_says_so(sqlite_url: str) -> None:
         def break_off() -> None:
             has_begun.wait()
             time.sleep(0.1)
-            assert unit.break_off()
+            assert unit.abort()
 
         def insert() -> None:
             with unit:
@@ -285,7 +285,7 @@ def test_an_insert_that_is_broken_off_says_so(sqlite_url: str) -> None:
 
         breaker = threading.Thread(target=break_off)
         breaker.start()
-        with pytest.raises(FencedError, match="broken off"):
+        with pytest.raises(FencedError, match="was aborted"):
             insert()
         breaker.join()
         assert _read(database, "number") == []

@@ -93,7 +93,7 @@ def test_a_stale_owner_is_fenced_and_told_why(database: Database) -> None:
         commit_stale(database)
     assert rows_in(database) == []
     never = UnitOfWork(database, CONSUMER)
-    with pytest.raises(FencedError, match="no such checkpoint"), never:
+    with pytest.raises(FencedError, match="it does not exist"), never:
         never.advance("77", None, 15)
 
 

@@ -63,7 +63,7 @@ class Sink:
         self.tables = tables
         self.ledger = BatchLedger(database, "states")
         self._url = database.engine().url.render_as_string(hide_password=False)
-        self._is_refused_put_aside = options.get("is_refused_put_aside", False)
+        self._is_refused_dead_lettered = options.get("is_refused_dead_lettered", False)
         for target in tables.values():
             database.ensure_table(target.table)
         self.batch = MicroBatch("q", "run", 0, "0")
@@ -94,7 +94,7 @@ class Sink:
             self.tables,
             contents,
             CONSUMER,
-            self._is_refused_put_aside,
+            self._is_refused_dead_lettered,
         ).run()
         number = self.batch.batch_id + 1
         self.batch = MicroBatch("q", "run", number, str(number))
@@ -220,7 +220,7 @@ def test_a_refused_row_is_named_with_its_column(database: Database, is_staged: b
 
 def test_refused_rows_are_put_aside_where_that_was_asked_for(database: Database, is_staged: bool) -> None:
     """Their events become dead letters with the database's words; the event's other rows go, too."""
-    sink = Sink(database, {"states": LedgerTable(states)}, is_refused_put_aside=True)
+    sink = Sink(database, {"states": LedgerTable(states)}, is_refused_dead_lettered=True)
     rows = [event(number, home=number, room="hall", temperature=number) for number in range(96, 102)]
     rows.append(event(100, home=5, room="hall", temperature=5))
     result = sink.write(rows, is_staged=is_staged)
@@ -370,7 +370,7 @@ def test_a_columns_key_need_not_be_its_name(database: Database) -> None:
 def test_a_row_without_its_key_is_refused(database: Database, *, is_staged: bool) -> None:
     """SQLite would give it the next number, and another one with each micro-batch."""
     table = Table("counted", MetaData(), Column("home", Integer, primary_key=True), Column("n", Integer))
-    sink = Sink(database, {"counted": LedgerTable(table)}, is_refused_put_aside=True)
+    sink = Sink(database, {"counted": LedgerTable(table)}, is_refused_dead_lettered=True)
     rows = [event(0, home=5, n=3), event(1, home=None, n=4)]
     result = sink.write(rows, is_staged=is_staged)
     assert (result.rows, result.dead_letters) == (1, 1)
@@ -396,7 +396,7 @@ def test_a_refused_row_is_found_among_members_of_an_enumeration(
         Column("colour", Enum(_Colour)),
         Column("n", Integer, CheckConstraint("n < 100")),
     )
-    sink = Sink(database, {"coloured": LedgerTable(table)}, is_refused_put_aside=True)
+    sink = Sink(database, {"coloured": LedgerTable(table)}, is_refused_dead_lettered=True)
     rows = [event(0, home=1, colour="RED", n=1), event(1, home=2, colour="GREEN", n=100)]
     result = sink.write(rows, is_staged=is_staged)
     assert (result.rows, result.dead_letters) == (1, 1)

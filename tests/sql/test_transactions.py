@@ -462,7 +462,7 @@ def test_a_commit_past_sqlalchemy_is_noticed(base: Database) -> None:
         assert driver_connection is not None
         driver_connection.commit()
 
-    with pytest.raises(TransactionMisusedError, match="past SQLAlchemy"):
+    with pytest.raises(TransactionMisusedError, match="bypassing SQLAlchemy"):
         process(transactions_of(base, misuse), bad_at([], 3))
     assert dead_numbers(base) == []
 

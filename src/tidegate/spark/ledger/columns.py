@@ -24,7 +24,7 @@ def check_columns(
     tables: Mapping[str, LedgerTable],
     destination: str | None,
     consumer: ConsumerKey | None,
-    is_refused_put_aside: bool,
+    is_refused_dead_lettered: bool,
 ) -> None:
     """Raises InvalidArgumentError where rows of ``schema`` cannot be written.
 
@@ -44,7 +44,7 @@ def check_columns(
         )
     for target in targets:
         _check_table(schema, target)
-    if ERROR_COLUMN in names or is_refused_put_aside:
+    if ERROR_COLUMN in names or is_refused_dead_lettered:
         _check_events(sink_name, names, consumer)
 
 

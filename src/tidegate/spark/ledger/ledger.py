@@ -1,8 +1,8 @@
 """``LedgerSink``: rows of any streaming query into SQL tables, exactly once per micro-batch.
 
-For what a shuffle has taken from its hub partitions: aggregates, joins, keyed state. One transaction holds
-the rows of a micro-batch, its dead letters and its row in the ledger; a micro-batch that Spark runs again
-finds itself there and writes nothing.
+For rows that belong to no hub partition after a shuffle: aggregates, joins, keyed state. One transaction
+holds the rows of a micro-batch, its dead letters and its row in the ledger; a micro-batch that Spark runs
+again finds that row and writes nothing.
 
     sink = LedgerSink(name="delays", database_url=…, table=delays, mode=WriteMode.UPSERT)
     query = sink.start(averages, checkpoint_location=…, output_mode="update")
@@ -43,8 +43,8 @@ DRIVER_BYTES_MAX: Final = 32 * 1024 * 1024
 """Rows of a micro-batch that go through the driver, in bytes of Arrow (our choice)."""
 
 RETRY_S: Final = 30.0
-"""How long a micro-batch that is computed waits for a database that is away, in seconds (our choice: longer
-than a restart of one)."""
+"""How long a computed micro-batch waits for an unavailable database, in seconds (our choice: longer than a
+restart)."""
 _RETRY_PAUSE_S: Final = 0.5
 
 __all__ = ["LedgerSink", "LedgerTable", "LedgerResult", "WriteMode"]
@@ -72,15 +72,15 @@ class LedgerSink:
         """name: of the query in the ledger, unique in the database; keep it.
 
         table, mode, key, order_by: the one table to write, see ``LedgerTable``. tables: several, by names
-        of your own; each row's column ``_table`` then names the one it is for, or ``write`` is given a
-        DataFrame for each. consumer: whose dead letters rows with a non-null ``_error`` become; such rows
-        need the columns ``partition``, ``sequenceNumber``, ``offset`` and ``enqueuedTime`` as the source gave
-        them. on_refused_row: what becomes of a row that the database refuses: STOP is an error that names it;
-        DEAD_LETTER puts its event aside, for which all rows need those columns. adopt: the token of a
-        LedgerMismatchError, which allows what it refused, once. driver_bytes_max: rows of a micro-batch that
-        go through the driver's memory, in Arrow; of what is more, tasks write to tables (or files, with
-        SQLite) of their own first. step: what makes the tables' rows of those that ``write`` is given, see
-        ``ArrowStep``; None: they are the tables' rows.
+        of your own; each row's column ``_table`` then names its table, or ``write`` is given a DataFrame for
+        each. consumer: whose dead letters rows with a non-null ``_error`` become; such rows need the source's
+        columns ``partition``, ``sequenceNumber``, ``offset`` and ``enqueuedTime``. on_refused_row: what to do
+        with a row that the database refuses: STOP raises an error that names it; DEAD_LETTER makes its event
+        a dead letter, for which all rows need those columns. adopt: the token of a LedgerMismatchError, which
+        allows once what it refused. driver_bytes_max: bytes of Arrow rows of a micro-batch that go through
+        the driver's memory; beyond that, tasks first write to tables (or files, with SQLite) of their own.
+        step: makes the tables' rows of those that ``write`` is given, see ``ArrowStep``; None: they are the
+        tables' rows.
         Raises InvalidArgumentError, DatabaseError.
         """
         if (table is None) == (tables is None):
@@ -101,7 +101,7 @@ class LedgerSink:
         self._adopt = adopt
         self._driver_bytes_max = driver_bytes_max
         self._step = step
-        self._is_refused_put_aside = on_refused_row is FailureAction.DEAD_LETTER
+        self._is_refused_dead_lettered = on_refused_row is FailureAction.DEAD_LETTER
         self._epochs: dict[str, int] = {}
         self._done: tuple[str, int] | None = None
 
@@ -139,10 +139,10 @@ class LedgerSink:
 
         rows: for the sink's table, or with the column ``_table``; or one DataFrame for each table named.
         Call it once per micro-batch.
-        Raises LedgerMismatchError (the checkpoint directory does not go with the database), FencedError (a
+        Raises LedgerMismatchError (the checkpoint directory does not match the database), FencedError (a
         later run took over), InvalidArgumentError (columns that do not fit), DatabaseError,
-        DatabaseUnavailableError; whatever it raises, nothing of the micro-batch was committed, unless the
-        text says that this could not be found out.
+        DatabaseUnavailableError. Whatever it raises, nothing of the micro-batch was committed, unless the
+        message says that this is unknown.
         """
         frames: dict[str | None, DataFrame] = {}
         if isinstance(rows, DataFrame):
@@ -173,8 +173,8 @@ class LedgerSink:
         drop_strays(database, owner)
         if ledger.is_committed(batch):
             for rows in frames.values():
-                # Spark ends a query with state whose micro-batch was not run (4.3, measured): its stores have
-                # to commit their version of the batch, whether anybody wants the rows or not.
+                # Spark ends a stateful query whose micro-batch was not run (4.3, measured): its stores must
+                # commit their version of the batch even if the rows are not needed.
                 rows.write.format("noop").mode("overwrite").save()
             return LedgerResult(batch.batch_id, 0, 0, is_repeated=True)
         contents = BatchContents()
@@ -183,7 +183,14 @@ class LedgerSink:
             parts = rows.mapInArrow(_task_function(plan, self._step), PART_SCHEMA).toArrow()
             add_parts(contents, plan, parts)
         commit = BatchCommit(
-            database, ledger, owner, batch, self.tables, contents, self.consumer, self._is_refused_put_aside
+            database,
+            ledger,
+            owner,
+            batch,
+            self.tables,
+            contents,
+            self.consumer,
+            self._is_refused_dead_lettered,
         )
         return _run_patiently(commit)
 
@@ -205,8 +212,8 @@ class LedgerSink:
             tables=self.tables,
             destination=destination,
             columns=tuple(columns),
-            is_event_kept=ERROR_COLUMN in columns or self._is_refused_put_aside,
-            is_refused_put_aside=self._is_refused_put_aside,
+            is_event_kept=ERROR_COLUMN in columns or self._is_refused_dead_lettered,
+            is_refused_dead_lettered=self._is_refused_dead_lettered,
             inline_bytes_max=self._driver_bytes_max // task_count,
         )
 
@@ -214,12 +221,14 @@ class LedgerSink:
         refuse_sqlite_on_cluster(self._database_url)
         if self._step is not None:
             schema = self._step.schema
-        check_columns(self.name, schema, self.tables, destination, self.consumer, self._is_refused_put_aside)
+        check_columns(
+            self.name, schema, self.tables, destination, self.consumer, self._is_refused_dead_lettered
+        )
 
 
 def _run_patiently(commit: BatchCommit) -> LedgerResult:
-    """Commit; where the database is away for a while, again: the rows are still there, and the ledger tells
-    whether the last attempt came through.
+    """Commit, and retry while the database is unavailable: the rows are kept, and the ledger knows whether
+    the last attempt was committed.
     """
     deadline = time.monotonic() + RETRY_S
     while True:

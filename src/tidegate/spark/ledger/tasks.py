@@ -1,8 +1,8 @@
-"""What the tasks of a ledger sink do: hand small results to the driver, and stage large ones.
+"""The tasks of a ledger sink: return small results to the driver, and stage large ones.
 
-A task keeps rows as Arrow until they pass its share of what the driver may hold; then it stages them and all
-that follow (``sql.ledger.stages``). What it returns is a row for each part, so that the parts of attempts
-which Spark did not accept are never seen.
+A task keeps rows as Arrow until they exceed its share of the driver's memory; then it stages them and all
+that follow (``sql.ledger.stages``). It returns a row for each part, so that the parts of attempts that Spark
+did not accept are never seen.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from tidegate.sql.ledger.stages import EVENT_COLUMNS, Stage, StageOwner, StageWr
 _compute: Any = pyarrow.compute  # its stubs know less than it does
 
 TABLE_COLUMN: Final = "_table"
-"""Names the destination of a row, where a sink has several tables and one DataFrame feeds them."""
+"""Names the destination of a row, where one DataFrame feeds a sink with several tables."""
 
 PART_SCHEMA: Final = "kind string, destination string, stage string, rows long, data binary"
-"""Of what tasks return, as Spark writes schemas."""
+"""The schema of what tasks return, in Spark's notation."""
 ROWS, STAGED, ERRORS, REFUSED = "rows", "staged", "errors", "refused"
 
 _FLUSH_BYTES: Final = 4 * 1024 * 1024
-"""Rows staged together (our choice: a COPY of this size has no start to speak of)."""
+"""Rows staged together (our choice: the fixed cost of a COPY is negligible at this size)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class TaskPlan:
     """Of the rows that are written: the step's, where there is one, else the DataFrame's."""
     is_event_kept: bool
     """True: rows keep the columns that say which event they came from."""
-    is_refused_put_aside: bool
+    is_refused_dead_lettered: bool
     """True: a row that the database refuses becomes a dead letter instead of an error."""
     inline_bytes_max: int
     """Of this task's rows that go to the driver."""
@@ -60,7 +60,7 @@ class TaskPlan:
 
     @property
     def event_columns(self) -> tuple[str, ...]:
-        """The columns that say which event a row came from, as far as they are kept."""
+        """The columns that say which event a row came from, if they are kept."""
         return tuple(name for name in EVENT_COLUMNS if name in self.columns) if self.is_event_kept else ()
 
 
@@ -82,7 +82,7 @@ class _Part:
 
 
 class TaskRows:
-    """The rows of one task attempt, on their way."""
+    """The rows of one task attempt."""
 
     def __init__(self, plan: TaskPlan) -> None:
         self._plan = plan
@@ -91,15 +91,12 @@ class TaskRows:
         self._inline_bytes = 0
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Take all rows, then tell where they are.
-
-        Raises InvalidArgumentError for a destination that is none.
-        """
+        """Take all rows, then report where they are. Raises InvalidArgumentError (unknown destination)."""
         freeze_loaded_modules()
         try:
             stages = self._stage(batches)
         except _RefusedError as refused:
-            # Told instead of raised: another attempt of the task would be refused, too.
+            # Returned instead of raised: another attempt of the task would be refused as well.
             yield _part_row(REFUSED, None, None, 0, str(refused.error).encode())
             return
         for name, stage in stages.items():
@@ -114,7 +111,7 @@ class TaskRows:
             yield _part_row(ERRORS, None, None, errors.num_rows, _to_bytes(errors))
 
     def _stage(self, batches: Iterator[pa.RecordBatch]) -> dict[str, Stage]:
-        """Take all rows; what was staged of them lasts when this returns, and is gone when it raises."""
+        """Take all rows. Staged ones persist when this returns, and are removed when it raises."""
         with ExitStack() as stack:
             for batch in batches:
                 self._take(stack, pa.Table.from_batches([batch]))
@@ -127,7 +124,7 @@ class TaskRows:
         plan = self._plan
         if ERROR_COLUMN in rows.column_names:
             is_error = _compute.is_valid(rows.column(ERROR_COLUMN))
-            self._put_aside(rows.filter(is_error))
+            self._dead_letter(rows.filter(is_error))
             rows = rows.filter(_compute.invert(is_error))
         if SKIP_COLUMN in rows.column_names:
             rows = rows.filter(_compute.invert(_compute.fill_null(rows.column(SKIP_COLUMN), False)))
@@ -145,8 +142,8 @@ class TaskRows:
         for name in destinations.unique().to_pylist():
             if name not in plan.tables:
                 raise InvalidArgumentError(
-                    f"A row's {TABLE_COLUMN} is {name!r}, which is no table of the sink "
-                    f"{plan.owner.query_name!r}.",
+                    f"The {TABLE_COLUMN} of a row is {name!r}, and the sink {plan.owner.query_name!r} has no "
+                    "such table.",
                     next_step=f"It has {', '.join(plan.tables)}.",
                 )
             yield name, rows.filter(_compute.equal(destinations, name))
@@ -184,13 +181,13 @@ class TaskRows:
         try:
             writer.write(rows)
         except RowsRefusedError:
-            limit = None if self._plan.is_refused_put_aside else 1
+            limit = None if self._plan.is_refused_dead_lettered else 1
             refused = write_halving(writer.write, rows, refused_max=limit)
-            if refused and not self._plan.is_refused_put_aside:
+            if refused and not self._plan.is_refused_dead_lettered:
                 raise _RefusedError(refusal_error(target, refused[0])) from refused[0].error
-            self._put_aside(letters_of_refused(refused))
+            self._dead_letter(letters_of_refused(refused))
 
-    def _put_aside(self, rows: pa.Table) -> None:
+    def _dead_letter(self, rows: pa.Table) -> None:
         if rows.num_rows:
             self._errors.append(letter_rows(rows))
 
@@ -198,8 +195,8 @@ class TaskRows:
 def _in_order(rows: pa.Table, target: LedgerTable) -> pa.Table:
     """Rows of an upsert by their key.
 
-    A shuffle leaves them in the order of a hash, and a database that merges them in that order goes from page
-    to page for each: twice the processor time for 100,000 rows (PostgreSQL 15, measured).
+    A shuffle leaves them in hash order, and merging them in that order visits another page for each: twice
+    the processor time for 100,000 rows (PostgreSQL 15, measured).
     """
     if target.mode is not WriteMode.UPSERT:
         return rows
@@ -210,7 +207,7 @@ def _in_order(rows: pa.Table, target: LedgerTable) -> pa.Table:
 
 
 def _without_unknown_events(rows: pa.Table, plan: TaskPlan, name: str) -> pa.Table:
-    """Without the columns of events, where no row says which event it came from."""
+    """Drop the events' columns if no row says which event it came from."""
     more = [column for column in plan.event_columns if column not in plan.tables[name].table.columns]
     is_known = any(rows.column(column).null_count < rows.num_rows for column in more)
     return rows if is_known else rows.drop_columns(more)

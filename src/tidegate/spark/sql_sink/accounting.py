@@ -1,4 +1,4 @@
-"""Every event is accounted for: splits rows by hub partition and finds what is missing between them.
+"""Accounts for every event: splits rows by hub partition and finds gaps between them.
 
 Pure functions over Arrow batches. The rule they serve: the SQL checkpoint of a partition moves over an event
 only when that event came out of the query, as rows, as a dead letter or as skipped on purpose. So an event
@@ -24,7 +24,7 @@ SequenceNumbers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Sequence numbers that should be there and are not: a half-open range."""
+    """Missing sequence numbers: a half-open range."""
 
     start_sequence_number: int
     until_sequence_number: int
@@ -46,7 +46,7 @@ def split_by_partition(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBa
         if value is None:
             raise InvalidArgumentError(
                 f"The transformation returned a row whose {PARTITION_COLUMN} is null.",
-                next_step=f"Keep the columns {PARTITION_COLUMN} and {SEQUENCE_NUMBER_COLUMN} as they came.",
+                next_step=f"Keep the columns {PARTITION_COLUMN} and {SEQUENCE_NUMBER_COLUMN} unchanged.",
             )
         is_only_one = len(values) == 1
         yield value, batch if is_only_one else batch.filter(pc.equal(column, pa.scalar(value)))
@@ -81,7 +81,7 @@ class PendingRows:
     """Rows of one hub partition that wait for their transaction."""
 
     rows_max: int
-    """From this many rows on, ``take_ready`` gives some away."""
+    """From this many rows on, ``take_ready`` returns some."""
     bytes_max: int
     _batches: list[pa.RecordBatch] = field(default_factory=list)
     _row_count: int = 0
@@ -95,7 +95,7 @@ class PendingRows:
         self._byte_count += batch.nbytes
 
     def take_ready(self) -> pa.Table | None:
-        """Rows enough for a transaction; None: wait for more.
+        """Enough rows for a transaction; None: wait for more.
 
         The rows of the last event stay behind, because more of them may follow. Rows that are not in order
         or not contiguous (a transformation that shuffles) stay until ``take_rest``.

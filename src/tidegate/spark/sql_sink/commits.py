@@ -1,5 +1,5 @@
-"""The ways from Arrow rows of one hub partition to what is to be committed: through a handler for each event,
-through a function over batches, or as a transformation made them.
+"""Turns Arrow rows of one hub partition into a batch to commit: by a handler for each event, by a batch
+function, or as a transformation made them.
 """
 
 from __future__ import annotations
@@ -42,15 +42,14 @@ ENCODED_EVENT_COLUMN = "encodedEvent"
 _POSITION_COLUMNS = (PARTITION_COLUMN, SEQUENCE_NUMBER_COLUMN, OFFSET_COLUMN, ENQUEUED_TIME_COLUMN)
 
 _NEW_OBJECTS_MAX = 50_000
-"""After how many new objects Python looks for garbage while a batch is handled (our choice: about a batch's
-events)."""
+"""New objects between garbage collections while a batch is handled (our choice: about a batch's events)."""
 
 ToBatch = Callable[[SinkPlan, str, pa.Table, bool], PartitionBatch]
-"""(plan, partition id, rows in order of their sequence numbers, is_gap_allowed) → what is to be committed."""
+"""(plan, partition id, rows in order of their sequence numbers, is_gap_allowed) → the batch to commit."""
 
 
 def way_of(plan: SinkPlan) -> ToBatch:
-    """The way that a pipeline's rows take."""
+    """How a pipeline's rows become a batch."""
     if plan.is_transformed:
         return transformed
     return handled if plan.pipeline.batch_handler is None else handled_together
@@ -79,9 +78,9 @@ def _scope(plan: SinkPlan, partition_id: str, numbers: SequenceNumbers, is_gap_a
 
 @contextmanager
 def rare_collections() -> Iterator[None]:
-    """Let Python look for garbage less often than after 700 new objects, while a task writes.
+    """Collect garbage less often than after 700 new objects, while a task writes.
 
-    A batch's events and rows live until its end, and each look would go over most of them in vain.
+    A batch's events and rows live until its end, so each collection would visit most of them in vain.
     """
     thresholds = gc.get_threshold()
     gc.set_threshold(_NEW_OBJECTS_MAX, *thresholds[1:])
@@ -92,10 +91,7 @@ def rare_collections() -> Iterator[None]:
 
 
 def received_events(partition_id: str, rows: pa.Table) -> list[ReceivedEvent]:
-    """Rows of ``ENCODED_EVENT_SCHEMA`` as events that decode when a handler asks for their contents.
-
-    Their bodies are found in all of them at once, as far as they have the usual shape.
-    """
+    """Rows of ``ENCODED_EVENT_SCHEMA`` as events that decode lazily; usual bodies are found all at once."""
     encoded = rows.column(ENCODED_EVENT_COLUMN)
     bodies = [body for chunk in encoded.chunks for body in encoded_bodies(chunk)]
     return [
@@ -136,7 +132,7 @@ def _times_ms(rows: pa.Table) -> list[int]:
 def handled_together(
     plan: SinkPlan, partition_id: str, rows: pa.Table, is_gap_allowed: bool
 ) -> PartitionBatch:
-    """Run the pipeline's function over batches."""
+    """Run the pipeline's batch function."""
     handler = plan.pipeline.batch_handler
     assert handler is not None
     batches = rows.combine_chunks().to_batches()  # one, as it fits into one transaction
@@ -178,7 +174,7 @@ def _batch(
 
 
 class _Places:
-    """Where events lie: from the bookkeeping columns where they were kept, else from the hub itself."""
+    """Events' places: from the bookkeeping columns if they were kept, else from the hub."""
 
     def __init__(self, plan: SinkPlan, partition_id: str, rows: pa.Table) -> None:
         self.partition_id = partition_id
@@ -198,10 +194,9 @@ class _Places:
         return self._kept(int(self.numbers[-1])) if self._has_positions else None
 
     def dead_letters(self, failures: Sequence[tuple[int, BaseException]]) -> list[NewDeadLetter]:
-        """The dead letters of events with the reasons that their code gave; what the hub has to tell is asked
-        for all of them together.
+        """The dead letters of failed events; places that only the hub knows are read for all together.
 
-        Raises PositionOutOfRangeError where only the hub knew a place, and forgot.
+        Raises PositionOutOfRangeError where the hub no longer holds such an event.
         """
         places: dict[int, EventPlace] = {}
         if failures and not self._is_in_rows:
@@ -216,7 +211,7 @@ class _Places:
         ]
 
     def place_of(self, sequence_number: int) -> EventPlace:
-        """The place of one event. Raises PositionOutOfRangeError where only the hub knew it, and forgot."""
+        """The place of one event. Raises PositionOutOfRangeError where the hub no longer holds it."""
         if not self._is_in_rows:
             (event,) = HubReader(self._plan.source).read_events(self.partition_id, [sequence_number])
             return place_of(event, is_payload_copied=self._plan.pipeline.is_payload_copied)
@@ -232,7 +227,7 @@ class _Places:
 
 
 def needed_columns(pipeline: Pipeline, is_transformed: bool) -> list[str]:
-    """Columns that the sink cannot do without; a function over batches, and nothing else, has its own."""
+    """Columns that the sink needs; a batch function also has its own."""
     if is_transformed:
         return [PARTITION_COLUMN, SEQUENCE_NUMBER_COLUMN]
     handler = pipeline.batch_handler

@@ -28,15 +28,15 @@ class CommittingStreamReader(EventHubsStreamReader):
     """Plans micro-batches as the source ``eventhubs`` does; a task's reading ends with its commits."""
 
     def __init__(self, plan_text: str, options: SourceOptions) -> None:
-        # Not unpickled here, but in tasks: a handler's modules are nothing to the process that plans.
+        # Unpickled in tasks: the planning process does not need the handler's modules.
         super().__init__(options)
         self._plan_text = plan_text
         self._compared: StreamOffset | None = None
 
     def _check_not_ahead(self, offset: StreamOffset, description: HubDescription) -> None:
-        """Before each micro-batch: what Spark takes for done is committed, whatever came between."""
+        """Check before each micro-batch that what Spark considers done is committed."""
         if offset == self._compared:
-            return  # there was nothing to read since
+            return  # nothing was read since
         positions = sql_positions(self._options, description)
         if self._sql_start is None:
             self._sql_start = positions

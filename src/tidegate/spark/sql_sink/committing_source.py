@@ -1,15 +1,14 @@
-"""The source of a pipeline that has nothing between reading and SQL: tasks commit what they read where they
-read it.
+"""The source of a pipeline without a transformation: tasks commit what they read in the reading worker.
 
 Otherwise every event goes from the Python that reads it to Java and from there to the Python that writes it,
-in one and the same task. Here nothing is left to write: Spark gets a row without content for each event, so
-that its own figures count events as ever, and throws them away.
+in the same task. Here nothing is left to write: Spark gets a row without content for each event, so that its
+own metrics still count events, and discards them.
 
     read ─► handler ─► SQL          in one worker
               └─► a row per event, once all is committed ─► ``noop``, Spark's sink for nothing
 
 A hub partition is planned for one task, and a range is committed whole or raises. What a task cannot see,
-such as a database that was put back to an older state, is looked for where the next micro-batch is planned.
+such as a database restored to an older state, is checked when the next micro-batch is planned.
 """
 
 from __future__ import annotations
@@ -26,8 +25,7 @@ if TYPE_CHECKING:
     from tidegate.spark.source.reader import EventHubsStreamReader
 
 SINK_FORMAT: Final = "noop"
-"""Of Spark; without it, each micro-batch would have to end in Python, which costs two processes and their
-time."""
+"""Spark's sink that discards rows; any other would end in Python, which costs two processes."""
 
 
 class CommittingDataSource(DataSource):

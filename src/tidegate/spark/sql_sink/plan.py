@@ -20,10 +20,10 @@ class SinkPlan:
     """Of the stream that feeds the sink: events are read again by pointer for dead letters."""
     claim: Claim
     is_transformed: bool
-    """True: rows come from a DataFrame transformation; False: encoded events, or the columns that a function
-    over batches asks for, for the pipeline's handler."""
+    """True: rows come from a DataFrame transformation; False: encoded events, or the columns of a batch
+    function, for the pipeline's handler."""
     transaction_rows_max: int
-    """Rows after which a task commits what it has of a partition, and goes on."""
+    """Rows after which a task commits what it has of a partition, and continues."""
     transaction_bytes_max: int
 
     def to_text(self) -> str:

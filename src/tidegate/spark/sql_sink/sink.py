@@ -1,8 +1,8 @@
 """The data source ``eventhubs-sql``: the streaming sink whose effects in a database happen exactly once.
 
-Start it with ``tidegate.spark.run_pipeline``, or give it ``sink_options(…)`` in a query of your own. Nothing
-is left to the driver: tasks commit, each hub partition by itself, and neither ``commit`` nor ``abort`` of a
-micro-batch changes anything. The SQL checkpoint is the truth; Spark's own may be lost.
+Start it with ``tidegate.spark.run_pipeline``, or pass ``sink_options(…)`` to a query of your own. Tasks
+commit each hub partition; ``commit`` and ``abort`` of a micro-batch change nothing. The SQL checkpoint is
+authoritative; Spark's own may be lost.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class SqlSinkDataSource(DataSource):
             )
         if overwrite:
             raise InvalidArgumentError(
-                "The format eventhubs-sql appends.", next_step='Use .outputMode("append").'
+                "The format eventhubs-sql only appends.", next_step='Use .outputMode("append").'
             )
         freeze_loaded_modules()
         plan = load_plan(plan_text)
@@ -68,7 +68,7 @@ class SqlSinkDataSource(DataSource):
         if missing:
             raise InvalidArgumentError(
                 f"The sink eventhubs-sql needs the column {missing[0]!r}, and the query does not have it.",
-                next_step="Keep the columns partition and sequenceNumber as they came.",
+                next_step="Keep the columns partition and sequenceNumber unchanged.",
             )
         return SqlSinkWriter(plan_text, self.options.get("checkpointLocation"))
 
@@ -83,7 +83,7 @@ class TaskCommitMessage(WriterCommitMessage):
 
 
 class SqlSinkWriter(DataSourceStreamArrowWriter):
-    """Runs ``TaskWriter`` in tasks, and checks on the driver that nothing was left out."""
+    """Runs ``TaskWriter`` in tasks, and checks on the driver that no event is missing."""
 
     def __init__(self, plan_text: str, checkpoint_location: str | None) -> None:
         self._plan_text = plan_text
@@ -97,7 +97,7 @@ class SqlSinkWriter(DataSourceStreamArrowWriter):
         return TaskCommitMessage(writer.write(iterator), writer.wait)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Report what the tasks could not see: a hub partition in two of them, and events that came to none.
+        """Report what the tasks could not see: a hub partition in two of them, and events in none.
 
         Nothing is changed. Raises InvalidArgumentError for the former, CheckpointGapError where the database
         is not where Spark's journal says that this micro-batch ends.
@@ -125,4 +125,4 @@ class SqlSinkWriter(DataSourceStreamArrowWriter):
                 check_lost(plan, partition_id, Gap(position, until))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Nothing: what tasks have committed is right and stays; the micro-batch is repeated without it."""
+        """Do nothing: what tasks have committed stays, and the micro-batch is repeated without it."""

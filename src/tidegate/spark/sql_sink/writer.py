@@ -1,14 +1,14 @@
-"""What a writing task does: every event it is given becomes rows, a dead letter or nothing, exactly once.
+"""The writing task: every event becomes rows, a dead letter or nothing, exactly once.
 
 A task has all events of some hub partitions within a micro-batch. Where they are many, each partition has
-transactions of its own; where they are few, the partitions share one. Each takes up where the SQL checkpoint
-is, so that a task which is killed, retried or run twice repeats nothing and leaves nothing out.
+transactions of its own; where they are few, the partitions share one. Each continues at the SQL checkpoint,
+so that a task that is killed, retried or run twice repeats nothing and skips nothing.
 
     task's thread      read, run the handler │ read, run the handler │ …
     commits' thread                          │ first transaction     │ second …
 
-PostgreSQL writes one transaction while the next is prepared, for most of a transaction is waiting for the
-server. SQLite's are waited for: it works in this process, and would take turns with the handler at each row.
+PostgreSQL writes one transaction while the next is prepared, because most of a transaction is waiting for the
+server. SQLite's are not overlapped: it works in this process, and would compete with the handler.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _logger = logging.getLogger(__name__)
 
 _WAIT_S_MIN = 1.0
 _WAIT_SHARE_MIN = 0.25
-"""From so many seconds, and such a share of a micro-batch on, waits for SQLite are told (our choice)."""
+"""From so many seconds, and such a share of a micro-batch on, waits for SQLite are reported (our choice)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,28 +70,28 @@ class PartitionSummary:
 
 @dataclass(frozen=True, slots=True)
 class WriterWait:
-    """How long tasks waited to be SQLite's one writer, of all the time that they took, in seconds."""
+    """How long tasks waited to be SQLite's one writer, and how long they took in all, in seconds."""
 
     waited_s: float = 0.0
     of_s: float = 0.0
 
     def plus(self, other: WriterWait) -> WriterWait:
-        """Of both together."""
+        """The sum of both."""
         return WriterWait(self.waited_s + other.waited_s, self.of_s + other.of_s)
 
     def warning(self) -> str | None:
-        """A sentence for the user where the database is what limits the pipeline; None: it is not."""
+        """A warning for the user if the database limits the pipeline; None: it does not."""
         if self.waited_s < _WAIT_S_MIN or self.waited_s < _WAIT_SHARE_MIN * self.of_s:
             return None
         return (
             f"Tasks waited {self.waited_s:.1f} s of {self.of_s:.1f} s to be SQLite's one writer: the "
-            "database is the limit. PostgreSQL takes the transactions of several tasks at once."
+            "database is the limit. PostgreSQL runs the transactions of several tasks at once."
         )
 
 
 @dataclass(frozen=True, slots=True)
 class _Committing:
-    """A transaction that runs in the commits' thread."""
+    """A transaction that runs in the commit thread."""
 
     rows: Mapping[str, pa.Table]
     """By hub partition."""
@@ -134,7 +134,7 @@ class TaskWriter:
     def _write(self, batches: Iterator[pa.RecordBatch], executor: ThreadPoolExecutor) -> None:
         for batch in batches:
             if self._committing is not None and self._committing.outcome.done():
-                self._settle()  # where it failed, nothing more is to be handled
+                self._settle()  # if it failed, handle nothing more
             for partition_id, part in split_by_partition(batch):
                 pending = self._pending.get(partition_id)
                 if pending is None:
@@ -150,17 +150,16 @@ class TaskWriter:
         self._settle()
 
     def _raise_failed_commit(self, error: Exception) -> None:
-        """Where the transaction that runs beside what has failed here fails, too: that says more, such as
-        that another driver has taken over."""
+        """Raise the running transaction's own failure, which is more precise: another driver took over."""
         if self._committing is None:
             return
         failure = self._committing.outcome.exception()
-        # A gap may be one that is passed over; the next attempt will see.
+        # A gap may be acceptable; the next attempt decides.
         if failure is not None and not isinstance(failure, CheckpointGapError):
             raise failure from error
 
     def _rests(self) -> Iterator[dict[str, pa.Table]]:
-        """What is left of the partitions, as many together as fit into a transaction."""
+        """The rest of the partitions, as many together as fit into a transaction."""
         together: dict[str, pa.Table] = {}
         rows_left, bytes_left = self._plan.transaction_rows_max, self._plan.transaction_bytes_max
         for partition_id, pending in self._pending.items():
@@ -205,7 +204,7 @@ class TaskWriter:
             self._summaries[partition_id] = before.plus(result)
 
     def _check_whole(self, partition_id: str, rows: pa.Table) -> None:
-        """Raises where rows came after those of later events, or events between them are missing."""
+        """Raises where rows came after those of later events, or events are missing between them."""
         numbers = sequence_numbers_of(rows)
         first = int(numbers[0])
         if first < self._passed.get(partition_id, 0):
@@ -216,7 +215,7 @@ class TaskWriter:
             inner_gap = find_gap(numbers, inner_gap.until_sequence_number)
 
     def _attempt_behind_gap(self, rows: Mapping[str, pa.Table]) -> dict[str, BatchResult]:
-        """One partition by itself; the events before its rows may be missing where they are lost for good."""
+        """One partition alone; the events before its rows may be missing if they are lost for good."""
         try:
             return self._attempt(rows)
         except CheckpointGapError:
@@ -255,19 +254,18 @@ class TaskWriter:
 
 
 def check_lost(plan: SinkPlan, partition_id: str, gap: Gap) -> None:
-    """Raise CheckpointGapError, unless the missing events are gone for good and may be passed over."""
+    """Raise CheckpointGapError, unless the missing events are lost for good and may be skipped."""
     if not plan.source.fail_on_data_loss:
         begin = HubReader(plan.source).describe().bounds[partition_id].begin_sequence_number
         if gap.until_sequence_number <= begin:
-            _logger.warning("Partition %s: %s passed over, for retention has deleted it.", partition_id, gap)
+            _logger.warning("Partition %s: %s skipped, because retention has deleted it.", partition_id, gap)
             return
     raise gap_error(plan, partition_id, gap)
 
 
 def check_partitions_whole(tasks: Sequence[Sequence[PartitionSummary]]) -> None:
-    """Raise InvalidArgumentError where tasks of a micro-batch shared a hub partition and one left events out.
-
-    It took them for done, because another task had committed other rows of the same events.
+    """Raise InvalidArgumentError where tasks of a micro-batch shared a hub partition and one skipped events
+    as done, because another task had committed other rows of them.
     """
     summaries = [summary for task in tasks for summary in task]
     counts = Counter(summary.partition_id for summary in summaries)
@@ -277,17 +275,17 @@ def check_partitions_whole(tasks: Sequence[Sequence[PartitionSummary]]) -> None:
 
 
 def gap_error(plan: SinkPlan, partition_id: str, gap: Gap) -> TidegateError:
-    """Says what is missing and which of the possible reasons it has."""
+    """The error for missing events, with the likely reason."""
     if plan.is_transformed:
         next_step = (
-            "Every event has to come out of the transformation: instead of filtering one, set `_skip` to "
-            "true (it writes no row) or `_error` to a reason (it becomes a dead letter). After a shuffle, "
+            "The transformation must return every event: instead of filtering one, set `_skip` to true (it "
+            "writes no row) or `_error` to a reason (it becomes a dead letter). After a shuffle, "
             "repartition by `partition`."
         )
     else:
         next_step = (
             "The Spark checkpoint directory is ahead of the database (a database restored from a backup?): "
-            "delete the directory and start again; the SQL checkpoint is what counts."
+            "delete the directory and start again; the SQL checkpoint is authoritative."
         )
     return CheckpointGapError(
         f"Partition {partition_id} of {plan.pipeline.consumer}: {gap} did not come out of the query, so "
@@ -297,10 +295,10 @@ def gap_error(plan: SinkPlan, partition_id: str, gap: Gap) -> TidegateError:
 
 
 def split_error(partition_id: str, how: str) -> InvalidArgumentError:
-    """Says that a transformation tore apart what belongs together, and that rows may be missing."""
+    """The error for a transformation that separated rows of a partition, so that rows may be missing."""
     return InvalidArgumentError(
-        f"Partition {partition_id}: the transformation returned rows of it {how}; their events counted as "
-        "done then, so these rows were not written.",
+        f"Partition {partition_id}: the transformation returned rows of it {how}; their events were already "
+        "done, so these rows were not written.",
         next_step='Let all rows of a partition come together, such as with `.repartition("partition")` and '
         '`.sortWithinPartitions("partition", "sequenceNumber")` at the end; then start over with an empty '
         "table, a new consumer group and a new checkpoint directory.",
@@ -308,7 +306,7 @@ def split_error(partition_id: str, how: str) -> InvalidArgumentError:
 
 
 def fenced_error(plan: SinkPlan, cause: FencedError) -> FencedError:
-    """Says that there is another driver, and that nothing was written twice."""
+    """The error for another driver, which says that nothing was written twice."""
     return FencedError(
         f"Another driver took over the pipeline {plan.pipeline.name} ({plan.pipeline.consumer}) from this "
         f"one ({plan.claim.owner}): {cause.message}",

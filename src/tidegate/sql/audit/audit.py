@@ -32,16 +32,16 @@ class FindingKind(StrEnum):
     """What can be wrong with events of a partition."""
 
     GAP = "gap"
-    """Before the checkpoint, and neither row nor dead letter: lost, or left out by the handler."""
+    """Before the checkpoint, with neither row nor dead letter: lost, or skipped by the handler."""
     DUPLICATE = "duplicate"
     """More than one row: processed twice, or the handler returns several rows for an event."""
     ROW_AND_DEAD_LETTER = "row_and_dead_letter"
     """A row, although its dead letter is open."""
     BEYOND_CHECKPOINT = "beyond_checkpoint"
-    """A row or a dead letter at or behind the checkpoint: it was not committed with it, or the checkpoint was
-    set back."""
+    """A row or a dead letter at or after the checkpoint: it was not committed with it, or the checkpoint was
+    moved back."""
     BEYOND_LOG = "beyond_log"
-    """Before the checkpoint, but not in the log yet: the log is older than the checkpoint, and will give
+    """Before the checkpoint, but not in the log yet: the log is older than the checkpoint, and will assign
     these numbers to other events."""
 
 
@@ -50,7 +50,7 @@ ALL_KINDS: Final = frozenset(FindingKind)
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Neighbouring events with the same thing wrong: ``start <= sequence number < until``."""
+    """Neighbouring events with the same finding: ``start <= sequence number < until``."""
 
     kind: FindingKind
     start_sequence_number: int
@@ -64,9 +64,9 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class PartitionAudit:
-    """What one partition's table, dead letters and checkpoint say about each other.
+    """One partition's table and dead letters, compared with its checkpoint.
 
-    The counts are always of everything; only ``findings`` is cut.
+    The counts are complete; only ``findings`` is cut.
     """
 
     partition_id: str
@@ -75,7 +75,7 @@ class PartitionAudit:
     checkpoint_sequence_number: int | None
     """The resume point: the first event not yet processed; None if nothing was ever committed."""
     log_until_sequence_number: int | None
-    """One past the log's last event; None: not told."""
+    """One past the log's last event; None: not known."""
     rows: int
     """Rows from ``start`` on."""
     dead_letters_open: int
@@ -101,7 +101,7 @@ class PartitionAudit:
         return max(0, self.checkpoint_sequence_number - self.start_sequence_number)
 
     def count(self, kind: FindingKind) -> int:
-        """How many events have this wrong."""
+        """How many events have this finding."""
         return {
             FindingKind.GAP: self.gaps,
             FindingKind.DUPLICATE: self.duplicates,
@@ -113,7 +113,7 @@ class PartitionAudit:
 
 @dataclass(frozen=True, slots=True)
 class StrayRows:
-    """Rows that cannot be put down to any event of the hub."""
+    """Rows that cannot be assigned to any event of the hub."""
 
     partition: str | None
     """What the partition column holds."""
@@ -135,7 +135,7 @@ class Audit:
         )
 
     def count(self, kind: FindingKind) -> int:
-        """How many events of all partitions have this wrong."""
+        """How many events of all partitions have this finding."""
         return sum(partition.count(kind) for partition in self.partitions)
 
 

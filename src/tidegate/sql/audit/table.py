@@ -1,8 +1,8 @@
-"""The audit of a table: reads rows, dead letters and checkpoints of one moment, and has them compared.
+"""The audit of a table: reads rows, dead letters and checkpoints of one moment, and compares them.
 
-Everything is read in one transaction that sees one state of the database, so a pipeline may go on meanwhile.
-Rows are streamed in order, partition by partition; an index over partition and sequence number spares the
-database the sorting.
+Everything is read in one transaction that sees one state of the database, so a pipeline may run meanwhile.
+Rows are streamed in order, partition by partition; an index on partition and sequence number saves the
+database a sort.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from tidegate.sql.core.schema import checkpoint, dead_letter
 from tidegate.sql.core.values import ConsumerKey, DeadLetterStatus
 
 _ROWS_AT_ONCE: Final = 10_000
-"""Rows fetched together (our choice: their memory does not show, nor does the round trip)."""
+"""Rows fetched together (our choice: little memory, few round trips)."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class AuditedLog(Protocol):
-    """Says where a hub's log begins and ends. ``BlockingConsumer`` is one."""
+    """Reports where a hub's log begins and ends. ``BlockingConsumer`` is one."""
 
     def get_event_hub_properties(self) -> EventHubProperties:
         """The hub's partitions and age."""
@@ -69,10 +69,10 @@ def audit_table(
     """Compare a table that carries partitions and sequence numbers with the log, checkpoints, dead letters.
 
     table: its name, or ``schema.name``. A partition's audit starts where its log begins, or at the table's
-    first row where that lies before: of events that retention took, the table alone tells what was there.
-    is_first_row_start: nothing is expected before the first row or dead letter, for consumers that did not
-    start at the log's beginning; a loss right at their start then goes unseen. findings_max: ranges listed
-    for each kind and partition. progress: told (partitions done, partitions).
+    first row if that is earlier, because only the table knows of events that retention deleted.
+    is_first_row_start: expect nothing before the first row or dead letter, for consumers that did not start
+    at the log's beginning; a loss right at their start is then not found. findings_max: ranges listed for
+    each kind and partition. progress: called with (partitions done, partitions).
     Raises NotFoundError (no such table; no checkpoint of this consumer), InvalidArgumentError (a column that
     is missing or cannot hold the numbers), EventHubReplacedError (the checkpoint counts in another hub of
     this name), DatabaseError, DatabaseUnavailableError, and what ``log`` raises.
@@ -84,7 +84,7 @@ def audit_table(
         checkpoints = _read_checkpoints(connection, consumer)
         if not checkpoints:
             raise _no_checkpoint(connection, database, consumer)
-        # Asked after the first reading: the log's end then lies behind all that was read, if all is well.
+        # Asked after the first read, so that a sound log ends after all that was read.
         _check_same_hub(consumer, checkpoints, log.get_event_hub_properties())
         partitions = log.get_all_partition_properties()
         extents = sink.extents(connection)
@@ -240,7 +240,7 @@ def _check_same_hub(
             raise EventHubReplacedError(
                 f"The checkpoint of partition {partition_id} of {consumer} belongs to the event hub created "
                 f"at {stored_ms} ms, and this one was created at {created_at_ms} ms.",
-                next_step="The hub was deleted and made anew: its sequence numbers are not the table's.",
+                next_step="The hub was deleted and created again: its sequence numbers are not the table's.",
             )
 
 

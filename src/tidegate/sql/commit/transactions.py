@@ -1,13 +1,11 @@
-"""A host's batches as SQL transactions: handler's writes, dead letters and checkpoint, or nothing.
+"""A host's batches as SQL transactions: the handler's writes, dead letters and checkpoint, or nothing.
 
-Theory of operation. ``begin`` enters the lease's epoch into the checkpoint's row; from then on an older owner
-finds a higher epoch there and commits nothing. ``process`` locks that row, runs the handler with the
-transaction's connection, writes the dead letters, moves the checkpoint by compare-and-set, and commits. When
-the handler fails, the transaction is rolled back, the retries of the policy are waited for outside of it, and
-at last a careful transaction finds the events that fail (``event_runs``); those meet the policy's action.
+Theory of operation. ``begin`` records the lease's epoch in the checkpoint's row, so that an older owner
+commits nothing. ``process`` has ``engine`` run a transaction with the handler in it. When the handler fails,
+the transaction is rolled back, the delays of the policy's retries pass outside of it, and at last a careful
+transaction finds the events that fail (``event_runs``), to which the policy's action applies.
 
-A ``Pipeline`` whose failed events are simply put aside takes the shorter way of ``batch``: its handler runs
-before anything is locked.
+A ``Pipeline`` whose failed events simply become dead letters runs before anything is locked (``batch``).
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ from tidegate.sql.core.database import Database
 from tidegate.sql.core.parked_keys import KeyOrder, first_open_by_key, parked_letter, stored_key_of
 from tidegate.sql.core.unit_of_work import RowsRefusedError, UnitOfWork
 from tidegate.sql.core.values import ConsumerKey, EventPlace, NewDeadLetter
-from tidegate.sql.handlers.context import PutAside
+from tidegate.sql.handlers.context import DeadLettered
 from tidegate.sql.handlers.event_runs import (
     EventRun,
     EventsFailedError,
@@ -78,7 +76,7 @@ class SqlTransactions:
         self._random = random_ or random.Random()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"tidegate partition {lease.partition_id}")
         self._running: UnitOfWork | None = None
-        """The transaction whose handler is running; for ``abandon``."""
+        """The running transaction, for ``abandon``."""
         self._is_abandoned = False
 
     async def begin(self) -> int | None:
@@ -143,16 +141,16 @@ class SqlTransactions:
         self._executor.shutdown(wait=False)
 
     def abandon(self) -> None:
-        """Undo the running transaction, whose handler does not return, and let others at what it has locked.
+        """Undo the running transaction, whose handler does not return, and release its locks.
 
-        It is done in a thread of its own, for it may wait for a statement's end. The handler's next use of
-        the connection fails; nothing of the batch is committed.
+        Runs in a thread of its own, because it may wait for a statement to end. The handler's next use of the
+        connection fails; nothing of the batch is committed.
         """
         self._is_abandoned = True
         unit = self._running
         if unit is not None:
-            name = f"tidegate partition {self._lease.partition_id} broken off"
-            threading.Thread(target=unit.break_off, name=name, daemon=True).start()
+            name = f"tidegate partition {self._lease.partition_id} aborted"
+            threading.Thread(target=unit.abort, name=name, daemon=True).start()
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         running = asyncio.wrap_future(self._executor.submit(work))
@@ -161,7 +159,7 @@ class SqlTransactions:
             try:
                 await asyncio.wait([running])
             except asyncio.CancelledError as error:
-                # A transaction cannot be called back, and whoever comes next must not overlap with it.
+                # A transaction cannot be cancelled, and the next one must not overlap with it.
                 cancelled = error
         if cancelled is not None:
             if not running.cancelled():
@@ -234,13 +232,13 @@ class SqlTransactions:
         if outcome.stopped_by is not None:
             raise self._stopped(outcome.stopped_by) from outcome.stopped_by.error
         return TransactionOutcome(
-            outcome.processed, len(outcome.put_aside), len(outcome.held), skipped, share.until
+            outcome.processed, len(outcome.dead_lettered), len(outcome.held), skipped, share.until
         )
 
     def _letters_of(self, outcome: RunOutcome) -> list[NewDeadLetter]:
         copied = self._is_payload_copied
         parked = [parked_letter(event, behind, is_payload_copied=copied) for event, behind in outcome.held]
-        letters = [*(each.letter for each in outcome.put_aside), *parked]
+        letters = [*(each.letter for each in outcome.dead_lettered), *parked]
         return sorted(letters, key=lambda letter: letter.sequence_number)
 
     @contextmanager
@@ -248,7 +246,7 @@ class SqlTransactions:
         self._running = unit
         try:
             if self._is_abandoned:
-                unit.break_off()
+                unit.abort()
             yield
         finally:
             self._running = None
@@ -273,10 +271,10 @@ class SqlTransactions:
         pipeline = self._form.pipeline
         return self._policy.is_payload_copied or (pipeline is not None and pipeline.is_payload_copied)
 
-    def _stopped(self, stopped_by: PutAside) -> PartitionStoppedError:
+    def _stopped(self, stopped_by: DeadLettered) -> PartitionStoppedError:
         letter = stopped_by.letter
         return PartitionStoppedError(
-            f"Partition {self._lease.partition_id} of {self._consumer} stands before event "
+            f"Partition {self._lease.partition_id} of {self._consumer} stopped before event "
             f"{letter.sequence_number}, which its handler failed for: {letter.error_type}: {letter.reason}.",
             next_step="Correct the handler or the data and start again; everything before it is committed.",
         )

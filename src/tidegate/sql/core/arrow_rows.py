@@ -1,4 +1,4 @@
-"""Rows that lie in Arrow columns, into one table: by COPY on PostgreSQL, as parameters on SQLite.
+"""Inserts rows in Arrow columns into one table: by COPY on PostgreSQL, as parameters on SQLite.
 
 Theory of operation. Where every column is of a pair that is known (an Arrow type, a plain SQL type), whole
 columns are rendered: for PostgreSQL to the lines of COPY's text format, by Arrow's own kernels (3.6 times as
@@ -27,7 +27,7 @@ _compute: Any = pyarrow.compute  # its stubs know less than it does
 
 SequenceNumbers = npt.NDArray[np.int64]
 Column: TypeAlias = Any
-"""A ``pyarrow.Array`` of a type known only when it runs, which the stubs cannot follow."""
+"""A ``pyarrow.Array`` of a type known only at run time, which the stubs cannot express."""
 
 _ROWS_MAX: Final = 50_000
 _BYTES_MAX: Final = 64 * 1024 * 1024
@@ -118,7 +118,7 @@ def insert_arrow(connection: Connection, table: Table, rows: ArrowRows) -> None:
             elif plan.is_copy:
                 lines = memoryview(_lines(rendered))
         except pa.ArrowException as error:
-            # Such as text that is no UTF-8: a value that cannot be turned into SQL.
+            # Such as invalid UTF-8: a value that cannot be turned into SQL.
             raise ValueError(" ".join(str(error).split())) from error
         if rendered is None:
             insert_values(connection, table, rows.columns, values)
@@ -184,7 +184,7 @@ def _copy_text(column: Column, sql_type: TypeEngine[Any]) -> Column | None:
         return column.cast(pa.string())
     if pa.types.is_timestamp(kind) and target in TIMES:
         text = _microseconds(column).cast(pa.string())
-        # The zone is said in any case: without it the server's setting would say what a time means.
+        # Always with a zone: without one, the server's setting would decide what a time means.
         has_zone = getattr(sql_type, "timezone", False)
         return _compute.binary_join_element_wise(text, "+00", "") if has_zone else text
     if pa.types.is_date(kind) and target in _DATES:
@@ -193,11 +193,11 @@ def _copy_text(column: Column, sql_type: TypeEngine[Any]) -> Column | None:
 
 
 def _float_text(column: Column, *, is_whole_wanted: bool) -> Column:
-    # Of 32 bits, the shortest text would stand for another number of 64.
+    # The shortest string of a 32-bit float stands for another 64-bit number.
     column = column.cast(pa.float64())
     if not is_whole_wanted:
         return column.cast(pa.string())
-    # As a float, 1700000000123 is 1.700000000123e+12, which is no integer to PostgreSQL.
+    # As a float, 1700000000123 is 1.700000000123e+12, which PostgreSQL does not accept as an integer.
     is_whole = _compute.equal(_compute.floor(column), column)
     is_whole = _compute.and_(is_whole, _compute.less(_compute.abs(column), _FLOAT_WHOLE_MAX))
     whole = _compute.if_else(is_whole, column, None).cast(pa.int64())
@@ -308,7 +308,7 @@ def _microseconds(column: Column) -> Column:
 
     Raises ValueError outside of the years 1 to 9999.
     """
-    # First of all the zone: in its own, the hour that an autumn night has twice would not be known.
+    # The zone first: in local time, the repeated hour of an autumn night would be ambiguous.
     kind: Any = column.type
     column = column.cast(pa.timestamp(kind.unit, tz=None if kind.tz is None else "UTC"))
     if kind.unit == "ns":
@@ -338,6 +338,6 @@ def _python_values(column: Column) -> list[Any]:
 
 
 def _is_utf8(connection: Connection) -> bool:
-    """Whether PostgreSQL takes text as Arrow has it; a URL or a database may say otherwise."""
+    """Whether PostgreSQL expects UTF-8, as Arrow has it; a URL or a database may set another encoding."""
     driver: Any = connection.connection.driver_connection
     return bool(driver.info.encoding == "utf-8")

@@ -1,10 +1,9 @@
-"""Many rows into one table, as fast as the database takes them: COPY on PostgreSQL, on SQLite a prepared
-statement that inserts many rows at once.
+"""Bulk inserts: COPY on PostgreSQL, on SQLite a prepared statement that inserts many rows at once.
 
-Both bypass SQLAlchemy's per-row work but keep its column types: a value goes through the bind processor of
-its column's type, once it is what both databases take for the same (``column_values``). A table whose missing
-columns have defaults computed in Python takes SQLAlchemy's own insert. Rows that lie in Arrow columns go by
-``arrow_rows``, with the same plan.
+Both bypass SQLAlchemy's per-row work but keep its column types: a value passes through the bind processor of
+its column's type, after ``column_values`` has made it mean the same to both databases. A table whose missing
+columns have defaults computed in Python uses SQLAlchemy's own insert. ``arrow_rows`` inserts Arrow columns,
+with the same plan.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ def insert_values(
     if not values:
         return
     if set(map(len, values)) != {len(columns)}:
-        # Column by column, or end to end, the values of one row would become another's.
-        raise ValueError(f"a row has not one value for each of the columns {', '.join(columns)}")
+        # Otherwise the values of one row could become another's.
+        raise ValueError(f"a row does not have one value for each of the columns {', '.join(columns)}")
     plan = plan_of(table, columns, connection.dialect)
     if plan.is_core_needed:
         rows = _converted(values, plan.preparations)
@@ -55,7 +54,7 @@ def insert_values(
 def _converted(
     values: Sequence[tuple[object, ...]], conversions: Sequence[tuple[int, Preparation]]
 ) -> Iterable[tuple[object, ...]]:
-    """Rows with some of their columns converted: column by column, for most of them need nothing."""
+    """Rows with some of their columns converted, column by column, because most need no conversion."""
     changed: dict[int, Sequence[object]] = {}
     for i, convert in conversions:
         column = changed.get(i) or _column_of(values, i)
@@ -87,9 +86,9 @@ class InsertPlan:
     is_core_needed: bool
     """True: a missing column has a default that SQLAlchemy computes, so its own insert is needed."""
     preparations: tuple[tuple[int, Preparation], ...]
-    """Indexes of the columns whose values are not yet what both databases take, with what makes them so."""
+    """Indexes of the columns whose values need a conversion first, with that conversion."""
     processors: tuple[tuple[int, Preparation], ...]
-    """Indexes of the columns whose types process values for the driver, with what does it."""
+    """Indexes of the columns whose types process values for the driver, with that processing."""
 
 
 @lru_cache(maxsize=256)
@@ -128,13 +127,12 @@ def plan_of(table: Table, columns: tuple[str, ...], dialect: Dialect) -> InsertP
 
 
 def _refers_to_itself(table: Table) -> bool:
-    """SQLite looks for a row's parent at the end of a statement: whether one that follows is found would
-    depend on where a statement ends."""
+    """SQLite looks for a row's parent at the end of a statement, so statements of many rows would differ."""
     return any(key.target_fullname.rpartition(".")[0] == table.fullname for key in table.foreign_keys)
 
 
 def insert_parameters(connection: Connection, plan: InsertPlan, parameters: Sequence[object]) -> None:
-    """Insert rows whose values lie end to end, as the driver binds them. Raises DBAPIError (SQLite only)."""
+    """Insert rows from a flat list of values, as the driver binds them. Raises DBAPIError (SQLite only)."""
     step = plan.row_count * plan.column_count
     whole = len(parameters) // step * step
     with _wrapping(connection, plan.statement):

@@ -1,4 +1,4 @@
-"""One consumer's checkpoints inside a transaction: rows that are locked, and moved on by compare-and-set."""
+"""One consumer's checkpoints inside a transaction: rows that are locked and moved by compare-and-set."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class CheckpointStep:
 
     partition_id: str
     from_sequence_number: int | None
-    """Where it has to be for that; None: nothing was ever committed."""
+    """Where it must be now; None: nothing was ever committed."""
     until_sequence_number: int
     offset: str | None = None
     """Of the last event before ``until_sequence_number``, as ``enqueued_time_ms``."""
@@ -41,10 +41,7 @@ class CheckpointStep:
 
 
 class CheckpointRows:
-    """The statements for one consumer; the connection and its transaction are the caller's.
-
-    All methods raise SQLAlchemy's errors as they are.
-    """
+    """The statements for one consumer. All methods raise SQLAlchemy's own errors."""
 
     def __init__(self, consumer: ConsumerKey, clock: Clock) -> None:
         self._consumer = consumer
@@ -53,7 +50,7 @@ class CheckpointRows:
     def lock_existing(
         self, connection: Connection, partition_ids: Sequence[str]
     ) -> dict[str, LockedCheckpoint]:
-        """Wait for the rows that there are, and hold them. partition_ids: ascending, as they are locked."""
+        """Wait for the existing rows, and lock them. partition_ids: ascending, the order of locks."""
         if len(partition_ids) == 1:
             found = self._lock_one(connection, partition_ids[0])
             return {} if found is None else {partition_ids[0]: found}
@@ -64,10 +61,10 @@ class CheckpointRows:
         return {row[0]: LockedCheckpoint(*row[1:]) for row in rows}
 
     def lock(self, connection: Connection, partition_id: str) -> LockedCheckpoint:
-        """Wait for one row and hold it; made where it is missing."""
+        """Wait for one row and lock it; it is created where it is missing."""
         found = self._lock_one(connection, partition_id)
         if found is None:
-            # Waits for a competitor that is making the same row, and sees it afterwards.
+            # Waits for a competitor that is creating the same row, and sees it afterwards.
             insert = (sqlite if connection.dialect.name == "sqlite" else postgresql).insert(schema.checkpoint)
             key = {
                 "event_hub": self._consumer.event_hub,
@@ -86,11 +83,11 @@ class CheckpointRows:
     ) -> None:
         """Move each checkpoint that still is where its step begins.
 
-        mark: other columns to set; with ``lease_epoch`` among them, a higher one than that refuses the step.
+        mark: other columns to set; with a ``lease_epoch``, a checkpoint under a higher one is not moved.
         Raises FencedError for one that was not moved.
         """
         parameters = [self._parameters(step, mark) for step in steps]
-        # Of the same hub, or of none that is known: the steps set the same columns.
+        # All of one hub, or of an unknown one: the steps set the same columns.
         changed = ("next_sequence_number", "offset", "enqueued_time_ms", *mark)
         if steps[0].event_hub_created_at_ms is not None:
             changed = (*changed, "event_hub_created_at_ms")
@@ -120,7 +117,7 @@ class CheckpointRows:
         return parameters
 
     def _fenced(self, connection: Connection, steps: Sequence[CheckpointStep], token: object) -> FencedError:
-        """Says why the first step that was not taken could not be."""
+        """The reason why the first failed step failed."""
         row = schema.checkpoint.c
         columns = (
             row.transaction_token,
@@ -141,7 +138,7 @@ class CheckpointRows:
         )
         if found is None:
             return FencedError(
-                f"{what}: there is no such checkpoint.", next_step="Call lock(partition_id) before advance."
+                f"{what}: it does not exist.", next_step="Call lock(partition_id) before advance."
             )
         _, number, owner, updated_at, epoch = found
         lease = "" if epoch is None else f" under lease epoch {epoch}"

@@ -1,7 +1,7 @@
 """The statements that every transaction sends for its checkpoint, each built once.
 
-SQLAlchemy builds a statement in Python objects, and finds its compiled text by looking at all of them: for a
-transaction of a few events that is as much time as the database takes.
+SQLAlchemy builds a statement of Python objects, and visits them all to find its compiled form: for a
+transaction of a few events that takes as long as the database.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ LOCK_SEVERAL: Final[Select[Any]] = (
 
 
 def is_of(consumer: ConsumerKey, partition_id: str) -> ColumnElement[bool]:
-    """The same condition with its values in it, for statements that are rarely sent."""
+    """The same condition with its values, for statements that are rarely sent."""
     return _is(consumer.event_hub, consumer.consumer_group, partition_id)
 
 

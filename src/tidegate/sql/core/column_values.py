@@ -1,8 +1,8 @@
-"""What a column's values become before a driver gets them, so that both databases store the same.
+"""Converts a column's values before a driver gets them, so that both databases store the same.
 
-COPY is stricter than an INSERT: it takes no ``5.0`` for an integer, and no ``t``. A time without a zone would
-mean what the server's setting says, and one with a zone would lose it in a column that has none. SQLAlchemy's
-own processors come afterwards; they cannot know, for to them a value has been bound already.
+COPY is stricter than an INSERT: it refuses ``5.0`` and ``t`` for an integer. A time without a zone would
+depend on the server's setting, and one with a zone would lose it in a column that has none. SQLAlchemy's own
+processors come afterwards.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sqlalchemy.types import TypeEngine
 
 Column = Sequence[object]
 Preparation = Callable[[Column], Column]
-"""Values of a column to others of the same meaning; where there is nothing to do, what it was given."""
+"""Converts a column's values to others of the same meaning; returns its argument if nothing changes."""
 Processor = Callable[[Any], object]
 
 INTEGERS: Final = (
@@ -66,7 +66,7 @@ def _processed(process: Processor, values: Column) -> Column:
 
 
 def _integers(values: Column) -> Column:
-    """Whole numbers as integers, for pandas makes floats of them where one is missing; true is 1."""
+    """Integral floats as integers, because pandas makes floats of integers if one is missing; true is 1."""
     if not any(issubclass(kind, float | bool) for kind in set(map(type, values))):
         return values
     return [
@@ -85,7 +85,7 @@ def _utc_without_zone(values: Column) -> Column:
 
 
 def _moments(values: Column) -> Column:
-    """Times without a zone are in UTC, whatever zone the server is set to."""
+    """Times without a zone are in UTC, whatever the server's zone."""
     return [
         value.replace(tzinfo=UTC) if isinstance(value, datetime) and value.tzinfo is None else value
         for value in values
@@ -93,5 +93,5 @@ def _moments(values: Column) -> Column:
 
 
 def _uuids(values: Column) -> Column:
-    """Text is taken as PostgreSQL takes it; Spark and Arrow have no other form."""
+    """Strings are accepted as in PostgreSQL; Spark and Arrow have no other form."""
     return [UUID(value) if isinstance(value, str) else value for value in values]

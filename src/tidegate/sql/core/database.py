@@ -1,11 +1,10 @@
-"""The database: opened with the right settings, its tables brought up to date, its errors made readable.
+"""Opens the database with the right settings, migrates its tables, and makes its errors readable.
 
 SQLite runs in WAL mode with ``synchronous=FULL`` (a commit survives power loss), and one writer at a time
 takes a file lock before ``BEGIN IMMEDIATE``. PostgreSQL runs READ COMMITTED; row locks do the queueing.
 
-A ``Database`` may be used from many threads, and in a process that was forked from the one that opened it:
-the child makes connections of its own. A SQLite file that was replaced under its name is noticed by its
-inode, so nothing is ever written to a file that is gone.
+A ``Database`` may be used from many threads, and in a forked child, which opens connections of its own. A
+replaced SQLite file is noticed by its inode, so nothing is written to a deleted file.
 """
 
 from __future__ import annotations
@@ -37,8 +36,7 @@ from tidegate.transport.clock import SystemClock
 logger = logging.getLogger(__name__)
 
 LOCK_WAIT_S: Final = 60.0
-"""How long a writer waits for others by default, in seconds (our choice: longer than any batch should
-take)."""
+"""How long a writer waits for others by default, in seconds (our choice: longer than any batch)."""
 
 _CONNECT_ARGUMENTS: Final = {
     "connect_timeout": 10,
@@ -47,15 +45,14 @@ _CONNECT_ARGUMENTS: Final = {
     "keepalives_count": 4,
     "tcp_user_timeout": 30_000,
 }
-"""For libpq, in seconds, the last in milliseconds; those in the URL go before them. Within 30 s (our choice:
-a lease) it is noticed that the server's machine is gone; by the system's own settings a thread would wait for
-its answer for 2 hours (Linux, tcp_keepalive_time)."""
+"""For libpq, in seconds, the last in milliseconds; those in the URL take precedence. A dead server machine is
+noticed within 30 s (our choice: a lease) instead of 2 hours (Linux, tcp_keepalive_time)."""
 _SERVER_KEEPALIVES: Final = {
     "tcp_keepalives_idle": 10,
     "tcp_keepalives_interval": 5,
     "tcp_keepalives_count": 4,
 }
-"""The same seen from the server: the locks of a machine that is gone are free again within 30 s."""
+"""The same on the server: the locks of a dead client machine are released within 30 s."""
 
 _SCHEMA_LOCK_KEY: Final = 0x7469_6465  # "tide": the advisory lock that serialises migrations on PostgreSQL
 _IS_READER = "tidegate_is_reader"
@@ -73,11 +70,11 @@ class Database:
         self._lock = threading.RLock()
         self._engine: Engine | None = None
         self._urgent_engine: Engine | None = None
-        """PostgreSQL: connections for what is urgent, so that batches cannot use up the server's for it."""
+        """PostgreSQL: separate connections for urgent work, which batches cannot use up."""
         self._process_id = os.getpid()
         self._inode: tuple[int, int] | None = None
         self.writer_wait_s = 0.0
-        """For how long this process has waited to be SQLite's one writer, in seconds, since it began."""
+        """How long this process has waited to be SQLite's one writer, in seconds, since it began."""
 
     @classmethod
     def open(
@@ -87,8 +84,8 @@ class Database:
 
         url: ``sqlite:////absolute/path.db``, ``sqlite:///relative.db`` or
         ``postgresql://user:password@host:port/name``. lock_wait_s: how long a writer waits for others.
-        Raises DatabaseError (a URL that cannot be meant, a missing driver, tables of a newer Tidegate) and
-        DatabaseUnavailableError (no connection); no message ever holds the password.
+        Raises DatabaseError (an unusable URL, a missing driver, tables of a newer Tidegate) and
+        DatabaseUnavailableError (no connection); no message contains the password.
         """
         database = cls(_checked_url(url), clock=clock or SystemClock(), lock_wait_s=lock_wait_s)
         database.engine()
@@ -96,9 +93,9 @@ class Database:
 
     @classmethod
     def shared(cls, url: str | URL, *, lock_wait_s: float = LOCK_WAIT_S) -> Database:
-        """This process's one ``Database`` for ``url``: cheap to ask for in every task, closed by nobody.
+        """This process's one ``Database`` for ``url``: cheap to call in every task, never closed.
 
-        Raises as ``open`` does; a failed opening is tried anew the next time.
+        Raises as ``open`` does; a failed opening is tried again the next time.
         """
         key = (absolute_url(url), lock_wait_s)
         with _shared_lock:
@@ -109,17 +106,17 @@ class Database:
 
     @property
     def url(self) -> str:
-        """The URL for people: its password is hidden."""
+        """The URL with its password hidden."""
         return self._url.render_as_string(hide_password=True)
 
     @property
     def is_sqlite(self) -> bool:
-        """True where one file holds everything and writers queue for it."""
+        """Whether it is a SQLite file, for which writers queue."""
         return self._path is not None
 
     @property
     def clock(self) -> Clock:
-        """What dates the rows that Tidegate writes."""
+        """The clock for the times in rows that Tidegate writes."""
         return self._clock
 
     @contextmanager
@@ -137,12 +134,12 @@ class Database:
 
     @contextmanager
     def writing(self, *, is_urgent: bool = False) -> Iterator[Connection]:
-        """A connection whose next transaction may write, with the right to write where that is one at a time.
+        """A connection whose next transaction may write; on SQLite, it holds the writers' lock.
 
-        The caller begins and ends the transaction. is_urgent: for short writes that must not be late: see
+        The caller begins and ends the transaction. is_urgent: for short writes that must not be late, see
         ``WriterLock``; on PostgreSQL they have connections of their own, which are kept.
-        Raises DatabaseError, and DatabaseUnavailableError without a connection, or when other writers do not
-        let go within ``lock_wait_s``.
+        Raises DatabaseError, and DatabaseUnavailableError without a connection or when other writers hold the
+        lock for ``lock_wait_s``.
         """
         while True:
             engine = self._engine_for(is_urgent=is_urgent)
@@ -150,7 +147,7 @@ class Database:
                 if lock is not None:
                     self.writer_wait_s += lock.waited_s
                 if self._is_stale():
-                    # The file was replaced while we queued; preparing a new one needs the lock, so let it go.
+                    # The file was replaced while we queued; preparing the new one needs the lock: release it.
                     continue
                 try:
                     connection = engine.connect()
@@ -162,29 +159,29 @@ class Database:
                     yield connection
                 return
 
-    def break_off(self, connection: Connection) -> None:
-        """Undo the transaction of ``connection`` from another thread: its own hangs in code that is not ours.
+    def abort(self, connection: Connection) -> None:
+        """Undo the transaction of ``connection`` from another thread: its own hangs in a user's code.
 
-        What it wrote is undone, its locks are free, and nothing can be written with it any more. The caller
-        sees to it that the connection is not given back meanwhile, and that it is discarded afterwards. May
-        take as long as one statement.
+        What it wrote is undone, its locks are released, and it cannot write any more. The caller ensures that
+        the connection is not returned meanwhile, and is discarded afterwards. May take as long as one
+        statement.
         """
         lock = connection.info.pop(_WRITER_LOCK, None)
         try:
             raw = connection.connection.dbapi_connection
             if isinstance(raw, sqlite3.Connection):
                 raw.interrupt()
-                # Without a transaction the next statement is one of its own: it must not be able to write.
+                # Without a transaction the next statement would commit by itself: it must not write.
                 raw.execute("PRAGMA query_only = ON")
                 raw.rollback()
             elif raw is not None:
-                # The server ends a transaction whose client is gone; the driver would wait for its thread.
+                # The server ends the transaction of a lost client; the driver would wait for its thread.
                 descriptor: int = raw.fileno()
                 with socket.socket(fileno=os.dup(descriptor)) as line:
                     line.shutdown(socket.SHUT_RDWR)
         except (OSError, exc.SQLAlchemyError, connection.dialect.loaded_dbapi.Error):
-            # The connection is gone already, and its transaction with it.
-            logger.debug("Breaking off a transaction met a connection that is gone.", exc_info=True)
+            # The connection is already lost, and its transaction with it.
+            logger.debug("The connection of an aborted transaction was already lost.", exc_info=True)
         finally:
             if isinstance(lock, WriterLock):
                 lock.release()
@@ -216,7 +213,7 @@ class Database:
             )
 
     def close(self) -> None:
-        """Close all pooled connections. The next use connects anew."""
+        """Close all pooled connections. The next use connects again."""
         with self._lock:
             engines = (self._engine, self._urgent_engine)
             self._engine = self._urgent_engine = None
@@ -236,7 +233,7 @@ class Database:
         return f"<Database {self.url}>"
 
     def engine(self) -> Engine:
-        """SQLAlchemy's engine for this process and this file, made when there is none that still fits.
+        """SQLAlchemy's engine for this process and this file, created when there is no current one.
 
         Raises as ``open`` does.
         """
@@ -275,7 +272,7 @@ class Database:
             if engine is None:
                 continue
             if is_forked:
-                # Closing a SQLite connection that a fork carried over can disturb the parent's: it is kept.
+                # Closing a SQLite connection inherited by a fork can disturb the parent's: keep it.
                 _orphans.append(engine.pool)
             engine.dispose(close=not is_forked)
         self._engine = self._urgent_engine = None
@@ -283,8 +280,8 @@ class Database:
     def _new_engine(self) -> Engine:
         options: dict[str, object] = {}
         if self._path is None:
-            # As many connections as threads ask for, of which 5 are kept: SQLAlchemy's limit of 15 would let
-            # a renewal of leases wait behind 15 batches, and fail after 30 s.
+            # As many connections as threads need, of which 5 are kept: with SQLAlchemy's limit of 15, a lease
+            # renewal would wait behind 15 batches, and fail after 30 s.
             options = {"pool_pre_ping": True, "isolation_level": "READ COMMITTED", "max_overflow": -1}
             connect_arguments: dict[str, object] = {
                 name: value for name, value in _CONNECT_ARGUMENTS.items() if name not in self._url.query
@@ -301,7 +298,7 @@ class Database:
                 next_step="Install it with: pip install 'tidegate[postgresql]'",
             ) from error
         except exc.SQLAlchemyError as error:
-            raise DatabaseError(f"The database URL {self.url} cannot be used: {error}.") from error
+            raise DatabaseError(f"Invalid database URL {self.url}: {error}.") from error
         if self._path is None:
             event.listen(engine, "connect", self._set_up_postgresql)
         else:
@@ -318,7 +315,7 @@ class Database:
         connection.commit()
 
     def _prepare(self, engine: Engine) -> None:
-        """Create or migrate the tables, unless a look without any lock finds them of this version."""
+        """Create or migrate the tables, unless they are of this version already (checked without a lock)."""
         if self._path is not None and not self._path.parent.is_dir():
             raise DatabaseError(
                 f"The folder {self._path.parent} of the SQLite database does not exist.",
@@ -337,7 +334,7 @@ class Database:
             raise self._connect_error(error) from error
 
     def _is_new_file(self) -> bool:
-        # The change to WAL mode fails at once when two connections make it together: only under the lock.
+        # Two connections that change to WAL mode together fail at once: only under the lock.
         return self._path is not None and (not self._path.exists() or self._path.stat().st_size == 0)
 
     def _serialise_schema_changes(self, connection: Connection) -> None:
@@ -360,7 +357,7 @@ class Database:
             )
         if "password authentication failed" in words or "does not exist" in words:
             return DatabaseError(
-                f"The database {self.url} does not let this user in: {words}",
+                f"The database {self.url} refused this user: {words}",
                 next_step="Check user, password and database name in the URL.",
             )
         if isinstance(error, exc.OperationalError | exc.InterfaceError):
@@ -377,7 +374,7 @@ _orphans: list[Pool] = []
 
 
 def _reset_after_fork() -> None:
-    """A fork may have happened while another thread held the lock: the child gets a free one."""
+    """Give a forked child free locks, because another thread may have held them."""
     global _shared_lock
     _shared_lock = threading.Lock()
     for database in _shared.values():
@@ -388,17 +385,17 @@ os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 def absolute_url(url: str | URL) -> str:
-    """The same database from whatever directory a process runs in; with its password, so not for people.
+    """The URL with an absolute path, for processes in other directories. It contains the password.
 
-    Raises DatabaseError for a URL that cannot be meant.
+    Raises DatabaseError for an unusable URL.
     """
     return _checked_url(url).render_as_string(hide_password=False)
 
 
 def sqlite_file(url: str | URL) -> Path | None:
-    """The file of a SQLite database, absolute, whether it exists or not; None: it is another kind's URL.
+    """The absolute path of a SQLite database, which may not exist; None: another kind of database.
 
-    Raises DatabaseError for a URL that cannot be meant.
+    Raises DatabaseError for an unusable URL.
     """
     return _sqlite_path(_checked_url(url))
 
@@ -408,7 +405,7 @@ def _checked_url(url: str | URL) -> URL:
         parsed = make_url(url)
     except (exc.ArgumentError, ValueError) as error:
         raise DatabaseError(
-            "The database URL does not parse.",
+            "Invalid database URL.",
             next_step="Write sqlite:////absolute/path.db or postgresql://user:password@host:5432/name "
             "(special characters of the password percent-encoded).",
         ) from error
@@ -417,12 +414,12 @@ def _checked_url(url: str | URL) -> URL:
         return parsed.set(drivername="postgresql+psycopg")
     if backend != "sqlite":
         raise DatabaseError(
-            f"Tidegate does not keep its tables in {backend} databases.",
+            f"Tidegate does not support {backend} databases.",
             next_step="Use sqlite:////absolute/path.db or postgresql://user:password@host:5432/name.",
         )
     if parsed.database in (None, "", ":memory:") or str(parsed.database).startswith("file:"):
         raise DatabaseError(
-            "An in-memory database or a file: URI cannot keep checkpoints for other processes.",
+            "An in-memory database or a file: URI cannot be shared with other processes.",
             next_step="Name a file: sqlite:////absolute/path.db",
         )
     return parsed.set(drivername="sqlite", database=str(Path(str(parsed.database)).absolute()))
@@ -453,5 +450,5 @@ def _set_up_sqlite(connection: DBAPIConnection, record: ConnectionPoolEntry) -> 
 
 def _begin_sqlite(connection: Connection) -> None:
     is_reader = connection.get_execution_options().get(_IS_READER, False)
-    # A deferred transaction that turns into a writer half-way can fail at once with "database is locked".
+    # A deferred transaction that becomes a writer halfway can fail at once with "database is locked".
     connection.exec_driver_sql("BEGIN" if is_reader else "BEGIN IMMEDIATE")

@@ -1,4 +1,4 @@
-"""Dead letters as rows: a filter becomes conditions, a row becomes a value, a deed becomes an audit row."""
+"""Dead letters as rows: filters as conditions, rows as values, actions as audit rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ IN_LIST_MAX = 1_000
 
 
 def conditions_of(filter_: DeadLetterFilter) -> list[ColumnElement[bool]]:
-    """What a row has to meet to be meant by ``filter_``."""
+    """The conditions of a row that matches ``filter_``."""
     row = dead_letter.c
     conditions: list[ColumnElement[bool]] = []
     if filter_.event_hub is not None:
@@ -79,8 +79,7 @@ def dead_letter_of(row: Mapping[str, object]) -> DeadLetter:
 
 
 def lock_open(unit: UnitOfWork, partition_id: str, sequence_numbers: Sequence[int]) -> list[int]:
-    """Lock those of the dead letters that are still open, and say which; the others belong to somebody
-    else."""
+    """Lock those of the dead letters that are still open, and return their sequence numbers."""
     row = dead_letter.c
     statement = (
         select(row.sequence_number)
@@ -95,7 +94,7 @@ def lock_open(unit: UnitOfWork, partition_id: str, sequence_numbers: Sequence[in
 def write_audit(
     unit: UnitOfWork, partition_id: str, action: str, actor: str, details: Iterable[tuple[int, str]]
 ) -> None:
-    """Record a deed for each (sequence number, detail), and let it tell whether a lost COMMIT took place."""
+    """Record an action for each (sequence number, detail); it also is the witness for a lost COMMIT."""
     now = unit.database.clock.now_utc()
     records = [
         {

@@ -1,4 +1,4 @@
-"""What a database's complaint means: bad data, a lost connection, or something the user has to mend.
+"""What a database's error means: bad data, a lost connection, or something the user has to fix.
 
 Errors of drivers and of SQLAlchemy stop here; the rest of the package raises the model's errors.
 """
@@ -12,8 +12,7 @@ from sqlalchemy import exc
 from tidegate.model.errors import DatabaseError, DatabaseUnavailableError
 
 ROW_ERRORS = (exc.StatementError, TypeError, ValueError, ArithmeticError, AttributeError)
-"""Everything that writing a row was seen to raise; ``is_bad_data`` tells which of them are the row's
-fault."""
+"""What writing a row was seen to raise; ``is_bad_data`` says which of them are the row's fault."""
 
 _SQLSTATES_LOST = ("08", "57P")
 _SQLSTATES_BUSY = ("40", "55P03", "53")
@@ -43,12 +42,12 @@ def sqlstate_of(error: BaseException) -> str:
 
 
 def is_deadlock(error: BaseException) -> bool:
-    """True where PostgreSQL has ended a transaction because it and another one waited for each other."""
+    """Whether PostgreSQL ended a transaction because of a deadlock."""
     return sqlstate_of(error) == "40P01"
 
 
 def is_connection_lost(error: BaseException) -> bool:
-    """True where the connection is gone, so that an answer may have been lost with it."""
+    """Whether the connection is gone, so that an answer may have been lost with it."""
     if isinstance(error, exc.DBAPIError) and error.connection_invalidated:
         return True
     state = sqlstate_of(error)
@@ -60,10 +59,9 @@ def is_connection_lost(error: BaseException) -> bool:
 
 
 def is_bad_data(error: BaseException) -> bool:
-    """True where the values of a row are at fault, so that its event belongs into the dead letters.
+    """Whether the values of a row are at fault, so that its event becomes a dead letter.
 
-    The answer is for errors raised while rows were being written; a wrong table or a lost connection is
-    False.
+    For errors raised while rows were being written; False for a wrong table or a lost connection.
     """
     if isinstance(error, exc.DBAPIError):
         if error.connection_invalidated:
@@ -89,9 +87,9 @@ def _is_bad_sqlite_data(error: sqlite3.Error) -> bool:
 
 
 def is_environment(error: BaseException) -> bool:
-    """True where the database itself is at fault: no connection, no lock, no room, no table, no permission.
+    """Whether the database itself is at fault: no connection, no lock, no space, no table, no permission.
 
-    The answer is for errors that a handler's own statements raise; everything else is about its event.
+    For errors that a handler's own statements raise; anything else is about its event.
     """
     if isinstance(error, exc.TimeoutError) or is_connection_lost(error):
         return True
@@ -106,22 +104,22 @@ def is_environment(error: BaseException) -> bool:
 
 
 def reason_of(error: BaseException) -> BaseException:
-    """The error to show people: the driver's own words without SQLAlchemy's statement and parameters."""
+    """The error to show: the driver's own, without SQLAlchemy's statement and parameters."""
     original = getattr(error, "orig", None)
     return original if isinstance(original, BaseException) else error
 
 
 def translate(error: BaseException, *, doing: str, where: str) -> DatabaseError:
-    """The model's error for what a database said while ``doing`` something in the database ``where``."""
+    """The model's error for a database's error while ``doing`` something in the database ``where``."""
     text = " ".join(str(reason_of(error)).split()).rstrip(".")
     state = sqlstate_of(error)
     if "disk is full" in text or state == "53100":
         return DatabaseError(
             f"The disk of the database {where} is full: {text}.",
-            next_step="Nothing of this batch was written; make room and start again.",
+            next_step="Nothing of this batch was written; free some space and start again.",
         )
-    # A process that stands still while it writes the log's header keeps readers out, too: after 10 s SQLite
-    # calls that "locking protocol" (SQLITE_PROTOCOL; seen with a stopped process).
+    # A process stopped while it writes the log's header also keeps readers out: after 10 s SQLite reports
+    # "locking protocol" (SQLITE_PROTOCOL; seen with a stopped process).
     if state.startswith(_SQLSTATES_BUSY) or "database is locked" in text or "locking protocol" in text:
         return DatabaseUnavailableError(
             f"The database {where} was busy while {doing}: {text}.",

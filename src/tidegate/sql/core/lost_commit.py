@@ -1,7 +1,7 @@
-"""A COMMIT whose answer was lost: asking the database, behind the same locks, which of two worlds came true.
+"""A COMMIT whose answer was lost: the database is asked, behind the same locks, whether it took place.
 
-COMMIT is never sent twice. Whoever committed says how its transaction is known again (a ``Witness``); most
-look for the random token that it wrote where it moved something.
+COMMIT is never sent twice. The committer supplies a ``Witness`` that recognises its transaction; most look
+for the random token that it wrote where it moved something.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from tidegate.sql.core.failures import reason_of
 from tidegate.sql.core.values import ConsumerKey
 
 RECONNECT_S_MAX: Final = 15.0
-"""How long a lost COMMIT's outcome is asked for, in seconds (our choice: a restart of the database fits
-in)."""
+"""How long to ask for a lost COMMIT's outcome, in seconds (our choice: a restart of the database fits)."""
 _PAUSE_S: Final = 0.1
 
 
@@ -31,7 +30,7 @@ class CommitOutcome(Enum):
     COMMITTED = "committed"
     ROLLED_BACK = "rolled back"
     SUPERSEDED = "superseded"
-    """Somebody moved the checkpoint on since: the range is done, once, by this transaction or by another."""
+    """The checkpoint was moved since: the range is done, once, by this transaction or by another."""
 
 
 Witness = Callable[[Connection], CommitOutcome]
@@ -44,18 +43,18 @@ def resolve_lost_commit(
     witness: Witness | None,
     error: sqlalchemy_errors.SQLAlchemyError,
 ) -> None:
-    """Return where the transaction turns out committed; it may take ``RECONNECT_S_MAX`` to find out.
+    """Return if the transaction was committed; it may take ``RECONNECT_S_MAX`` to find out.
 
-    witness: None where nothing tells. error: what COMMIT was answered with.
-    Raises FencedError (another owner moved on since), DatabaseUnavailableError (rolled back, or not known
-    yet: its text says which).
+    witness: None where nothing shows the outcome. error: the answer to COMMIT.
+    Raises FencedError (another owner has moved the checkpoint since), DatabaseUnavailableError (rolled back,
+    or not known yet: its message says which).
     """
     outcome = _find_outcome(database, witness, error)
     if outcome is CommitOutcome.COMMITTED:
         return
     if outcome is CommitOutcome.SUPERSEDED:
         raise FencedError(
-            f"The connection broke during COMMIT, and another owner has moved the work of {consumer} on "
+            f"The connection broke during COMMIT, and another owner has continued the work of {consumer} "
             "since: this batch is done, once.",
             next_step="Continue from the checkpoint.",
         ) from error
@@ -71,8 +70,8 @@ def _find_outcome(
 ) -> CommitOutcome:
     unknown = DatabaseUnavailableError(
         f"The connection to {database.url} broke during COMMIT, and whether it took place is not known yet.",
-        next_step="Read the checkpoint before anything else; the same batch may be run again, for it starts "
-        "from the checkpoint.",
+        next_step="Read the checkpoint first. Running the same batch again is safe: it starts from the "
+        "checkpoint.",
     )
     if witness is None:
         raise unknown from error

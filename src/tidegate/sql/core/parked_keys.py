@@ -1,7 +1,7 @@
 """Parked partition keys: an event waits behind an earlier one of its key that is an open dead letter.
 
-Rule: ask under the checkpoint's lock. Pump and redrive of a partition both hold it, so that neither can let a
-later event of a key overtake an earlier one.
+Rule: read under the checkpoint's lock. A partition's pump and redrive both hold it, so that no later event
+of a key overtakes an earlier one.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from tidegate.sql.core.schema import dead_letter
 from tidegate.sql.core.values import ConsumerKey, NewDeadLetter, place_of, storable_text
 
 PARKED: Final = "ParkedKeyError"
-"""The error type of a dead letter that was put aside unseen; nothing raises it."""
+"""The error type of a parked event, which was not run; nothing raises it."""
 
 
 def stored_key_of(event: ReceivedEvent) -> str | None:
-    """The event's partition key as dead letters hold it; None: it has none, or does not decode."""
+    """The event's partition key as stored in dead letters; None: it has none, or does not decode."""
     key = place_of(event).partition_key
     return None if key is None else storable_text(key)
 
 
 class KeyOrder:
-    """Which events have to wait behind which, while a batch is run in order."""
+    """Decides which events wait behind which, while a batch is run in order."""
 
     def __init__(
         self,
@@ -53,19 +53,19 @@ class KeyOrder:
         return first if first is not None and first < event.sequence_number else None
 
     def failed(self, event: ReceivedEvent) -> None:
-        """``event`` was put aside: those of its key behind it wait from now on."""
+        """``event`` became a dead letter: later events of its key wait from now on."""
         key = self._key_of(event)
         if key is not None:
             number = event.sequence_number
             self._first_open[key] = min(self._first_open.get(key, number), number)
 
-    def is_overtaken(self, put_aside: Container[int], events: Sequence[ReceivedEvent]) -> bool:
-        """Whether one of ``events``, ascending, should have waited behind one of those put aside."""
+    def is_overtaken(self, dead_lettered: Container[int], events: Sequence[ReceivedEvent]) -> bool:
+        """Whether one of ``events``, ascending, should have waited behind one that was dead-lettered."""
         keys: set[str | None] = set()
         for event in events:
             if keys and self._is_held(event) and self._key_of(event) in keys:
                 return True
-            if event.sequence_number in put_aside:
+            if event.sequence_number in dead_lettered:
                 keys.add(self._key_of(event))
                 keys.discard(None)
         return False
@@ -74,8 +74,8 @@ class KeyOrder:
 def first_open_by_key(connection: Connection, consumer: ConsumerKey, partition_id: str) -> dict[str, int]:
     """The first open dead letter of each partition key that has one, in one partition; one statement.
 
-    It walks an index of open dead letters from key to key, so it costs one look-up for each parked key,
-    however many events are parked behind it, and next to nothing where there is none.
+    It walks an index of open dead letters from key to key: one look-up for each parked key, however many
+    events are parked behind it.
     """
     row = dead_letter.c
     here = and_(consumer_is(consumer, partition_id), is_open(), row.partition_key.is_not(None))
@@ -96,12 +96,12 @@ def first_open_by_key(connection: Connection, consumer: ConsumerKey, partition_i
 
 
 def is_open() -> ColumnElement[bool]:
-    """An open dead letter, in the words of the partial index: a bound value would not match it."""
+    """An open dead letter, as the partial index has it: a bound value would not match it."""
     return dead_letter.c.status == literal_column("'open'")
 
 
 def parked_letter(event: ReceivedEvent, behind: int, *, is_payload_copied: bool) -> NewDeadLetter:
-    """The dead letter of an event that was put aside unseen."""
+    """The dead letter of a parked event."""
     return NewDeadLetter.from_text(
         event,
         PARKED,

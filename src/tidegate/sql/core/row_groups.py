@@ -1,4 +1,4 @@
-"""Rows with the same columns, each with its event: as tuples, or as Arrow columns where pyarrow made them."""
+"""Rows with the same columns, each with its event: as tuples, or as Arrow columns."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 
 def insert_group(connection: Connection, table: Table, rows: RowGroup) -> None:
-    """Insert rows in whatever form they are. Raises as ``bulk.insert_values``."""
+    """Insert rows in either form. Raises as ``bulk.insert_values``."""
     if isinstance(rows, PartitionRows):
         insert_values(connection, table, rows.columns, rows.values)
         return
-    from tidegate.sql.core.arrow_rows import insert_arrow  # who has such rows has loaded pyarrow already
+    from tidegate.sql.core.arrow_rows import insert_arrow  # such rows need pyarrow anyway
 
     insert_arrow(connection, table, rows)
 
 
 def joined(groups: Sequence[RowGroup]) -> list[RowGroup]:
-    """Groups of the same form and columns as one, for an insert that need not tell their events apart."""
+    """Join groups of the same form and columns, for an insert that need not distinguish their events."""
     if len(groups) < 2:
         return list(groups)
     by_columns: dict[tuple[str, ...], list[PartitionRows]] = {}
@@ -54,7 +54,7 @@ def joined(groups: Sequence[RowGroup]) -> list[RowGroup]:
 
 
 def required_columns(table: Table) -> list[str]:
-    """Columns without which the database refuses every row."""
+    """Columns that every row needs."""
     return [column.key for column in table.columns if not column.nullable and not _is_filled(column)]
 
 

@@ -2,10 +2,10 @@
 
 Theory of operation. ``lock`` takes the checkpoint's row (PostgreSQL) or the whole database (SQLite), so that
 competitors for a partition queue. ``advance`` moves the checkpoint only from where this batch started, a
-compare-and-set: an owner that was overtaken cannot commit anything. Each transaction writes a random token
-where it moves something. A connection that breaks during COMMIT leaves two possible worlds; the token,
-re-read on a new connection behind the same row lock, tells which of them came true (``lost_commit``). COMMIT
-is never sent twice.
+compare-and-set: an overtaken owner cannot commit anything. Each transaction writes a random token where it
+moves something. A connection that breaks during COMMIT leaves two possible outcomes; the token, read again
+on a new connection behind the same row lock, shows which one happened (``lost_commit``). COMMIT is never
+sent twice.
 
 Order of locks: the writers' file lock (SQLite), then checkpoint rows in ascending partition id, then dead
 letters in ascending sequence number.
@@ -30,7 +30,7 @@ from tidegate.model.errors import DatabaseError, FencedError
 from tidegate.sql.core import checkpoint_statements, schema
 from tidegate.sql.core.checkpoint_rows import CheckpointRows, CheckpointStep, LockedCheckpoint
 from tidegate.sql.core.database import Database
-from tidegate.sql.core.dead_letter_statements import parameters_of, put_aside
+from tidegate.sql.core.dead_letter_statements import parameters_of, upsert
 from tidegate.sql.core.failures import ROW_ERRORS, is_bad_data, is_connection_lost, reason_of, translate
 from tidegate.sql.core.lost_commit import CommitOutcome, Witness, resolve_lost_commit
 from tidegate.sql.core.row_groups import insert_group
@@ -58,7 +58,7 @@ class RowsRefusedError(DatabaseError):
 
 
 def default_owner() -> str:
-    """``host:process``, for people who look at a checkpoint."""
+    """``host:process``, recorded for people who look at a checkpoint."""
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
@@ -95,8 +95,8 @@ class UnitOfWork:
         self._connection: Connection | None = None
         self._witness: Witness | None = None
         self._guard = threading.Lock()
-        """Held while the connection is given back, or broken off by another thread: never both."""
-        self._is_broken_off = False
+        """Held while the connection is returned, or aborted by another thread: never both."""
+        self._is_aborted = False
         self._violations_before: int | None = None
         """Broken foreign keys before anything was written; None: they are not counted."""
 
@@ -104,20 +104,20 @@ class UnitOfWork:
     def connection(self) -> Connection:
         """The transaction's connection, for statements of your own: they commit with the checkpoint.
 
-        Raises FencedError where it was broken off, DatabaseError where it is over or was never begun.
+        Raises FencedError where it was aborted, DatabaseError where it has ended or never began.
         """
-        self._check_not_broken_off()
+        self._check_not_aborted()
         if self._connection is None:
             raise DatabaseError(
-                "This unit of work is not open: it was not entered, or is committed or rolled back already."
+                "This unit of work is not open: it was not entered, or has been committed or rolled back."
             )
         return self._connection
 
-    def _check_not_broken_off(self) -> None:
-        if self._is_broken_off:
+    def _check_not_aborted(self) -> None:
+        if self._is_aborted:
             raise FencedError(
-                f"This transaction of {self.consumer} was broken off: it did not end when its partition was "
-                "to be closed.",
+                f"This transaction of {self.consumer} was aborted: it did not end when its partition was "
+                "closed.",
                 next_step="Nothing of this batch was written; leave the partition to its next owner.",
             )
 
@@ -143,9 +143,9 @@ class UnitOfWork:
             self.rollback()
 
     def lock(self, partition_id: str) -> int | None:
-        """Wait for this partition's checkpoint and hold it until the end of the transaction.
+        """Wait for this partition's checkpoint and lock it until the transaction ends.
 
-        Returns its next sequence number; None when nothing was ever committed (the row is made).
+        Returns its next sequence number; None when nothing was ever committed (the row is created).
         Raises DatabaseUnavailableError when others hold it for too long.
         """
         return self.lock_checkpoint(partition_id).next_sequence_number
@@ -153,20 +153,20 @@ class UnitOfWork:
     def lock_checkpoint(self, partition_id: str) -> LockedCheckpoint:
         """As ``lock``, with the identity of the hub that the checkpoint belongs to.
 
-        Raises FencedError where somebody holds it under a higher lease epoch than this unit's.
+        Raises FencedError where it was moved under a higher lease epoch than this unit's.
         """
         return self.lock_checkpoints([partition_id])[partition_id]
 
     def lock_checkpoints(self, partition_ids: Sequence[str]) -> dict[str, LockedCheckpoint]:
         """As ``lock_checkpoint``, of several partitions at once; nothing may have been locked before.
 
-        partition_ids: ascending, which keeps two who want the same ones from waiting for each other.
+        partition_ids: ascending, which prevents deadlocks between transactions that lock the same ones.
         """
         with self.translating(f"locking {_partitions(partition_ids)} of {self.consumer}"):
             locked = self._rows.lock_existing(self.connection, partition_ids)
             if len(locked) < len(partition_ids):
                 if len(partition_ids) > 1:
-                    self._begin_again()  # those behind a missing one are locked already: out of turn
+                    self._begin_again()  # rows after a missing one are already locked, out of order
                 locked = {each: self._rows.lock(self.connection, each) for each in partition_ids}
         for partition_id, found in locked.items():
             if self.lease_epoch is not None and (found.lease_epoch or 0) > self.lease_epoch:
@@ -184,9 +184,9 @@ class UnitOfWork:
         self.connection.begin()
 
     def claim(self, partition_id: str) -> None:
-        """Enter this owner and its lease epoch into a checkpoint that is locked, without moving it.
+        """Record this owner and its lease epoch in a locked checkpoint, without moving it.
 
-        From the commit on no owner of a lower epoch can move it.
+        After the commit, no owner with a lower epoch can move it.
         """
         with self.translating(f"claiming partition {partition_id} of {self.consumer}"):
             here = checkpoint_statements.is_of(self.consumer, partition_id)
@@ -213,15 +213,15 @@ class UnitOfWork:
         return len(rows)
 
     def insert_values(self, table: Table, rows: RowGroup) -> int:
-        """Insert rows that lie in tuples or columns already. Returns how many. Raises as ``insert_rows``."""
+        """Insert rows already in tuples or columns. Returns how many. Raises as ``insert_rows``."""
         self._insert(table, rows)
         return len(rows)
 
     def make_constraints_immediate(self, *, is_commit_refused: bool = False) -> None:
-        """From here on a constraint refuses a row at once, not the commit, so that it can be put down to it.
+        """Have constraints refuse a row immediately, not at the commit, so that the row can be found.
 
-        SQLite cannot do so. is_commit_refused: the last attempt was refused at its commit, so it is worth the
-        price: ``check_deferred_constraints`` then reads through the tables with foreign keys each time.
+        SQLite cannot. is_commit_refused: the last attempt was refused at its commit, which justifies the
+        cost: ``check_deferred_constraints`` then reads through the tables with foreign keys each time.
         """
         with self.translating("making constraints immediate"):
             if not self.database.is_sqlite:
@@ -230,14 +230,14 @@ class UnitOfWork:
                 self._violations_before = self._count_violations()
 
     def check_deferred_constraints(self) -> None:
-        """Raises RowsRefusedError where a foreign key is broken that only the commit would have refused."""
+        """Raises RowsRefusedError for a broken foreign key that only the commit would have refused."""
         if self._violations_before is None:
             return
         with self.translating("checking foreign keys"):
             is_broken = self._count_violations() > self._violations_before
         if is_broken:
             reason = sqlite3.IntegrityError("FOREIGN KEY constraint failed")
-            raise _refused(reason, "rows whose foreign key leads nowhere")
+            raise _refused(reason, "rows whose foreign key refers to no row")
 
     def _count_violations(self) -> int:
         statement = text("SELECT count(*) FROM pragma_foreign_key_check")
@@ -245,24 +245,21 @@ class UnitOfWork:
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
-        """What fails inside is undone, and the transaction stays usable."""
+        """Undo what fails inside; the transaction stays usable."""
         with self.translating("setting a savepoint"), self.connection.begin_nested():
             yield
 
     @contextmanager
     def translating(self, doing: str) -> Iterator[None]:
-        """SQLAlchemy's errors inside become DatabaseError, told as what happened while ``doing`` it."""
+        """Turn SQLAlchemy's errors into DatabaseError, which reports what happened while ``doing``."""
         try:
             yield
         except sqlalchemy_errors.SQLAlchemyError as error:
-            self._check_not_broken_off()
+            self._check_not_aborted()
             raise translate(error, doing=doing, where=self.database.url) from error
 
     def add_dead_letters(self, partition_id: str, dead_letters: Sequence[NewDeadLetter]) -> int:
-        """Put events aside. One that is there already is opened again, with one attempt more.
-
-        Returns how many.
-        """
+        """Write dead letters. One that exists is opened again, with one more attempt. Returns how many."""
         if not dead_letters:
             return 0
         parameters = parameters_of(
@@ -273,7 +270,7 @@ class UnitOfWork:
             now=self.database.clock.now_utc(),
         )
         with self.translating("writing dead letters"):
-            self.connection.execute(put_aside(is_sqlite=self.database.is_sqlite), parameters)
+            self.connection.execute(upsert(is_sqlite=self.database.is_sqlite), parameters)
         return len(parameters)
 
     def advance(
@@ -290,7 +287,7 @@ class UnitOfWork:
 
         from_sequence_number: what ``lock`` returned; None: there was no checkpoint. offset, enqueued_time_ms:
         of the last event of the batch. event_hub_created_at_ms: which hub; None leaves what is stored.
-        Raises FencedError when somebody moved it: nothing of this transaction can be committed then.
+        Raises FencedError when another owner moved it: nothing of this transaction can be committed then.
         """
         step = CheckpointStep(
             partition_id,
@@ -311,7 +308,7 @@ class UnitOfWork:
         self.set_witness(lambda connection: self._checkpoint_outcome(connection, steps))
 
     def _mark(self) -> dict[str, object]:
-        """What every checkpoint gets that this transaction touches."""
+        """The columns set in every checkpoint that this transaction moves."""
         mark: dict[str, object] = {
             "transaction_token": self.token,
             "owner": storable_text(self.owner),
@@ -322,20 +319,20 @@ class UnitOfWork:
         return mark
 
     def set_witness(self, witness: Witness) -> None:
-        """Say how a lost COMMIT is to be found out; the last one said counts, for one tells for all."""
+        """Set how the outcome of a lost COMMIT is found out; the last call counts, one witness is enough."""
         self._witness = witness
 
     def commit(self) -> None:
         """Make everything of this unit of work durable, or nothing.
 
-        A connection that breaks meanwhile is looked into: returns when the transaction turns out committed,
-        raises DatabaseUnavailableError when it was rolled back or cannot be found out (running the same batch
-        again is safe either way: it starts from the checkpoint), FencedError when another owner moved on
-        since.
+        If the connection breaks meanwhile, the outcome is found out: returns when the transaction was
+        committed; raises DatabaseUnavailableError when it was rolled back or the outcome stays unknown
+        (running the same batch again is safe either way: it starts from the checkpoint), FencedError when
+        another owner has moved the checkpoint since.
         Raises RowsRefusedError for a constraint that is checked only at the end.
         """
         try:
-            # Broken off in the middle, a COMMIT in SQLite would find no transaction and call that a success.
+            # Aborted halfway, a COMMIT in SQLite would find no transaction and report success.
             with self._guard:
                 transaction = self.connection.get_transaction()
                 assert transaction is not None
@@ -359,30 +356,29 @@ class UnitOfWork:
                 if transaction is not None:
                     transaction.rollback()
             except sqlalchemy_errors.SQLAlchemyError:
-                # A rollback that does not arrive needs none: the server undoes what a broken connection
-                # began.
+                # The server itself rolls back what a broken connection began.
                 self._connection.invalidate()
             finally:
                 self._close()
 
-    def break_off(self) -> bool:
-        """Undo everything from another thread, because this one's hangs in code that is not ours.
+    def abort(self) -> bool:
+        """Undo everything from another thread, because this unit's thread hangs in a user's code.
 
-        Its next use of the connection fails, and so does its commit. Returns False where there is no
-        transaction (any more). Takes as long as one statement.
+        Its next use of the connection fails, and so does its commit. Returns False where no transaction is
+        open. Takes as long as one statement.
         """
         with self._guard:
-            if self._connection is None or self._is_broken_off:
+            if self._connection is None or self._is_aborted:
                 return False
-            self._is_broken_off = True
-            self.database.break_off(self._connection)
+            self._is_aborted = True
+            self.database.abort(self._connection)
         return True
 
     def _close(self) -> None:
         with self._guard:
             connection, self._connection = self._connection, None
             stack, self._stack = self._stack, None
-            if connection is not None and self._is_broken_off:
+            if connection is not None and self._is_aborted:
                 connection.invalidate()
             if stack is not None:
                 stack.close()
@@ -402,13 +398,13 @@ class UnitOfWork:
         try:
             insert_group(self.connection, table, rows)
         except ROW_ERRORS as error:
-            self._check_not_broken_off()
+            self._check_not_aborted()
             if is_bad_data(error):
                 raise _refused(error, f"rows for {table.name}") from error
             raise translate(error, doing=f"inserting into {table.name}", where=self.database.url) from error
 
     def _checkpoint_outcome(self, connection: Connection, steps: Sequence[CheckpointStep]) -> CommitOutcome:
-        """All steps were taken, or none; others may have gone on from some of the checkpoints since."""
+        """All steps were taken, or none; other owners may have moved some of the checkpoints since."""
         found = {each: self._rows.lock(connection, each.partition_id) for each in steps}
         if any(locked.transaction_token == self.token for locked in found.values()):
             return CommitOutcome.COMMITTED

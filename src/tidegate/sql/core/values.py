@@ -1,4 +1,4 @@
-"""What the transactional core takes and gives, as values: keys, checkpoints, dead letters, results.
+"""The values of the transactional core: keys, checkpoints, dead letters, results.
 
 Nothing here touches a database; every module of the package may import this one.
 """
@@ -30,10 +30,10 @@ TRACEBACK_CHARACTERS_MAX: Final = 16_000
 
 @dataclass(frozen=True, slots=True)
 class ConsumerKey:
-    """Who reads: an event hub and a consumer group, in the one spelling that keys are stored in.
+    """Who reads: an event hub and a consumer group, in the spelling in which keys are stored.
 
-    Event Hubs compares both names without regard to case, so ``Flights`` and ``flights`` are one consumer:
-    the hub is kept in lower case, and so is the group, except ``$Default``.
+    Event Hubs ignores case in both names, so ``Flights`` and ``flights`` are one consumer: both are stored in
+    lower case, except ``$Default``.
     """
 
     event_hub: str
@@ -61,15 +61,15 @@ class Checkpoint:
     next_sequence_number: int | None
     """The resume point: the first event not yet processed. None if nothing was ever committed."""
     offset: str | None
-    """Offset of the last processed event; None where the batch did not tell."""
+    """Offset of the last processed event; None where the batch did not know it."""
     enqueued_time_ms: int | None
     """When the last processed event was accepted: milliseconds since 1970-01-01 UTC; None as above."""
     event_hub_created_at_ms: int | None
     """Which hub of this name the sequence numbers belong to; None where it is unknown."""
     transaction_token: str | None
-    """Names the transaction that moved it last; this is how a lost COMMIT is told from a failed one."""
+    """The transaction that moved it last; this distinguishes a lost COMMIT from a failed one."""
     owner: str | None
-    """Who moved it last, for people: ``host:process`` unless the owner named itself."""
+    """Who moved it last: ``host:process`` unless the owner named itself."""
     lease_epoch: int | None
     """The lease that the last owner held; None: it held none."""
     updated_at: datetime
@@ -77,7 +77,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class EventPlace:
-    """Where an event lies, for a dead letter of a row that only the database refused."""
+    """An event's place in the log, for the dead letter of a row that only the database refused."""
 
     offset: str
     enqueued_time_ms: int
@@ -96,7 +96,7 @@ class NewDeadLetter:
     error_type: str
     """The exception's class name."""
     reason: str
-    """One line for lists, at most REASON_CHARACTERS_MAX characters are kept."""
+    """One line; at most REASON_CHARACTERS_MAX characters are stored."""
     traceback: str = ""
     partition_key: str | None = None
     payload: bytes | None = None
@@ -106,10 +106,7 @@ class NewDeadLetter:
     def from_exception(
         cls, event: ReceivedEvent, error: BaseException, *, is_payload_copied: bool = False
     ) -> NewDeadLetter:
-        """The dead letter of an event whose handler raised.
-
-        An event that cannot even be decoded gets one too, without partition key and copy.
-        """
+        """The dead letter of an event whose handler raised; without key and copy if it does not decode."""
         place = place_of(event, is_payload_copied=is_payload_copied)
         return cls.at_place(event.sequence_number, place, error)
 
@@ -117,7 +114,7 @@ class NewDeadLetter:
     def from_text(
         cls, event: ReceivedEvent, error_type: str, reason: str, *, is_payload_copied: bool = False
     ) -> NewDeadLetter:
-        """The dead letter of an event that was put aside for a reason in words, without an exception."""
+        """The dead letter of an event with a reason in words, without an exception."""
         place = place_of(event, is_payload_copied=is_payload_copied)
         return cls(
             sequence_number=event.sequence_number,
@@ -131,14 +128,14 @@ class NewDeadLetter:
 
     @classmethod
     def at_place(cls, sequence_number: int, place: EventPlace, error: BaseException) -> NewDeadLetter:
-        """The dead letter of the event at ``place``, for the reason that ``error`` tells."""
+        """The dead letter of the event at ``place``, with ``error`` as its reason."""
         return cls(
             sequence_number=sequence_number,
             offset=place.offset,
             enqueued_time_ms=place.enqueued_time_ms,
             error_type=type(error).__name__,
             reason=str(error) or type(error).__name__,
-            # What was never raised (a reason that a function returned) was nowhere.
+            # A reason that a function returned was never raised.
             traceback="".join(traceback_module.format_exception(error)) if error.__traceback__ else "",
             partition_key=place.partition_key,
             payload=place.payload,
@@ -146,7 +143,7 @@ class NewDeadLetter:
 
 
 def place_of(event: ReceivedEvent, *, is_payload_copied: bool = False) -> EventPlace:
-    """Where ``event`` lies; its key and copy are left out when its bytes do not decode."""
+    """The place of ``event``; without its key and copy where its bytes do not decode."""
     partition_key: str | None = None
     payload: bytes | None = None
     try:
@@ -154,7 +151,7 @@ def place_of(event: ReceivedEvent, *, is_payload_copied: bool = False) -> EventP
         partition_key = contents.partition_key
         if is_payload_copied:
             payload = encode_contents(event)
-    except Exception:  # whatever is wrong with the bytes, the pointer is still good
+    except Exception:  # whatever is wrong with the bytes, the pointer is still valid
         payload = None
     return EventPlace(event.offset, event.enqueued_time_ms, partition_key, payload)
 
@@ -184,12 +181,11 @@ class BatchResult:
     rows: int
     """Rows inserted into the target table."""
     dead_letters: int
-    """Events that were put aside, with their reason."""
+    """Events that became dead letters."""
     skipped: int
     """Sequence numbers of the batch that an earlier transaction had committed already."""
     start_sequence_number: int
-    """The first sequence number that this transaction committed; equals ``until`` when it had nothing to
-    do."""
+    """The first sequence number that this transaction committed; ``until`` when there was nothing to do."""
     until_sequence_number: int
     """The resume point now: the first event not yet processed."""
 
@@ -220,16 +216,16 @@ class DeadLetter:
     """The encoded event; None: only the log has it."""
     status: DeadLetterStatus
     attempts: int
-    """How often it was tried and failed; at least 1."""
+    """How often it failed; at least 1."""
     first_failed_at: datetime
     last_failed_at: datetime
     pipeline: str
-    """Name of the pipeline that put it aside; empty where there was none."""
+    """Name of the pipeline that wrote it; empty where there was none."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterFilter:
-    """Which dead letters are meant; None leaves a field open, all given ones must hold."""
+    """Selects dead letters by all given fields; None matches any value."""
 
     event_hub: str | None = None
     consumer_group: str | None = None
@@ -237,10 +233,10 @@ class DeadLetterFilter:
     partition_id: str | None = None
     sequence_numbers: tuple[int, ...] | None = None
     status: DeadLetterStatus | None = DeadLetterStatus.OPEN
-    """Open ones unless something else is said."""
+    """Open ones by default."""
     error_type: str | None = None
     reason_contains: str | None = None
-    """Text that the reason holds, without regard to case (ASCII letters)."""
+    """Text that the reason contains, ignoring case (ASCII letters)."""
     reason_is: str | None = None
     """The whole reason, as it is stored."""
     failed_from: datetime | None = None
@@ -250,10 +246,10 @@ class DeadLetterFilter:
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, str], *, now_utc: datetime) -> Self:
-        """The filter of fields as an address or a form has them: the inverse of ``to_fields``.
+        """The filter of fields from a URL or a form: the inverse of ``to_fields``.
 
-        A field that is empty or missing is left open, but for ``state``: only open ones; ``all`` leaves it
-        open. Times may be relative to ``now_utc`` (``2h``). Fields of other names are ignored.
+        An empty or missing field matches any value, except ``state``, which defaults to ``open``; ``all``
+        matches any. Times may be relative to ``now_utc`` (``2h``). Fields of other names are ignored.
         Raises InvalidArgumentError for an invalid state, sequence number or time.
         """
 
@@ -275,7 +271,7 @@ class DeadLetterFilter:
         )
 
     def to_fields(self) -> dict[str, str]:
-        """The fields that are not left open, as texts; ``state`` only where it is not ``open``."""
+        """The given fields as strings; ``state`` only where it is not ``open``."""
         found: dict[str, object] = {
             "hub": self.event_hub,
             "group": self.consumer_group,
@@ -304,7 +300,7 @@ def _status(text: str) -> DeadLetterStatus | None:
         return None if text == "all" else DeadLetterStatus(text or DeadLetterStatus.OPEN)
     except ValueError as error:
         raise InvalidArgumentError(
-            f"{text[:40]!r} is no state of a dead letter.",
+            f"Invalid dead-letter state {text[:40]!r}.",
             next_step="Use open, redriven, discarded or all.",
         ) from error
 
@@ -333,7 +329,7 @@ class ReasonCount:
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """One thing that somebody did to a dead letter."""
+    """One action on a dead letter."""
 
     event_hub: str
     consumer_group: str
@@ -379,22 +375,21 @@ class RedriveReport:
     """What a redrive did, or would do (``is_dry_run``)."""
 
     considered: int = 0
-    """Open dead letters that were looked at, ``exhausted`` ones not counted."""
+    """Open dead letters that were considered, without ``exhausted`` ones."""
     redriven: int = 0
     """Closed: their rows and their new status are in one transaction."""
     rows: int = 0
     """Inserted by a ``Pipeline``; what another handler wrote is not counted."""
     failed: int = 0
-    """Failed again: still open, with the new reason and one attempt more."""
+    """Failed again: still open, with the new reason and one more attempt."""
     waiting: int = 0
-    """Not run, for they are parked behind an earlier one of their partition key that is still open."""
+    """Not run: parked behind an earlier open one of the same partition key."""
     exhausted: int = 0
-    """Left alone because they had failed ``attempts_max`` times before."""
+    """Skipped because they had failed ``attempts_max`` times before."""
     lost: tuple[tuple[str, int], ...] = ()
-    """(partition id, sequence number) of events that the log no longer holds and nobody copied: still
-    open."""
+    """(partition id, sequence number) of events that are neither in the log nor copied: still open."""
     taken_by_others: int = 0
-    """Closed by somebody else in the meantime: nothing was written for them here."""
+    """Closed by another process meanwhile: nothing was written for them here."""
     by_reason: tuple[RedriveReason, ...] = ()
     """The same counts for each reason, the most frequent first."""
     failures: tuple[RedriveFailure, ...] = ()
@@ -417,10 +412,10 @@ class EventReader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PartitionRows:
-    """Rows that were computed elsewhere, each with the event it came from.
+    """Rows, each with the event it came from.
 
     ``values[i]`` holds the columns in the order of ``columns`` and came from ``sequence_numbers[i]``, which
-    never descend. One event may give no row or several.
+    never descend. An event may have no row or several.
     """
 
     columns: tuple[str, ...]
@@ -455,7 +450,7 @@ PlaceOf = Callable[[int], EventPlace]
 
 
 def storable_text(text: str, characters_max: int | None = None, *, is_end_kept: bool = False) -> str:
-    """``text`` as every database takes it: no NUL, no lone surrogates, cut to ``characters_max``."""
+    """``text`` as every database accepts it: no NUL, no lone surrogates, cut to ``characters_max``."""
     if characters_max is not None and len(text) > characters_max:
         text = "…" + text[-characters_max + 1 :] if is_end_kept else text[: characters_max - 1] + "…"
     return text.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode("utf-8")

@@ -1,8 +1,8 @@
 """One writer at a time for a SQLite file: a file lock beside it, taken before ``BEGIN IMMEDIATE``.
 
-SQLite's own waiting is a sleep that neither queues nor wakes: 16 writers took 18.5 s with its busy time-out
-alone, and 4.9 s with this lock (measured; SQLite 3.40). The lock is advisory and belongs to the open file, so
-the system frees it when its process dies, however it dies.
+SQLite itself waits by sleeping, without a queue: 16 writers took 18.5 s with its busy time-out alone, and
+4.9 s with this lock (measured; SQLite 3.40). The lock is advisory and belongs to the open file, so the system
+releases it when its process dies.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class WriterLock:
     def __init__(self, database_path: Path, *, wait_s: float, is_urgent: bool = False) -> None:
         """database_path: the database; the lock file is its name with ``-writer`` added.
 
-        wait_s: how long to wait for other writers at most. is_urgent: come before this process's
-        other writers, and look more often than those of other processes; for short writes that must not be
-        late, such as a renewal of leases.
+        wait_s: how long to wait for other writers. is_urgent: go before this process's other writers, and try
+        more often than those of other processes; for short writes that must not be late, such as a renewal of
+        leases.
         """
         self._path = database_path.with_name(database_path.name + "-writer")
         self._wait_s = wait_s
@@ -53,7 +53,7 @@ class WriterLock:
                 f"The lock file {self._path} of the SQLite database cannot be opened: {exc.strerror}.",
                 next_step="The folder of the database must be writable for this user.",
             ) from exc
-        # Known to the fork handler from here on: a child's copy of it would hold the lock, too.
+        # From here on the fork handler knows it: a child's copy would also hold the lock.
         self._descriptor = descriptor
         _open.add(self)
         try:
@@ -89,9 +89,9 @@ class WriterLock:
                 return
 
     def release(self) -> None:
-        """Let the next writer in; does nothing when the lock is not held."""
+        """Release the lock; does nothing when it is not held."""
         if self._descriptor is not None:
-            # Closing alone would leave it to whoever has a copy of the descriptor.
+            # Closing alone would leave the lock to any copy of the descriptor.
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         self._close()
 
@@ -114,7 +114,7 @@ class WriterLock:
 _open: weakref.WeakSet[WriterLock] = weakref.WeakSet()
 """Locks that are held or waited for."""
 _urgent: set[WriterLock] = set()
-"""Urgent ones that are waited for: the writers of this process let them in first."""
+"""Urgent ones that are waited for: this process's other writers let them go first."""
 
 
 def _let_go_after_fork() -> None:

@@ -1,4 +1,4 @@
-"""Dead letters for people and tools: list, count, show, redrive, discard, and who did what."""
+"""Lists, counts, shows, redrives and discards dead letters, and reads their audit trail."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ class DeadLetters:
     def list(
         self, filter: DeadLetterFilter = ALL_OPEN, *, limit: int | None = 100, offset: int = 0
     ) -> list[DeadLetter]:
-        """Those that ``filter`` means, by hub, group, partition and sequence number.
+        """Those that match ``filter``, by hub, group, partition and sequence number.
 
-        limit: how many at most, None for all; offset: how many to leave out first.
+        limit: how many at most, None for all; offset: how many to skip first.
         """
         statement = select(dead_letter).where(*conditions_of(filter)).order_by(*in_order())
         statement = statement.limit(limit).offset(offset)
@@ -61,7 +61,7 @@ class DeadLetters:
             return [dead_letter_of(dict(row)) for row in connection.execute(statement).mappings()]
 
     def count(self, filter: DeadLetterFilter = ALL_OPEN) -> int:
-        """How many ``filter`` means."""
+        """How many match ``filter``."""
         statement = select(func.count()).select_from(dead_letter).where(*conditions_of(filter))
         with self._database.read() as connection:
             return connection.execute(statement).scalar_one()
@@ -99,7 +99,7 @@ class DeadLetters:
         if found is None:
             raise NotFoundError(
                 f"There is no dead letter {sequence_number} in partition {partition_id} of {consumer}.",
-                next_step="`tidegate dlq list` shows those there are.",
+                next_step="`tidegate dlq list` shows the existing ones.",
             )
         return dead_letter_of(dict(found))
 
@@ -118,9 +118,9 @@ class DeadLetters:
         *,
         pipeline: str = "",
     ) -> int:
-        """Put events aside from outside a transaction of their own, such as in at-least-once processing.
+        """Write dead letters outside of a batch's transaction, such as in at-least-once processing.
 
-        pipeline: whose redrive takes them. One that is there already is opened again, with one attempt more.
+        pipeline: whose redrive processes them. An existing one is opened again, with one more attempt.
         Returns how many.
         """
         unit = UnitOfWork(self._database, consumer, pipeline_name=pipeline)
@@ -137,7 +137,7 @@ class DeadLetters:
         event_hub: str | None = None,
         limit: int | None = 100,
     ) -> Sequence[AuditEntry]:
-        """What was done to dead letters, the latest first; None leaves a field open.
+        """What was done to dead letters, the latest first; None matches any value.
 
         event_hub: of all its consumer groups.
         """
@@ -149,7 +149,7 @@ class DeadLetters:
                 row.event_hub == consumer.event_hub, row.consumer_group == consumer.consumer_group
             )
         if event_hub is not None:
-            # Appended, so that SQLite walks from the latest back instead of sorting all of the hub.
+            # Appended, so that SQLite walks back from the latest instead of sorting all of the hub.
             statement = statement.where(row.event_hub.concat("") == ConsumerKey(event_hub).event_hub)
         if partition_id is not None:
             statement = statement.where(row.partition_id == partition_id)
@@ -168,13 +168,13 @@ class DeadLetters:
     ) -> int:
         """Close open dead letters for good, without running them; returns how many.
 
-        reason: kept in the audit trail, must not be empty. actor: who; None: ``host:process``. Those that
-        another closes in the meantime are left alone. Transactions hold up to 1,000 each; one that fails
-        leaves those before it done. progress: called after each transaction with how many so far; what it
-        raises ends it there.
+        reason: for the audit trail, must not be empty. actor: who; None: ``host:process``. Those that another
+        process closes meanwhile are skipped. Transactions hold up to 1,000 each; one that fails leaves those
+        before it done. progress: called after each transaction with the number so far; what it raises ends
+        the run.
         """
         if not reason.strip():
-            raise InvalidArgumentError("Discarding needs a reason; it is what the audit trail will show.")
+            raise InvalidArgumentError("Discarding needs a reason, for the audit trail.")
         if filter.status not in (None, DeadLetterStatus.OPEN):
             raise InvalidArgumentError(f"Only open dead letters can be discarded, not {filter.status} ones.")
         discarded = 0
@@ -188,8 +188,7 @@ class DeadLetters:
         return discarded
 
     def _open_keys(self, filter: DeadLetterFilter) -> Iterator[Sequence[tuple[str, str, str, int]]]:
-        """The keys of open dead letters, page by page along the primary key: a page costs no more than the
-        rows it passes, and a million keys are never held at once."""
+        """The keys of open dead letters, page by page along the primary key, never all in memory."""
         row = dead_letter.c
         key = (row.event_hub, row.consumer_group, row.partition_id, row.sequence_number)
         statement = (
@@ -247,15 +246,15 @@ class DeadLetters:
     ) -> RedriveReport:
         """Run the pipeline's open dead letters through its handler again.
 
-        Considered are open ones of the pipeline's consumer that a pipeline of the same name put aside;
-        ``filter`` narrows them further. What the handler writes, the new status and the audit trail are one
-        transaction per batch, so it may be stopped, repeated, or run twice at once. It takes turns with a
-        host at work on the partition. Events parked behind another of their partition key are run in order,
-        and not before it is closed.
+        It considers open ones of the pipeline's consumer that a pipeline of the same name wrote; ``filter``
+        narrows them further. What the handler writes, the new status and the audit trail are one transaction
+        per batch, so a redrive may be stopped, repeated, or run twice at once. It takes turns with a host
+        that works on the partition. Events parked behind another of their partition key are run in order,
+        after that one is closed.
 
         pipeline: a ``Pipeline``, or a ``TransactionalPipeline``. reader: reads events back from the log.
         maximum: consider this many at most; None: all. dry_run: do the same, and roll it back. attempts_max:
-        leave those alone that have failed so often. batch_size: dead letters per transaction, 1 to 1,000.
+        skip those that have failed this many times. batch_size: dead letters per transaction, 1 to 1,000.
         progress: called first, and after each batch, with the report so far. actor: who, for the audit trail;
         None: ``host:process``.
         """

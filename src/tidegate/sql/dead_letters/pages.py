@@ -1,14 +1,13 @@
-"""Dead letters page by page and hour by hour, however many there are: for a console.
+"""Dead letters by page and by hour, however many there are: for a console.
 
-Rule: a page costs what is on it. It is read along ``tidegate_dead_letter_time`` from where the page before
-ended, never by counting off rows. Sums read that index alone, unless the filter asks for an error or a
-reason.
+Rule: a page costs only its own rows. It is read along ``tidegate_dead_letter_time`` from the end of the page
+before, never by an offset. Sums read only that index, unless the filter has an error type or a reason.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
 
@@ -95,16 +94,16 @@ class DeadLetterPages:
     def page(
         self, filter: DeadLetterFilter, *, behind: DeadLetterPlace | None = None, limit: int = 50
     ) -> list[DeadLetterLine]:
-        """Up to ``limit`` of those that ``filter`` means, the latest failure first.
+        """Up to ``limit`` of those that match ``filter``, the latest failure first.
 
-        behind: the place where the page before ended; None: from the latest on. One that fails again
-        meanwhile moves to the front; none of the others is left out or shown twice.
+        behind: the end of the page before; None: begin at the latest. One that fails again meanwhile moves to
+        the front; none of the others is skipped or shown twice.
         """
         parts = [self._part(filter, status, behind, limit) for status in _statuses(filter)]
         if len(parts) == 1:
             statement = parts[0].order_by(*(column.desc() for column in _KEY)).limit(limit)
         else:
-            # Each status by its own stretch of the index; the database merges what they give.
+            # Each status has its own range of the index; the database merges them.
             merged = union_all(*(select(part.subquery()) for part in parts)).subquery()
             statement = (
                 select(merged).order_by(*(merged.c[column.name].desc() for column in _KEY)).limit(limit)
@@ -158,19 +157,12 @@ class DeadLetterPages:
         """The first rows of one status, as one walk along the index."""
         statement = select(*_LINE).where(*self._conditions(filter), _ROW.status == status.value)
         if behind is not None:
-            place = (
-                behind.last_failed_at,
-                behind.event_hub,
-                behind.consumer_group,
-                behind.partition_id,
-                behind.sequence_number,
-            )
-            statement = statement.where(tuple_(*_KEY) < tuple_(*place, types=[each.type for each in _KEY]))
+            place = tuple_(*astuple(behind), types=[each.type for each in _KEY])
+            statement = statement.where(tuple_(*_KEY) < place)
         return statement.order_by(*(column.desc() for column in _KEY)).limit(limit)
 
     def _conditions(self, filter: DeadLetterFilter) -> list[ColumnElement[bool]]:
-        """The filter's conditions without its status; those on names do not lure SQLite off the time's
-        index."""
+        """The filter's conditions without its status; those on names keep SQLite on the time's index."""
         rest = replace(
             filter, event_hub=None, consumer_group=None, partition_id=None, pipeline=None, status=None
         )

@@ -1,7 +1,7 @@
 """The event behind a dead letter: read back from the log by its pointer, or from the copy that was kept.
 
-An event counts as found only if it has the dead letter's enqueued time: a hub that was deleted and made anew
-has the same sequence numbers with other events.
+An event counts as found only if it has the dead letter's enqueued time: a hub that was deleted and created
+again has other events with the same sequence numbers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tidegate.sql.core.values import DeadLetter, EventReader, decode_copy
 
 
 def read_back(reader: EventReader, event_hub: str, page: Sequence[DeadLetter]) -> dict[int, ReceivedEvent]:
-    """The events of one partition's dead letters by sequence number, as far as they can still be had.
+    """The events of one partition's dead letters by sequence number, as far as they still exist.
 
     From the log, else from the dead letter's copy. page: ascending, not empty.
     """
@@ -52,7 +52,7 @@ def find_event(letter: DeadLetter, reader: EventReader) -> ReceivedEvent:
 
 
 def event_of_copy(letter: DeadLetter) -> ReceivedEvent | None:
-    """The event as the dead letter keeps it; None: only the log has it."""
+    """The event from the dead letter's copy; None: only the log has it."""
     if letter.payload is None:
         return None
     return ReceivedEvent(
@@ -86,7 +86,7 @@ def _read_available(
     try:
         return list(reader.read_events(event_hub, partition_id, numbers[low:]))
     except PositionOutOfRangeError:
-        # Beyond the log's end (a hub made anew), or retention moved on meanwhile: what can be had one by one.
+        # Beyond the log's end (a new hub), or retention deleted more meanwhile: read them one by one.
         return _read_one_by_one(reader, event_hub, partition_id, numbers[low:])
 
 

@@ -3,11 +3,11 @@
 Theory of operation. Pages of open dead letters of one partition are read back from the log by their sequence
 numbers. One transaction then locks the partition's checkpoint (so pump and redrive take turns), locks those
 that are still open, runs the handler, closes them and writes the audit trail: so it may be stopped, repeated
-and run twice at once, and nothing is written twice. Whatever fails again stays open with one attempt more;
+and run twice at once, and nothing is written twice. What fails again stays open with one more attempt;
 ``attempts_max`` ends the loop. A dry run is the same transaction, rolled back.
 
-Events that were parked behind another of their partition key keep its order: one runs only when nothing
-before it of its key is still open. The others are ``waiting``.
+Events that were parked behind another of their partition key stay in order: one runs only when no earlier one
+of its key is still open. The others are ``waiting``.
 """
 
 from __future__ import annotations
@@ -80,13 +80,11 @@ class Redrive:
         self._place = _Place("")
 
     def run(self) -> RedriveReport:
-        """Do it. What is raised leaves every page before it committed; run it again to go on."""
+        """Run it. After an error, all pages before it are committed; run it again to continue."""
         if not 1 <= self.batch_size <= IN_LIST_MAX:
-            raise InvalidArgumentError(
-                f"A redrive's batch_size is 1 to {IN_LIST_MAX}, not {self.batch_size}."
-            )
+            raise InvalidArgumentError(f"batch_size must be 1 to {IN_LIST_MAX}, got {self.batch_size}.")
         if self.maximum is not None and self.maximum < 0:
-            raise InvalidArgumentError(f"A redrive's maximum is not negative; {self.maximum} was given.")
+            raise InvalidArgumentError(f"maximum must not be negative, got {self.maximum}.")
         report = RedriveReport(exhausted=self._count_exhausted(), is_dry_run=self.is_dry_run)
         if self.progress is not None:
             self.progress(report)
@@ -209,7 +207,7 @@ class Redrive:
         return outcome
 
     def _order(self, unit: UnitOfWork, letters: Mapping[int, DeadLetter]) -> KeyOrder:
-        """Who of these open dead letters, about to be run, has to wait."""
+        """Which of these open dead letters have to wait."""
         parked = [letter for letter in letters.values() if _is_parked(letter)]
         unknown = {letter.partition_key for letter in parked} - self._place.blocked.keys()
         if unknown:
@@ -273,7 +271,7 @@ class Redrive:
 
 @dataclass(frozen=True, slots=True)
 class RedriveContext:
-    """The ``PartitionContext`` of a redrive: nobody holds a lease, so its epoch is 0."""
+    """The ``PartitionContext`` of a redrive, which has no lease: its epoch is 0."""
 
     event_hub: str
     consumer_group: str
@@ -282,7 +280,7 @@ class RedriveContext:
 
     @property
     def group(self) -> GroupKey:
-        """The consumer group; a database does not know of which namespace, so that is ``redrive``."""
+        """The consumer group; the database does not know its namespace, so that is ``redrive``."""
         return GroupKey("redrive", self.event_hub, self.consumer_group)
 
     @property
@@ -302,7 +300,7 @@ class RedriveContext:
 
 @dataclass(slots=True)
 class _Place:
-    """Where a run is, and what it knows of that partition's keys."""
+    """The partition that a run is at, and what it knows of its keys."""
 
     partition_id: str
     blocked: dict[str, int] = field(default_factory=dict)
@@ -321,7 +319,7 @@ class _PageOutcome:
 
 
 def _outcome_of(done: RunOutcome, still_open: Sequence[int], taken_by_others: int) -> _PageOutcome:
-    failed = [each.letter for each in done.put_aside]
+    failed = [each.letter for each in done.dead_lettered]
     waiting = [event.sequence_number for event, _ in done.held]
     left = {*(letter.sequence_number for letter in failed), *waiting}
     redriven = [number for number in still_open if number not in left]
@@ -333,7 +331,7 @@ def _is_parked(letter: DeadLetter) -> bool:
 
 
 def _check_as_commit_would(unit: UnitOfWork) -> None:
-    """What a commit would refuse, a dry run is to find, too (PostgreSQL). Raises EventsFailedError."""
+    """Let a dry run find what a commit would refuse (PostgreSQL). Raises EventsFailedError."""
     try:
         unit.make_constraints_immediate()
     except DatabaseUnavailableError:

@@ -1,4 +1,4 @@
-"""What a redrive did, by the reason that its dead letters had before, and by the one they have now."""
+"""What a redrive did, by its dead letters' former reasons, and by their new ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tidegate.sql.core.values import (
 )
 
 REASONS_MAX: Final = 1_000
-"""Reasons that are told apart (our choice: a reason may hold the event's own values); the rest share one."""
+"""Reasons that are counted separately (our choice: a reason may hold an event's values); others share one."""
 OTHERS: Final = ("", "(other reasons)")
 
 

@@ -1,10 +1,9 @@
-"""Functions over batches run, and every event of a batch accounted for. No database here.
+"""Runs batch functions, and accounts for every event of a batch. No database here.
 
-Theory of operation. A function is called with a whole batch. Where it raises, the batch is halved and both
-halves are run, in order, until each event that it raises for stands alone: its exception is the reason of a
-dead letter. So a batch without poison costs one call, and one with k poisonous events of n about
-2 k log2(n / k) calls more. What it returns is checked as a whole: a result that cannot be put down to events
-is the function's fault, not an event's, and is raised. Importing this module needs pyarrow.
+Theory of operation. A function is called with a whole batch. Where it raises, the batch is halved until each
+event that it raises for stands alone: its exception is the reason of a dead letter. What it returns is
+checked as a whole: a result that cannot be assigned to events is the function's fault, not an event's, and is
+raised. Importing this module needs pyarrow.
 """
 
 from __future__ import annotations
@@ -61,12 +60,12 @@ _FLAT_TYPES = (
     types.Date,
     types.Time,
 )
-"""SQL types that hold one value each: a list in such a column is a mistake, not text that looks like one."""
+"""SQL types that hold one value each: a list in such a column is a mistake, not a string."""
 
 
 @dataclass(slots=True)
 class BatchOutcome:
-    """What became of the events of a batch; one that is in neither was skipped on purpose."""
+    """What became of the events of a batch; an event in neither list was skipped on purpose."""
 
     groups: list[ArrowRows] = field(default_factory=list)
     failures: list[tuple[int, BaseException]] = field(default_factory=list)
@@ -77,7 +76,7 @@ def run_batch_handler(handler: BatchHandler, table: Table, batch: pa.RecordBatch
     """Run ``handler`` over ascending events of a hub partition, until those that it raises for stand alone.
 
     batch: has ``sequenceNumber`` and the handler's columns. Raises BatchResultError where a result cannot be
-    put down to its events, and MemoryError.
+    assigned to its events, and MemoryError.
     """
     outcome = BatchOutcome()
     numbers = numbers_of(batch)
@@ -148,7 +147,7 @@ def account(
     missing = [name for name in required_columns(table) if name not in columns]
     if missing and rows.num_rows:
         raise BatchResultError(
-            f"The result has no column {missing[0]!r}, without which the table {table.name} takes no row.",
+            f"The result has no column {missing[0]!r}, which the table {table.name} requires.",
             next_step=f"It has {', '.join(result.column_names)}.",
         )
     return ArrowRows(rows, row_numbers), failures
@@ -161,7 +160,7 @@ def numbers_of(rows: pa.Table | pa.RecordBatch) -> SequenceNumbers:
         raise BatchResultError(
             f"The column {SEQUENCE_NUMBER_COLUMN} holds {column.type}"
             f"{' with nulls' if column.null_count else ''}, not the number of each row's event.",
-            next_step="Take it over from the input as it is.",
+            next_step="Copy it from the input unchanged.",
         )
     numbers: SequenceNumbers = np.asarray(column.to_numpy(zero_copy_only=False), dtype=np.int64)
     return numbers
@@ -212,8 +211,8 @@ def _call(handler: BatchHandler, batch: pa.RecordBatch) -> pa.Table:
 
 def _wrong_type(result: object, wanted: str) -> BatchResultError:
     return BatchResultError(
-        f"The handler of batches returned {type(result).__name__}, not {wanted}.",
-        next_step="Return one, with no rows where there are none.",
+        f"The batch handler returned {type(result).__name__}, not {wanted}.",
+        next_step="Return one, which may be empty.",
     )
 
 
@@ -223,9 +222,9 @@ def _row_numbers(result: pa.Table, asked: SequenceNumbers) -> SequenceNumbers:
         return numbers_of(result)
     if result.num_rows != len(asked):
         raise BatchResultError(
-            f"The handler of batches was given {len(asked)} events and returned {result.num_rows} rows "
-            f"without a column {SEQUENCE_NUMBER_COLUMN}, so nobody knows which row is of which event.",
-            next_step=f"Return {SEQUENCE_NUMBER_COLUMN} as it came, or one row for each event.",
+            f"The batch handler was given {len(asked)} events and returned {result.num_rows} rows without a "
+            f"column {SEQUENCE_NUMBER_COLUMN}, so the rows cannot be assigned to events.",
+            next_step=f"Return {SEQUENCE_NUMBER_COLUMN} unchanged, or one row for each event.",
         )
     return asked
 
@@ -239,17 +238,17 @@ def _check_complete(
     strange = np.setdiff1d(found, asked, assume_unique=True)
     if len(strange):
         raise BatchResultError(
-            f"The handler of batches returned a row of event {strange[0]}, which it was not given.",
-            next_step=f"Take {SEQUENCE_NUMBER_COLUMN} over from the input as it is.",
+            f"The batch handler returned a row of event {strange[0]}, which it was not given.",
+            next_step=f"Copy {SEQUENCE_NUMBER_COLUMN} from the input unchanged.",
         )
     if len(found) == len(asked) or is_missing_skipped:
         return
     missing = np.setdiff1d(asked, found, assume_unique=True)
     raise BatchResultError(
-        f"The handler of batches returned nothing for {len(missing)} of {len(asked)} events, the first is "
+        f"The batch handler returned nothing for {len(missing)} of {len(asked)} events, the first is "
         f"{missing[0]}; nothing of the batch was written.",
-        next_step=f"Return a row for each, with `{SKIP_COLUMN}` true where none is to be written or "
-        f"`{ERROR_COLUMN}` for a dead letter; or say is_missing_skipped=True.",
+        next_step=f"Return a row for each, with `{SKIP_COLUMN}` true to write none or `{ERROR_COLUMN}` for a "
+        "dead letter; or set is_missing_skipped=True.",
     )
 
 
@@ -257,7 +256,7 @@ def _table_columns(result: pa.Table, table: Table) -> list[str]:
     """The result's columns that go into ``table``."""
     names = result.column_names
     if len(set(names)) != len(names):
-        raise BatchResultError("The result of the handler has two columns of one name.")
+        raise BatchResultError("The result of the handler has two columns with the same name.")
     unknown = [name for name in names if name not in table.columns and name not in BOOKKEEPING_COLUMNS]
     if unknown:
         raise BatchResultError(
@@ -269,7 +268,7 @@ def _table_columns(result: pa.Table, table: Table) -> list[str]:
         kind, sql_type = result.schema.field(name).type, table.columns[name].type
         if pa.types.is_nested(kind) and isinstance(sql_type, _FLAT_TYPES):
             raise BatchResultError(
-                f"The result's column {name!r} holds {kind}, and {table.name}.{name} one value each "
+                f"The result's column {name!r} holds {kind}, and {table.name}.{name} holds single values "
                 f"({sql_type!r}).",
                 next_step="Return one value, or give the table's column the type JSON.",
             )
@@ -294,7 +293,7 @@ def _flags(column: pa.ChunkedArray[Any]) -> np.ndarray[Any, np.dtype[np.bool_]]:
     if pa.types.is_null(column.type):
         return np.zeros(len(column), dtype=bool)
     if not pa.types.is_boolean(column.type):
-        raise BatchResultError(f"The column {SKIP_COLUMN} holds {column.type}, not true and false.")
+        raise BatchResultError(f"The column {SKIP_COLUMN} holds {column.type}, not booleans.")
     compute: Any = pc
     flags: np.ndarray[Any, np.dtype[np.bool_]] = compute.fill_null(column, False).to_numpy()
     return flags

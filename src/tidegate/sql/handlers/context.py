@@ -1,4 +1,4 @@
-"""What a transactional handler is given for one call, and what keeps it from ending the transaction."""
+"""The context of a transactional handler's call, and what keeps the handler from ending the transaction."""
 
 from __future__ import annotations
 
@@ -13,29 +13,28 @@ from sqlalchemy import Connection, event
 from tidegate.model.errors import DatabaseError, Fault, InvalidArgumentError
 from tidegate.model.events import ReceivedEvent
 from tidegate.processor.handlers import PartitionContext
-from tidegate.processor.lease import GroupKey, Lease
 from tidegate.sql.core.values import NewDeadLetter
 
 REJECTED: Final = "RejectedByHandler"
-"""The error type of a dead letter whose handler gave a text instead of an exception."""
+"""The error type of a dead letter whose handler gave a string instead of an exception."""
 
 _ENDS_TRANSACTION = re.compile(
     r"\s*(commit|end|abort|begin|start\s+transaction|prepare\s+transaction"
     r"|rollback(?!\s+((work|transaction)\s+)?to\b))\b",
     re.IGNORECASE,
 )
-"""SQL that begins or ends a transaction; savepoints of the handler's own are none of it."""
+"""SQL that begins or ends a transaction; a handler may use savepoints."""
 
 
 class TransactionMisusedError(DatabaseError):
-    """A handler committed, rolled back or closed the transaction it was lent; see ``TransactionContext``."""
+    """A handler committed, rolled back or closed its transaction; see ``TransactionContext``."""
 
     fault = Fault.CALLER
 
 
 @dataclass(frozen=True, slots=True)
-class PutAside:
-    """An event that a call put aside, without failing the others."""
+class DeadLettered:
+    """An event that a call made a dead letter, without failing the others."""
 
     letter: NewDeadLetter
     error: BaseException | None
@@ -44,10 +43,7 @@ class PutAside:
 
 
 class TransactionCall:
-    """One call's ``TransactionContext``: the partition's own context, the connection, and what is put aside.
-
-    It is good for this call only.
-    """
+    """One call's ``TransactionContext``: the partition's own context, the connection, and dead letters."""
 
     def __init__(
         self,
@@ -57,45 +53,20 @@ class TransactionCall:
         *,
         is_payload_copied: bool,
     ) -> None:
-        self._partition = partition
+        self.group = partition.group
+        self.event_hub = partition.event_hub
+        self.consumer_group = partition.consumer_group
+        self.partition_id = partition.partition_id
+        self.owner = partition.owner
+        self.lease = partition.lease
         self._connection: Connection | None = connection
         self._events = events
         self._numbers: frozenset[int] | None = None
         self._is_payload_copied = is_payload_copied
         self.rows = 0
         """Rows that a pipeline's call inserted."""
-        self.put_aside: dict[int, PutAside] = {}
+        self.dead_lettered: dict[int, DeadLettered] = {}
         """By sequence number."""
-
-    @property
-    def group(self) -> GroupKey:
-        """Namespace, event hub and consumer group."""
-        return self._partition.group
-
-    @property
-    def event_hub(self) -> str:
-        """The event hub's name as it was given."""
-        return self._partition.event_hub
-
-    @property
-    def consumer_group(self) -> str:
-        """The consumer group's name as it was given."""
-        return self._partition.consumer_group
-
-    @property
-    def partition_id(self) -> str:
-        """The partition."""
-        return self._partition.partition_id
-
-    @property
-    def owner(self) -> str:
-        """The host's name."""
-        return self._partition.owner
-
-    @property
-    def lease(self) -> Lease:
-        """The lease it is processed under, as last renewed."""
-        return self._partition.lease
 
     async def checkpoint(self, event: ReceivedEvent | None = None) -> None:
         """Raises InvalidArgumentError: the transaction moves the checkpoint."""
@@ -116,22 +87,22 @@ class TransactionCall:
         return self._connection
 
     def dead_letter(self, event: ReceivedEvent, error: BaseException | str) -> None:
-        """Put an event of this call aside with its reason, without failing the others.
+        """Make an event of this call a dead letter with its reason, without failing the others.
 
-        What was written for it stays. Told twice of an event, the later reason counts.
+        What was written for it stays. If called twice for an event, the later reason counts.
         Raises InvalidArgumentError for an event that is not of this call.
         """
-        self._put_aside(event, error, is_failure=False)
+        self._dead_letter(event, error, is_failure=False)
 
     def fail(self, event: ReceivedEvent, error: BaseException) -> None:
-        """The same for an event that failed by itself and left nothing behind: the policy decides."""
-        self._put_aside(event, error, is_failure=True)
+        """The same for an event that failed and had no effect: the policy decides."""
+        self._dead_letter(event, error, is_failure=True)
 
     def close(self) -> None:
         """The call is over."""
         self._connection = None
 
-    def _put_aside(self, event: ReceivedEvent, error: BaseException | str, *, is_failure: bool) -> None:
+    def _dead_letter(self, event: ReceivedEvent, error: BaseException | str, *, is_failure: bool) -> None:
         number = event.sequence_number
         if self._connection is None:
             raise InvalidArgumentError("The context of a handler's call was used after the call.")
@@ -140,22 +111,22 @@ class TransactionCall:
         if number not in self._numbers:
             raise InvalidArgumentError(
                 f"Event {number} is not among those of this call of partition {self.partition_id}.",
-                next_step="Put aside only events that this call was given.",
+                next_step="Pass only events that this call was given.",
             )
         copied = self._is_payload_copied
         if isinstance(error, str):
             letter = NewDeadLetter.from_text(event, REJECTED, error, is_payload_copied=copied)
-            self.put_aside[number] = PutAside(letter, None, is_failure)
+            self.dead_lettered[number] = DeadLettered(letter, None, is_failure)
         else:
             letter = NewDeadLetter.from_exception(event, error, is_payload_copied=copied)
-            self.put_aside[number] = PutAside(letter, error, is_failure)
+            self.dead_lettered[number] = DeadLettered(letter, error, is_failure)
 
 
 class TransactionGuard:
-    """Refuses what would end the transaction while a handler has its connection; before it takes place.
+    """Refuses, in advance, what would end the transaction while a handler has its connection.
 
-    What goes past SQLAlchemy (the driver's own ``commit``) cannot be refused; it is noticed afterwards by the
-    savepoint that is gone.
+    What bypasses SQLAlchemy (the driver's own ``commit``) cannot be refused; it is noticed afterwards by the
+    missing savepoint.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -168,7 +139,7 @@ class TransactionGuard:
 
     @contextmanager
     def lending(self) -> Iterator[None]:
-        """The handler has the connection now. Raises TransactionMisusedError where it misused it."""
+        """Watch while the handler has the connection. Raises TransactionMisusedError where it misused it."""
         self._is_lent = True
         try:
             yield

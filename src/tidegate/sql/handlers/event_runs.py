@@ -1,10 +1,10 @@
 """Runs events through a handler inside an open transaction, until those that fail stand alone.
 
-Theory of operation. A call gets its events behind a savepoint. ``run_whole`` makes one call; any failure is
-an EventsFailedError, and the caller rolls the transaction back (and may wait before it tries again).
+Theory of operation. A call runs behind a savepoint. ``run_whole`` makes one call; any failure is an
+EventsFailedError, and the caller rolls the transaction back (and may wait before it tries again).
 ``run_carefully`` halves what fails: the savepoint undoes it, and both halves are run, in order, until each
-event that fails stands alone with its effects undone. An event that has to wait for its key (``KeyOrder``) is
-held back: left out of every call. What is the database's own trouble is no event's fault and ends the run.
+event that fails stands alone with its effects undone. An event that must wait for its key (``KeyOrder``) is
+held: left out of every call. An error of the database itself is not an event's fault and ends the run.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from tidegate.sql.core.halving import failures_of
 from tidegate.sql.core.parked_keys import KeyOrder
 from tidegate.sql.core.unit_of_work import RowsRefusedError, UnitOfWork
 from tidegate.sql.core.values import NewDeadLetter
-from tidegate.sql.handlers.context import PutAside, TransactionCall, TransactionGuard, misused
+from tidegate.sql.handlers.context import DeadLettered, TransactionCall, TransactionGuard, misused
 
 _Outcome = TypeVar("_Outcome")
 
 RunEvents = Callable[[UnitOfWork, TransactionCall, Sequence[ReceivedEvent]], None]
-"""A handler in its one form: writes the effects of events, puts events aside, or raises for all of them."""
+"""A handler in its one form: writes the effects of events, dead-letters some, or raises for all of them."""
 
 _NO_SAVEPOINT = ("3B001", "25P01")
 """PostgreSQL: no such savepoint, no transaction in progress (PostgreSQL 15 documentation, appendix A)."""
 
 
 class EventsFailedError(Exception):
-    """A call failed for some of its events; the transaction is to be rolled back. Never reaches a user."""
+    """A call failed for some of its events; the transaction must be rolled back. Never reaches a user."""
 
     @property
     def is_at_commit(self) -> bool:
-        """True: a constraint that is checked only at the end refused all of the transaction together."""
+        """Whether a deferred constraint refused the whole transaction at its commit."""
         return isinstance(self.__cause__, RowsRefusedError) and self.__cause__.is_at_commit
 
 
@@ -71,15 +71,14 @@ class RunOutcome:
     """What became of the events of one transaction."""
 
     processed: int = 0
-    """Events that ran and were not put aside."""
+    """Events that ran and did not become dead letters."""
     rows: int = 0
-    put_aside: list[PutAside] = field(default_factory=list)
-    """Events that failed, or that the handler put aside."""
+    dead_lettered: list[DeadLettered] = field(default_factory=list)
+    """Events that failed, or that the handler made dead letters."""
     held: list[tuple[ReceivedEvent, int]] = field(default_factory=list)
-    """Events that were not run, each with the number of the one it waits behind."""
-    stopped_by: PutAside | None = None
-    """The failed event before which the run ended (``is_stopped_by_failure``); it and all behind it are not
-    run."""
+    """Events that were not run, each with the number of the event it waits behind."""
+    stopped_by: DeadLettered | None = None
+    """The failed event before which the run ended (``is_stopped_by_failure``)."""
 
 
 class EventRun:
@@ -97,7 +96,7 @@ class EventRun:
     ) -> None:
         """order: keeps the order of each key; None: events are independent of each other.
 
-        is_stopped_by_failure: end before the first event that fails, instead of putting it aside.
+        is_stopped_by_failure: end before the first event that fails, instead of dead-lettering it.
         """
         self._unit = unit
         self._handler = handler
@@ -109,14 +108,14 @@ class EventRun:
         self._outcome = RunOutcome()
 
     def run_whole(self, events: Sequence[ReceivedEvent], *, is_failure_accepted: bool) -> RunOutcome:
-        """Make one call. Raises EventsFailedError where it fails or cannot be told apart.
+        """Make one call. Raises EventsFailedError where it fails or has to be made in smaller parts.
 
-        is_failure_accepted: False also refuses failed events that the handler itself told apart.
+        is_failure_accepted: False also refuses failures that the handler reported event by event.
         """
         runnable = self._runnable(events)
         if runnable:
             call = self._call(runnable, is_checked=False)
-            if not is_failure_accepted and any(each.is_failure for each in call.put_aside.values()):
+            if not is_failure_accepted and any(each.is_failure for each in call.dead_lettered.values()):
                 raise EventsFailedError
             self._take(call, runnable)
         return self._outcome
@@ -178,7 +177,7 @@ class EventRun:
             if unit.connection.get_nested_transaction() is not savepoint:
                 raise misused("The handler left a savepoint open, or ended one that is not its own.")
             if is_checked:
-                # An error that the handler swallowed shows while the savepoint can still undo it.
+                # Shows an error that the handler swallowed while the savepoint can still undo it.
                 unit.connection.exec_driver_sql("SELECT 1")
                 unit.check_deferred_constraints()
             self._check_call(call, events)
@@ -200,12 +199,12 @@ class EventRun:
         return call
 
     def _check_call(self, call: TransactionCall, events: Sequence[ReceivedEvent]) -> None:
-        """Raises EventsFailedError where what the call put aside asks for smaller calls."""
-        if len(events) == 1 or not call.put_aside:
+        """Raises EventsFailedError where the call's dead letters require smaller calls."""
+        if len(events) == 1 or not call.dead_lettered:
             return
-        if self._is_stopped_by_failure and any(each.is_failure for each in call.put_aside.values()):
+        if self._is_stopped_by_failure and any(each.is_failure for each in call.dead_lettered.values()):
             raise EventsFailedError
-        if self._order is not None and self._order.is_overtaken(call.put_aside, events):
+        if self._order is not None and self._order.is_overtaken(call.dead_lettered, events):
             raise EventsFailedError
 
     def _undo(self, savepoint: NestedTransaction) -> None:
@@ -219,41 +218,41 @@ class EventRun:
     def _take(self, call: TransactionCall, events: Sequence[ReceivedEvent]) -> None:
         outcome = self._outcome
         outcome.rows += call.rows
-        outcome.processed += len(events) - len(call.put_aside)
+        outcome.processed += len(events) - len(call.dead_lettered)
         for event in events:
-            put_aside = call.put_aside.get(event.sequence_number)
-            if put_aside is not None:
-                self._put_aside(event, put_aside)
+            dead_lettered = call.dead_lettered.get(event.sequence_number)
+            if dead_lettered is not None:
+                self._dead_letter(event, dead_lettered)
 
     def _fail(self, event: ReceivedEvent, error: BaseException) -> None:
         reason = error.reason if isinstance(error, RowsRefusedError) else reason_of(error)
         letter = NewDeadLetter.from_exception(event, reason, is_payload_copied=self._is_payload_copied)
         if not isinstance(error, RowsRefusedError):
-            # Of a statement of the handler's own: where in the handler it was run.
+            # A statement of the handler itself: show where it was run.
             letter = replace(letter, traceback="".join(traceback.format_exception(error)))
-        self._put_aside(event, PutAside(letter, reason, is_failure=True))
+        self._dead_letter(event, DeadLettered(letter, reason, is_failure=True))
 
-    def _put_aside(self, event: ReceivedEvent, put_aside: PutAside) -> None:
-        if put_aside.is_failure and self._is_stopped_by_failure:
-            self._outcome.stopped_by = put_aside
+    def _dead_letter(self, event: ReceivedEvent, dead_lettered: DeadLettered) -> None:
+        if dead_lettered.is_failure and self._is_stopped_by_failure:
+            self._outcome.stopped_by = dead_lettered
             return
-        self._outcome.put_aside.append(put_aside)
+        self._outcome.dead_lettered.append(dead_lettered)
         if self._order is not None:
             self._order.failed(event)
 
     def _raise_if_environment(self, error: BaseException) -> None:
-        """Raises a DatabaseError where the database's own trouble lies at the bottom of ``error``."""
+        """Raises a DatabaseError where the database itself caused ``error``."""
         cause: BaseException | None = error
         seen: set[int] = set()
         while cause is not None and id(cause) not in seen:
             seen.add(id(cause))
             if sqlstate_of(cause) in _NO_SAVEPOINT or "no such savepoint" in str(cause):
-                raise misused("The handler ended the transaction it was lent, past SQLAlchemy.") from error
+                raise misused("The handler ended its transaction, bypassing SQLAlchemy.") from error
             if isinstance(cause, sqlalchemy_errors.SQLAlchemyError) and is_environment(cause):
                 raise translate(cause, doing="running the handler", where=self._unit.database.url) from error
             cause = cause.__cause__ or cause.__context__
         if self._unit.connection.invalidated:
             raise DatabaseUnavailableError(
-                f"The connection to the database {self._unit.database.url} was lost under the handler.",
+                f"The connection to the database {self._unit.database.url} was lost while the handler ran.",
                 next_step="The transaction is rolled back; try again when the database answers.",
             ) from error

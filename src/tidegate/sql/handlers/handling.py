@@ -1,7 +1,7 @@
-"""Handlers run over events: rows sorted by their columns, and the events that failed. No database here.
+"""Runs handlers over events: rows grouped by their columns, and the events that failed. No database here.
 
-A row is checked against the table's columns once per set of columns; what no table could hold is found here,
-what only the database can tell comes out in ``batch``.
+A row is checked against the table's columns once per set of columns. Values that only the database can refuse
+are found in ``commit.batch``.
 """
 
 from __future__ import annotations
@@ -21,16 +21,15 @@ if TYPE_CHECKING:
     from tidegate.sql.core.row_groups import RowGroup
 
 OnFailure = Callable[[ReceivedEvent, BaseException], None]
-"""Told of each event whose handler raised, instead of a dead letter."""
+"""Called for each event whose handler raised, instead of a dead letter."""
 
 
 class HandlerResultError(TypeError):
-    """A handler returned something that is no row; the reason of a dead letter, never raised to the
-    caller."""
+    """A handler returned something other than rows; the reason of a dead letter, never raised."""
 
 
 class UnknownColumnError(ValueError):
-    """A handler's row names a column that the table lacks; the reason of a dead letter, likewise."""
+    """A handler's row names a column that the table lacks; the reason of a dead letter, never raised."""
 
 
 @dataclass(slots=True)
@@ -38,7 +37,7 @@ class HandledEvents:
     """What a handler made of events: rows by column set, and the events that failed."""
 
     groups: list[RowGroup] = field(default_factory=list)
-    """Rows with the same columns lie together; the order within a group is that of the events."""
+    """Rows with the same columns, in the order of the events."""
     dead_letters: list[NewDeadLetter] = field(default_factory=list)
 
 
@@ -82,13 +81,13 @@ def handle_events(
             shapes.add(event.sequence_number, _rows_of(result))
         except MemoryError:
             raise
-        except Exception as error:  # whatever a user's handler raises, the others go on
+        except Exception as error:  # whatever a user's handler raises, the others continue
             fail(event, error)
     return HandledEvents([*shapes.groups()], dead_letters)
 
 
 class _Shapes:
-    """Sorts rows by their column sets. The column check is paid once per set, not per row."""
+    """Groups rows by their column sets, each of which is checked once."""
 
     def __init__(self, table: Table) -> None:
         self._table = table
@@ -97,7 +96,7 @@ class _Shapes:
         self._last: _Shape | None = None
 
     def add_like_last(self, sequence_number: int, row: dict[str, object]) -> bool:
-        """The fast way for a row with the columns of the one before; False: it has others."""
+        """Add a row fast if it has the columns of the one before; False: it has others."""
         shape = self._last
         if shape is None or len(row) != shape.width:
             return False
@@ -110,9 +109,9 @@ class _Shapes:
         return True
 
     def add(self, sequence_number: int, rows: Sequence[Mapping[str, object]]) -> None:
-        """Take all rows of one event, or none of them."""
+        """Add all rows of one event, or none of them."""
         shapes = [self._shape_of(row) for row in rows]
-        # All are read before any is kept: a mapping of the handler's own may raise.
+        # All are read before any is kept: a custom mapping may raise.
         read = [shape.values_of(row) for shape, row in zip(shapes, rows, strict=True)]
         for shape, values in zip(shapes, read, strict=True):
             shape.values.append(values)
@@ -169,7 +168,6 @@ def _rows_of(result: object) -> list[Mapping[str, object]]:
     for row in rows:
         if not isinstance(row, Mapping):
             raise HandlerResultError(
-                f"The handler returned an iterable that holds {type(row).__name__}; each of its items has "
-                "to be a mapping."
+                f"The handler returned an iterable with {type(row).__name__}; each item must be a mapping."
             )
     return rows

@@ -1,7 +1,7 @@
-"""A pipeline as the user writes it: where events come from, a plain function, and where its rows go.
+"""A pipeline as a user declares it: the source of events, a plain function, and the target of its rows.
 
-``Pipeline`` has a function from an event to rows; ``TransactionalPipeline`` one that writes for itself with
-the transaction's connection.
+``Pipeline`` has a function from an event to rows; ``TransactionalPipeline`` one that writes with the
+transaction's connection.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Pipeline:
     """A function per event, or an ``ArrowHandler`` or ``PandasHandler`` around a function per batch."""
     consumer_group: str = DEFAULT_CONSUMER_GROUP
     is_payload_copied: bool = False
-    """True: a dead letter keeps a copy of its event, so that it outlives the log's retention."""
+    """True: a dead letter keeps a copy of its event, which outlives the log's retention."""
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -91,7 +91,7 @@ class TransactionalPipeline:
     """
     consumer_group: str = DEFAULT_CONSUMER_GROUP
     policy: FailurePolicy | None = None
-    """What becomes of an event that it failed for; None: what the host's options say."""
+    """What happens to an event that it fails for; None: the host's policy."""
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -115,22 +115,21 @@ AnyPipeline = Pipeline | TransactionalPipeline
 
 
 class Redrivable(ABC):
-    """What is no pipeline of this package, and knows one that runs its dead letters again."""
+    """Something declared elsewhere that has a pipeline to redrive its dead letters."""
 
     __slots__ = ()
 
     @abstractmethod
     def redrivable(self) -> Pipeline:
-        """That pipeline. Raises InvalidArgumentError where there is none."""
+        """That pipeline. Raises InvalidArgumentError if there is none."""
 
 
 def load_pipeline(address: str) -> AnyPipeline:
     """The pipeline at ``package.module:attribute`` or ``path/to/file.py:attribute``.
 
-    The attribute is a ``Pipeline`` or ``TransactionalPipeline``, a declared pipeline of Spark's that has a
-    handler, or a callable without arguments that gives one.
-    Raises InvalidArgumentError when there is none; what the module itself raises on import comes through as
-    its cause.
+    The attribute is a ``Pipeline`` or ``TransactionalPipeline``, a ``StreamPipeline`` that has a handler, or
+    a callable without arguments that returns one.
+    Raises InvalidArgumentError when there is none; its cause is what the module raised on import.
     """
     found = load_declared(address, (Pipeline, TransactionalPipeline, Redrivable))
     if isinstance(found, Redrivable):
@@ -140,8 +139,8 @@ def load_pipeline(address: str) -> AnyPipeline:
 
 
 def load_declared(address: str, kinds: tuple[type, ...]) -> object:
-    """What is declared at an address, as ``load_pipeline`` has it: one of ``kinds``, or what a callable
-    without arguments gives.
+    """What is declared at an address, as in ``load_pipeline``: an instance of ``kinds``, or what a callable
+    without arguments returns.
 
     Raises InvalidArgumentError when it is something else.
     """
@@ -181,7 +180,7 @@ def _load_module(name: str) -> ModuleType:
         if error.name is None or not (name == error.name or name.startswith(error.name + ".")):
             raise _import_error(name, error) from error
         raise InvalidArgumentError(
-            f"There is no module {name!r}.",
+            f"Module {name!r} not found.",
             next_step="Check the spelling, and that it is installed or on PYTHONPATH.",
         ) from error
     except Exception as error:
@@ -190,7 +189,7 @@ def _load_module(name: str) -> ModuleType:
 
 def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
-        raise InvalidArgumentError(f"There is no file {str(path)!r}.")
+        raise InvalidArgumentError(f"File {str(path)!r} not found.")
     name = f"tidegate_pipeline_{path.stem}"
     specification = importlib.util.spec_from_file_location(name, path)
     assert specification is not None

@@ -1,8 +1,8 @@
 """One micro-batch in one transaction: rows of several tables, dead letters, and the ledger's row.
 
-When the database refuses rows, the transaction is rolled back, and a second one, which is rolled back too,
-halves them behind savepoints to find out which. Then either that is the error, or those events join the
-dead letters and the first transaction is run again without them.
+When the database refuses rows, the transaction is rolled back, and a second one, also rolled back, halves
+them behind savepoints to find which. Then either that is the error, or those events join the dead letters and
+the first transaction is run again without them.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ _compute: Any = pyarrow.compute  # its stubs know less than it does
 PARTITION, SEQUENCE_NUMBER = "partition", "sequenceNumber"
 ERROR, ERROR_TYPE = "_error", "_errorType"
 TRANSFORMATION_ERROR_TYPE: Final = "TransformationError"
-"""``error_type`` of a dead letter whose row came with ``_error``."""
+"""``error_type`` of a dead letter whose row has ``_error``."""
 
 _ROWS_READ_MAX: Final = 20_000
 _LETTERS_MAX: Final = 10_000
 """Dead letters written together."""
 _ATTEMPTS_MAX: Final = 5
-"""Transactions per micro-batch; each of them but the first knows more refused rows."""
+"""Transactions per micro-batch; each after the first knows more refused rows."""
 
 _EVENT_TYPES: Final[Mapping[str, pa.DataType]] = {
     PARTITION: pa.string(),
@@ -71,15 +71,15 @@ class LedgerResult:
 
     batch_id: int
     rows: int
-    """Rows given to the tables, of all tables together."""
+    """Rows written to all tables together."""
     dead_letters: int
     is_repeated: bool = False
-    """True: it was committed before, and nothing was written now."""
+    """True: it was committed before; nothing was written now."""
 
 
 @dataclass(slots=True)
 class BatchContents:
-    """All rows of a micro-batch, wherever they lie."""
+    """All rows of a micro-batch, in memory and staged."""
 
     rows: dict[str, list[pa.Table]] = field(default_factory=dict)
     """By table: in memory."""
@@ -100,14 +100,14 @@ class BatchCommit:
     tables: Mapping[str, LedgerTable]
     contents: BatchContents
     consumer: ConsumerKey | None
-    is_refused_put_aside: bool
+    is_refused_dead_lettered: bool
     _refused: RowsRefusedError | None = None
     """What the last attempt failed with."""
 
     def run(self) -> LedgerResult:
         """Commit, whole or not at all.
 
-        Raises DatabaseError (a refused row, by name and column; rows that share a key), LedgerMismatchError,
+        Raises DatabaseError (a refused row and its column; rows that share a key), LedgerMismatchError,
         FencedError, DatabaseUnavailableError.
         """
         for _ in range(_ATTEMPTS_MAX):
@@ -120,7 +120,7 @@ class BatchCommit:
                     raise
                 target, row = found[0]
                 is_event_known = all(item.values.get(SEQUENCE_NUMBER) is not None for _, item in found)
-                if not self.is_refused_put_aside or not is_event_known:
+                if not self.is_refused_dead_lettered or not is_event_known:
                     raise refusal_error(target, row) from refused
                 self.contents.letters.append(letters_of_refused([item for _, item in found]))
         assert self._refused is not None
@@ -159,7 +159,7 @@ class BatchCommit:
     def _parts(
         self, unit: UnitOfWork, name: str, letters: pa.Table, *, is_staged_read: bool
     ) -> Generator[pa.Table]:
-        """The rows for one table, without those of events that are put aside."""
+        """The rows for one table, without those of dead-lettered events."""
         for rows in self.contents.rows.get(name, ()):
             yield _without_events(rows, letters)
         for stage in self.contents.stages.get(name, ()) if is_staged_read else ():
@@ -171,9 +171,9 @@ class BatchCommit:
                 yield _without_events(rows, letters)
 
     def _find_refused(self, refused: RowsRefusedError) -> list[tuple[LedgerTable, RefusedRow]]:
-        """The rows that the database does not take; only the first, if that is an error anyway."""
+        """The rows that the database refuses; only the first, if one is an error anyway."""
         found: list[tuple[LedgerTable, RefusedRow]] = []
-        refused_max = None if self.is_refused_put_aside else 1
+        refused_max = None if self.is_refused_dead_lettered else 1
         letters = distinct_letters(self.contents.letters)
         with self._unit() as unit:
             self.ledger.enter(unit, self.batch, self.owner.epoch)
@@ -219,7 +219,7 @@ def _of_table(rows: pa.Table, target: LedgerTable) -> pa.Table:
 
 
 def letter_rows(rows: pa.Table) -> pa.Table:
-    """The columns of dead letters, whatever else the rows have; those that they lack are null."""
+    """The columns of dead letters; those that the rows lack are null."""
     columns: list[Any] = [
         rows.column(field.name) if field.name in rows.column_names else pa.nulls(rows.num_rows, field.type)
         for field in LETTER_SCHEMA
@@ -228,7 +228,7 @@ def letter_rows(rows: pa.Table) -> pa.Table:
 
 
 def letters_of_refused(refused: Sequence[RefusedRow]) -> pa.Table:
-    """Refused rows as dead letters, with the database's words as their reason."""
+    """Refused rows as dead letters, with the database's message as their reason."""
     return pa.Table.from_pylist(
         [
             {
@@ -250,8 +250,8 @@ def distinct_letters(parts: Sequence[pa.Table]) -> pa.Table:
     for name in (PARTITION, SEQUENCE_NUMBER, "offset", "enqueuedTime"):
         if letters.column(name).null_count:
             raise InvalidArgumentError(
-                f"A row with {ERROR} has no {name}, so nobody knows which event is to be put aside.",
-                next_step="Keep the columns partition, sequenceNumber, offset and enqueuedTime as they came.",
+                f"A row with {ERROR} has no {name}, so its event cannot become a dead letter.",
+                next_step="Keep the columns partition, sequenceNumber, offset and enqueuedTime unchanged.",
             )
     numbered = letters.append_column("number", pa.array(range(letters.num_rows)))
     first = numbered.group_by([PARTITION, SEQUENCE_NUMBER]).aggregate([("number", "min")])
@@ -270,7 +270,7 @@ def _letter_of(row: Mapping[str, Any]) -> NewDeadLetter:
 
 
 def _without_events(rows: pa.Table, letters: pa.Table) -> pa.Table:
-    """The rows without those of events that are put aside: an event gives all its rows or none."""
+    """The rows without those of dead-lettered events: an event writes all its rows or none."""
     keys = [PARTITION, SEQUENCE_NUMBER]
     if not letters.num_rows or not set(keys) <= set(rows.column_names):
         return rows
@@ -281,11 +281,11 @@ def _without_events(rows: pa.Table, letters: pa.Table) -> pa.Table:
 
 
 def _remove_events(unit: UnitOfWork, staged: Table, stage: Stage, letters: pa.Table) -> int:
-    """Delete the rows of events that are put aside from a stage; how many."""
+    """Delete the rows of dead-lettered events from a stage; how many."""
     if not letters.num_rows or not {PARTITION, SEQUENCE_NUMBER} <= set(stage.event_columns):
         return 0
     keys = Table(
-        "tidegate_put_aside",
+        "tidegate_dead_lettered",
         MetaData(),
         Column(PARTITION, String()),
         Column(SEQUENCE_NUMBER, BigInteger()),
@@ -298,7 +298,7 @@ def _remove_events(unit: UnitOfWork, staged: Table, stage: Stage, letters: pa.Ta
         staged.c[event_column(PARTITION)] == keys.c[PARTITION],
         staged.c[event_column(SEQUENCE_NUMBER)] == keys.c[SEQUENCE_NUMBER],
     )
-    with unit.translating("leaving out the rows of events that are put aside"):
+    with unit.translating("removing the rows of dead-lettered events"):
         unit.connection.execute(CreateTable(keys))
         unit.insert_values(keys, PartitionRows((PARTITION, SEQUENCE_NUMBER), values, [0] * len(values)))
         removed = unit.connection.execute(statement).rowcount

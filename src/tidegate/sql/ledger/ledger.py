@@ -1,15 +1,15 @@
 """The ledger of micro-batches: which of them are committed, for queries whose rows belong to no partition.
 
-Theory of operation. After a shuffle a row has no sequence number, so no checkpoint can tell whether it was
-written. Spark names a micro-batch by its query's id (which lives in the checkpoint directory) and a number
-that grows by one; what it holds is fixed by the offsets that Spark journals before it runs it. The ledger
-keeps, per query name, the query id, the number that comes next and, of the latest batches, a fingerprint of
-those offsets. One row per name is locked by every transaction; it holds an epoch that each run of the query
-raises, so a driver that was overtaken commits nothing.
+Theory of operation. After a shuffle a row has no sequence number, so no checkpoint shows whether it was
+written. Spark names a micro-batch by its query's id (stored in the checkpoint directory) and a number that
+grows by one; its contents are fixed by the offsets that Spark journals before it runs it. The ledger keeps,
+per query name, the query id, the next number and, for the latest batches, a fingerprint of those offsets.
+Every transaction locks the one row per name; it holds an epoch that each run of the query raises, so an
+overtaken driver commits nothing.
 
-``decide_batch`` is the whole of what may happen to a batch, as a pure function. What it refuses can be
-allowed by the user, once: the token that the refusal names says exactly which batch of which query, so that
-leaving it in a program allows nothing else.
+``decide_batch`` is a pure function that decides all that may happen to a batch. The user can allow once what
+it refuses: the token in the refusal names one batch of one query, so leaving it in a program allows nothing
+else.
 
 Order of locks: the writers' file lock (SQLite), the query's row, target tables, dead letters.
 """
@@ -48,38 +48,38 @@ class MicroBatch:
     """Of one run of the query."""
     batch_id: int
     fingerprint: str | None
-    """Of the offsets that fix its content; None: they could not be read."""
+    """Of the offsets that fix its contents; None: they could not be read."""
 
     @property
     def adoption(self) -> str:
-        """What a user has to say to allow this batch where the ledger refuses it."""
+        """The token with which a user allows this batch where the ledger refuses it."""
         return f"{self.query_id}:{self.batch_id}"
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerState:
-    """What the ledger knows when a micro-batch comes."""
+    """What the ledger knows of a query and one of its batches."""
 
     query_id: str
     next_batch_id: int
     is_batch_known: bool = False
-    """True: the ledger still has the row of the batch of this number, of this query id."""
+    """Whether the ledger still has the row of this batch number and query id."""
     fingerprint: str | None = None
     """Of that row."""
 
 
 class Decision(Enum):
-    """What is to be done with a micro-batch."""
+    """What to do with a micro-batch."""
 
     WRITE = "write"
     SKIP = "skip"
-    """It is committed; it came again because Spark was stopped before it could note so."""
+    """It is committed; Spark was stopped before it could record that."""
     ADOPT = "adopt"
-    """Write it, and let the ledger go on from it: the user said so."""
+    """Write it, and continue the ledger from it, as the user allowed."""
 
 
 def decide_batch(state: LedgerState | None, batch: MicroBatch, adoption: str | None = None) -> Decision:
-    """What is to be done with ``batch``.
+    """What to do with ``batch``.
 
     state: None: the ledger does not know a query of this name. adoption: what the user allowed.
     Raises LedgerMismatchError where writing could double rows and skipping could lose some.
@@ -93,14 +93,14 @@ def decide_batch(state: LedgerState | None, batch: MicroBatch, adoption: str | N
     problem, remedy = trouble
     raise LedgerMismatchError(
         problem,
-        next_step=f"{remedy} To go on from this batch all the same, start once with "
-        f"adopt={batch.adoption!r}: upserts of complete rows are then right again with each row's next "
-        "change, and appended rows may be missing or doubled.",
+        next_step=f"{remedy} To continue from this batch anyway, start once with adopt={batch.adoption!r}: "
+        "upserted complete rows then become correct with each row's next change, and appended rows may be "
+        "missing or duplicated.",
     )
 
 
 def _trouble(state: LedgerState | None, batch: MicroBatch) -> tuple[str, str] | None:
-    """What is wrong with this batch and what mends it; None: nothing."""
+    """What is wrong with this batch and its remedy; None: nothing."""
     number = batch.batch_id
     if state is None:
         if number == 0:
@@ -117,12 +117,12 @@ def _trouble(state: LedgerState | None, batch: MicroBatch) -> tuple[str, str] | 
             f"{state.next_batch_id} batches), and this run's has the query id {batch.query_id}: its batches "
             "count from 0 again.",
             "Start with the old checkpoint directory, or give another query another name; if the old one is "
-            "lost, empty the target tables before you go on.",
+            "lost, empty the target tables before you continue.",
         )
     if number > state.next_batch_id:
         return (
-            f"Batch {number} comes, and the ledger's next one is {state.next_batch_id}: what Spark's "
-            "checkpoint holds as done is not in this database, as after restoring a backup of it.",
+            f"Batch {number} was started, and the ledger expects {state.next_batch_id}: what Spark's "
+            "checkpoint records as done is not in this database, as after restoring a backup of it.",
             "Restore the checkpoint directory of the same time, or empty the target tables and start with "
             "a new checkpoint directory.",
         )
@@ -133,13 +133,13 @@ def _trouble(state: LedgerState | None, batch: MicroBatch) -> tuple[str, str] | 
         if state.fingerprint == batch.fingerprint:
             return None
     elif state.is_batch_known and is_last:
-        # Nothing to compare: Spark repeats its last batch only, as long as its checkpoint was left alone.
+        # Nothing to compare: Spark repeats only its last batch, if its checkpoint was not changed.
         return None
     return (
-        f"Batch {number} comes again with other events than it was committed with; the ledger's next one is "
-        f"{state.next_batch_id}. Spark's checkpoint directory is older than the database, as after "
+        f"Batch {number} has other events than it was committed with; the ledger expects batch "
+        f"{state.next_batch_id} next. Spark's checkpoint directory is older than the database, as after "
         "restoring a backup of it, or two copies of it are in use.",
-        "Use the checkpoint directory that goes with this database, or restore the database of the same "
+        "Use the checkpoint directory that belongs to this database, or restore the database of the same "
         "time.",
     )
 
@@ -157,23 +157,23 @@ class BatchLedger:
     ) -> None:
         """adoption: the token of a refusal that the user overrules, see ``decide_batch``.
 
-        batches_kept: ledger rows that stay, at least 1.
+        batches_kept: ledger rows to keep, at least 1.
         """
         if not query_name or len(query_name) > NAME_CHARACTERS_MAX:
             raise InvalidArgumentError(
                 f"A ledger's query needs a name of 1 to {NAME_CHARACTERS_MAX} characters."
             )
         if batches_kept < 1:
-            raise InvalidArgumentError(f"At least 1 batch has to be kept in the ledger, not {batches_kept}.")
+            raise InvalidArgumentError(f"batches_kept must be at least 1, got {batches_kept}.")
         self.database = database
         self.query_name = query_name
         self._adoption = adoption
         self._batches_kept = batches_kept
 
     def claim(self, batch: MicroBatch) -> int:
-        """Take the query over for the run that ``batch`` is the first of; its epoch, for ``enter``.
+        """Take the query over for the run whose first batch is ``batch``; returns the epoch, for ``enter``.
 
-        From its commit on a run that was started before commits nothing. The same run may claim again.
+        After its commit, a run that was started earlier commits nothing. The same run may claim again.
         Raises LedgerMismatchError, DatabaseError, DatabaseUnavailableError.
         """
         with UnitOfWork(self.database, self._stand_in) as unit:
@@ -193,7 +193,7 @@ class BatchLedger:
         return epoch + 1
 
     def is_committed(self, batch: MicroBatch) -> bool:
-        """Whether there is nothing to do for ``batch``: a look without waiting, before it is computed.
+        """Whether ``batch`` is committed already: read without waiting, before it is computed.
 
         Raises LedgerMismatchError.
         """
@@ -202,10 +202,10 @@ class BatchLedger:
         return decide_batch(state, batch, self._adoption) is Decision.SKIP
 
     def enter(self, unit: UnitOfWork, batch: MicroBatch, epoch: int) -> bool:
-        """Lock the query and enter ``batch``, to be committed with what else ``unit`` writes.
+        """Lock the query and enter ``batch``, to be committed with ``unit``'s other writes.
 
-        Call it first in the transaction, and ``record`` last. Returns False when it is committed already:
-        write nothing then. Raises FencedError where a later run has claimed the query,
+        Call it first in the transaction, and ``record`` last. Returns False when the batch is committed
+        already: then write nothing. Raises FencedError where a later run has claimed the query,
         LedgerMismatchError as ``decide_batch``.
         """
         with unit.translating(f"entering batch {batch.batch_id} of {self.query_name} into the ledger"):
@@ -215,7 +215,7 @@ class BatchLedger:
         return decide_batch(state, batch) is Decision.WRITE
 
     def record(self, unit: UnitOfWork, batch: MicroBatch, *, rows: int, dead_letters: int) -> None:
-        """Write the ledger's row of an entered batch, and let go of those that are old."""
+        """Write the ledger's row of an entered batch, and delete old ones."""
         row = batch_ledger.c
         key = {
             "query_name": self.query_name,
@@ -249,13 +249,13 @@ class BatchLedger:
         return ConsumerKey("ledger", self.query_name)
 
     def _lock(self, connection: Connection, batch: MicroBatch) -> tuple[LedgerState | None, str, int]:
-        """The state, the run that claimed the query last and its epoch; makes the row where it is missing."""
+        """The state, the run that last claimed the query and its epoch; creates the row if it is missing."""
         lock = (
             select(ledger_query.c.epoch).where(ledger_query.c.query_name == self.query_name).with_for_update()
         )
         if connection.execute(lock).one_or_none() is None:
             insert = sqlite.insert if self.database.is_sqlite else postgresql.insert
-            # Waits for a competitor that is making the same row, and sees it afterwards.
+            # Waits for a competitor that is creating the same row, and sees it afterwards.
             connection.execute(
                 insert(ledger_query)
                 .values(
@@ -308,7 +308,7 @@ class BatchLedger:
         )
 
     def _forget_from(self, connection: Connection, batch: MicroBatch) -> None:
-        """Remove what the ledger holds of batches that are about to be written anew."""
+        """Delete the ledger's rows of batches that are about to be written again."""
         row = batch_ledger.c
         connection.execute(
             delete(batch_ledger).where(

@@ -1,4 +1,4 @@
-"""Which rows of a micro-batch the database refuses, and how that is told: by row and column."""
+"""Finds the rows of a micro-batch that the database refuses, and reports them by row and column."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _COLUMN_PATTERNS = (
 
 @dataclass(frozen=True, slots=True)
 class RefusedRow:
-    """A row that the database does not take."""
+    """A row that the database refuses."""
 
     values: Mapping[str, object]
     """Of the target's columns and of those that say which event the row came from."""
@@ -35,7 +35,7 @@ class RefusedRow:
 
     @property
     def reason(self) -> str:
-        """The database's own words, in one line."""
+        """The database's message, in one line."""
         return " ".join(str(self.error.reason).split())
 
 
@@ -55,7 +55,7 @@ def write_halving(
 
 
 def refusal_error(target: LedgerTable, row: RefusedRow) -> DatabaseError:
-    """The error that names a refused row and, where the database tells, its column."""
+    """The error that names a refused row and, if the database reports it, its column."""
     column = _column_of(row, target)
     shown = ", ".join(
         f"{name}={_shortened(value)}" for name, value in row.values.items() if name in target.table.columns
@@ -63,8 +63,8 @@ def refusal_error(target: LedgerTable, row: RefusedRow) -> DatabaseError:
     return DatabaseError(
         f"The database refused a row for {target.table.name}"
         f"{'' if column is None else f', for its column {column!r}'}: {row.reason} The row: {shown}.",
-        next_step="Nothing of the micro-batch was written. Mend the query or the table and start again; with "
-        "on_refused_row=FailureAction.DEAD_LETTER the row's event would be put aside.",
+        next_step="Nothing of the micro-batch was written. Correct the query or the table and start again; "
+        "with on_refused_row=FailureAction.DEAD_LETTER the row's event would become a dead letter.",
     )
 
 

@@ -1,8 +1,8 @@
 """Rows of a micro-batch into their tables: loaded in bulk, appended or upserted, in one transaction.
 
 An upsert loads into a temporary table first and merges that in one statement, so the rule for rows that
-share a key is the same on both databases: an error that names the key, unless columns to order by say which
-of them is the last.
+share a key is the same on both databases: an error that names the key, unless ``order_by`` decides which is
+the last.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ Rows: TypeAlias = Select[Any]
 
 
 class StagedRowsLostError(DatabaseUnavailableError):
-    """Rows that tasks had staged are gone with a crash of the database; the batch has to be run again."""
+    """Staged rows were lost in a crash of the database; the batch has to be run again."""
 
 
 class WriteMode(StrEnum):
-    """What becomes of a row whose key is in the table already."""
+    """What to do with a row whose key is already in the table."""
 
     APPEND = "append"
-    """Rows are inserted; the database refuses a key that is there."""
+    """Insert rows; the database refuses an existing key."""
     UPSERT = "upsert"
-    """The row takes the place of the one that has its key; columns that the rows lack keep their value."""
+    """Replace the row that has its key; columns that the rows lack keep their value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +70,15 @@ class LedgerTable:
     table: Table
     mode: WriteMode = WriteMode.UPSERT
     key: tuple[str, ...] = ()
-    """Columns that tell rows apart in an upsert; empty: the primary key. The database must hold them
-    unique, and none of them may be NULL."""
+    """Columns that identify a row in an upsert; empty: the primary key. The database must keep them unique,
+    and none of them may be NULL."""
     order_by: tuple[str, ...] = ()
-    """Of rows of one key in one micro-batch the one with the highest values here is written, NULL being the
+    """Of rows with one key in a micro-batch, the one with the highest values here is written; NULL is the
     lowest. Empty: such rows are an error."""
     is_older_ignored: bool = False
-    """True: a row does not replace one whose ``order_by`` values are higher."""
+    """True: a row does not replace one with higher ``order_by`` values."""
     key_columns: tuple[str, ...] = field(init=False)
-    """The key as it is used."""
+    """The resolved key."""
 
     def __post_init__(self) -> None:
         names = tuple(self.key) or tuple(column.key for column in self.table.primary_key)
@@ -107,7 +107,7 @@ class LedgerTable:
                 next_step="Declare it nullable=False.",
             )
         if self.is_older_ignored and not self.order_by:
-            raise InvalidArgumentError("Older rows can only be ignored where order_by says which are older.")
+            raise InvalidArgumentError("is_older_ignored needs order_by, which says which rows are older.")
 
 
 class TableWriter:
@@ -119,10 +119,10 @@ class TableWriter:
         self._sources: list[Table] = []
         self._loaded: dict[tuple[str, ...], Table] = {}
         self.rows = 0
-        """How many were given to the table."""
+        """How many rows were written to the table."""
 
     def load(self, rows: RowGroup) -> None:
-        """Take rows; an append inserts them here. Raises RowsRefusedError."""
+        """Load rows; an append inserts them at once. Raises RowsRefusedError."""
         if not len(rows):
             return
         table = self._target.table
@@ -134,10 +134,10 @@ class TableWriter:
         self.rows += len(rows)
 
     def take(self, staged: Table, columns: Sequence[str], rows: int) -> None:
-        """Take rows that lie in a table of the same database (PostgreSQL), which has these columns.
+        """Take rows from a table of the same database (PostgreSQL), which has these columns.
 
-        rows: how many it is known to hold. Raises RowsRefusedError; DatabaseUnavailableError where it holds
-        another number: it was not logged, and the server has crashed since.
+        rows: how many it should hold. Raises RowsRefusedError; StagedRowsLostError where it holds another
+        number: it is unlogged, and the server has crashed since.
         """
         with self._unit.translating(f"reading staged rows for {self._target.table.name}"):
             found = self._unit.connection.execute(select(func.count()).select_from(staged)).scalar_one()
@@ -156,7 +156,7 @@ class TableWriter:
         self.rows += rows
 
     def finish(self) -> int:
-        """Merge what was taken; how many rows were given. Raises what ``merge`` raises."""
+        """Merge what was taken; returns how many rows. Raises what ``merge`` raises."""
         groups: dict[tuple[str, ...], list[Table]] = {}
         for source in [*self._loaded.values(), *self._sources]:
             groups.setdefault(tuple(source.columns.keys()), []).append(source)
@@ -176,13 +176,13 @@ class TableWriter:
     def _make_temporary(self, columns: tuple[str, ...]) -> None:
         name = f"tidegate_new_{len(self._loaded)}_{self._target.table.name}"[:63]
         table = loose_copy(self._target.table, name, columns, prefixes=("TEMPORARY",))
-        with self._unit.translating("making a temporary table"):
+        with self._unit.translating("creating a temporary table"):
             self._unit.connection.execute(CreateTable(table))
         self._loaded[columns] = table
 
 
 def check_key(database: Database, target: LedgerTable) -> None:
-    """Raises InvalidArgumentError where the database does not hold an upsert's key unique."""
+    """Raises InvalidArgumentError where the database does not keep an upsert's key unique."""
     if target.mode is WriteMode.APPEND:
         return
     table = target.table
@@ -211,7 +211,7 @@ def loose_copy(
     more: Sequence[Column[Any]] = (),
     prefixes: Sequence[str] = (),
 ) -> Table:
-    """A table with these columns of ``table`` and their types, and with none of its rules."""
+    """A table with these columns of ``table`` and their types, without its constraints."""
     copies = [
         Column(table.columns[key].name, table.columns[key].type, key=key, nullable=True) for key in columns
     ]
@@ -228,7 +228,7 @@ def merge(unit: UnitOfWork, target: LedgerTable, sources: Sequence[Table], colum
     if unit.database.is_sqlite:
         _refuse_null_keys(unit, target, source)
     # PostgreSQL refuses a second row of a key, unless both are older than what is stored; in SQLite it would
-    # win without a word.
+    # silently win.
     is_looked_for = unit.database.is_sqlite or target.is_older_ignored
     is_shared = is_looked_for and bool(_shared_keys(unit, target, source))
     if not is_shared and _try_upsert(unit, target, columns, _rows_of(source, columns)):
@@ -242,7 +242,7 @@ def merge(unit: UnitOfWork, target: LedgerTable, sources: Sequence[Table], colum
 
 
 def _try_upsert(unit: UnitOfWork, target: LedgerTable, columns: Sequence[str], rows: Rows) -> bool:
-    """False: nothing was written, for two of the rows have one key (PostgreSQL)."""
+    """False: nothing was written, because two of the rows have one key (PostgreSQL)."""
     savepoint = unit.connection.begin_nested()
     try:
         execute_rows(unit, _upsert(unit, target, columns, rows), target.table)
@@ -351,6 +351,6 @@ def _duplicate_error(target: LedgerTable, keys: Sequence[tuple[object, ...]]) ->
         )
     return DatabaseError(
         f"Several rows for {target.table.name} have the same key: {shown}.",
-        next_step="Nothing of the micro-batch was written. Aggregate by the key, or say with order_by which "
-        "row is the last.",
+        next_step="Nothing of the micro-batch was written. Aggregate by the key, or set order_by to choose "
+        "the last row.",
     )

@@ -1,9 +1,9 @@
-"""Where tasks leave the rows of a large micro-batch until its driver commits them all together.
+"""Stages: where tasks leave the rows of a large micro-batch until its driver commits them together.
 
-On PostgreSQL a task makes an unlogged table and fills it by COPY, both in one transaction: an attempt that is
-killed leaves nothing. On SQLite, which takes one writer, it writes a file beside the database instead. A
-stage bears its query, the epoch of its run and its batch. The driver merges those that Spark's accepted
-attempts named; all others of its query that are not of a later epoch or batch are strays, and nobody else's.
+On PostgreSQL a task creates an unlogged table and fills it by COPY, both in one transaction: an attempt that
+is killed leaves nothing. On SQLite, which has one writer, it writes a file beside the database instead. A
+stage records its query, the epoch of its run and its batch. The driver merges those that Spark's accepted
+attempts named; all others of its query that are not of a later epoch or batch are strays.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ EVENT_COLUMNS: Final[Mapping[str, Any]] = {
 """Columns that say which event a row came from, with their types in a stage."""
 
 _EVENT_PREFIX: Final = "tidegate_event_"
-"""Goes before the names of these columns, which a target table may have, too."""
+"""Prefix of these columns' names, which a target table may also have."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageOwner:
-    """Whose a stage is."""
+    """The query, run and batch that a stage belongs to."""
 
     database_url: str = field(repr=False)
     query_name: str
@@ -81,7 +81,7 @@ class StageOwner:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Rows that a task has left."""
+    """Rows that a task has staged."""
 
     name: str
     """Of the table, or of the file."""
@@ -89,7 +89,7 @@ class Stage:
     columns: tuple[str, ...]
     """Columns of the target table that the rows have."""
     event_columns: tuple[str, ...]
-    """Of ``EVENT_COLUMNS``, those that the rows have besides."""
+    """Of ``EVENT_COLUMNS``, those that the rows also have."""
 
     def table(self, target: Table) -> Table:
         """The stage as a table of PostgreSQL."""
@@ -100,7 +100,7 @@ class Stage:
 
 
 class StageWriter:
-    """Writes one stage; a context manager. A clean exit makes it last, an exception leaves nothing."""
+    """Writes one stage; a context manager. A clean exit keeps it, an exception leaves nothing."""
 
     def __init__(
         self, owner: StageOwner, target: Table, columns: Sequence[str], event_columns: Sequence[str]
@@ -124,14 +124,14 @@ class StageWriter:
             database = Database.shared(self._owner.database_url)
             consumer = ConsumerKey("ledger", self._owner.query_name)
             self._unit = self._stack.enter_context(UnitOfWork(database, consumer))
-            with self._unit.translating("making a table for staged rows"):
+            with self._unit.translating("creating a table for staged rows"):
                 self._unit.connection.execute(CreateTable(self._table))
         return self
 
     def write(self, rows: pa.Table) -> None:
         """Add rows with the stage's columns, the event's with their plain names.
 
-        Raises RowsRefusedError, after which the stage is as it was before.
+        Raises RowsRefusedError, which leaves the stage unchanged.
         """
         if self._unit is None:
             self._write_file(rows)
@@ -144,9 +144,9 @@ class StageWriter:
         self._rows += rows.num_rows
 
     def stage(self) -> Stage:
-        """What was written, to be called before the exit.
+        """The stage as written; call it before the exit.
 
-        Raises FencedError where another run has claimed the query: nobody would merge or remove it then.
+        Raises FencedError where another run has claimed the query: the stage would never be merged.
         """
         stage = Stage(self._stage.name, self._rows, self._stage.columns, self._stage.event_columns)
         if self._unit is None:
@@ -192,7 +192,7 @@ class StageWriter:
             except OSError as error:
                 raise DatabaseError(
                     f"Rows cannot be staged in {self._folder}: {error}.",
-                    next_step="Make the folder of the SQLite database writable, with room for a batch.",
+                    next_step="Make the folder of the SQLite database writable, with space for a batch.",
                 ) from error
             self._file = self._stack.enter_context(pa.ipc.new_file(sink, shown.schema))
         self._file.write_table(shown)
@@ -213,12 +213,12 @@ def read_stage_file(owner: StageOwner, stage: Stage) -> Iterator[pa.Table]:
 
 
 def read_stage_table(unit: UnitOfWork, stage: Stage, target: Table, rows_max: int) -> Iterator[pa.Table]:
-    """The rows of a stage that is a table, so many at a time. Slow: for finding out what is wrong with one.
+    """The rows of a stage that is a table, ``rows_max`` at a time. Slow: for finding a refused row.
 
     The transaction may be used for other statements meanwhile.
     """
     columns = [
-        # As it is stored: Arrow has no place for a member of a Python enumeration.
+        # As stored: Arrow cannot hold a member of a Python enumeration.
         type_coerce(column, String()).label(column.key) if isinstance(column.type, Enum) else column
         for column in stage.table(target).columns
     ]
@@ -229,17 +229,17 @@ def read_stage_table(unit: UnitOfWork, stage: Stage, target: Table, rows_max: in
 
 
 def plain_names(rows: pa.Table) -> pa.Table:
-    """The event's columns by the names that the source gave them."""
+    """Rename the event's columns to the source's names."""
     return rows.rename_columns([name.removeprefix(_EVENT_PREFIX) for name in rows.column_names])
 
 
 def event_column(name: str) -> str:
-    """What an event's column is called in a stage."""
+    """The name of an event's column in a stage."""
     return _EVENT_PREFIX + name
 
 
 def drop_stages(unit: UnitOfWork, names: Sequence[str]) -> None:
-    """Drop tables that are merged, in the transaction that merged them."""
+    """Drop merged tables, in the transaction that merged them."""
     if not names:
         return
     with unit.translating("dropping staged rows"):
@@ -273,7 +273,7 @@ def drop_strays(database: Database, owner: StageOwner) -> int:
     if names:
         with UnitOfWork(database, ConsumerKey("ledger", owner.query_name)) as unit:
             drop_stages(unit, names)
-            # Dropped or not: whoever looks next sees the truth, so a lost answer is no loss.
+            # The next reader sees whether they were dropped, so a lost answer does not matter.
             unit.set_witness(lambda _: CommitOutcome.COMMITTED)
     return len(names)
 

@@ -49,7 +49,7 @@ Ownership = dict[str, object]
 ``last_modified_time`` (seconds since 1970-01-01 UTC)."""
 
 _THREADS: Final = 4
-"""As many calls of an asyncio processor run at once (our choice)."""
+"""Concurrent calls of an asyncio processor (our choice)."""
 
 
 class SqlCheckpointStore(CheckpointStore):
@@ -61,10 +61,10 @@ class SqlCheckpointStore(CheckpointStore):
     """
 
     def __init__(self, database: Database, *, is_rewind_allowed: bool = True) -> None:
-        """is_rewind_allowed: True, as in the official stores: what comes last is kept, even if it lies back.
+        """is_rewind_allowed: True, as in the official stores: the last one is kept, even if it moves back.
 
-        False: checkpoints move forward only. That is right where hosts that work in transactions share the
-        group: one that finds its checkpoint moved back would process events again.
+        False: checkpoints move forward only. Use it where transactional hosts share the group: one whose
+        checkpoint is moved back would process events again.
         """
         self._database = database
         self._is_rewind_allowed = is_rewind_allowed
@@ -74,7 +74,7 @@ class SqlCheckpointStore(CheckpointStore):
     def list_ownership(
         self, fully_qualified_namespace: str, eventhub_name: str, consumer_group: str, **kwargs: object
     ) -> list[Ownership]:
-        """Who has which partition; released ones with an empty ``owner_id``."""
+        """The owner of each partition; released ones have an empty ``owner_id``."""
         rows, _ = self._leases.read(self._consumer(fully_qualified_namespace, eventhub_name, consumer_group))
         return [
             {
@@ -95,7 +95,7 @@ class SqlCheckpointStore(CheckpointStore):
         """Acquire, renew or (with an empty ``owner_id``) release partitions whose etag is still as given.
 
         Those of one consumer group in one transaction. Returns the won ones, with their new etag and time, in
-        the order given; what was given is not changed.
+        the order given; the arguments are not changed.
         """
         given = list(ownership_list)
         claims: dict[ConsumerKey, list[LeaseClaim]] = {}
@@ -115,11 +115,11 @@ class SqlCheckpointStore(CheckpointStore):
     def list_checkpoints(
         self, fully_qualified_namespace: str, eventhub_name: str, consumer_group: str, **kwargs: object
     ) -> list[dict[str, object]]:
-        """Where each partition is to be gone on from; one whose checkpoint nobody set is absent.
+        """Where each partition continues; one without a checkpoint is absent.
 
-        The SDK looks at ``offset`` alone, which may be of any type that it takes for a position. So what
-        others set without one has the sequence number (an int) or the enqueued time (a datetime) in its
-        place, and ``"-1"``, the start, where it was set back to before the first event.
+        The SDK reads ``offset`` alone, which may be of any type that it accepts as a position. A checkpoint
+        without one has the sequence number (an int) or the enqueued time (a datetime) in its place, and
+        ``"-1"``, the start, where it was set to before the first event.
         """
         consumer = self._consumer(fully_qualified_namespace, eventhub_name, consumer_group)
         answer: list[dict[str, object]] = []
@@ -228,14 +228,14 @@ def _position_of(row: Checkpoint) -> str | int | datetime | None:
     if row.offset:
         return row.offset
     if number is not None:
-        return number - 1 or "0"  # the SDK takes the int 0 for no position at all
+        return number - 1 or "0"  # to the SDK, the int 0 is no position
     if row.enqueued_time_ms is not None:
         return datetime.fromtimestamp(row.enqueued_time_ms / 1000, UTC)
     return None
 
 
 def _claim(ownership: Mapping[str, object]) -> LeaseClaim | None:
-    """The claim; None: it cannot be won, for its etag was never one of this store's."""
+    """The claim; None: it cannot be won, because its etag is not from this store."""
     etag = ownership.get("etag")
     version: int | None = None
     if etag:

@@ -1,7 +1,7 @@
-"""Moving a checkpoint outside a batch: by an at-least-once host, by an official processor, by a person.
+"""Moving a checkpoint outside a batch: by an at-least-once host, an official processor, or a person.
 
-Rule: forward only, unless told otherwise; never under a lease epoch below the checkpoint's; never into
-another hub of the same name, unless told otherwise.
+Rule: never under a lease epoch below the checkpoint's; and, unless a rewind is allowed, only forward and
+never into another hub of the same name.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class CheckpointMove:
     """What moving a checkpoint did, or would do."""
 
     before: Checkpoint | None
-    """As it was; None: there was none."""
+    """The checkpoint before; None: there was none."""
     next_sequence_number: int | None
-    """Where it is now; None: only an offset or a time is known."""
+    """The new position; None: only an offset or a time is known."""
     is_moved: bool
-    """False: it lies there or further already, and was left, a higher lease epoch recorded all the same."""
+    """False: it was already there or further and stays; a higher lease epoch is recorded anyway."""
 
 
 def move_checkpoint(
@@ -42,14 +42,14 @@ def move_checkpoint(
     is_rewind_allowed: bool = False,
     is_dry_run: bool = False,
 ) -> CheckpointMove:
-    """Say that everything up to ``target`` is processed; for hosts, and for people who know better.
+    """Record that everything up to ``target`` is processed.
 
     target: with a sequence number (-1: nothing is processed, so start at the first event). Without one, its
-    offset or time is kept where there is no sequence number yet; those who work in transactions then start
-    as without a checkpoint. owner: recorded; None: ``host:process``. lease_epoch: under which lease; None: no
-    lease is asked for. A host at work on the partition notices: its next compare-and-set fails, and it goes
-    on from here. is_rewind_allowed: move it backwards, to a vaguer position, or into the hub of this name
-    that ``target`` counts in. is_dry_run: only say what would happen.
+    offset or time is stored where there is no sequence number yet; transactional hosts then start as without
+    a checkpoint. owner: recorded; None: ``host:process``. lease_epoch: under which lease; None: no lease is
+    required. A host working on the partition notices: its next compare-and-set fails, and it continues from
+    here. is_rewind_allowed: move it backwards, to a less precise position, or into another hub of this name.
+    is_dry_run: only report what would happen.
 
     Raises FencedError (moved under a higher lease epoch), EventHubReplacedError, InvalidArgumentError (no
     position, or one without sequence number where there is a sequence number), DatabaseError and
@@ -57,7 +57,7 @@ def move_checkpoint(
     """
     number = target.sequence_number
     if number is not None and number < -1:
-        raise InvalidArgumentError(f"A checkpoint's sequence number is -1 or more, not {number}.")
+        raise InvalidArgumentError(f"A checkpoint's sequence number must be at least -1, got {number}.")
     if number is None and target.offset is None and target.enqueued_time_ms is None:
         raise InvalidArgumentError(
             f"The checkpoint for partition {target.partition_id} of {consumer} has no position.",
@@ -76,7 +76,7 @@ def move_checkpoint(
             _write(unit, stored, target)
             unit.commit()
         elif stored is not None and lease_epoch is not None and lease_epoch > (stored.lease_epoch or 0):
-            # The position stays, and its former owner is out all the same.
+            # The position stays, and its former owner is fenced anyway.
             _update(unit, target.partition_id, {})
             unit.commit()
         else:
@@ -107,14 +107,14 @@ def _decide(
 
 
 def _is_further(consumer: ConsumerKey, stored: Checkpoint, target: ProcessorCheckpoint) -> bool:
-    """Whether ``target`` lies behind what is stored, as far as the two can be compared."""
+    """Whether ``target`` is beyond what is stored, as far as the two can be compared."""
     if stored.next_sequence_number is not None:
         if target.sequence_number is None:
             raise InvalidArgumentError(
                 f"The checkpoint of partition {target.partition_id} of {consumer} is event "
                 f"{stored.next_sequence_number}; a position without sequence number cannot be compared "
                 "with it.",
-                next_step="Give the sequence number, too, or allow the checkpoint to move backwards.",
+                next_step="Also give the sequence number, or allow the checkpoint to move backwards.",
             )
         return target.sequence_number + 1 > stored.next_sequence_number
     if target.sequence_number is not None:
@@ -134,8 +134,8 @@ def _check_same_hub(consumer: ConsumerKey, stored: Checkpoint, target: Processor
         raise EventHubReplacedError(
             f"The checkpoint of partition {target.partition_id} of {consumer} belongs to the event hub "
             f"created at {was} ms, and this one counts in a hub created at {now} ms.",
-            next_step="The hub was deleted and made anew, so its sequence numbers start again: use another "
-            "consumer group, or set the checkpoint anew, backwards allowed.",
+            next_step="The hub was deleted and created again, so its sequence numbers start again: use "
+            "another consumer group, or set the checkpoint again with rewinds allowed.",
         )
 
 
@@ -162,7 +162,7 @@ def _write(unit: UnitOfWork, stored: Checkpoint | None, target: ProcessorCheckpo
 
 
 def _update(unit: UnitOfWork, partition_id: str, changes: dict[str, object]) -> None:
-    """Write ``changes`` and who made them. No compare-and-set: the row is locked since it was read."""
+    """Write ``changes`` and their author. No compare-and-set: the row has been locked since it was read."""
     changes |= {
         "transaction_token": unit.token,
         "owner": storable_text(unit.owner),
@@ -178,7 +178,7 @@ def _update(unit: UnitOfWork, partition_id: str, changes: dict[str, object]) -> 
 
 
 def _outcome(connection: Connection, unit: UnitOfWork, partition_id: str) -> CommitOutcome:
-    """What became of a lost COMMIT. One that somebody else moved on since may be run again, too."""
+    """The outcome of a lost COMMIT. If another owner has moved it since, running it again is safe."""
     token = schema.checkpoint.c.transaction_token
     statement = select(token).where(is_of(unit.consumer, partition_id)).with_for_update()
     is_ours = connection.execute(statement).scalar_one_or_none() == unit.token
@@ -186,7 +186,7 @@ def _outcome(connection: Connection, unit: UnitOfWork, partition_id: str) -> Com
 
 
 def _read(connection: Connection, consumer: ConsumerKey, partition_id: str) -> Checkpoint | None:
-    """The row; None: there is none, or it was only ever locked."""
+    """The row; None: it does not exist, or was only locked."""
     found = connection.execute(select(schema.checkpoint).where(is_of(consumer, partition_id)))
     row = found.mappings().one_or_none()
     return None if row is None or row["transaction_token"] is None else Checkpoint(**row)

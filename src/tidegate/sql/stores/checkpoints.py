@@ -1,4 +1,4 @@
-"""Reading checkpoints: where each consumer is. They are moved only by ``UnitOfWork.advance``."""
+"""Reading checkpoints: the position of each consumer. Only ``UnitOfWork.advance`` moves them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CONNECT_TIMEOUT_S: Final = 10
 
 
 class CheckpointReader:
-    """Reads checkpoints without waiting for those who move them."""
+    """Reads checkpoints without waiting for transactions that move them."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -47,10 +47,10 @@ class CheckpointReader:
 
 
 def existing_database(url: str, *, named_by: str) -> Database:
-    """This process's ``Database`` for ``url``, if somebody keeps checkpoints there; makes no file, no table.
+    """This process's ``Database`` for ``url``, if it has Tidegate's tables; creates no file and no table.
 
-    named_by: what errors say names it. Tables of an earlier version are migrated, as by ``Database.open``.
-    Raises DatabaseError where there is no such database, or none of Tidegate's tables in it; and as
+    named_by: the setting that names it, for errors. Tables of an earlier version are migrated, as by
+    ``Database.open``. Raises DatabaseError where the database or Tidegate's tables in it do not exist, and as
     ``Database.shared``.
     """
     path = sqlite_file(url)
@@ -60,7 +60,7 @@ def existing_database(url: str, *, named_by: str) -> Database:
             next_step="Correct its URL: sqlite:////absolute/path.db has four slashes.",
         )
     database_url = absolute_url(url)
-    # Asked before each micro-batch of some pipelines: a connection of its own each time would be felt.
+    # Called before each micro-batch of some pipelines: a connection of its own each time would be slow.
     if database_url not in _found and not _has_tables(database_url):
         raise DatabaseError(
             f"{named_by} names the database {make_url(url).render_as_string(hide_password=True)}, which has "
@@ -76,7 +76,7 @@ _found: set[str] = set()
 
 
 def _has_tables(url: str) -> bool:
-    """By a connection of its own, which changes nothing: ``Database`` would make what it does not find."""
+    """By a connection of its own, which changes nothing: ``Database`` would create what is missing."""
     try:
         engine = create_engine(
             url,
@@ -87,6 +87,6 @@ def _has_tables(url: str) -> bool:
         with engine.connect() as connection:
             return current_version(connection) > 0
     except (exc.SQLAlchemyError, ModuleNotFoundError) as error:
-        Database.shared(url)  # fails as well, with the right words for what is wrong
+        Database.shared(url)  # also fails, with the better message
         where = make_url(url).render_as_string(hide_password=True)
         raise translate(error, doing="looking for checkpoints", where=where) from error

@@ -1,9 +1,9 @@
 """Leases as rows of ``tidegate_lease``: read by people and tools, changed by compare-and-set on the version.
 
 Each change is one short transaction. Time is the database's own: PostgreSQL's ``statement_timestamp()``; on
-SQLite, which is one machine's, that machine's clock, read when the right to write is there. On PostgreSQL
+SQLite, which is on one machine, that machine's clock, read once the writers' lock is held. On PostgreSQL
 nothing here waits for batches that are being committed. On SQLite a change queues with them at the writers'
-lock; while it waits nobody else can take the lease either.
+lock; while it waits, no other host can take the lease either.
 
 Rows are locked in ascending partition id, and no checkpoint is locked.
 """
@@ -28,7 +28,7 @@ from tidegate.sql.core.values import ConsumerKey, storable_text
 
 @dataclass(frozen=True, slots=True)
 class LeaseRow:
-    """Who has a partition, as stored; for people and tools."""
+    """Who holds a partition, as stored."""
 
     event_hub: str
     consumer_group: str
@@ -38,7 +38,7 @@ class LeaseRow:
     epoch: int
     """Raised by each acquisition."""
     acquired_at: datetime
-    """When ``owner`` got it; for a released one, when its last owner had got it."""
+    """When ``owner`` acquired it; for a released one, when its last owner did."""
     renewed_at: datetime
     """When it was last acquired, renewed or released."""
     version: int
@@ -49,17 +49,17 @@ class LeaseRow:
 
 @dataclass(frozen=True, slots=True)
 class LeaseClaim:
-    """What an official processor wants of one partition."""
+    """An official processor's claim of one partition."""
 
     partition_id: str
     owner: str
-    """Who is to have it; empty: nobody."""
+    """Who should hold it; empty: release it."""
     version: int | None
     """The row's version when the claimer saw it; None: there was no row."""
 
 
 class LeaseReader:
-    """Reads leases without waiting for those who change them."""
+    """Reads leases without waiting for transactions that change them."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -97,8 +97,8 @@ class LeaseTable:
     ) -> LeaseRow | None:
         """Give the partition to ``owner`` if the row still has ``version`` (None: there is no row).
 
-        The epoch becomes higher than the row's and than the checkpoint's, so that whoever moved that one
-        before, a Spark driver included, is shut out. None: somebody else was faster.
+        The epoch becomes higher than the row's and the checkpoint's, so that earlier owners, including a
+        Spark driver, are fenced. None: another host was faster.
         """
         with self._changing("acquiring a lease") as connection:
             return self._acquire(connection, consumer, partition_id, owner, version)
@@ -112,15 +112,15 @@ class LeaseTable:
             return self._renew(connection, consumer, versions)
 
     def release(self, consumer: ConsumerKey, versions: Sequence[tuple[str, int]]) -> dict[str, LeaseRow]:
-        """Take the owner out of those that still have that version; the epoch stays. Returns them."""
+        """Remove the owner of those that still have that version; the epoch stays. Returns them."""
         with self._changing("releasing leases") as connection:
             return self._release(connection, consumer, versions)
 
     def claim(self, consumer: ConsumerKey, claims: Sequence[LeaseClaim]) -> dict[str, LeaseRow]:
-        """Do as an official processor asks, in one transaction; returns what was won, by partition id.
+        """Carry out an official processor's claims in one transaction; returns what was won, by partition id.
 
-        To claim what one has renews it, to claim it for nobody releases it, and anything else acquires it
-        with the next epoch. Claims whose version is not the row's are lost.
+        Claiming one's own lease renews it, claiming with an empty owner releases it, and anything else
+        acquires it with the next epoch. Claims whose version is not the row's are lost.
         """
         kept, released, wanted = [], [], []
         with self._changing("claiming leases") as connection:
@@ -176,7 +176,7 @@ class LeaseTable:
         if not versions:
             return {}
         row = lease.c
-        # The subquery locks in order: two updates of the same rows in two orders would wait for each other.
+        # The subquery locks in order: updates of the same rows in different orders could deadlock.
         unchanged = (
             select(row.partition_id)
             .where(self._unchanged(consumer, versions), condition)
@@ -284,7 +284,7 @@ def _time_of(database: Database) -> ColumnElement[datetime]:
     """The database's own time, as an expression for a statement that is executed at once."""
     if database.is_sqlite:
         return literal(database.clock.now_utc(), UtcDateTime)
-    # Once per statement, where clock_timestamp() would tell two columns of a row two times.
+    # The same for all columns of a statement, unlike clock_timestamp().
     return func.statement_timestamp(type_=UtcDateTime)
 
 

@@ -1,8 +1,8 @@
 """A SQL database as the store of Event Processor Hosts: leases, checkpoints, and transactions with both.
 
-Checkpoints are the rows that pipelines and Spark move, too, so a consumer group can change from one to the
-other. The database does its work in threads of the store's own: leases have theirs, so that a renewal never
-stands behind a batch in this process. What it may still wait for is told in ``leases``.
+Pipelines and Spark move the same checkpoints, so a consumer group can change from one to the other. The
+database works in the store's own threads: leases have theirs, so that a renewal never waits for a batch of
+this process. ``leases`` describes what it may still wait for.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tidegate.sql.stores.leases import LeaseRow, LeaseTable
 T = TypeVar("T")
 
 _READ_THREADS: Final = 2
-"""Readers never wait for writers, so they do not stand behind those who do (our choice)."""
+"""Readers never wait for writers, so they have threads of their own (our choice)."""
 _LEASE_THREADS: Final = 2
 """Hosts of one process rarely change leases at the same moment (our choice)."""
 _CHECKPOINT_THREADS: Final = 4
@@ -41,15 +41,15 @@ class SqlStore:
 
     Any number of hosts in one process may share it; hosts of one consumer group use one database. The
     database does not know namespaces: its event hubs are those of one, and a store refuses a second one. (Two
-    hubs of one name in two namespaces are told apart by when they were created, and refused as replaced.)
+    hubs of one name in two namespaces differ in their creation time, and are refused as replaced.)
     """
 
     def __init__(self, database: Database, *, has_epochs: bool = True) -> None:
         """database: stays the caller's to close.
 
         has_epochs: False where official processors share the group through ``azure_checkpoint_store``:
-        receivers are then opened with owner level 0, as theirs are. Leases have rising epochs all the same,
-        and commits and checkpoints are fenced by them.
+        receivers are then opened with owner level 0, as theirs are. Leases still have rising epochs, which
+        fence commits and checkpoints.
         """
         self._database = database
         self._has_epochs = has_epochs
@@ -68,11 +68,11 @@ class SqlStore:
 
     @property
     def has_epochs(self) -> bool:
-        """As it was given: whether receivers are opened with the lease's epoch as their owner level."""
+        """Whether receivers are opened with the lease's epoch as their owner level."""
         return self._has_epochs
 
     async def list_leases(self, group: GroupKey) -> LeaseSnapshot:
-        """As ``LeaseStore`` says; it waits for no writer."""
+        """As in ``LeaseStore``; it waits for no writer."""
         consumer = self._consumer(group)
         rows, now = await self._run(self._read_threads, lambda: self._leases.read(consumer))
         return LeaseSnapshot({row.partition_id: processor_lease(row) for row in rows}, now)
@@ -80,7 +80,7 @@ class SqlStore:
     async def acquire(
         self, group: GroupKey, partition_id: str, owner: str, *, expected: Lease | None
     ) -> Lease | None:
-        """As ``LeaseStore`` says. The epoch is above the checkpoint's, too, whoever moved that one."""
+        """As in ``LeaseStore``. The epoch is also above the checkpoint's, whichever owner moved that."""
         if not owner:
             raise InvalidArgumentError("A lease needs the name of its owner.")
         consumer = self._consumer(group)
@@ -92,7 +92,7 @@ class SqlStore:
         return None if row is None else processor_lease(row)
 
     async def renew(self, group: GroupKey, leases: Sequence[Lease]) -> Mapping[str, Lease]:
-        """As ``LeaseStore`` says, with one statement for all."""
+        """As in ``LeaseStore``, with one statement for all."""
         consumer = self._consumer(group)
         versions = [(lease.partition_id, _version(lease)) for lease in leases]
         if not versions:
@@ -101,14 +101,14 @@ class SqlStore:
         return {partition_id: processor_lease(row) for partition_id, row in rows.items()}
 
     async def release(self, group: GroupKey, leases: Sequence[Lease]) -> None:
-        """As ``LeaseStore`` says, with one statement for all."""
+        """As in ``LeaseStore``, with one statement for all."""
         consumer = self._consumer(group)
         versions = [(lease.partition_id, _version(lease)) for lease in leases]
         if versions:
             await self._run(self._lease_threads, lambda: self._leases.release(consumer, versions))
 
     async def list_checkpoints(self, group: GroupKey) -> Mapping[str, ProcessorCheckpoint]:
-        """As ``CheckpointStore`` says; it waits for no writer."""
+        """As in ``CheckpointStore``; it waits for no writer."""
         consumer = self._consumer(group)
         rows = await self._run(self._read_threads, lambda: self._checkpoints.read(consumer))
         found = {partition_id: processor_checkpoint(row) for partition_id, row in rows.items()}
@@ -122,11 +122,10 @@ class SqlStore:
         lease: Lease | None,
         is_rewind_allowed: bool = False,
     ) -> None:
-        """As ``CheckpointStore`` says.
+        """As in ``CheckpointStore``.
 
-        Raises EventHubReplacedError, too, where the checkpoint counts in another hub of this name, unless it
-        may move backwards; and InvalidArgumentError for one without a sequence number where there is a
-        sequence number.
+        Also raises EventHubReplacedError where the checkpoint belongs to another hub of this name, unless a
+        rewind is allowed; and InvalidArgumentError for one without a sequence number where there is one.
         """
         consumer = self._consumer(group)
         await self._run(
@@ -142,9 +141,7 @@ class SqlStore:
         )
 
     def form_of(self, group: GroupKey, handler: object) -> HandlerForm:
-        """As ``TransactionalStore`` says; this store also takes a ``Pipeline`` and a
-        ``TransactionalPipeline``.
-        """
+        """As in ``TransactionalStore``; also takes a ``Pipeline`` and a ``TransactionalPipeline``."""
         return form_of(handler, self._consumer(group))
 
     def open_transactions(
@@ -157,7 +154,7 @@ class SqlStore:
         policy: FailurePolicy,
         event_hub_created_at_ms: int | None,
     ) -> SqlTransactions:
-        """As ``TransactionalStore`` says."""
+        """As in ``TransactionalStore``."""
         assert isinstance(form, HandlerForm)
         return SqlTransactions(
             self._database,
@@ -170,7 +167,7 @@ class SqlStore:
         )
 
     async def close(self) -> None:
-        """End the store's threads, after what they are doing; the database stays open. Idempotent."""
+        """End the store's threads after their current work; the database stays open. Idempotent."""
         self._is_closed = True
         for threads in (self._read_threads, self._lease_threads, self._checkpoint_threads):
             await asyncio.to_thread(threads.shutdown)
@@ -188,7 +185,7 @@ class SqlStore:
 
 
 class OneNamespace:
-    """The one namespace whose hubs a store serves: the first it is asked for. May be used by many threads."""
+    """The one namespace whose hubs a store serves: the first that is used. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -202,15 +199,15 @@ class OneNamespace:
             if self._name != group.fully_qualified_namespace:
                 raise InvalidArgumentError(
                     f"This store keeps the leases and checkpoints of the namespace {self._name}, and was "
-                    f"asked for {group} of {group.fully_qualified_namespace}: hubs of one name would be "
-                    "taken for one.",
+                    f"asked for {group} of {group.fully_qualified_namespace}: hubs of the same name would be "
+                    "confused.",
                     next_step="Use a database for each namespace, and one name for each service.",
                 )
         return ConsumerKey(group.event_hub, group.consumer_group)
 
 
 def processor_checkpoint(row: Checkpoint) -> ProcessorCheckpoint | None:
-    """The checkpoint as hosts have it; None where the row holds no position."""
+    """The checkpoint as hosts use it; None where the row has no position."""
     if row.next_sequence_number is None and row.offset is None and row.enqueued_time_ms is None:
         return None
     number = row.next_sequence_number
