@@ -297,7 +297,7 @@ def test_status_and_stop_of_what_does_not_run(tmp_path: Path) -> None:
     environment = dict(os.environ) | {"TIDEGATE_STATE_DIR": str(tmp_path)}
     assert run_tidegate("pipeline", "status", "--json", environment=environment).json() == []
     missing = run_tidegate("pipeline", "stop", "delays", environment=environment)
-    assert (missing.code, "No pipeline of the name 'delays'" in missing.err) == (1, True)
+    assert (missing.code, "No pipeline named 'delays'" in missing.err) == (1, True)
     with subprocess.Popen([sys.executable, "-c", ""]) as child:
         started = process_start(child.pid) or "before"
     gone = replace(this_process(), pid=child.pid, started=started)

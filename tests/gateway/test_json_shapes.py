@@ -31,7 +31,7 @@ def _meant(field: Field) -> st.SearchStrategy[Any]:
         Kind.INTEGER: st.integers(),
         Kind.TEXT: choices,
         Kind.BOOLEAN: st.booleans(),
-        Kind.TEXTS: st.lists(choices, max_size=3),
+        Kind.STRINGS: st.lists(choices, max_size=3),
     }
     return meant[field.kind] | st.none() | _ANYTHING
 

@@ -218,7 +218,7 @@ async def test_health_and_metrics_tell_of_trouble(tmp_path: Path) -> None:
         hub.partitions[1]._log.writer.failure = LogFailedError("the disk")
         admission.limits = replace(admission.limits, descriptors_max=3)
         _, answer = await _get(server, "127.0.0.2", "/health")
-        assert "1 partitions take no events" in str(answer["problems"])
+        assert "1 partitions accept no events" in str(answer["problems"])
         assert "ulimit" in str(answer["problems"])
         admission.limits = replace(admission.limits, descriptors_max=None)
         status, text = await _get_text(server, "127.0.0.1", "/metrics")

@@ -162,7 +162,7 @@ def test_publish_a_batch_to_a_partition(hub_service: HubService, event_hub: str)
         (b"[" * 1_000_000, BATCH, 400, "not JSON"),
         (b'[{"Body": "a", "UserProperties": {"x": ' + b"9" * 1_000_000 + b"}}]", BATCH, 400, "not JSON"),
         (b"[]", BATCH, 400, "at least one"),
-        (b'[{"Body": 1}]', BATCH, 400, "Event 0"),
+        (b'[{"Body": 1}]', BATCH, 400, "event 0"),
         (b'[{"Body": "\\ud800"}]', BATCH, 400, "event 0"),
         (b'[{"Body": "a", "BrokerProperties": {"PartitionKey": "\\ud800"}}]', BATCH, 400, "PartitionKey"),
         (b'[{"Body": "a", "UserProperties": {"x": [1]}}]', BATCH, 400, "event 0"),

@@ -3,7 +3,7 @@
 Theory of operation. The owner feeds what it reads to ``receive_data``, takes events with ``next_event``
 until there are none, and writes what ``data_to_send`` gives; it calls ``handle_deadline`` at
 ``next_deadline``. A peer cannot make any of these raise: what it does wrong ends its session or the
-connection, and is told in an event.
+connection, and is reported in an event.
 
 An owner that has other connections to serve calls ``feed_data`` instead, and ``process_slice`` while there
 is input (``has_input``): a slice is about a millisecond's work, and it means nothing to a peer how its bytes
@@ -84,7 +84,7 @@ what a service does about them: 5 to 10 microseconds, and 20 to 300)."""
 _FRAME_COST: Final = 8
 
 _COST_BYTES: Final = 256
-"""As many bytes of deliveries count for a small one, too (measured: 32 KB of events, annotations or sections
+"""So many bytes of deliveries also count for a small one (measured: 32 KB of events, annotations or sections
 as small as they can be take 3 to 8 ms)."""
 
 SLICE_EVENTS_MAX: Final = 64
@@ -350,9 +350,9 @@ class Connection:
         """Count bytes of frames that wait for the window of their session."""
         self._account.blocked_bytes += change
 
-    def add_links(self, change: int, *, texts_bytes: int = 0) -> None:
+    def add_links(self, change: int, *, strings_bytes: int = 0) -> None:
         """Count links. Raises SessionViolationError over the limit; then nothing is counted."""
-        self._account.add_links(change, texts_bytes=texts_bytes)
+        self._account.add_links(change, strings_bytes=strings_bytes)
 
     def forget_session(self, session: Session) -> None:
         """Free the session's channels."""
@@ -386,7 +386,7 @@ class Connection:
             self._step(ConnectionInput.SEND_HEADER)
 
     def _receive_frames(self) -> None:
-        """Whole frames of what was fed, for one slice. Small settled deliveries are told by their first
+        """Whole frames of what was fed, for one slice. Small settled deliveries are recognised by their first
         bytes, and taken many at a time; all else goes frame by frame."""
         splitter, cost_left = self._splitter, SLICE_COST
         events_until = len(self.events) + SLICE_EVENTS_MAX
@@ -584,7 +584,7 @@ class Connection:
         self.send_performative(0, Close(error))
 
     def _fail(self, error: TidegateError) -> None:
-        """End the connection because of ``error``: tell the peer, if it has got that far, and the owner."""
+        """End the connection because of ``error``: notify the peer, if it has got that far, and the owner."""
         if self.is_finished:
             return
         if self.state in (ConnectionState.HDR_EXCH, ConnectionState.OPEN_RCVD):
@@ -594,7 +594,7 @@ class Connection:
         self._finish(ConnectionFailed(error))
 
     def _finish(self, event: ConnectionClosed | ConnectionFailed) -> None:
-        """Nothing more happens; ``next_event`` tells of links, sessions and, last, of the connection."""
+        """Nothing more happens; ``next_event`` reports links, sessions and, last, the connection."""
         self._final_event = event
         self.state = ConnectionState.END
         self.is_finished = True

@@ -49,8 +49,8 @@ choice: the longest of the standard has 40). Each element has it again in what i
 KEY_TYPES: Final = frozenset({Symbol, str, bytes, int, UByte, UShort, UInt, ULong, Byte, Short, Int})
 """What a map's keys may be: what the protocol's own maps have, and properties that clients set.
 
-Python seeds the hashes of text and bytes anew in each process, and at most nine integers of 64 bits share a
-hash. Of UUIDs, floats, described values and arrays anybody can write as many with one hash as there is room
+Python seeds the hashes of text and bytes for each process, and at most nine integers of 64 bits share a
+hash. Of UUIDs, floats, described values and arrays a peer can write as many with one hash as there is room
 for: a map of n such keys takes n² comparisons (480 KB took 29 s)."""
 
 
@@ -129,7 +129,7 @@ def decode_value_until(data: Buffer, offset: int, end: int, limits: Limits = PRO
 
 
 def skip_value(data: Buffer, offset: int = 0) -> int:
-    """The offset after the value at ``offset``, from sizes alone: contents are not looked at.
+    """The offset after the value at ``offset``, from sizes alone: contents are not examined.
 
     Raises DecodeError when the constructor is unknown, or the data ends before the value does.
     """
@@ -166,7 +166,7 @@ def _refuse_described_descriptor() -> NoReturn:
 def _make_widths() -> list[int]:
     """Bytes after the constructor; -1 and -4: given by a size field of that width; -9: not a constructor.
 
-    The high half of a constructor tells the width (part 1 section 1.2).
+    The high half of a constructor gives the width (part 1 section 1.2).
     """
     widths = {0x4: 0, 0x5: 1, 0x6: 2, 0x7: 4, 0x8: 8, 0x9: 16, 0xA: -1, 0xB: -4}
     widths |= {0xC: -1, 0xD: -4, 0xE: -1, 0xF: -4}

@@ -1,7 +1,7 @@
 """Python values to AMQP bytes, each in its shortest encoding.
 
 ``append_value`` is the one entry; it dispatches on the exact type, so the subclasses in ``types`` decide
-what goes on the wire. Source: AMQP 1.0 part 1 section 1.6.
+what is sent. Source: AMQP 1.0 part 1 section 1.6.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What the engine tells its owner, and the deliveries that it hands over.
+"""What the engine reports to its owner, and the deliveries that it hands over.
 
 Events are values. Order is the order on the wire. For each link ``LinkDetached`` comes exactly once, for each
 session ``SessionEnded`` exactly once after its links, and ``ConnectionClosed`` or ``ConnectionFailed`` is the
-last event of all: whoever cleans up needs no other bookkeeping. (Only type names come from ``link`` and
+last event of all: cleaning up needs no other bookkeeping. (Only type names come from ``link`` and
 ``session`` here.)
 """
 

@@ -144,7 +144,7 @@ class FrameSplitter:
         return Frame(frame_type, channel, buffer[start + body_offset : start + size])
 
     def skip_empty_frames(self) -> int:
-        """Pass over the empty frames that are next, compared many at a time; returns how many there were."""
+        """Skip the empty frames that are next, compared many at a time; returns how many there were."""
         data, start = self._buffer.obj, self._position
         assert type(data) is bytes
         position = start
@@ -155,7 +155,7 @@ class FrameSplitter:
         return (position - start) // len(EMPTY_FRAME)
 
     def peek(self) -> tuple[memoryview, int]:
-        """What was fed, and the position of the next frame in it, for who recognises frames by itself."""
+        """What was fed, and the position of the next frame in it, for callers that recognise frames."""
         return self._buffer, self._position
 
     def skip_to(self, position: int) -> None:

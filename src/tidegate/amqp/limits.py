@@ -16,10 +16,10 @@ from tidegate.model.token_bucket import TokenBucket
 LINK_BYTES: Final = 4096
 """What a link, and a session, count for in ``held_bytes``. Our choice: a session with one link takes 3.0 KB
 of the engine (tracemalloc, CPython 3.11), and what the service keeps for the link comes on top. Names of up
-to LINK_TEXT_BYTES are in it; longer ones count for themselves (``texts_bytes``)."""
+to LINK_TEXT_BYTES are in it; longer ones count for themselves (``strings_bytes``)."""
 
 LINK_TEXT_BYTES: Final = 1024
-"""What the texts that are kept of an attach may take in memory uncounted (our choice)."""
+"""How much memory the strings kept of an attach may take uncounted (our choice)."""
 
 HEARTBEATS_PER_S_MAX: Final = 10_000
 """Empty frames that a peer may send (our choice: AMQP needs two per idle time-out, and what piles up while
@@ -33,7 +33,7 @@ class PeerLimits:
     frame_bytes_max: int = 1 << 31
     """Bytes of an incoming frame, where that is less than the advertised ``max_frame_size``."""
     performative_bytes_max: int = 1 << 31
-    """Bytes of an incoming frame that is no transfer. Much of an attach is repeated in the answer."""
+    """Bytes of an incoming frame that is not a transfer. Much of an attach is repeated in the answer."""
     partial_bytes_max: int = 64 * 1024 * 1024
     """Bytes kept of incoming messages that have begun and not ended, over all links together."""
     links_max: int = 1 << 31
@@ -42,9 +42,9 @@ class PeerLimits:
     """Frames that are not empty, and a second's worth at once; None: no limit."""
 
 
-def texts_bytes(*texts: str | None) -> int:
-    """What a link's texts count for. One letter can make four bytes of each: a name of 15 KB took 60."""
-    return max(0, sum(map(sys.getsizeof, texts)) - LINK_TEXT_BYTES)
+def strings_bytes(*strings: str | None) -> int:
+    """What a link's strings count for. One character can make all of them four bytes wide: 15 KB took 60."""
+    return max(0, sum(map(sys.getsizeof, strings)) - LINK_TEXT_BYTES)
 
 
 class PeerAccount:
@@ -81,8 +81,8 @@ class PeerAccount:
                 f"{self.limits.partial_bytes_max} are allowed on one connection."
             )
 
-    def add_links(self, change: int, *, texts_bytes: int = 0) -> None:
-        """Count links, and what their texts take. Raises SessionViolationError over the limit; then nothing
+    def add_links(self, change: int, *, strings_bytes: int = 0) -> None:
+        """Count links, and what their strings take. Raises SessionViolationError over the limit; then nothing
         is counted."""
         if change > 0 and self._link_count + change > self.limits.links_max:
             raise SessionViolationError(
@@ -90,7 +90,7 @@ class PeerAccount:
                 f"The connection has {self._link_count} links; {self.limits.links_max} are allowed.",
             )
         self._link_count += change
-        self._link_texts_bytes += texts_bytes
+        self._link_texts_bytes += strings_bytes
 
     def count_frames(self, count: int, *, now: float) -> None:
         """Count frames that are not empty. Raises ResourceLimitError where there are too many."""

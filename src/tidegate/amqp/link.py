@@ -88,7 +88,7 @@ class SenderLink(Link):
 
     def forget_deliveries(self) -> None:
         """From now on remember no unsettled delivery: what the receiver decides is answered where it waits
-        for that, and told nobody."""
+        for that, and reported nothing."""
         self._is_forgetful = self.session.has_forgotten_deliveries = True
 
     def send(
@@ -203,7 +203,7 @@ class SenderLink(Link):
         self.is_drain = False
 
     def wake(self) -> None:
-        """Tell the owner that it may send, if it may (the session's window opened)."""
+        """Notify the owner that it may send, if it may (the session's window opened)."""
         if self.sendable > 0 or (self.is_drain and self.state is LinkState.ATTACHED):
             self.session.events.append(CreditGranted(self))
 
@@ -242,7 +242,7 @@ class ReceiverLink(Link):
         self.is_draining = False
         self.is_oversized_rejected = False
         """What an unsettled delivery over the size limit meets: false, the end of the link, at once (AMQP 1.0
-        part 2 section 2.7.3); true, rejection once it was heard to its end, and the link goes on."""
+        part 2 section 2.7.3); true, rejection once it has been read to its end, and the link continues."""
         self.is_one_by_one = False
         """Whether each delivery is an event of its own, because each is much work for the owner."""
         self._bytes_max = session.message_bytes_max
@@ -341,7 +341,7 @@ class ReceiverLink(Link):
         self._hand_out([delivery])
 
     def _hand_out(self, deliveries: list[Delivery]) -> None:
-        """Tell the owner, in the event before if that was of this link, too, and is not ``is_one_by_one``."""
+        """Notify the owner, in the preceding event if that is also of this link, unless ``is_one_by_one``."""
         self._count_deliveries(len(deliveries))
         events = self.session.events
         if self.is_one_by_one:
@@ -383,7 +383,7 @@ class ReceiverLink(Link):
             return
         assert first.delivery_id is not None
         self.settle(first.delivery_id, state=Rejected(error))
-        # The owner is not told, so nobody else would give the credit back.
+        # The owner is not notified, so only this returns the credit.
         self._count_deliveries(1)
         self.grant_credit(1)
 

@@ -1,7 +1,7 @@
 """What both ends of a link have in common: name, handles, attach and detach.
 
 A link acts through its session (``LinkSession``) and never on the connection. Calls on a link that has
-ended do nothing, because the peer may end it at any moment and ``LinkDetached`` tells the owner.
+ended do nothing, because the peer may end it at any moment and ``LinkDetached`` notifies the owner.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class Link:
         """Free for the application."""
         self.is_ours = False
         """This side attached it first."""
-        self.texts_bytes = 0
+        self.strings_bytes = 0
         """What name and target address take in memory, as far as that is unusual."""
         self._is_attach_sent = False
         self._remote_attach: Attach | None = None
@@ -181,7 +181,7 @@ class Link:
     ) -> None:
         """Answer the peer's attach. What is None is echoed: source, target, properties, settle modes.
 
-        max_message_size: bytes; on a receiver enforced, too.
+        max_message_size: bytes; also enforced on a receiver.
         Properties that the peer's frames have no room for are left out; where source and target do not fit,
         the link is refused instead (``is_open`` is false then).
         Raises LocalProtocolError when the link was answered before.
@@ -246,7 +246,7 @@ class Link:
         if is_answer and self.state is LinkState.ATTACHED:
             answered = attach.target if self.role is LinkRole.SENDER else attach.source
             if answered is None:
-                self._is_refused_by_peer = True  # its detach follows, and tells the reason
+                self._is_refused_by_peer = True  # its detach follows, with the reason
                 return
             self.session.events.append(LinkAttached(self, attach))
             self._became_attached()
@@ -319,4 +319,4 @@ class Link:
         """What a role notes of a flow."""
 
     def _send_flow(self) -> None:
-        """Tell the peer this link's state."""
+        """Send this link's state to the peer."""

@@ -1,7 +1,7 @@
 """Messages: walking their sections without decoding them, and whole messages as values.
 
 ``iter_sections`` is what the data path uses. ``Message`` is for the few messages that are read and written
-as a whole: requests and responses, and events once somebody asks for their contents. Sections are accepted
+as a whole: requests and responses, and events once their contents are needed. Sections are accepted
 in any order, because the official Python client writes its delivery-annotations after the footer.
 Source: AMQP 1.0 part 3 section 3.2.
 """
@@ -142,9 +142,9 @@ is ``payload[value_start:end]``."""
 
 
 def iter_sections(payload: Buffer) -> Iterator[Section]:
-    """The sections of an encoded message, found from sizes alone, in the order they lie in.
+    """The sections of an encoded message, found from sizes alone, in their order.
 
-    Raises DecodeError at the first place that is no section, after the good ones before it were given.
+    Raises DecodeError at the first place that is not a section, after the good ones before it were given.
     """
     offset, end_of_payload, count = 0, len(payload), 0
     while offset < end_of_payload:

@@ -57,7 +57,7 @@ class Negotiation:
         self.is_done = False
         """Both AMQP headers are settled: frames of AMQP follow."""
         self.is_header_sent = False
-        """Our AMQP header is in ``output``: frames of AMQP may go out behind it."""
+        """Our AMQP header is in ``output``: frames of AMQP may follow it."""
         self.is_undecided = False
         """Server: a PLAIN response waits for ``complete_sasl``; nothing more is read until then."""
         self.mechanism: str | None = None
@@ -83,7 +83,7 @@ class Negotiation:
     def receive(self, splitter: FrameSplitter) -> SaslReceived | None:
         """Take what is there until ``is_done``, an event, or nothing more.
 
-        Raises RemoteProtocolError or UnauthorizedError when the connection cannot go on.
+        Raises RemoteProtocolError or UnauthorizedError when the connection cannot continue.
         """
         while not self.is_done and not self.is_undecided:
             if self._is_header_due:
@@ -120,7 +120,7 @@ class Negotiation:
             raise
 
     def _answer_wrong_header(self) -> None:
-        """A server tells which header it would have taken (part 2 section 2.2)."""
+        """A server answers with the header that it would have accepted (part 2 section 2.2)."""
         if self._is_server:
             is_sasl = self._mechanisms and self.sasl_state is SaslState.START
             self.output.append((SASL_HEADER if is_sasl else AMQP_HEADER).encode())

@@ -177,7 +177,7 @@ T = TypeVar("T")
 def composite(code: int, name: str) -> Callable[[type[T]], type[T]]:
     """Class decorator: a frozen dataclass that is a described list with this descriptor.
 
-    Other modules of this package (``sasl``, ``message``) declare theirs with it, too.
+    Other modules of this package (``sasl``, ``message``) also declare theirs with it.
     """
 
     def register(cls: type[T]) -> type[T]:
@@ -312,7 +312,7 @@ class Rejected:
 @composite(0x26, "released")
 @dataclass(frozen=True, slots=True)
 class Released:
-    """The delivery was not and will not be looked at (part 3 section 3.4.4)."""
+    """The delivery was not and will not be processed (part 3 section 3.4.4)."""
 
 
 @composite(0x27, "modified")

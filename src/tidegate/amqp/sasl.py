@@ -83,7 +83,7 @@ class SaslResponse:
 @composite(0x44, "sasl-outcome")
 @dataclass(frozen=True, slots=True)
 class SaslOutcome:
-    """The end of the dialogue; ``code`` OUTCOME_OK lets the client go on."""
+    """The end of the dialogue; ``code`` OUTCOME_OK lets the client continue."""
 
     code: int = composite_field(UBYTE)
     additional_data: bytes | None = composite_field(BINARY, None)

@@ -40,7 +40,7 @@ from tidegate.amqp.events import (
 )
 from tidegate.amqp.fitting import REFUSAL_BYTES
 from tidegate.amqp.free_numbers import FreeNumbers
-from tidegate.amqp.limits import texts_bytes
+from tidegate.amqp.limits import strings_bytes
 from tidegate.amqp.link import Link, LinkRole, ReceiverLink, SenderLink
 from tidegate.amqp.link_base import SERIAL_MASK, remaining
 from tidegate.amqp.performatives import (
@@ -66,7 +66,7 @@ from tidegate.amqp.types import Symbol
 from tidegate.model.errors import LocalProtocolError
 
 OUTGOING_WINDOW = 0x7FFFFFFF
-"""The frames that we tell the peer we could send; nothing but its own window limits them (our choice)."""
+"""The frames that we offer to send; nothing but its own window limits them (our choice)."""
 
 
 class SessionConnection(Protocol):
@@ -97,8 +97,8 @@ class SessionConnection(Protocol):
         """Count bytes of frames that wait for the window of their session."""
         ...
 
-    def add_links(self, change: int, *, texts_bytes: int = 0) -> None:
-        """Count links, and what their texts take. Raises SessionViolationError over the limit; then nothing
+    def add_links(self, change: int, *, strings_bytes: int = 0) -> None:
+        """Count links, and what their strings take. Raises SessionViolationError over the limit; then nothing
         is counted."""
         ...
 
@@ -320,7 +320,7 @@ class Session:
             self._end_violated(error)
 
     def _count_incoming(self, count: int) -> None:
-        """Top the window up where its half is reached, inside a run, too: so that it means nothing how many
+        """Top the window up where its half is reached, even inside a run: so that it does not matter how many
         frames are worked off at a time."""
         half = self._incoming_window_full >> 1
         while count:
@@ -408,7 +408,7 @@ class Session:
     def forget_link(self, link: Link) -> None:
         """Free the link's handles, name and unsettled deliveries."""
         if self._links.pop(link.handle, None) is not None:
-            self.connection.add_links(-1, texts_bytes=-link.texts_bytes)
+            self.connection.add_links(-1, strings_bytes=-link.strings_bytes)
             self._handles.give_back(link.handle)
         if self._links_by_name.get((link.name, link.role)) is link:
             del self._links_by_name[link.name, link.role]
@@ -480,7 +480,7 @@ class Session:
         return self._handles.take(min(self.handle_max, self._remote_handle_max))
 
     def _add_link(self, link: Link) -> None:
-        self.connection.add_links(1, texts_bytes=link.texts_bytes)
+        self.connection.add_links(1, strings_bytes=link.strings_bytes)
         self._links[link.handle] = link
         self._links_by_name[link.name, link.role] = link
 
@@ -533,7 +533,7 @@ class Session:
             raise SessionViolationError(RESOURCE_LIMIT_EXCEEDED, "The session has no free handle.")
         link = (SenderLink if role is LinkRole.SENDER else ReceiverLink)(self, attach.name, handle)
         address = attach.target.address if isinstance(attach.target, Target) else None
-        link.texts_bytes = texts_bytes(attach.name, address)
+        link.strings_bytes = strings_bytes(attach.name, address)
         self._add_link(link)
         self._links_by_remote_handle[attach.handle] = link
         link.receive_attach(attach)
@@ -551,7 +551,7 @@ class Session:
         self.remote_incoming_window = remaining(flow.incoming_window, self.next_outgoing_id, theirs)
         self.next_incoming_id = flow.next_outgoing_id
         self._send_blocked()
-        # azure-eventhub 5.15.1 answers a detach and grants credit behind it (_pyamqp/client.py, line 856). It
+        # azure-eventhub 5.15.1 answers a detach and grants credit after it (_pyamqp/client.py, line 856). It
         # would hang if its session ended.
         if flow.handle is not None and flow.handle not in self._ended_handles:
             self._link_at(flow.handle).receive_flow(flow)
@@ -560,7 +560,7 @@ class Session:
             self._send_session_flow()
 
     def _wake_waiting(self) -> None:
-        """Tell the links that met the end of the window, if it is open: those that meet it again will wait
+        """Wake the links that met the end of the window, if it is open: those that meet it again will wait
         again."""
         if self._waiting and not self._blocked and self.remote_incoming_window > 0:
             waiting, self._waiting = self._waiting, {}

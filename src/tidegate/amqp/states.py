@@ -25,7 +25,7 @@ class IllegalStateError(RemoteProtocolError):
 
 
 class SessionViolationError(RemoteProtocolError):
-    """The peer broke a rule of one session: that session ends, the connection goes on."""
+    """The peer broke a rule of one session: that session ends, the connection continues."""
 
     def __init__(self, condition: Symbol, message: str) -> None:
         super().__init__(message)

@@ -1,6 +1,6 @@
-"""What a namespace does, knowing no protocol: event hubs, partitions, receivers, policies and their catalog.
+"""A namespace, independent of any protocol: event hubs, partitions, receivers, policies and their catalog.
 
-Faces import from here (they may not import ``tidegate.storage``); everything runs on one event loop.
+The protocols import from here (they may not import ``tidegate.storage``); everything runs on one event loop.
 """
 
 from tidegate.broker.audit import Action, Actor, AuditRecord, AuditTrail, acting_as

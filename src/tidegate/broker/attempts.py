@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 FREE_FAILURES: Final = 5
-"""Failures that are answered at once (our choice: somebody who mistypes, a program that is set up)."""
+"""Failures that are answered at once (our choice: a typing error, a program that is being set up)."""
 
 DELAY_S_FIRST: Final = 0.1
 DELAY_S_MAX: Final = 10.0
@@ -23,8 +23,8 @@ WINDOW_S: Final = 900.0
 
 WAITING_MAX: Final = 32
 """Delayed answers of one address at one policy at a time. So it tries 3.2 keys a second for as long as it
-likes, which finds no random key; and as many programs that are left with an old key can wait for their
-answers before a right key from their address is refused, too.
+likes, which cannot find a random key; and as many programs that are left with an old key can wait for their
+answers before a right key from their address is refused as well.
 """
 
 ADDRESSES_MAX: Final = 4_096
@@ -52,8 +52,8 @@ class FailedAttempts:
         return sum(map(len, self._by_address.values()))
 
     def refused_for_s(self, address: str, policy: str, *, now: float) -> float:
-        """Seconds for which a key of that policy is not even looked at; 0.0: it is."""
-        if not self._by_address:  # The usual case, for which nobody pays.
+        """Seconds for which a key of that policy is not even checked; 0.0: it is."""
+        if not self._by_address:  # The usual case costs nothing.
             return 0.0
         failures = self._by_address.get(_network(address), {})
         if (found := failures.get(self._name(failures, policy))) is None:

@@ -1,14 +1,14 @@
 """The audit trail: who changed what, when, from where, and what it was before.
 
-The broker's changing methods record; whoever opens a door says who acts (``acting_as``), and all that is
-called within, tasks that are started there included, acts as that somebody. What no door was opened for is
+The broker's changing methods record; each protocol says who acts (``acting_as``), and all calls within,
+including those of tasks started there, act as that actor. Changes without an actor are those of
 the service itself: its settings at the start. A record never holds a key, nor anything made of one, by which
 a short key could be found: it says which key was replaced.
 
 Each record is a line of the log (``tidegate.audit``), and one of a file in the data directory, from which
 the newest are read at the next start. Changes by policies of event hubs have a file and memory of their own,
-so that nobody who manages one hub pushes out what was done to the namespace. So have sign-ins, sign-outs and
-refused sign-ins, of which so many an hour of each policy are recorded: signing in needs no right to change
+so that the manager of one hub cannot displace records of the namespace. So have sign-ins, sign-outs and
+refused sign-ins, which are limited per hour and policy: signing in needs no right to change
 anything. A file that cannot be written is an error in the log; the change has been made, and
 stands. The files are not synced: a power loss may take their last lines.
 """
@@ -61,7 +61,7 @@ _log: Final = logging.getLogger("tidegate.audit")
 
 
 class Action(Enum):
-    """What somebody did, by the HTTP administration's name for it where it has one."""
+    """An act, by the HTTP administration's name for it where it has one."""
 
     CREATE_EVENT_HUB = "createEventHub"
     UPDATE_EVENT_HUB = "updateEventHub"
@@ -89,18 +89,18 @@ _SIGN_INS: Final = frozenset({Action.SIGN_IN, Action.REFUSED_SIGN_IN, Action.SIG
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """Somebody who acts."""
+    """Who acts."""
 
     peer: Peer = UNKNOWN_PEER
     policy: str = ""
     """The policy whose key proved it, or several (``a, b``) where keys of several allow it; empty: the
-    service itself, or nobody whose key was right."""
+    service itself, or a peer without a valid key."""
     scope: str = ""
     """The event hub whose policy it is (of several: that of one of them); empty: the namespace's."""
 
     @classmethod
     def of(cls, grants: Iterable[Grant], peer: Peer) -> Actor:
-        """Whoever has proved these grants, each of which allows what is done."""
+        """The actor with these grants, each of which allows the act."""
         proved = sorted({(grant.scope, grant.policy_name) for grant in grants})
         names = ", ".join(dict.fromkeys(name for _, name in proved))
         return cls(peer, names, proved[-1][0])
@@ -163,7 +163,7 @@ class AuditTrail:
     def record(
         self, action: Action, target: str = "", *, old: Values | None = None, new: Values | None = None
     ) -> None:
-        """Record what whoever acts has just done. Never raises for the file.
+        """Record what the current actor has just done. Never raises for the file.
 
         Of sign-ins, sign-outs and refused sign-ins ``SIGN_INS_MAX`` an hour are, for each policy; the next
         record says how many were not.
@@ -188,7 +188,7 @@ class AuditTrail:
         file.append(json.dumps(fields).encode() + b"\n")
 
     def record_refused_sign_in(self, policy: str, address: str, reason: str) -> None:
-        """Record that somebody was not let in."""
+        """Record a refused sign-in."""
         with acting_as(Actor(Peer(Door.CONSOLE, address))):
             self.record(Action.REFUSED_SIGN_IN, new={"asked_as": shown_policy_name(policy), "reason": reason})
 
@@ -311,7 +311,7 @@ class _AuditFile:
 
 
 def _parse(line: bytes) -> AuditRecord | None:
-    """A line of the file; None for one that a crash has torn, or somebody has edited."""
+    """A line of the file; None for one that a crash has torn, or that was edited."""
     try:
         values: dict[str, Any] = json.loads(line)
         record = AuditRecord(**values)

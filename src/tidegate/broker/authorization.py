@@ -1,14 +1,14 @@
-"""Who may do what: shared access policies, and the check of the tokens made with their keys.
+"""Shared access policies, and the check of the tokens made with their keys.
 
 A key never leaves this module except through ``SharedAccessPolicy`` (for the connection string that its
 owner asked for); no repr, log line or error holds one.
 
 A policy belongs to the namespace or to one event hub. A token names the policy (``skn``) and what it is for
 (``sr``); it may be signed with either key of the namespace's policy of that name, or of the hub's that ``sr``
-lies in. A change of policies counts at once: a grant is worth something only while its key is a key.
+belongs to. A change of policies takes effect at once: a grant is valid only while its key is.
 
 The rule: a policy of a hub gives nothing outside that hub, whatever a token says that it is for. ``Grant``
-keeps it, whoever asks; and the text of ``sr`` is read once, for the choice of the policy and for its reach.
+enforces it for every caller; the text of ``sr`` is read once, for the choice of the policy and its reach.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Grant:
     resource_text: str | None = None
     """What ``resource`` was read from; None: a key was given, and no token."""
     policy_id: object = field(default=None, repr=False, compare=False)
-    """Tells the policy from one that was made anew under its name."""
+    """Distinguishes the policy from a later one of the same name."""
 
     @property
     def reach(self) -> EntityPath:
@@ -113,7 +113,7 @@ class Grant:
 
     def permits(self, path: EntityPath, claim: Claim, *, now_utc: datetime) -> bool:
         """Whether ``claim`` is given on the entity at ``path`` now."""
-        # What tells most grants apart comes first: a connection may have thousands.
+        # The check that excludes most grants comes first: a connection may have thousands.
         return (
             lies_in(path, self.resource.path)
             and lies_in(path, self.reach)
@@ -158,7 +158,7 @@ class Authorizer:
         return self._host_names
 
     def set_host_names(self, names: HostNames) -> None:
-        """Replace the names of the service. Tells the listeners."""
+        """Replace the names of the service. Calls the listeners."""
         self._host_names = names
         self.announce_change()
 
@@ -169,7 +169,7 @@ class Authorizer:
     def audience(self, text: str) -> Audience:
         """What a text that a client sent is an audience of, as the event hubs are now.
 
-        Azure's own examples write ``sr`` without a scheme, too: HOST and HOST/HUB. Raises UnauthorizedError.
+        Azure's own examples also write ``sr`` without a scheme: HOST and HOST/HUB. Raises UnauthorizedError.
         """
         return Audience.parse(text, is_own_host=self._is_own_host)
 
@@ -179,8 +179,8 @@ class Authorizer:
         Hosts are compared where token and audience both name one, which only helps clients that mixed up
         services: every host leads to this namespace, so none gives or takes a right.
         Raises UnauthorizedError with the service's words: MalformedToken, InvalidSignature (wrong key or
-        unknown policy, which are not told apart), ExpiredToken, InvalidAudience. The message never holds the
-        token.
+        unknown policy, which are not distinguished), ExpiredToken, InvalidAudience. The message never holds
+        the token.
         """
         signature = SharedAccessSignature.parse(token)
         wanted = self.audience(audience) if isinstance(audience, str) else audience
@@ -189,7 +189,7 @@ class Authorizer:
         for scope in (_NAMESPACE, resource.path.partition("/")[0]):
             policy = self._find(scope, signature.key_name)
             for key in (policy or self._nobody).keys:
-                # All keys are tried, whichever fits: the time it takes tells nothing about them.
+                # All keys are tried, whichever fits: the time taken reveals nothing about them.
                 if signature.is_signed_with(key) and policy is not None and grant is None:
                     grant = Grant(
                         policy.name,
@@ -219,7 +219,7 @@ class Authorizer:
         return grant
 
     def authorize_key(self, name: str, key: str) -> tuple[Grant, ...]:
-        """What somebody may do who knows a policy's name and one of its keys: one grant per such policy.
+        """The rights of a peer with a policy's name and one of its keys: one grant per such policy.
 
         Raises UnauthorizedError where no policy of that name, of the namespace or a hub, has that key.
         """
@@ -246,8 +246,9 @@ class Authorizer:
         return tuple(grants)
 
     def is_in_force(self, grant: Grant) -> bool:
-        """Whether the grant's policy still exists (not one that was made anew), with the key that proved it
-        and the same claims, and its token is still for the same: a host's name may have become a hub's.
+        """Whether the grant's policy still exists (not a later one of the same name), with the key that
+        proved it and the same claims, and its token is still for the same: a host's name may have become a
+        hub's.
         """
         policy = self._find(grant.scope, grant.policy_name)
         return (
@@ -261,7 +262,7 @@ class Authorizer:
     def set_policies(self, policies: Iterable[SharedAccessPolicy], *, event_hub: str | None = None) -> None:
         """Replace the policies of the namespace, or of an event hub (none: it has none, or is gone).
 
-        Tells the listeners.
+        Calls the listeners.
         """
         scope = _NAMESPACE if event_hub is None else event_hub.lower()
         by_name = {policy.name: policy for policy in policies}
@@ -284,7 +285,7 @@ class Authorizer:
         return self._listeners.add(listener)
 
     def announce_change(self) -> None:
-        """Tell the listeners that something else that admission depends on has changed."""
+        """Call the listeners because something else that admission depends on has changed."""
         self._listeners.call()
 
     def _is_meant_as_before(self, grant: Grant) -> bool:

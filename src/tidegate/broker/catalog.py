@@ -1,12 +1,12 @@
 """The catalog: what a namespace and its event hubs are, with policies; one JSON file, replaced atomically.
 
-The rule: memory changes only after the file did, so what a caller was told exists survives a power loss.
+The rule: memory changes only after the file did, so what was reported to a caller survives a power loss.
 
     format version 1   hubs, consumer groups; policies of the namespace, with one key each
     format version 2   also a second key per policy; policies, revoked publishers, the largest event and the
                        capture settings of hubs; the tier and the throughput units of the namespace
 
-A file of version 1 is read, and written anew as version 2 when the service starts.
+A file of version 1 is read, and written as version 2 when the service starts.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Catalog:
 
     @staticmethod
     def read(files: Files, data_directory: Path) -> CatalogContents:
-        """What the catalog holds, for whoever only looks: nothing is written.
+        """What the catalog holds, without writing anything.
 
         Raises LogCorruptError, FileNotFoundError.
         """
@@ -190,7 +190,7 @@ def _read(files: Files, path: Path) -> tuple[int, CatalogContents]:
             throughput_units=_optional_integer(document, "throughput_units"),
         )
     except (ValueError, KeyError, TypeError, AttributeError, InvalidArgumentError) as error:
-        # The parser's own message may quote the file, which holds keys: only its kind is told.
+        # The parser's own message may quote the file, which holds keys: only its type is reported.
         raise LogCorruptError(
             f"Cannot parse the catalog {path} ({type(error).__name__}).",
             next_step="Restore it from a backup; the logs beside it are not affected.",
@@ -222,7 +222,7 @@ def _parse_policies(policies: Iterable[Mapping[str, Any]]) -> tuple[SharedAccess
             str(policy["name"]),
             (Claim(claim) for claim in policy["claims"]),
             key=str(policy["key"]),
-            # Version 1 had none: a new random one, so that there is never a key that somebody could guess.
+            # Version 1 had none: a new random one, so that there is never a key that could be guessed.
             secondary_key=str(policy["secondary_key"]) if "secondary_key" in policy else None,
         )
         for policy in policies

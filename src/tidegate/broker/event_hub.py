@@ -110,9 +110,9 @@ class EventHub:
         self._by_id = {partition.partition_id: partition for partition in self.partitions}
         self._next_round_robin = 0
         self.is_deleted = False
-        """It is no longer in the namespace; one made anew under its name is another."""
+        """It is no longer in the namespace; a later hub of the same name is another."""
         self.publishers: Final = PublisherRecords()
-        """Who has published since the service started. Faces note each batch that names a publisher."""
+        """Who has published since the service started. Protocols note each batch that names a publisher."""
         self._revoked = _lower(record.revoked_publishers)
 
     def deleted_error(self, path: str) -> NotFoundError:
@@ -250,7 +250,7 @@ class EventHub:
         return self._record.policies
 
     def replace_policies(self, policies: Iterable[SharedAccessPolicy]) -> None:
-        """Make ``policies`` the hub's, at once and for open connections, too. Raises LogFullError."""
+        """Make ``policies`` the hub's, at once, also for open connections. Raises LogFullError."""
         self._replace_record(replace(self._record, policies=tuple(policies)))
         self._authorizer.set_policies(self._record.policies, event_hub=self.name)
 
@@ -260,7 +260,7 @@ class EventHub:
         return self._record.revoked_publishers
 
     def revoke_publisher(self, name: str) -> None:
-        """Let a publisher send no more, whatever its token says; its open links end. Durable on return.
+        """Revoke a publisher: it may not send, whatever its token; its open links end. Durable on return.
 
         Names compare without regard to case. Raises InvalidArgumentError (the name), AlreadyExistsError (it
         is revoked already), QuotaExceededError, LogFullError.

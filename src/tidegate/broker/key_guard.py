@@ -1,9 +1,9 @@
 """Where every key and token of a peer is proved: wrong ones are counted, logged, and answered late.
 
-A right key is never late, and does not forgive wrong ones: who guesses from behind the same address gains
+A right key is never late, and does not forgive wrong ones: an attacker behind the same address gains
 nothing from it. Only while an address has ``WAITING_MAX`` answers outstanding at a policy are keys of that
-policy from that address refused unseen, right ones too; else parallel connections would guess without any
-delay. The refusal says when to try again, and other policies and addresses are not touched.
+policy from that address refused unseen, right ones included; otherwise parallel connections could guess
+without any delay. The refusal says when to try again, and other policies and addresses are not touched.
 """
 
 from __future__ import annotations
@@ -71,5 +71,5 @@ class KeyGuard:
                     await self._is_released.wait()
 
     def release(self) -> None:
-        """Let nobody wait any more, because the service stops."""
+        """Release all waiting answers, because the service stops."""
         self._is_released.set()

@@ -1,4 +1,4 @@
-"""Whoever wants to hear of a change, as soon as it has been made."""
+"""Listeners that are called as soon as a change has been made."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Listeners:
     """Callables, called in the order in which they were added."""
 
     def __init__(self, subject: str) -> None:
-        """subject: what it is that changes, for log lines."""
+        """subject: what changes, for log lines."""
         self._subject = subject
         self._listeners: dict[object, Callable[[], None]] = {}
 
@@ -25,11 +25,11 @@ class Listeners:
         return partial(self._remove, key)
 
     def call(self) -> None:
-        """Tell all of them. Who fails keeps no other from hearing, and the change stands."""
+        """Call all of them. A failure of one does not affect the others, and the change stands."""
         for listener in list(self._listeners.values()):
             try:
                 listener()
-            except Exception:  # A mistake in one must not leave another in the dark, say with an old key.
+            except Exception:  # Another may have to drop an old key.
                 _logger.exception("A listener for changes of %s failed.", self._subject)
 
     def _remove(self, key: object) -> None:

@@ -56,8 +56,8 @@ class Broker:
     def __init__(self, catalog: Catalog, logs: LogManager, clock: Clock, audit: AuditTrail) -> None:
         """Use ``open``."""
         self.is_lost_position_refused = False
-        """True: a reader whose next event retention has removed is told so. False: as in Event Hubs it goes
-        on with the first event held."""
+        """True: a reader whose next event retention has removed gets an error. False: as in Event Hubs it
+        continues with the first event held."""
         self.capture_destinations: CaptureDestinations | None = None
         """Where hubs may be captured to; None: anywhere but to a cloud's metadata."""
         self._catalog = catalog
@@ -70,7 +70,7 @@ class Broker:
         self.key_guard: Final = KeyGuard(clock)
         """What counts and delays wrong keys."""
         self.audit: Final = audit
-        """Who changed what. What changes the namespace records it by itself."""
+        """Who changed what. Methods that change the namespace record it themselves."""
         self.throughput: Final = Throughput(clock, catalog.contents.throughput_units)
         """What the namespace takes in and gives out per second."""
         self._statistics_of_deleted = EventHubStatistics()
@@ -129,7 +129,7 @@ class Broker:
         )
 
     def authorize_key(self, name: str, key: str, peer: Peer = UNKNOWN_PEER) -> tuple[Grant, ...]:
-        """What somebody may do who knows a policy's name and one of its keys: one grant per such policy.
+        """The rights of a peer with a policy's name and one of its keys: one grant per such policy.
 
         Raises UnauthorizedError, and as ``KeyGuard.judge``.
         """
@@ -171,7 +171,7 @@ class Broker:
         """Remove a policy of an event hub, or (None) of the namespace; durable on return.
 
         Its keys are worth nothing from then on: links that were opened with them end. The last policy of the
-        namespace with Manage stays, because nobody could administer the service without (our choice).
+        namespace with Manage stays, because the service could not be administered without it (our choice).
         Raises NotFoundError, InvalidArgumentError (that last one), LogFullError.
         """
         policies = remove_policy(self.policies(event_hub), name)
@@ -224,7 +224,7 @@ class Broker:
         self.audit.record(Action.UPDATE_NAMESPACE, old={"tier": old.value}, new={"tier": tier.value})
 
     def set_throughput_units(self, units: int | None) -> None:
-        """Set the throughput units, from now on and after a restart; None is no limit.
+        """Set the throughput units, from now on and after a restart; None removes the limit.
 
         Raises InvalidArgumentError, LogFullError.
         """
@@ -268,7 +268,7 @@ class Broker:
             raise AlreadyExistsError(f"The event hub {name!r} already exists.")
         self._logs.create_logs(record.hub_id, partition_count)
         for index in range(partition_count):
-            # Now, since it may fail: a hub that the catalog names and nobody can use could be made twice.
+            # Now, since it may fail: the catalog must not name a hub that cannot be used.
             self._logs.log(record.hub_id, str(index))
         contents = self._catalog.contents
         self._catalog.replace_contents(replace(contents, event_hubs=(*contents.event_hubs, record)))
@@ -328,12 +328,12 @@ class Broker:
         """Call ``listener`` after an event hub was made, changed or deleted; returns what removes it.
 
         It is called from within the change, and must neither block nor raise. Of policies and revocations,
-        ``authorizer.add_change_listener`` tells.
+        see ``authorizer.add_change_listener``.
         """
         return self._listeners.add(listener)
 
     async def delete_event_hub(self, name: str) -> None:
-        """Remove an event hub with everything in it; whoever waits on its partitions gets ClosedError.
+        """Remove an event hub with everything in it; waiters on its partitions get ClosedError.
 
         Raises NotFoundError, LogFullError. Cancellation: the hub is gone from the catalog; files that were
         left are removed at the next start.
@@ -355,7 +355,7 @@ class Broker:
         """Remove the segments that every limit of their hub has passed; returns how many. Call it now and
         then.
 
-        A partition where that fails does not keep the others from it: it is told in the log, with the reason.
+        A failure of one partition is logged with its reason; the others are still processed.
         """
         now_utc = self._clock.now_utc()
         removed = 0

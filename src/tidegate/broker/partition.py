@@ -1,4 +1,4 @@
-"""One partition of an event hub: the log behind it, its receivers and producers, and the places in it.
+"""One partition of an event hub: its log, its receivers and producers, and the places in it.
 
 Everything is called on the event loop; what may wait is an awaitable, what ends in ``_nowait`` never waits.
 """
@@ -33,7 +33,7 @@ _UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Partition:
-    """A partition as the protocol faces see it. Get one from ``EventHub.partition``."""
+    """A partition as the protocols use it. Get one from ``EventHub.partition``."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Partition:
 
         Batches are stored in the order of the calls. EventTooLargeError, InvalidArgumentError,
         ServerBusyError and ClosedError are raised here, the others come through the future. A batch over the
-        namespace's throughput units is refused here, so nobody above has to ask.
+        namespace's throughput units is refused here, so callers need not ask.
         added_bytes: what the service wrote into the events itself; it does not count against the largest
         event or batch.
         """

@@ -1,4 +1,4 @@
-"""Whom the namespace deals with: by which door, and from where."""
+"""Peers of the namespace: their protocol, and their address."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Final
 
 
 class Door(Enum):
-    """How somebody reaches the namespace."""
+    """How a peer reaches the namespace."""
 
     AMQP = "amqp"
-    """The command line, too: it uses ``$management``."""
+    """Includes the command line, which uses ``$management``."""
     HTTP = "http"
     CONSOLE = "console"
     SERVICE = "service"
@@ -20,15 +20,15 @@ class Door(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Somebody who may be anybody."""
+    """A peer, authenticated or not."""
 
     door: Door
     address: str = ""
-    """Without a port, as far as trusted proxies tell; empty where it is not known."""
+    """Without a port, as trusted proxies report it; empty where it is not known."""
 
     def __str__(self) -> str:
         return f"{self.address or 'an unknown address'} ({self.door.value})"
 
 
 UNKNOWN_PEER: Final = Peer(Door.SERVICE)
-"""Whoever does not say who they are: all of them together."""
+"""All callers without a known peer."""

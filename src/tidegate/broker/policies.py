@@ -26,7 +26,7 @@ from tidegate.model.limits import (
 Policies = tuple[SharedAccessPolicy, ...]
 
 EMULATOR_KEY: Final = "SAS_KEY_VALUE"
-"""The root key in the connection string that the official emulator documents: known to everybody."""
+"""The root key in the connection string that the official emulator documents: publicly known."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -101,8 +101,8 @@ def warn_of_short_keys(policy: SharedAccessPolicy, event_hub: str | None) -> Non
     """
     for which, key in zip(("primary", "secondary"), policy.keys, strict=True):
         size = len(key.encode())
-        # Whether everybody knows the key is another question, which the service answers with the address
-        # that it listens on.
+        # A publicly known key is another matter: the service checks it together with the address that it
+        # listens on.
         if size < POLICY_KEY_BYTES_SAFE and key != EMULATOR_KEY:
             _log.warning(
                 "the %s key of the policy %s of %s has %d bytes and could be guessed: use "
@@ -118,7 +118,7 @@ def warn_of_short_keys(policy: SharedAccessPolicy, event_hub: str | None) -> Non
 def _validate_key(key: str) -> None:
     is_long_enough = POLICY_KEY_CHARACTERS_MIN <= len(key) <= POLICY_KEY_CHARACTERS_MAX
     if not is_long_enough or not key.isprintable() or _KEY_END in key or key != key.strip():
-        # The key itself is not told: the message may be logged.
+        # The message may be logged, so it does not hold the key.
         raise InvalidArgumentError(
             "Invalid key.",
             next_step=f"Use {POLICY_KEY_CHARACTERS_MIN} to {POLICY_KEY_CHARACTERS_MAX} printable characters "

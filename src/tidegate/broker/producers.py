@@ -1,10 +1,10 @@
-"""Idempotent producers that are attached to a partition: who goes on where, and who shuts out whom.
+"""Idempotent producers that are attached to a partition: where each continues, and which one excludes which.
 
 What a producer does not say when it attaches is filled in; what it says is believed, as it alone knows which
 acknowledgement it has seen: a batch that it sends again is then recognised by its number (``storage``).
 
     says                         gets
-    no producer id               a new one, that nobody has
+    no producer id               a new, unused one
     no epoch                     the highest that is known of the producer; 0 where it is not known
     an epoch                     that; lower than is known: refused; attached ones with a lower one: stolen
     no last sequence number      the last that is stored; -1 where none is
@@ -53,7 +53,7 @@ class ProducerHandle:
         self.producer_id = producer_id
         self.epoch = epoch
         self.last_sequence_number = _NOTHING_SENT
-        """What it was told, or has said, when it attached: its first batch begins with the next number."""
+        """What it received, or stated, when it attached: its first batch begins with the next number."""
         self.stored_count = 0
         """Events stored under its epoch when it attached: the number that its next batch begins with."""
         self.stolen_error: ProducerEpochStolenError | None = None
@@ -96,7 +96,7 @@ class ProducerRegistry:
         last_sequence_number: int | None,
         on_stolen: OnProducerStolen,
     ) -> ProducerHandle:
-        """Admit a producer by the table above; whoever loses its place is told (``on_stolen``) at once.
+        """Admit a producer by the table above; one that loses its place is notified (``on_stolen``) at once.
 
         Raises InvalidArgumentError (a number out of range), ProducerEpochStolenError (refused, or stolen from
         while this waited for the log), ClosedError. Cancellation: the producer is not attached.

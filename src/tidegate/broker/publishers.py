@@ -1,7 +1,7 @@
 """Who has published to an event hub since the service started: a bounded record in memory, paid per batch.
 
 A publisher that sends to its own address is known by it: its token was checked. A name that a message to the
-hub's address says of itself is its sender's word, so it is kept apart: nobody can push those out by it.
+hub's address says of itself is its sender's word, so it is kept separately: it cannot displace the others.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class PublisherRecords:
         self.own_max = own_max
         self.stated_max = stated_max
         self.own_forgotten = 0
-        """How often one fell out; whoever comes back is counted from 0."""
+        """How many were displaced; one that returns is counted from 0."""
         self.stated_forgotten = 0
         # By the name in lower case: it is revoked in any letter case. The last one seen is last.
         self._own: OrderedDict[str, PublisherActivity] = OrderedDict()

@@ -1,10 +1,10 @@
 """Who may read a partition in a consumer group: owner levels (epochs) and the limit on readers without one.
 
-Source of rules and texts: Azure "Event processor", epochs, and the service's messages as they stand in public
+Source of rules and messages: Azure "Event processor", epochs, and the service's messages in public
 issues of Azure/azure-event-hubs-spark (371, 388, 392) and Azure/azure-sdk-for-net.
 
     there is \\ arrives   without epoch                  with epoch e
-    nobody                open                           open
+    none                  open                           open
     n without epoch       open; QuotaExceeded at n = 5   open, all n are stolen from
     one with epoch c      refused (stolen)               e >= c: open, the other is stolen from; e < c:
     refused
@@ -39,7 +39,7 @@ class ReceiverHandle:
         self._on_stolen = on_stolen
         self.consumer_group = consumer_group
         self.name = name
-        """The receiver's own name for itself; None where it gave none (texts then say 'nil')."""
+        """The receiver's own name for itself; None where it gave none (messages then say 'nil')."""
         self.owner_level = owner_level
         """Its epoch; None for a receiver without one."""
         self.stolen_error: ReceiverStolenError | None = None
@@ -79,8 +79,8 @@ class ReceiverRegistry:
         return tuple(self._receivers)
 
     def open(self, *, name: str | None, owner_level: int | None, on_stolen: OnStolen) -> ReceiverHandle:
-        """Admit a receiver by the table above; whoever loses its place is told (``on_stolen``) before this
-        returns.
+        """Admit a receiver by the table above; a receiver that loses its place is notified (``on_stolen``)
+        before this returns.
 
         Raises ReceiverStolenError (refused) or QuotaExceededError (a 6th receiver without owner level).
         """

@@ -37,7 +37,7 @@ class ThroughputStatistics:
     throttled_bytes: int
     """What was in them."""
     delayed_deliveries: int
-    """Times that a receiver was made to wait."""
+    """How often a receiver had to wait."""
 
 
 class _Direction:
@@ -77,7 +77,7 @@ class Throughput:
     """The throughput units of a namespace."""
 
     def __init__(self, clock: Clock, units: int | None = None) -> None:
-        """units: None is no limit. Raises InvalidArgumentError; see ``validate_units``."""
+        """units: None means no limit. Raises InvalidArgumentError; see ``validate_units``."""
         self._clock = clock
         self._units: int | None = None
         self._ingress = _Direction(INGRESS_BYTES_PER_UNIT, INGRESS_EVENTS_PER_UNIT)
@@ -133,7 +133,7 @@ class Throughput:
     def egress_delay_s(self, events: int, size: int) -> float:
         """Count what a receiver was just sent, and say for how many seconds it gets nothing more.
 
-        0.0: it may go on. Receivers that wait as they are told share the units in turns, and together get
+        0.0: it may continue. Receivers that wait so long share the units in turns, and together get
         no more than the units (and, at first, a second of them and what each was sent before it waited).
         ``(0, 0)`` only asks, for a receiver that begins.
         """

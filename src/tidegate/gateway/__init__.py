@@ -1,1 +1,1 @@
-"""Protocol faces of the broker: AMQP as Event Hubs speaks it, and HTTP publishing."""
+"""The protocols of the broker: AMQP as Event Hubs speaks it, and HTTP."""

@@ -1,4 +1,4 @@
-"""What ``/health`` answers: whether the service serves, and what an operator should look at.
+"""The answer of ``/health``: whether the service works, and what an operator should look at.
 
 The status code is 200 in any case. Load balancers go by it, and to take the only node out because one
 partition has failed, or because a peer has used up a limit, would make the trouble of a part that of all.
@@ -13,7 +13,7 @@ from tidegate.broker import Broker
 from tidegate.transport.admission import Admission
 
 FULL_RECENTLY_S: Final = 10.0
-"""How long a limit that refused somebody is told (our choice: checks come every some seconds)."""
+"""How long a limit is reported after it refused a connection (our choice: checks come every few seconds)."""
 
 
 class Health:
@@ -24,7 +24,7 @@ class Health:
         self._admission = admission
 
     def report(self, now: float) -> dict[str, object]:
-        """``status`` is ``healthy``, or ``degraded`` with ``problems`` in words; names nothing of clients.
+        """``status`` is ``healthy``, or ``degraded`` with ``problems`` as sentences that name no client.
 
         now: on the clock that connections are admitted by.
         """
@@ -32,9 +32,7 @@ class Health:
         problems: list[str] = []
         failed = sum(partition.is_failed for hub in event_hubs for partition in hub.partitions)
         if failed:
-            problems.append(
-                f"{failed} partitions take no events until the service is restarted; its log says why"
-            )
+            problems.append(f"{failed} partitions accept no events until the service restarts; see its log")
         statistics = self._admission.statistics()
         problems += [
             f"connections were refused: {refusal.words}"
@@ -42,7 +40,7 @@ class Health:
             if now - at < FULL_RECENTLY_S
         ]
         if _are_descriptors_short(statistics.limits.descriptors_max):
-            problems.append("file descriptors are short (ulimit -n)")
+            problems.append("file descriptors are running out (ulimit -n)")
         if problems:
             return {"status": "degraded", "event_hubs": len(event_hubs), "problems": problems}
         return {"status": "healthy", "event_hubs": len(event_hubs)}

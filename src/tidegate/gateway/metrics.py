@@ -1,4 +1,4 @@
-"""What Prometheus is told: one table of metrics, read from the broker when they are asked for.
+"""The metrics for Prometheus: one table, read from the broker at each scrape.
 
 Nothing is counted here, and nothing is paid per event. Where Azure Monitor has a metric that says the same,
 the name is Azure's as Prometheus writes names: ``IncomingMessages`` is ``tidegate_incoming_messages_total``.
@@ -194,7 +194,7 @@ METRICS: Final[tuple[MetricRow, ...]] = (
         lambda sources: sources.admission().limits.connections_max,
     ),
     MetricRow(
-        "failed_partitions", Kind.GAUGE, "Partitions that take no events until the service is restarted.",
+        "failed_partitions", Kind.GAUGE, "Partitions that accept no events until the service restarts.",
         lambda sources: [
             ((hub.name,), sum(partition.is_failed for partition in hub.partitions))
             for hub in sources.broker.list_event_hubs()
@@ -255,7 +255,7 @@ METRICS: Final[tuple[MetricRow, ...]] = (
         "missing_events",
     ),
     _of_capture(
-        "capture_failing", Kind.GAUGE, "1 while something keeps Capture from going on.", "is_failing"
+        "capture_failing", Kind.GAUGE, "1 while something keeps Capture from continuing.", "is_failing"
     ),
     MetricRow(
         "authentication_failures_total", Kind.COUNTER,

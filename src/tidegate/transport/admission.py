@@ -8,12 +8,12 @@ Pure: no sockets, and the time is passed in. Theory of operation: each connectio
                                    connections_without_token_per_address_max
     HTTP beyond its limits         health_max more, which may only ask for /health
 
-A ticket *waits* while nobody knows what its peer wants: over AMQP until a token was accepted, over HTTP while
-no complete request is there (without a token: its body included). Where a limit is reached, one that waits
-makes room: that which has waited longest of the address that has most of them. So who opens many connections
-and says nothing loses them to the others, and not the others theirs. Over AMQP a newcomer displaces none of
-its own address that came less than GRACE_S ago: else a fleet of devices that reconnects would never get
-through a handshake.
+A ticket *waits* while its peer has not said what it wants: over AMQP until a token was accepted, over HTTP
+while no complete request is there (without a token: its body included). Where a limit is reached, one that
+waits makes room: the one that has waited longest, of the address that has most of them. So a client that
+opens many connections and says nothing loses its own, not those of others. Over AMQP a newcomer displaces
+none of its own address that came less than GRACE_S ago: otherwise a fleet of devices that reconnects would
+never get through a handshake.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Refusal(Enum):
 
     @property
     def words(self) -> str:
-        """What to tell an operator, with the setting."""
+        """The words for an operator, with the setting."""
         return _WORDS[self]
 
     @property
@@ -82,14 +82,14 @@ class Refusal(Enum):
 
 
 _WORDS: Final = {
-    Refusal.DESCRIPTORS: "the file descriptors that are left are kept for the log (ulimit -n)",
-    Refusal.TOTAL: "there are as many connections as the service takes (connections_max)",
-    Refusal.ADDRESS: "their address has as many connections as it may (connections_per_address_max)",
-    Refusal.WITHOUT_TOKEN: "there are as many connections without a token as the service takes "
+    Refusal.DESCRIPTORS: "the remaining file descriptors are reserved for the log (ulimit -n)",
+    Refusal.TOTAL: "the service has reached its connection limit (connections_max)",
+    Refusal.ADDRESS: "their address has reached its connection limit (connections_per_address_max)",
+    Refusal.WITHOUT_TOKEN: "the service has reached its limit of connections without a token "
     "(connections_without_token_max)",
-    Refusal.WITHOUT_TOKEN_ADDRESS: "their address has as many connections without a token as it may "
+    Refusal.WITHOUT_TOKEN_ADDRESS: "their address has reached its limit of connections without a token "
     "(connections_without_token_per_address_max)",
-    Refusal.DISPLACED: "they had said nothing and made room for others",
+    Refusal.DISPLACED: "they had presented nothing and made room for others",
 }
 
 
@@ -207,7 +207,7 @@ def authenticate_peer(scope: Mapping[str, Any]) -> None:
 
 
 class Admission:
-    """All connections of a service; every face asks the same one."""
+    """All connections of a service, over AMQP and HTTP."""
 
     def __init__(
         self, limits: ConnectionLimits | None = None, *, trusted: TrustedProxies | None = None
@@ -392,7 +392,7 @@ class _Place:
 
 
 class _Pool:
-    """Connections without a token over one face, by address, and which address has most that wait."""
+    """Connections without a token over one protocol, by address, and which address has most that wait."""
 
     def __init__(self) -> None:
         self.count = 0

@@ -6,8 +6,8 @@
 
 A service works slices off in turns with its other connections (``turns``); what is left over waits, and
 meanwhile the stream is not read. Commands to the engine (``link.send…``, ``session.end`` …) go out with the
-next ``flush``; inside ``on_event`` that follows by itself. The first reason to stop is kept and given to
-everyone who waits.
+next ``flush``; inside ``on_event`` that is automatic. The first reason to stop is kept and raised to
+every waiter.
 """
 
 from __future__ import annotations
@@ -80,19 +80,19 @@ class AmqpDriver:
         age_s: float = 0.0,
     ) -> None:
         """on_ended: called once, after the stream has ended and all events are out. budget: counts what is
-        held for the peer; None: nobody counts. turns: shared with other drivers of the event loop; None: all
+        held for the peer; None: not counted. turns: shared with other drivers of the event loop; None: all
         input is worked off as it comes. age_s: seconds since the peer has connected."""
         self.connection = connection
         self.clock = clock
         self.on_event = on_event
         self.on_writable = on_writable
-        """Called when the stream takes more again after it did not; None: nobody minds."""
+        """Called when the stream becomes writable again; None to ignore."""
         self.on_turn: Callable[[], bool] | None = None
         """Does a piece of the owner's work, about a millisecond at most, and returns whether there is more;
         called when its turn comes after ``request_turn``."""
         self._on_ended = on_ended
         self.on_memory_pressure: Callable[[bool], None] | None = None
-        """Called when memory becomes short, and when it no longer is; None: nobody minds."""
+        """Called when memory becomes short, and when it no longer is; None to ignore."""
         self.stop_reason: TidegateError | None = None
         """Why this driver stopped; None while it runs. ClosedError after ``close``."""
         self._stream: ByteStream | None = None
@@ -144,14 +144,14 @@ class AmqpDriver:
         self._owner_bytes += change
 
     def admit_peer(self) -> None:
-        """The peer has proved who it is: the limits of strangers no longer hold for it."""
+        """The peer is authenticated: the limits of strangers no longer apply."""
         self.connection.admit_peer()
         self._pass_bytes_max = PASS_BYTES
         if self._stream is not None:
             self._stream.admit_peer()
 
     def flush(self) -> None:
-        """Hand out events and write what the engine has to send. Inside ``on_event`` it happens by itself."""
+        """Hand out events and write what the engine has to send. Inside ``on_event`` it is automatic."""
         if self._is_pumping:
             return
         if self._has_work:
@@ -215,7 +215,7 @@ class AmqpDriver:
     # --- StreamReceiver ---
 
     def start(self, stream: ByteStream) -> None:
-        """Take the stream over. A client opens its connection."""
+        """Take over the stream. A client opens its connection."""
         self._stream = stream
         site = site_in(stream.peer_name)
         for share in (self._share, self._output_share):
@@ -251,7 +251,7 @@ class AmqpDriver:
         self._has_eof = self._has_stream_ended = True
         self._end_error = error
         if self._is_closing:
-            self.connection.drop_input()  # nobody wants to know any more
+            self.connection.drop_input()  # its events have no reader any more
         self._share.serve()
 
     def _end(self) -> None:
@@ -344,7 +344,7 @@ class AmqpDriver:
                 if self._output_share.is_time_over:
                     break
                 if len(self.connection.output) >= TURN_BUFFERS_MAX:
-                    self._write()  # so that ``is_writable`` tells of it before the owner sends more
+                    self._write()  # so that ``is_writable`` shows it before the owner sends more
         finally:
             self._is_pumping, self._is_in_turn = not is_outer, False
         self.flush()
@@ -392,7 +392,7 @@ class AmqpDriver:
         """Give the peer up at once: what is unsent waits for a peer that does not read."""
         self.connection.abort(
             ResourceLimitError(
-                "The service holds as much in memory for its clients as it may, and much of it for this one.",
+                "The service's memory for clients is exhausted, and this connection holds much of it.",
                 next_step="Read faster, finish the messages that have begun, or connect again later.",
             )
         )
@@ -407,7 +407,7 @@ class AmqpDriver:
         try:
             function(*arguments)
         except Exception as exc:
-            # Nothing of an event: it may hold a token, and as much as a client likes to have in the log.
+            # Nothing of the event is logged: it may hold a token, or be of any size.
             kinds = ", ".join(type(argument).__name__ for argument in arguments)
             logger.exception("%r: handling %s failed", self, kinds or "its turn")
             failure = InternalFailureError(f"Handling an event failed: {type(exc).__name__}.")
@@ -428,7 +428,7 @@ class AmqpDriver:
         )
 
     def _stop(self, reason: TidegateError) -> None:
-        """Keep the first reason, and let everyone go who waits."""
+        """Keep the first reason, and release all waiters."""
         if self.stop_reason is None:
             self.stop_reason = reason
         self._writable.set()
@@ -461,7 +461,7 @@ class AmqpDriver:
         return self.connection.role is Role.SERVER and not self._writable.is_set()
 
     def _arm_timer(self) -> None:
-        """Have the one timer fire no later than the next deadline; too early does no harm."""
+        """Have the one timer fire no later than the next deadline; firing too early is harmless."""
         deadline = self.connection.next_deadline()
         if deadline is None or (self._timer is not None and self._timer_at <= deadline):
             return
@@ -541,7 +541,7 @@ class AmqpServer:
         return self.addresses[0][1]
 
     async def close(self, error: Error | None = None, *, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-        """Stop listening and close all connections, with ``amqp:connection:forced`` unless told otherwise.
+        """Stop listening and close all connections; ``error`` defaults to ``amqp:connection:forced``.
 
         Cancellation: connections that are not closed by then end within ``timeout_s``.
         """
@@ -602,7 +602,7 @@ async def serve_amqp(
     """Listen for AMQP connections; port 0: any free one. A TLS handshake may take as long as the opening.
 
     on_connection: gives each new driver its event handler, before its first event. budget, turns: see
-    ``AmqpServer``. admission: limits connections, with those of other faces; None: of its own.
+    ``AmqpServer``. admission: limits connections, shared with HTTP; None: one of its own.
     Raises BrokenError when the address cannot be listened on.
     """
     server = AmqpServer(configuration, clock=clock, on_connection=on_connection, budget=budget, turns=turns)

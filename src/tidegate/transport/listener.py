@@ -1,11 +1,11 @@
 """Accepting connections: each is asked for a ticket before anything is spent on it.
 
 Instead of ``loop.create_server``: asyncio accepts up to its whole backlog in one turn of the loop and makes a
-transport for each before anybody can refuse; uvloop without descriptors accepts and drops connections, or
+transport for each before it can be refused; uvloop without descriptors accepts and drops connections, or
 closes the listening socket for good (libuv ``uv__emfile_trick``). Here a refused connection costs an
-``accept`` and a ``close``, and where the system gives no descriptor accepting goes on PAUSE_S later.
+``accept`` and a ``close``, and where the system has no descriptor accepting resumes PAUSE_S later.
 
-The system's queue knows no order but that of arrival: who comes behind a thousand others waits for them all.
+The system's queue is in order of arrival: a client behind a thousand others waits for them all.
 So a turn of the event loop takes ACCEPTS_PER_TURN out of it, which is quick, and begins CONNECTS_PER_TURN,
 one of each address after the other.
 """
@@ -46,7 +46,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Listener:
-    """Listening sockets of one face. ``close`` it; connections that are there stay."""
+    """Listening sockets of AMQP or HTTP. ``close`` it; existing connections stay."""
 
     def __init__(
         self,
@@ -60,8 +60,8 @@ class Listener:
     ) -> None:
         """make_protocol: of a connection that has a ticket, which it ends when the connection is lost.
 
-        ssl: has the event loop speak TLS; None where the protocol does, or nobody. What HTTP has no place for
-        is admitted as Face.HEALTH where there is room for that.
+        ssl: has the event loop speak TLS; None where the protocol does it, or there is no TLS. HTTP
+        connections over the limits are admitted as Face.HEALTH where there is room for that.
         """
         self.sockets = tuple(sockets)
         self._make_protocol = make_protocol
@@ -72,7 +72,7 @@ class Listener:
         self._loop = asyncio.get_running_loop()
         self._tasks = TaskOwner(f"listener for {face.value}")
         self._waiting: OrderedDict[object, deque[tuple[socket.socket, Ticket]]] = OrderedDict()
-        """Accepted, and nobody's yet; by site, the next one first."""
+        """Accepted, without a protocol yet; by site, the next one first."""
         self._is_connecting = False
         self._pauses: dict[socket.socket, asyncio.TimerHandle] = {}
         self._refused: Counter[Refusal] = Counter()
@@ -179,13 +179,13 @@ class Listener:
             return  # displaced before it began
         task = asyncio.current_task()
         assert task is not None
-        # Without TLS there is a transport in the next turn of the loop, and with it somebody to end.
+        # Without TLS there is a transport in the next turn of the loop, and with it something to abort.
         ticket.close = _do_nothing if self._ssl is None else task.cancel
         timeout_s = None if self._ssl is None else self._handshake_timeout_s
         try:
             protocol = self._make_protocol(ticket)
         except BaseException:
-            accepted.close()  # nobody else's yet
+            accepted.close()  # no other owner yet
             raise
         try:
             transport, _ = await self._loop.connect_accepted_socket(

@@ -1,4 +1,4 @@
-"""What a service holds in memory for its peers, in one count, and what happens when it is too much.
+"""What a service holds in memory for its peers, in one count, and what happens over the limit.
 
 An account belongs to one peer and counts bytes that only the peer can free, by reading or by finishing what
 it began; bytes that wait for the disk are counted beside them (``add_queued``). An account is measured once
@@ -7,7 +7,7 @@ per read or write, so a silent peer costs nothing.
     used                      state        what happens
     below half of the limit   plenty       nothing
     from half on, until it    short        accounts are measured again and give back what can be read again;
-    is below a quarter                     whoever fills memory asks ``is_short`` and holds less
+    is below a quarter                     work that fills memory asks ``is_short`` and holds less
     from the limit on         exhausted    new peers are refused, and peers that hold most for longest without
                                            progress are ended, until a tenth is free again
 """
@@ -85,7 +85,7 @@ class MemoryBudget:
         """Raise ServerBusyError while memory is exhausted."""
         if self.is_exhausted:
             raise ServerBusyError(
-                "The service holds as much in memory for its clients as it may.",
+                "The service's memory for clients is exhausted.",
                 next_step="Try again later.",
                 retry_after_s=4.0,
             )
@@ -100,7 +100,7 @@ class MemoryBudget:
         """An account for one peer; ``close`` it with the peer.
 
         measure: bytes that only the peer can free, now. end: gives the peer up, and frees them. on_pressure:
-        told when memory becomes short, and when it no longer is.
+        called when memory becomes short, and when it no longer is.
         """
         account = MemoryAccount(self, measure, end, on_pressure, asyncio.get_running_loop().time)
         self._accounts.add(account)
@@ -109,7 +109,7 @@ class MemoryBudget:
         return account
 
     def add_queued(self, change: int) -> None:
-        """Count bytes that wait for the disk: they go by themselves."""
+        """Count bytes that wait for the disk: they need no peer to free them."""
         self._add(change)
 
     # -- for accounts
@@ -135,7 +135,7 @@ class MemoryBudget:
     def _relieve(self) -> None:
         self._relief = None
         self._is_relief_soon = False
-        # What the kernel has taken meanwhile of a socket's unsent bytes shows only when somebody looks.
+        # What the kernel has taken meanwhile of a socket's unsent bytes shows only when it is measured.
         for account in tuple(self._accounts):
             account.update()
         self._tell_pressure(self.is_short)

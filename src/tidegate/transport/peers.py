@@ -1,4 +1,4 @@
-"""Where a peer is, as far as its connection and its headers tell.
+"""Where a peer is, according to its connection and its headers.
 
 The rule: a header is believed only where the connection comes from a trusted proxy, and there only the part
 that trusted proxies have written.
@@ -71,13 +71,13 @@ class TrustedProxies:
     def client_address(
         self, peer: IpAddress | None, headers: Iterable[tuple[bytes, bytes]]
     ) -> IpAddress | None:
-        """The address that a request came from, as far as trusted proxies can tell.
+        """The address that a request came from, as far as trusted proxies report it.
 
         peer: the connection's. headers: names in lower case, in the order they came. A peer that is no
         trusted proxy speaks for itself. Else it is the rightmost address in ``X-Forwarded-For`` or
         ``Forwarded`` that is not a trusted proxy itself; where none is left, or what stands there is not an
-        address, the last proxy that is known. None where both headers are there and disagree: one of them is
-        the client's own, and nothing tells which.
+        address, the last proxy that is known. None where both headers are there and disagree: one of them was
+        set by the client, and it is unknown which.
         """
         if peer not in self:
             return peer
@@ -163,12 +163,12 @@ def site_in(peer_name: str) -> tuple[int, int] | None:
 def is_from_this_machine(
     peer: str | None, headers: Mapping[str, str], *, http_version: str, proxies: TrustedProxies
 ) -> bool:
-    """Whether somebody on this machine sent an HTTP request, for themselves.
+    """Whether a local client sent an HTTP request, and not a proxy on behalf of another.
 
     peer: the connection's address; None where it is not known. headers: names in lower case. A proxy, which
-    may speak for anybody, is known by its headers, by its address (``proxies``), or by HTTP/1.0, which nginx
+    may speak for any client, is known by its headers, its address (``proxies``), or HTTP/1.0, which nginx
     speaks where nothing else is configured, and no browser. And ``Host`` must be loopback: a page of another
-    site, whose name somebody's name server made point here (DNS rebinding), sends that name.
+    site, whose name an attacker's name server made point here (DNS rebinding), sends that name.
     """
     address = parse_address(peer)
     return (

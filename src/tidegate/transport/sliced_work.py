@@ -1,4 +1,4 @@
-"""Long work on the event loop, a millisecond at a time, so that nobody else waits longer.
+"""Long work on the event loop, a millisecond at a time, so that other connections wait no longer.
 
 A thread would not help: what takes long here holds the interpreter's lock, and each turn of the event loop
 would wait 5 ms for it (``sys.getswitchinterval``).

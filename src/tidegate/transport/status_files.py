@@ -1,4 +1,4 @@
-"""Where pipelines of this machine tell how they are: one directory per name, one file that is replaced whole.
+"""The status of pipelines on this machine: one directory per name, one file that is replaced atomically.
 
     <state directory>/pipelines/<name>/status.json     how it is, or was; see ``model.pipeline_status``
                                        checkpoint/     Spark's, where nothing else was said
@@ -52,7 +52,7 @@ class PipelineFiles:
         return self.root / name / "spark.log"
 
     def checkpoint_dir(self, name: str) -> Path:
-        """Where Spark's checkpoint of a pipeline lies, if nothing else was said."""
+        """Where Spark's checkpoint of a pipeline is stored by default."""
         return self.root / name / "checkpoint"
 
     @contextmanager
@@ -91,7 +91,7 @@ class PipelineFiles:
         os.replace(temporary, directory / _STATUS_NAME)
 
     def read(self, name: str) -> PipelineStatus:
-        """How a pipeline is, as true now: ``killed`` where its process is gone without a word.
+        """How a pipeline is, as true now: ``killed`` where its process ended without reporting it.
 
         Raises NotFoundError where none of that name ever ran here, InvalidArgumentError for a damaged file.
         """
@@ -101,11 +101,11 @@ class PipelineFiles:
         except (FileNotFoundError, NotADirectoryError):
             names = ", ".join(self.names())
             raise NotFoundError(
-                f"No pipeline of the name {name!r} has run on this machine.",
+                f"No pipeline named {name!r} has run on this machine.",
                 next_step=f"Those that have: {names}." if names else f"None has, says {self.root}.",
             ) from None
         except UnicodeDecodeError as error:
-            raise InvalidArgumentError(f"{path}: This is no UTF-8.", next_step="Delete it.") from error
+            raise InvalidArgumentError(f"{path}: Not valid UTF-8.", next_step="Delete it.") from error
         try:
             status = PipelineStatus.from_json(text)
         except InvalidArgumentError as error:
@@ -123,7 +123,7 @@ class PipelineFiles:
         return found
 
     def names(self) -> list[str]:
-        """Pipelines that ever ran here, in order; those whose file is damaged, too. Raises OSError."""
+        """Pipelines that ever ran here, in order, including those with a damaged file. Raises OSError."""
         return sorted(path.parent.name for path in self.root.glob(f"*/{_STATUS_NAME}"))
 
 

@@ -1,8 +1,8 @@
-"""Byte streams: TCP and TLS over asyncio, behind a seam for whatever else carries bytes.
+"""Byte streams: TCP and TLS over asyncio, behind a seam for other carriers of bytes.
 
 A stream hands what it reads to its ``StreamReceiver`` in a buffer that is used again for the next read, and
-takes whole lists of buffers to write. It never queues without saying so: ``is_writable`` and
-``wait_writable`` tell when the peer reads too slowly, ``pause_reading`` tells the peer when we do.
+takes whole lists of buffers to write. Its queue is always visible: ``is_writable`` and
+``wait_writable`` show when the peer reads too slowly, ``pause_reading`` slows the peer when we do.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tidegate.transport.turns import Turns
 
 READ_BUFFER_BYTES: Final = 256 * 1024
 """What one read takes at most. The streams of one listener read into one buffer, so that an idle connection
-holds none: each read is handed on before the event loop does another."""
+holds none: each read is passed on before the event loop does another."""
 
 STRANGER_READ_BYTES: Final = 16 * 1024
 """The same before the peer has proved who it is (our choice: the frames that do so take some KB)."""
@@ -36,7 +36,7 @@ Payload = bytes | bytearray | memoryview
 
 
 class StreamReceiver(Protocol):
-    """Who gets what a stream reads. All calls come from the event loop; none may block."""
+    """Receives what a stream reads. All calls come from the event loop; none may block."""
 
     def data_received(self, data: memoryview) -> None:
         """Bytes, valid until this call returns."""
@@ -263,7 +263,7 @@ async def connect_stream(
     """Connect over TCP, with TLS if there is a context.
 
     server_name: the name that the certificate must have; None: ``host``.
-    Raises BrokenError when there is no connection to be had, OperationTimeoutError after ``timeout_s``.
+    Raises BrokenError when the connection fails, OperationTimeoutError after ``timeout_s``.
     Cancellation: nothing stays open.
     """
     loop = asyncio.get_running_loop()
@@ -302,7 +302,7 @@ async def serve_streams(
 ) -> Listener:
     """Listen; ``on_connected`` is called for each connection (TLS: after its handshake). Port 0: any.
 
-    handshake_timeout_s: how long TLS's may take. admission: of all faces; None: one of its own. turns: in
+    handshake_timeout_s: how long TLS's may take. admission: shared with HTTP; None: one of its own. turns: in
     which connections decrypt; None: as bytes come.
     Raises BrokenError when the address cannot be listened on.
     """

@@ -38,7 +38,7 @@ class TaskOwner:
     def start(self, coroutine: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
         """Run a coroutine as a task of this owner.
 
-        Raises RuntimeError when the owner is closed: whoever closed it must not start more.
+        Raises RuntimeError when the owner is closed: no task may start after ``close``.
         """
         if self._is_closed:
             coroutine.close()

@@ -46,7 +46,7 @@ class Threads:
             raise
 
     def leave(self, call: Callable[[], None]) -> None:
-        """Run ``call`` at once, whoever's turn it is, and hear no more of it; it must not raise."""
+        """Run ``call`` at once, out of turn, without waiting for it; it must not raise."""
         threading.Thread(target=call, name=self._name, daemon=True).start()
 
     async def _begin(self, call: Callable[[], T]) -> asyncio.Future[T]:
@@ -67,13 +67,13 @@ class Threads:
     def _note_end(self, future: asyncio.Future[T]) -> None:
         self._turns.release()
         if not future.cancelled():
-            future.exception()  # looked at, so that asyncio does not report it as overlooked
+            future.exception()  # read, so that asyncio does not report it as overlooked
 
     def _start(self, call: Callable[[], T]) -> asyncio.Future[T]:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
 
-        def tell(result: T | None, error: BaseException | None) -> None:
+        def set_outcome(result: T | None, error: BaseException | None) -> None:
             if future.done():
                 return
             if error is not None:
@@ -85,10 +85,10 @@ class Threads:
             result, error = None, None
             try:
                 result = call()
-            except BaseException as caught:  # whoever waits gets it
+            except BaseException as caught:  # raised to the waiting caller
                 error = caught
-            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(tell, result, error)
+            with suppress(RuntimeError):  # the loop is closed: no caller waits
+                loop.call_soon_threadsafe(set_outcome, result, error)
 
         threading.Thread(target=work, name=self._name, daemon=True).start()
         return future

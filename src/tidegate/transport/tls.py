@@ -31,7 +31,7 @@ _PIECE_BYTES: Final = 64 * 1024
 
 
 class HandshakeFailures:
-    """Counts the handshakes that fail in a context, whoever drives them."""
+    """Counts the handshakes that fail in a context, whatever drives them."""
 
     def __init__(self, context: ssl.SSLContext) -> None:
         """Counts from now on: clients without the certificate authority, without TLS, with none of our
@@ -56,7 +56,7 @@ class HandshakeFailures:
 class TlsServerConnection(asyncio.BufferedProtocol, asyncio.Transport):
     """The protocol of a socket's transport, and the transport of a protocol that knows nothing of TLS.
 
-    The inner protocol is a BufferedProtocol, too. It is made, and connected, once the handshake is done.
+    The inner protocol is also a BufferedProtocol. It is made, and connected, once the handshake is done.
     """
 
     def __init__(
@@ -233,7 +233,7 @@ class TlsServerConnection(asyncio.BufferedProtocol, asyncio.Transport):
         return is_wanted and (self._is_more_decrypted or len(self._encrypted) > 0)
 
     def _update_socket(self) -> None:
-        """Read from the socket only what can be handed on."""
+        """Read from the socket only what can be passed on."""
         is_paused = self._is_reading_paused or len(self._encrypted) > 0
         if is_paused is self._is_socket_paused or self._transport.is_closing():
             return
@@ -244,7 +244,7 @@ class TlsServerConnection(asyncio.BufferedProtocol, asyncio.Transport):
             self._transport.resume_reading()
 
     def _advance(self) -> None:
-        """Do the handshake, or hand on what can be decrypted."""
+        """Do the handshake, or pass on what can be decrypted."""
         if self._is_closing:
             return
         try:
@@ -267,7 +267,7 @@ class TlsServerConnection(asyncio.BufferedProtocol, asyncio.Transport):
         except ssl.SSLWantReadError:
             raise
         except ssl.SSLError as error:
-            self._flush()  # the alert that tells the client why
+            self._flush()  # the alert with the reason
             self._give_up(error.reason or str(error))
             return False
         self._flush()

@@ -6,7 +6,7 @@ Whatever a peer can cause goes through a ``Share``, in slices of about a millise
                              else, or if a slice did not do, the share waits
     a pass of the loop       shares that wait get slices until the pass's time is used up
 
-So what takes less than a slice waits for nobody's backlog. Of those that wait, the next one is that of the
+So work shorter than a slice waits for no backlog of others. Of those that wait, the next one is that of the
 address that has had least, and of its shares the one that has had least: each has a tag that grows with the
 time it was served, and after a pause it starts where the others are by now, less a small credit (start-time
 fair queueing, in two levels: Goyal, Vin and Cheng, IEEE/ACM Transactions on Networking 5(5), 1997). A single
@@ -22,7 +22,7 @@ behind all those arrivals, and report a service as dead that is only busy.
 The loop rests for a moment after each REST_AFTER_S of such work, for the sake of other threads, such as the
 writer of the log. A loop that is busy keeps Python's global interpreter lock from them: it gives it up for
 each system call, which is over before a thread that waits has woken up, and as that thread was woken its
-request for the lock (``sys.setswitchinterval``) begins anew each time (CPython 3.11, Python/ceval_gil.h,
+request for the lock (``sys.setswitchinterval``) starts again each time (CPython 3.11, Python/ceval_gil.h,
 ``take_gil``). Without rests a round of the writer took 0.1 to 2 s beside a single connection that attaches
 link after link.
 """
@@ -45,7 +45,7 @@ come with it (our choice: about what a frame or the head of a request takes)."""
 
 PASS_S: Final = 0.001
 """What a pass of the event loop spends on shares that wait, and again on those whose bytes come in it. Our
-choice: an answer takes some passes, of three kinds of turns each. A pass by itself costs some 0.04 ms."""
+choice: an answer takes some passes, of three kinds of turns each. A pass costs some 0.04 ms."""
 
 HEALTH_PASS_S: Final = 0.00025
 """The same for requests for ``/health`` (our choice: parsing two of them, which are then answered)."""
@@ -184,7 +184,7 @@ class Share(_Tagged):
             self._turns.put_next(self)
 
     def close(self) -> None:
-        """Nothing more is to be done, and whoever would do it is let go."""
+        """Do no more work, and release the one that would do it."""
         self.is_closed = True
         self._work = _nothing
 

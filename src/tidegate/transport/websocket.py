@@ -181,7 +181,7 @@ class WebSocketStream(asyncio.Protocol):
     def close(self) -> None:
         """Send what is queued and a close frame; the stream ends with the peer's answer, or its end.
 
-        A transport that were closed at once would answer the peer's close frame with a reset, which may cost
+        A transport that is closed at once would answer the peer's close frame with a reset, which may cost
         the peer what it has not read yet.
         """
         self._start_closing(_NORMAL)
@@ -192,7 +192,7 @@ class WebSocketStream(asyncio.Protocol):
             self._transport.abort()
 
     def shutdown(self) -> None:
-        """The HTTP server stops; whoever uses the stream has been told before."""
+        """The HTTP server stops; the user of the stream was notified before."""
         self._start_closing(_GOING_AWAY)
 
     # --- asyncio.Protocol ---
@@ -324,7 +324,7 @@ class WebSocketStream(asyncio.Protocol):
 
     def _on_frame(self, frame: Frame) -> None:
         if frame.opcode is Opcode.PING and self._is_writing_paused:
-            # The library has queued the answer already, and reading goes on whatever is unsent.
+            # The library has queued the answer already, and reading continues whatever is unsent.
             self._pings_unread += 1
             if self._pings_unread == PINGS_MAX:
                 self._error = RemoteProtocolError(

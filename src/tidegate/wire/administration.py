@@ -45,7 +45,7 @@ class AdministrationRequest:
     def from_request(cls, request: Request) -> AdministrationRequest | None:
         """The request, or None where it is none of these (``wire.management`` may know it).
 
-        Raises InvalidArgumentError when its body is no map of plain values.
+        Raises InvalidArgumentError when its body is not a map of plain values.
         """
         if request.optional_text("type") != ADMINISTRATION_ENTITY:
             return None
@@ -57,7 +57,7 @@ class AdministrationRequest:
         return cls(request.operation, parameters, values, request.optional_text("security_token"))
 
     def to_message(self) -> Message:
-        """The request; whoever sends it sets message-id and reply-to."""
+        """The request; its sender sets message-id and reply-to."""
         properties: dict[str, object] = {"type": ADMINISTRATION_ENTITY}
         properties |= {name: value for name, value in self.parameters.items() if value}
         if self.security_token is not None:
@@ -66,7 +66,7 @@ class AdministrationRequest:
 
 
 def encode_administration_response(message_id: MessageId | None, status_code: int, body: object) -> bytes:
-    """The answer to a request that succeeded. body: plain values, None where there is nothing to tell."""
+    """The answer to a request that succeeded. body: plain values, None where there is no body."""
     description = "Created" if status_code == 201 else "OK"
     return encode_response(
         correlation_id=message_id, status_code=status_code, status_description=description, value=body
@@ -81,7 +81,7 @@ def nothing_in(message: Message) -> None:
 def map_in(message: Message) -> dict[str, object]:
     """The map that was answered.
 
-    Raises the error of an unsuccessful response, RemoteProtocolError when the body is no map.
+    Raises the error of an unsuccessful response, RemoteProtocolError when the body is not a map.
     """
     return _as_map(successful(message).value)
 
@@ -101,9 +101,9 @@ def _as_map(value: object) -> dict[str, object]:
 
 
 def _plain(value: object, depth: int = 0) -> object:
-    """The value as JSON would have it: AMQP's own types of numbers and texts are their kinds."""
+    """The value in JSON's types: AMQP's own number and string types become int and str."""
     if depth > _DEPTH_MAX:
-        raise InvalidArgumentError("The body has too many lists and maps in each other.")
+        raise InvalidArgumentError("The body nests lists and maps too deeply.")
     if value is None or isinstance(value, bool):
         return value
     for kind in (int, str):
@@ -113,4 +113,4 @@ def _plain(value: object, depth: int = 0) -> object:
         return [_plain(item, depth + 1) for item in value]
     if isinstance(value, dict):
         return {str(name): _plain(item, depth + 1) for name, item in value.items()}
-    raise InvalidArgumentError(f"The body has a {type(value).__name__}, which JSON has not.")
+    raise InvalidArgumentError(f"The body has a {type(value).__name__}, which JSON does not have.")

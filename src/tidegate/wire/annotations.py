@@ -29,10 +29,10 @@ def annotations_section(word: int, entries: bytes, count: int) -> tuple[bytes, b
 def merged_entries(
     message: bytes, sections: Sequence[Section], wanted: int, without: Collection[str]
 ) -> tuple[bytes, int]:
-    """The entries of all sections of one code as they lie, except those named ``without``.
+    """The entries of all sections of one code as they are, except those named ``without``.
 
-    Returns the bytes and the count of keys and values. Raises DecodeError when one is no map, a key is none
-    that decoders take, or the entries are more than theirs may be.
+    Returns the bytes and the count of keys and values. Raises DecodeError for one that is not a map, a key
+    that decoders refuse, or too many entries.
     """
     count = 0
     kept: list[bytes] = []

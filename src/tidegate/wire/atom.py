@@ -92,7 +92,7 @@ def parse_description(body: bytes, kind: str) -> dict[str, str]:
     parser.CharacterDataHandler = found.add_text
     try:
         parser.Parse(body, True)
-    except (ExpatError, LookupError, ValueError) as error:  # the latter two: an encoding that nobody knows
+    except (ExpatError, LookupError, ValueError) as error:  # the latter two: an unknown encoding
         raise InvalidArgumentError(f"The body is not XML: {error}.") from error
     if found.properties is None:
         raise InvalidArgumentError(f"The body has no {kind} in {_SERVICE_BUS}.")
@@ -107,7 +107,7 @@ class _Found:
         self._path: list[str] = []
         self._is_open = False
         self._at = 0
-        """How deep the wanted element lies."""
+        """The depth of the wanted element."""
         self.properties: dict[str, str] | None = None
 
     def start(self, name: str, attributes: Mapping[str, str]) -> None:

@@ -3,7 +3,7 @@
 A batch is an AMQP message whose body is one data section per event, each holding that event's whole encoded
 message. **Stored is exactly the run of those data sections** (``00 53 75 a0|b0 length …``, end to end): to
 take a batch in is to find boundaries and drop the envelope, to deliver one to our own client is to send the
-bytes as they lie. A message sent by itself is stored as one such section.
+bytes as they are. A message sent alone is stored as one such section.
 
 The envelope, what is around the data sections, says things about all of them: the partition key, and with
 our extension ``tidegate:idempotent-batch`` who sent them and the number of the first. Event Hubs' own
@@ -106,7 +106,7 @@ def split_batch(payload: Buffer) -> BatchSections:
 
 
 def split_single(payload: Buffer) -> BatchSections:
-    """A message that was sent by itself, as a batch of one.
+    """A message that was sent alone, as a batch of one.
 
     Raises DecodeError when the bytes are no message.
     """
@@ -150,7 +150,7 @@ def wrap_event(encoded: Buffer) -> bytes:
 def unwrap(section: Buffer) -> memoryview:
     """The encoded message that one stored section holds.
 
-    Raises DecodeError when it is no stored section.
+    Raises DecodeError when it is not a stored section.
     """
     view = memoryview(section)
     try:

@@ -122,14 +122,14 @@ def system_properties(encoded: bytes | memoryview, enqueued_time_ms: int) -> dic
 def undecodable_record(
     sequence_number: int, enqueued_time: str, stored: bytes, *, enqueued_time_ms: int
 ) -> CaptureRecord:
-    """The record of an event that is no AMQP message: the bytes that the log has, as the body.
+    """The record of an event that is not an AMQP message: the bytes that the log has, as the body.
 
     Our choice: the service stores events without looking into them, and Capture loses none.
     """
     try:
-        texts, _ = decode_whole(unwrap(stored))
+        decoded, _ = decode_whole(unwrap(stored))
         error = (
-            texts.system_properties.get(DECODE_ERROR_PROPERTY) or "Its value cannot be represented in Avro."
+            decoded.system_properties.get(DECODE_ERROR_PROPERTY) or "Its value cannot be represented in Avro."
         )
     except DecodeError as refused:
         error = str(refused)
@@ -196,7 +196,7 @@ def _decoded_system_properties(sections: bytes) -> Mapping[str, AvroValue]:
 
 
 def _missing_type(value: object) -> str | None:
-    """What the schema cannot tell of a property's value; None: it has its type."""
+    """The type of a property's value that the schema lacks; None: it has its type."""
     match value:
         case None:
             return TYPE_NULL

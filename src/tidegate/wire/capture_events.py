@@ -2,7 +2,7 @@
 
 The reverse of ``capture``. Files of Tidegate give back what was sent. Azure's have integers, floats, text and
 bytes alone, so a property that was true or false is text in them; what their ``SystemProperties`` may hold is
-not documented, and every name that is no standard property is taken for an annotation. Pure.
+not documented, and every name that is not a standard property is taken for an annotation. Pure.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ Values = Mapping[str, AvroValue]
 
 
 def typed_properties(properties: Values, system_properties: Values) -> Mapping[str, PropertyValue]:
-    """A record's application properties with the types that they were sent with, as far as it tells."""
+    """A record's application properties with the types that they were sent with, as far as it says."""
     types_text = system_properties.get(PROPERTY_TYPES)
     if not isinstance(types_text, str):
         return properties
@@ -67,7 +67,7 @@ def typed_properties(properties: Values, system_properties: Values) -> Mapping[s
             try:
                 typed[name] = restore(typed[name])
             except (ValueError, TypeError, DecodeError):
-                continue  # somebody else's property of that name: it stays as it is
+                continue  # a property of that name from another program: it stays as it is
     return cast(Mapping[str, PropertyValue], typed)
 
 
@@ -87,15 +87,15 @@ def encoded_event(body: bytes | None, properties: Values, system_properties: Val
     if DECODE_ERROR_PROPERTY in system:
         return _as_stored(body or b"")
     if _SIMPLE.issuperset(system) and all(type(value) is str for value in system.values()):
-        texts = cast(Mapping[str, str], system)
+        strings = cast(Mapping[str, str], system)
         event = EventData(
             body or b"",
             typed,
-            content_type=texts.get("content-type"),
-            message_id=texts.get("message-id"),
-            correlation_id=texts.get("correlation-id"),
+            content_type=strings.get("content-type"),
+            message_id=strings.get("message-id"),
+            correlation_id=strings.get("correlation-id"),
         )
-        return encode_event(event, texts.get(_KEY))
+        return encode_event(event, strings.get(_KEY))
     standard = {_STANDARD[name]: value for name, value in system.items() if name in _STANDARD}
     annotations: dict[object, object] = {
         Symbol(name): value for name, value in system.items() if name not in _STANDARD
@@ -106,7 +106,7 @@ def encoded_event(body: bytes | None, properties: Values, system_properties: Val
 
 
 def _as_stored(stored: bytes) -> bytes:
-    """An event that is no AMQP message: its record has the section that the log has."""
+    """An event that is not an AMQP message: its record has the section that the log has."""
     try:
         return bytes(unwrap(stored))
     except DecodeError:

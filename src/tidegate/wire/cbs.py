@@ -20,7 +20,7 @@ SAS_TOKEN_TYPE: Final = "servicebus.windows.net:sastoken"
 JWT_TOKEN_TYPE: Final = "jwt"
 
 ACCEPTED: Final = 202
-"""The status of a token that was taken."""
+"""The status of a token that was accepted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class PutToken:
     """A token, and the audience that it authorises a connection for."""
 
     token_type: str
-    """SAS_TOKEN_TYPE or JWT_TOKEN_TYPE; whether it is supported is the caller's to say."""
+    """SAS_TOKEN_TYPE or JWT_TOKEN_TYPE; whether it is supported is up to the caller."""
     audience: str
     token: str = field(repr=False)
     expires_at_s: int | None = None
@@ -55,7 +55,7 @@ class PutToken:
 
 
 def put_token_request(put_token: PutToken) -> Message:
-    """The request that puts a token; whoever sends it sets message-id and reply-to."""
+    """The request that puts a token; its sender sets message-id and reply-to."""
     properties: dict[str, object] = {"type": put_token.token_type, "name": put_token.audience}
     if put_token.expires_at_s is not None:
         properties["expiration"] = Timestamp(put_token.expires_at_s * 1000)
@@ -63,7 +63,7 @@ def put_token_request(put_token: PutToken) -> Message:
 
 
 def check_put_token_response(message: Message) -> None:
-    """Return when the token was taken; raise what the refusal means otherwise.
+    """Return when the token was accepted; raise the error of the refusal otherwise.
 
     Raises UnauthorizedError, NotFoundError (no such hub) and what else ``wire.conditions`` knows.
     """
@@ -71,5 +71,5 @@ def check_put_token_response(message: Message) -> None:
 
 
 def encode_put_token_accepted(message_id: MessageId | None) -> bytes:
-    """The answer to a token that was taken; a refusal is ``request_response.encode_error_response``."""
+    """The answer to a token that was accepted; a refusal is ``request_response.encode_error_response``."""
     return encode_response(correlation_id=message_id, status_code=ACCEPTED, status_description="Accepted")

@@ -1,7 +1,7 @@
 """The one table between our errors, AMQP's error conditions and HTTP statuses, in both directions.
 
 A row says what an error of ours looks like to a peer, and what a peer's condition means here. An error class
-without a row of its own goes out as its nearest base does. Texts belong to whoever raises the error.
+without a row of its own goes out as its nearest base does. Messages belong to the code that raises the error.
 Source of the ``com.microsoft:…`` conditions: the official clients' tables of them (azure-eventhub 5.15.1,
 @azure/core-amqp).
 """
@@ -101,7 +101,7 @@ CONDITIONS: Final[tuple[ConditionRow, ...]] = (
     ConditionRow(DecodeError, amqp.DECODE_ERROR, 400),
     ConditionRow(FramingError, amqp.FRAMING_ERROR, 400),
     ConditionRow(RemoteProtocolError, amqp.NOT_ALLOWED, 400),
-    # Of our own, because a client must not take them for something that passes: it would attach for ever.
+    # Of our own, because a client must not take them for transient: it would attach again forever.
     ConditionRow(LogCorruptError, Symbol("tidegate:log-corrupt"), 500),
     ConditionRow(LogFailedError, Symbol("tidegate:log-failed"), 500),
     ConditionRow(LocalProtocolError, amqp.INTERNAL_ERROR, 500),
@@ -115,7 +115,7 @@ for _row in CONDITIONS:
     _BY_ERROR.setdefault(_row.error, _row)
     _BY_CONDITION.setdefault(_row.condition, _row)
     _BY_STATUS.setdefault(_row.http_status, _row)
-# An internal error of the peer is nobody's protocol error here.
+# An internal error of the peer is not a protocol error here.
 _BY_CONDITION[amqp.INTERNAL_ERROR] = _BY_ERROR[TidegateError]
 _BY_STATUS[500] = _BY_ERROR[TidegateError]
 
@@ -147,13 +147,13 @@ def response_status_for(error: BaseException) -> int:
 def error_description(
     error: BaseException, *, tracking_id: str | None = None, now_utc: datetime | None = None
 ) -> str:
-    """The sentence for the peer: an error's own text, without what is only for whoever runs the service.
+    """The sentence for the peer: an error's own text, without what is only for the operator of the service.
 
-    tracking_id, now_utc: where given, the suffix that Event Hubs puts behind its texts is appended.
+    tracking_id, now_utc: where given, the suffix that Event Hubs appends to its messages is appended.
     """
     text = "The service failed; see its log for details."
     if isinstance(error, TidegateError):
-        # What a peer sent may be quoted in it: nothing in it starts a new line of somebody's log.
+        # What a peer sent may be quoted in it: nothing in it starts a new line of a log.
         text = "".join(letter if letter.isprintable() else "?" for letter in error.remote_text or str(error))
     if tracking_id is not None:
         text += f" TrackingId:{tracking_id}, SystemTracker:tidegate"

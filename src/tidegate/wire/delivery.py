@@ -10,7 +10,7 @@ producer's message is decoded or encoded again, so every type in it survives. Wh
     [message annotations]               message annotations      (its entries first, then ours)
     everything else                     everything else, as it is
 
-Annotations of the same names that a message has from an earlier delivery, because somebody forwarded it, are
+Annotations of the same names that a message has from an earlier delivery, because it was forwarded, are
 dropped: otherwise it would have two sequence numbers.
 
 **Batched** (extension ``tidegate:batch-delivery``). One delivery is a slice of a record batch: annotations
@@ -84,7 +84,7 @@ ENQUEUED_TIME_KEY: Final = encode_value(ENQUEUED_TIME) + b"\x83"
 """The keys of our annotations, each with the constructor of its value."""
 
 _LONE_PARTITION_KEY: Final = b"\x02" + encode_value(PARTITION_KEY)
-"""How a message-annotations map goes on after its size when a partition key is all it holds."""
+"""How a message-annotations map continues after its size when a partition key is all it holds."""
 
 _OUR_KEYS: Final = frozenset((SEQUENCE_NUMBER, OFFSET, ENQUEUED_TIME))
 _METRIC_KEYS: Final = frozenset(
@@ -179,7 +179,7 @@ def _after_lone_key(data: bytes, at: int, until: int) -> int:
 def _is_plain_from(data: bytes, at: int, until: int) -> bool:
     """Whether from ``at`` on there are only properties, application properties and one data section.
 
-    Sizes alone tell. Nothing may come after: official clients believe the last annotations that they find.
+    Only sizes are checked. Nothing may follow: official clients use the last annotations that they find.
     """
     word: int
     size: int

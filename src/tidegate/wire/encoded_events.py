@@ -107,7 +107,7 @@ class EncodedEvents:
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of all messages; of packed ones with what lies between them."""
+        """The bytes of all messages; of packed ones including the bytes between them."""
         if isinstance(self.messages, PackedMessages):
             return self.messages.size_bytes
         return sum(map(len, self.messages))
@@ -173,7 +173,7 @@ def events_of_batch(payload: bytes) -> EncodedEvents:
 def events_of_deliveries(payloads: Iterable[bytes]) -> EncodedEvents:
     """The events of deliveries of one event each, as any Event Hubs service sends them.
 
-    Raises DecodeError when one of them is no message, or does not say where it is in the partition.
+    Raises DecodeError when one of them is not a message, or does not say where it is in the partition.
     """
     numbers: list[int] = []
     times_ms: list[int] = []

@@ -200,7 +200,7 @@ def event_body(encoded: Buffer) -> memoryview:
 
 
 def _only_data_section(data: Buffer, until: int) -> tuple[int, int] | None:
-    """Where the content of the only data section lies; None where it takes a closer look to say."""
+    """The place of the only data section's content; None where that needs a closer look."""
     at = 0
     last_word = until - 8
     while at <= last_word:

@@ -107,7 +107,7 @@ def _decode_rest(sections: bytes) -> EventTexts:
 
 
 def decode_whole(encoded: bytes | memoryview) -> tuple[EventTexts, bytes | None]:
-    """An event of any shape; what is no AMQP message has no body and says why in its system properties."""
+    """An event of any shape; one that is not an AMQP message has no body, and the reason as a property."""
     try:
         message = decode_message(encoded)
         return EventTexts.of(message), _body_of(message)
@@ -161,7 +161,7 @@ def _json_value(value: object) -> object:
         return [_json_value(item) for item in value.items]
     if isinstance(value, Described):
         return _json_value(value.value)
-    # A time as everywhere: as an integer, which it also is, nobody would know it for one.
+    # A time as everywhere: as an integer, which it also is, it would not be recognisable.
     return text_of(value) if isinstance(value, Timestamp) else value
 
 

@@ -73,7 +73,7 @@ class ManagementRequest:
 
 @dataclass(frozen=True, slots=True)
 class EventHubDescription(HubSettings):
-    """An event hub as ``$management`` tells it."""
+    """An event hub as ``$management`` describes it."""
 
     name: str
     created_at_ms: int
@@ -81,9 +81,9 @@ class EventHubDescription(HubSettings):
     partition_ids: tuple[str, ...]
 
     def to_map(self) -> dict[object, object]:
-        """The map that goes on the wire."""
+        """The map as it is sent."""
         settings: dict[str, object] = {**self.settings()}
-        told: dict[object, object] = {name: value for name, value in settings.items() if value is not None}
+        known: dict[object, object] = {name: value for name, value in settings.items() if value is not None}
         return {
             "name": self.name,
             "type": EVENT_HUB_ENTITY,
@@ -91,7 +91,7 @@ class EventHubDescription(HubSettings):
             "partition_count": Int(len(self.partition_ids)),
             "partition_ids": Array.of(str, self.partition_ids),
             "georeplication_factor": Int(1),
-            **told,
+            **known,
         }
 
     @classmethod
@@ -131,7 +131,7 @@ def partition_to_map(ends: PartitionEnds) -> dict[object, object]:
 
 
 def partition_from_map(value: object) -> PartitionEnds:
-    """A partition's ends from a response's body. Raises RemoteProtocolError if it is no such map."""
+    """A partition's ends from a response's body. Raises RemoteProtocolError if it is not such a map."""
     entries = _entries(value)
     last = _integer(entries, "last_enqueued_sequence_number")
     last_ms: int | None = _integer(entries, "last_enqueued_time_utc")

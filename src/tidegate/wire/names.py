@@ -60,4 +60,4 @@ PARTITION_ENTITY: Final = "com.microsoft:partition"
 
 REQUEST_BYTES_MAX: Final = 65_536
 """max-message-size of links to ``$cbs`` and ``$management``. Our choice: many times a token, and little, as
-anybody may send there before being authorised (Azure names no limit: vcabbage/amqp#43)."""
+any client may send there before it is authorised (Azure names no limit: vcabbage/amqp#43)."""

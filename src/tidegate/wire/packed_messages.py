@@ -1,7 +1,7 @@
-"""Encoded messages that lie one behind the other in one buffer, and are cut out only when asked for.
+"""Encoded messages one behind the other in one buffer, cut out only on request.
 
-A batched delivery is such a buffer. Whoever wants single messages pays for cutting them out; whoever works on
-whole columns (Spark's) never does.
+A batched delivery is such a buffer. Only a reader of single messages pays for cutting them out; one of
+whole columns (Spark) never does.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def _last_header(payload: bytes, at: int) -> tuple[int, int]:
 
 
 def packed(messages: Sequence[bytes | memoryview]) -> PackedMessages:
-    """The messages in one buffer: as they are where they lie in one, else laid end to end (copied)."""
+    """The messages in one buffer: unchanged where they share one, otherwise copied end to end."""
     if isinstance(messages, PackedMessages):
         return messages
     ends: list[int] = []

@@ -1,13 +1,13 @@
 """Events of a named publisher: its name goes into each, and is each one's partition key.
 
 Receivers learn from ``x-opt-publisher`` who sent an event. Only the service writes it, on a publisher's link:
-of events that anybody else sends it is taken out, so that nobody can pass for a publisher. (They are not
+from events of all other senders it is removed, so that no one can impersonate a publisher. (They are not
 refused: who forwards an event sends it with the annotations that it came with.)
 
 Some clients find the end of a list by its count, and others, like the service, by its size: the official
-Python client (azure-eventhub 5.15.1, ``_pyamqp/_decode.py``) reads what lies between the two as the next
-sections of the message. So an event with a name of ours anywhere in it is looked at whole; where the two
-differ, it is no message, and receivers get it as a body.
+Python client (azure-eventhub 5.15.1, ``_pyamqp/_decode.py``) reads the bytes between the two as the next
+sections of the message. So an event with a name of ours anywhere in it is examined whole; where the two
+differ, it is not a message, and receivers get it as a body.
 Source: Azure "Event Hubs features", publisher policy, 2026-09: "publisher names don't need to be created
 ahead of time, but they must match the SAS token used", and "the PartitionKey value needs to be set to the
 publisher name".
@@ -70,7 +70,7 @@ def may_pretend(payload: bytes) -> bool:
 def unpublished_events(sections: BatchSections) -> Iterator[bytes]:
     """The stored form of each event, without the publisher that its sender wrote into it.
 
-    Raises DecodeError where the sections are garbled. An event that is no message is delivered as a body.
+    Raises DecodeError where the sections are garbled. An event that is not a message is delivered as a body.
     """
     for event in iter_events(sections.payload, sections.lengths):
         encoded = bytes(event)

@@ -76,7 +76,7 @@ class Request:
     def optional_text(self, name: str) -> str | None:
         """A property as text; None when it is missing or null.
 
-        Raises InvalidArgumentError when it is no text.
+        Raises InvalidArgumentError when it is not a string.
         """
         return None if self.properties.get(name) is None else self.text(name)
 
@@ -133,7 +133,7 @@ def successful(message: Message) -> Response:
 
 
 def make_request(operation: str, properties: Mapping[str, object], value: object = NO_VALUE) -> Message:
-    """A request without message-id and reply-to, which whoever sends it sets.
+    """A request without message-id and reply-to, which its sender sets.
 
     Without a value the body is an empty data section, which every service takes.
     """
@@ -154,7 +154,7 @@ def encode_response(
     error_condition: str | None = None,
     value: object = None,
 ) -> bytes:
-    """A response's bytes; its body is an amqp-value section, null where there is nothing to tell."""
+    """A response's bytes; its body is an amqp-value section, null where there is no value."""
     properties: dict[object, object] = {
         _STATUS_CODE: Int(status_code),
         _STATUS_DESCRIPTION: status_description,

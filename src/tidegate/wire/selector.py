@@ -46,7 +46,7 @@ _NO_SEGMENT = "-1:"
 def parse_selector(expression: str) -> tuple[EventPosition, ...]:
     """The positions that an expression names, at least one: a receiver starts at the last of them.
 
-    Raises InvalidArgumentError when it is no such expression.
+    Raises InvalidArgumentError when it is not such an expression.
     """
     if len(expression) > _EXPRESSION_CHARACTERS_MAX:
         raise _bad_selector(expression)
@@ -118,7 +118,7 @@ def selector_filter(position: EventPosition) -> dict[object, object]:
 def honoured_filters(filters: Mapping[object, object]) -> dict[object, object]:
     """Those of a source's filters that are in force here: its selectors.
 
-    Clients disagree about the descriptor, and Qpid Proton about the key: one of the two tells a selector.
+    Clients disagree about the descriptor, and Qpid Proton about the key: either of the two marks a selector.
     """
     return {key: value for key, value in filters.items() if _is_selector(key, value)}
 
@@ -133,7 +133,7 @@ def positions_from_filters(filters: Mapping[object, object]) -> tuple[EventPosit
     """The positions that a source's filters name, the earliest where they name none: a receiver starts at the
     last of them.
 
-    Raises InvalidArgumentError when they say something that means nothing.
+    Raises InvalidArgumentError when they cannot be parsed.
     """
     positions: list[EventPosition] = []
     for value in honoured_filters(filters).values():

@@ -1,4 +1,4 @@
-"""The administration as one table, whichever protocol asks: operations, and shapes of what goes in and out.
+"""The administration as one table for all protocols: operations, and the shapes of requests and answers.
 
-Nothing of a protocol: addresses are templates, values are plain.
+Independent of any protocol: addresses are templates, values are plain.
 """

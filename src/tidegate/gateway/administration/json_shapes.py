@@ -1,7 +1,7 @@
-"""JSON objects as tables: one table checks what comes in and is what the OpenAPI document says.
+"""JSON objects as tables: one table checks requests and makes their schema in the OpenAPI document.
 
-A shape is its fields in order. What a request's shape does not know is refused, so that a misspelt setting is
-never taken for one that was left out.
+A shape is its fields in order. A request with an unknown field is refused, so that a misspelt setting is
+not mistaken for one that was left out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Kind(Enum):
     INTEGER = "an integer"
     TEXT = "a string"
     BOOLEAN = "true or false"
-    TEXTS = "a list of strings"
+    STRINGS = "a list of strings"
     OBJECT = "an object"
     OBJECTS = "a list of objects"
 
@@ -33,7 +33,7 @@ _SCHEMAS: Final[Mapping[Kind, Mapping[str, object]]] = {
     Kind.INTEGER: {"type": "integer"},
     Kind.TEXT: {"type": "string"},
     Kind.BOOLEAN: {"type": "boolean"},
-    Kind.TEXTS: {"type": "array", "items": {"type": "string"}},
+    Kind.STRINGS: {"type": "array", "items": {"type": "string"}},
 }
 
 
@@ -63,7 +63,7 @@ class Field:
                 inner = {"oneOf": [inner, {"type": "null"}]}
             return {**inner, "description": self.description}
         found = dict(_SCHEMAS[self.kind])
-        if self.choices and self.kind is Kind.TEXTS:
+        if self.choices and self.kind is Kind.STRINGS:
             found["items"] = {"type": "string", "enum": list(self.choices)}
         elif self.choices:
             found["enum"] = list(self.choices)
@@ -74,7 +74,7 @@ class Field:
     def type(self) -> Any:
         """What msgspec checks a value of a request against."""
         text: Any = Literal[self.choices] if self.choices else str
-        kinds = {Kind.INTEGER: int, Kind.TEXT: text, Kind.BOOLEAN: bool, Kind.TEXTS: list[text]}
+        kinds = {Kind.INTEGER: int, Kind.TEXT: text, Kind.BOOLEAN: bool, Kind.STRINGS: list[text]}
         return kinds[self.kind] | None if self.is_nullable else kinds[self.kind]
 
 

@@ -37,11 +37,11 @@ AUDIT_RECORDS_MAX: Final = 1_000
 
 
 class Needs(Enum):
-    """Which claims an operation takes: any of them is enough."""
+    """The claims that allow an operation; any one of them is enough."""
 
     MANAGE = (Claim.MANAGE,)
     SEE = (Claim.MANAGE, Claim.LISTEN)
-    """Who may listen sees what there is; keys only who may manage."""
+    """A Listen claim shows entities; only a Manage claim shows keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Call:
     values: Mapping[str, object] = field(repr=False)
     """Of the body, checked against the operation's shape."""
     is_manager: bool
-    """Whether the token has Manage here, too."""
+    """Whether the token also has Manage here."""
 
     @property
     def event_hub(self) -> EventHub:
@@ -69,20 +69,20 @@ class Call:
         return self.parameters.get("hub")
 
     def text(self, name: str) -> str:
-        """A text of the body."""
+        """A string of the body."""
         return cast(str, self.values[name])
 
     def optional_text(self, name: str) -> str | None:
-        """A text of the body; None where it is left out or null."""
+        """A string of the body; None where it is left out or null."""
         return cast("str | None", self.values.get(name))
 
     def optional_integer(self, name: str) -> int | None:
-        """A whole number of the body; None where it is left out or null."""
+        """An integer of the body; None where it is left out or null."""
         return cast("int | None", self.values.get(name))
 
 
 Handler = Callable[[Call], object]
-"""Returns the answer's plain value, None where there is none, or an awaitable of it."""
+"""Returns the plain value of the answer (None: no body), or an awaitable of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +99,12 @@ class Operation:
     request: Shape | None = None
     """Of the body; None: there is none."""
     answer: Shape | None = None
-    """None: nothing is answered but the status."""
+    """None: the answer has a status and no body."""
     is_list: bool = False
     """Whether the answer is a list of ``answer``."""
     status: int = 200
     is_of_namespace: bool = False
-    """True: takes a policy of the namespace, for it reaches beyond the event hub that it is about."""
+    """True: requires a policy of the namespace, because its effect reaches beyond the event hub."""
 
 
 def _read_namespace(call: Call) -> object:
@@ -225,7 +225,7 @@ def _policy_operations(prefix: str, suffix: str, of: str) -> tuple[Operation, ..
             answer=shape, is_list=True,
         ),
         Operation(
-            "POST", path, f"create{suffix}Policy", f"Make a policy of {of}; in force at once.", manage,
+            "POST", path, f"create{suffix}Policy", f"Create a policy of {of}, effective immediately.", manage,
             _create_policy, request=shapes.POLICY_CREATION, answer=shape, status=201,
         ),
         Operation(
@@ -235,14 +235,14 @@ def _policy_operations(prefix: str, suffix: str, of: str) -> tuple[Operation, ..
         ),
         Operation(
             "DELETE", one, f"delete{suffix}Policy",
-            "Remove a policy. What was opened with its keys ends.", manage,
+            "Delete a policy. Connections opened with its keys end.", manage,
             lambda call: call.broker.delete_policy(call.scope, call.parameters["policy"]),
             status=204,
         ),
         Operation(
             "POST", f"{one}/regenerate-key", f"regenerate{suffix}Key",
-            "Replace one of a policy's keys. What was opened with it ends.", manage, _regenerate_key,
-            request=shapes.KEY_REGENERATION, answer=shape,
+            "Replace one of a policy's keys. Connections opened with the old key end.", manage,
+            _regenerate_key, request=shapes.KEY_REGENERATION, answer=shape,
         ),
     )  # fmt: skip
 
@@ -265,7 +265,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         answer=shapes.STATISTICS,
     ),
     Operation(
-        "GET", "/audit", "listAuditRecords", "The newest changes and sign-ins, the last one first.",
+        "GET", "/audit", "listAuditRecords", "The newest changes and sign-ins, newest first.",
         Needs.MANAGE, _list_audit_records, answer=shapes.AUDIT_RECORD, is_list=True,
     ),
     *_policy_operations("", "", "the namespace"),
@@ -275,7 +275,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         answer=shapes.EVENT_HUB, is_list=True,
     ),
     Operation(
-        "POST", "/event-hubs", "createEventHub", "Make an event hub.", Needs.MANAGE, _create_event_hub,
+        "POST", "/event-hubs", "createEventHub", "Create an event hub.", Needs.MANAGE, _create_event_hub,
         request=shapes.EVENT_HUB_CREATION, answer=shapes.EVENT_HUB, status=201,
     ),
     Operation(
@@ -288,7 +288,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         _update_event_hub, request=shapes.EVENT_HUB_UPDATE, answer=shapes.EVENT_HUB,
     ),
     Operation(
-        "DELETE", _HUB, "deleteEventHub", "Remove an event hub with everything in it.", Needs.MANAGE,
+        "DELETE", _HUB, "deleteEventHub", "Delete an event hub and all its events.", Needs.MANAGE,
         lambda call: call.broker.delete_event_hub(call.parameters["hub"]),
         status=204,
     ),
@@ -316,30 +316,30 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         answer=shapes.NAMED, is_list=True,
     ),
     Operation(
-        "POST", f"{_HUB}/consumer-groups", "createConsumerGroup", "Make a consumer group.", Needs.MANAGE,
+        "POST", f"{_HUB}/consumer-groups", "createConsumerGroup", "Create a consumer group.", Needs.MANAGE,
         _create_consumer_group, request=shapes.NAMED, answer=shapes.NAMED, status=201,
     ),
     Operation(
-        "DELETE", f"{_HUB}/consumer-groups/{{group}}", "deleteConsumerGroup", "Remove a consumer group.",
+        "DELETE", f"{_HUB}/consumer-groups/{{group}}", "deleteConsumerGroup", "Delete a consumer group.",
         Needs.MANAGE,
         lambda call: call.event_hub.delete_consumer_group(call.parameters["group"]),
         status=204,
     ),
     *_policy_operations(_HUB, "EventHub", "an event hub"),
     Operation(
-        "GET", f"{_HUB}/revoked-publishers", "listRevokedPublishers", "The publishers that may not send.",
+        "GET", f"{_HUB}/revoked-publishers", "listRevokedPublishers", "The revoked publishers.",
         Needs.SEE,
         lambda call: [{"name": name} for name in call.event_hub.revoked_publishers],
         answer=shapes.NAMED, is_list=True,
     ),
     Operation(
         "POST", f"{_HUB}/revoked-publishers", "revokePublisher",
-        "Let a publisher send no more. Its open links end.", Needs.MANAGE, _revoke_publisher,
+        "Revoke a publisher: it may no longer send, and its open links end.", Needs.MANAGE, _revoke_publisher,
         request=shapes.NAMED, answer=shapes.NAMED, status=201,
     ),
     Operation(
         "DELETE", f"{_HUB}/revoked-publishers/{{publisher}}", "restorePublisher",
-        "Let a revoked publisher send again.", Needs.MANAGE,
+        "Restore a revoked publisher, so that it may send again.", Needs.MANAGE,
         lambda call: call.event_hub.restore_publisher(call.parameters["publisher"]),
         status=204,
     ),
@@ -349,16 +349,16 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     ),
     Operation(
         "GET", f"{_HUB}/capture/statistics", "readCaptureStatistics",
-        "How Capture stands; 404 while nothing is captured.", Needs.SEE, _read_capture_statistics,
+        "The state of Capture; 404 while nothing is captured.", Needs.SEE, _read_capture_statistics,
         answer=shapes.CAPTURE_STATISTICS,
     ),
     Operation(
-        "PUT", f"{_HUB}/capture", "setCapture", "Have the events captured; replaces all settings.",
+        "PUT", f"{_HUB}/capture", "setCapture", "Set up Capture; replaces all settings.",
         Needs.MANAGE, _set_capture, request=shapes.CAPTURE_REQUEST, answer=shapes.CAPTURE,
         is_of_namespace=True,
     ),
     Operation(
-        "DELETE", f"{_HUB}/capture", "deleteCapture", "Have the events captured no longer.", Needs.MANAGE,
+        "DELETE", f"{_HUB}/capture", "deleteCapture", "Stop capturing events.", Needs.MANAGE,
         _delete_capture, status=204,
     ),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What goes into the administration by HTTP and what comes out of it, as tables (``json_shapes``)."""
+"""The requests and answers of the administration, as tables (``json_shapes``)."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ NAMESPACE: Final = Shape(
         _number("partitions_max", "Partitions per event hub that the tier allows."),
         _number("consumer_groups_max", "Consumer groups per event hub that the tier allows."),
         _number("retention_hours_max", "Hours of retention that the tier allows."),
-        _number("throughput_units", "Throughput units; null is no limit.", is_nullable=True),
+        _number("throughput_units", "Throughput units; null means no limit.", is_nullable=True),
         _number("throttled_requests", "Batches refused for the units since the service started."),
         _number("throttled_events", "Events in them."),
         _number("throttled_bytes", "Bytes in them."),
-        _number("delayed_deliveries", "Times that a receiver was made to wait for the units."),
+        _number("delayed_deliveries", "How often a receiver had to wait for the units."),
     ),
 )
 
@@ -43,7 +43,7 @@ NAMESPACE_UPDATE: Final = Shape(
     "NamespaceUpdate",
     (
         Field("tier", Kind.TEXT, "The tier whose limits to keep.", is_required=False, choices=_TIERS),
-        _number("throughput_units", "1 or more; null is no limit.", is_nullable=True, is_required=False),
+        _number("throughput_units", "1 or more; null means no limit.", is_nullable=True, is_required=False),
     ),
 )
 
@@ -55,7 +55,7 @@ AUDIT_RECORD: Final = Shape(
         _text("target", "To what: HUB, HUB/policies/NAME; empty is the namespace."),
         _text(
             "policy",
-            "Whose key proved it (`a, b`: several did); empty: the service, or nobody with a right key.",
+            "The policy whose key was used (`a, b`: several); empty: the service, or no valid key.",
         ),
         _text("scope", "The event hub of that policy; empty is the namespace."),
         _text("address", "From where; empty where it is not known."),
@@ -78,7 +78,7 @@ STATISTICS: Final = Shape(
 )
 
 _CAPTURE_OPTIONS: Final = (
-    (Kind.BOOLEAN, "is_enabled", "False pauses; enabled again, it goes on where it stopped."),
+    (Kind.BOOLEAN, "is_enabled", "False pauses; enabled again, it continues where it stopped."),
     (Kind.INTEGER, "size_window_bytes", "Bytes of events after which a file is closed."),
     (Kind.INTEGER, "time_window_s", "Seconds after which a file is closed."),
     (Kind.BOOLEAN, "is_empty_skipped", "Whether a window without events leaves no file."),
@@ -104,7 +104,7 @@ CAPTURE_STATISTICS: Final = Shape(
         _number("backlog_events", "Events in the log that are in no finished file."),
         _number("backlog_bytes", "Their bytes, as far as Capture has looked."),
         _number("missing_events", "Events that retention took before they were captured."),
-        Field("is_failing", Kind.BOOLEAN, "Whether something keeps it from going on."),
+        Field("is_failing", Kind.BOOLEAN, "Whether something keeps it from continuing."),
         _text("last_error", "What that is, or was last; empty where nothing ever was."),
     ),
 )
@@ -124,10 +124,10 @@ EVENT_HUB: Final = Shape(
     "EventHub",
     (
         _text("name", "As its creator wrote it; compared without regard to case."),
-        _text("created_at", "When it was made: ISO 8601, UTC."),
-        Field("partition_ids", Kind.TEXTS, '"0", "1", … in order.'),
+        _text("created_at", "When it was created: ISO 8601, UTC."),
+        Field("partition_ids", Kind.STRINGS, '"0", "1", … in order.'),
         *(_setting(setting, is_change=False) for setting in HUB_SETTINGS),
-        Field("consumer_groups", Kind.TEXTS, "Their names, $Default first."),
+        Field("consumer_groups", Kind.STRINGS, "Their names, $Default first."),
         Field("capture", Kind.OBJECT, "Null: not captured.", is_nullable=True, shape=CAPTURE),
     ),
 )
@@ -166,25 +166,25 @@ PARTITION: Final = Shape(
     ),
 )
 
-_KEY: Final = "Only for who may manage."
+_KEY: Final = "Shown only with a Manage claim."
 
 POLICY: Final = Shape(
     "Policy",
     (
-        _text("name", "Its name; compared as it stands."),
-        Field("claims", Kind.TEXTS, "What its keys give.", choices=_CLAIMS),
+        _text("name", "Its name; case-sensitive."),
+        Field("claims", Kind.STRINGS, "The rights that its keys give.", choices=_CLAIMS),
         _text("primary_key", _KEY, is_required=False),
-        _text("secondary_key", f"Worth the same as the primary one. {_KEY}", is_required=False),
+        _text("secondary_key", f"Equivalent to the primary key. {_KEY}", is_required=False),
     ),
 )
 
-_MADE: Final = "Made at random where it is left out or null."
+_MADE: Final = "Generated where it is left out or null."
 
 POLICY_CREATION: Final = Shape(
     "PolicyCreation",
     (
         _text("name", "Letters, digits, '.', '-' and '_'."),
-        Field("claims", Kind.TEXTS, "At least one; Manage brings the others.", choices=_CLAIMS),
+        Field("claims", Kind.STRINGS, "At least one; Manage includes the others.", choices=_CLAIMS),
         _text("primary_key", _MADE, is_nullable=True, is_required=False),
         _text("secondary_key", _MADE, is_nullable=True, is_required=False),
     ),
@@ -193,7 +193,7 @@ POLICY_CREATION: Final = Shape(
 KEY_REGENERATION: Final = Shape(
     "KeyRegeneration",
     (
-        Field("is_secondary", Kind.BOOLEAN, "Which key; the primary one if left out.", is_required=False),
+        Field("is_secondary", Kind.BOOLEAN, "Which key; the primary key if left out.", is_required=False),
         _text("key", _MADE, is_nullable=True, is_required=False),
     ),
 )
@@ -202,7 +202,7 @@ _ERROR_DETAIL: Final = Shape(
     "ErrorDetail",
     (
         _number("status", "The HTTP status."),
-        _text("condition", "The AMQP condition that says the same; the same word for the same mistake."),
+        _text("condition", "The AMQP condition that says the same; one word per kind of error."),
         _text("message", "A sentence, and what to do next."),
     ),
 )

@@ -1,9 +1,9 @@
-"""What one connection may do: the tokens it has presented, judged each time they are used.
+"""What one connection may do: the tokens it has presented, checked at each use.
 
 Expiry is enforced twice: ``require`` refuses an expired token when something is asked for, and the owner is
 called back when the next token runs out, to look at the links that are open already. So it is when a policy,
-a key or a publisher is taken away. Tokens are judged anew before anything else is asked of them, and not
-within the change: all connections hear of it, and each may have thousands.
+a key or a publisher is taken away. Tokens are checked again before their next use, and not
+within the change: it reaches all connections, and each may have thousands.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GRANTS_MAX = 2500
 one per partition and direction, and the largest hub has 1,024 partitions."""
 
 _GRANT_BYTES = 1024
-"""About what a grant takes beside its texts (measured: 0.9 KB)."""
+"""About the memory of a grant beside its strings (measured: 0.9 KB)."""
 
 _ANSWERS_MAX = 5000
 _PATH_CHARACTERS_MAX = 512
@@ -56,7 +56,7 @@ class ConnectionClaims:
         self._grants: dict[Audience, Grant] = {}
         self._index: _Index | None = None  # None: the grants have changed since
         self._is_change_unseen = False  # of policies, since the grants were judged
-        # What lost grants were for, whose key or policy is gone: who asks again is told that.
+        # Paths of grants whose key or policy is gone: the error of a later request says so.
         self._lost: set[EntityPath] = set()
         self._remove_listener: Callable[[], None] | None = None
         # Answers of ``require``, which is asked for every batch: until when (path, claim) is permitted.
@@ -65,7 +65,7 @@ class ConnectionClaims:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no token or key was accepted yet: whoever is connected may be anybody."""
+        """Whether no token or key was accepted yet: the client is unauthenticated."""
         self._see_change()
         return not self._grants
 
@@ -98,7 +98,7 @@ class ConnectionClaims:
             self._keep(grant.resource, grant)
 
     def actor(self, path: EntityPath, *, token: str | None = None) -> Actor:
-        """Who has Manage on ``path`` by this connection, or by a token that came with the request.
+        """The actor that has Manage on ``path`` by this connection, or by a token that came with the request.
 
         Where several policies give it, all are named: the order of their tokens must not choose one. Raises
         as ``require``.
@@ -159,7 +159,7 @@ class ConnectionClaims:
         )
 
     def close(self) -> None:
-        """Forget everything, the owner too."""
+        """Forget everything, including the owner."""
         self._on_first, self._find_peer = None, _find_nobody
         self._on_loss = _nothing
         self._forget(list(self._grants))
@@ -188,8 +188,8 @@ class ConnectionClaims:
             self._forget_expired()
             if len(self._grants) >= GRANTS_MAX:
                 raise QuotaExceededError(
-                    f"The connection has presented tokens for {GRANTS_MAX} audiences, as many as it may.",
-                    next_step="Present one for the event hub, which holds for all that is in it.",
+                    f"The connection has presented tokens for {GRANTS_MAX} audiences, the maximum.",
+                    next_step="Present one for the event hub, which covers everything in it.",
                 )
         self._forget([audience])
         self._grants[audience] = grant
@@ -254,17 +254,17 @@ def _find_nobody() -> Peer:
 
 
 def _held_bytes(audience: Audience, grant: Grant) -> int:
-    """About what a grant takes in memory; the text may be of any letters."""
+    """About the memory of a grant; a character may take four bytes."""
     text = grant.resource_text or ""
     return _GRANT_BYTES + len(audience.path) + len(grant.resource.path) + 4 * len(text)
 
 
 def _count_nothing(change: int) -> None:
-    """Where nobody counts."""
+    """Counts nothing."""
 
 
 def _nothing() -> None:
-    """What a connection that is over does about a loss."""
+    """Does nothing about a loss: the connection is over."""
 
 
 class _Index:
@@ -286,5 +286,5 @@ class _Index:
             self.first_expiry = min(self.first_expiry, grant.expiry)
 
     def over(self, path: EntityPath) -> list[Grant]:
-        """The grants for an entity, or for what it lies in."""
+        """The grants for an entity, or for an entity that contains it."""
         return [grant for known in containing(path) for grant in self._by_path.get(known, {}).values()]

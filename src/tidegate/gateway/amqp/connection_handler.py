@@ -64,7 +64,7 @@ from tidegate.wire.names import TRACKING_ID
 
 _ANONYMOUS_LINKS_MAX = 16
 """Sessions and links, together, that a connection may begin before a token or key of it was accepted. Our
-choice: a client needs a session and two links for it; refused and ended ones count, too."""
+choice: a client needs a session and two links for it; refused and ended ones also count."""
 
 _BLOCKED_BYTES_MAX = 8 * 1024 * 1024
 """What may wait, over all sessions of a connection, for their windows. A session that waits gets nothing
@@ -76,7 +76,7 @@ choice)."""
 
 _JUDGED_AT_ONCE = 50
 _TOLD_AT_ONCE = 20
-"""Links that are judged anew, and that are detached, in one turn: less than a millisecond (our choice)."""
+"""Links that are checked again, and links that are detached, in one turn: below 1 ms (our choice)."""
 
 _log = logging.getLogger(__name__)
 
@@ -115,7 +115,7 @@ class ConnectionDriver(Protocol):
         ...
 
     def admit_peer(self) -> None:
-        """The peer has proved who it is: the limits of strangers no longer hold for it."""
+        """The peer is authenticated: the limits of strangers no longer apply."""
         ...
 
 
@@ -170,7 +170,7 @@ class ConnectionOwner(Protocol):
         ...
 
     def start_task(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """Run something that waits; it is finished even if the connection ends."""
+        """Run work that waits; it is finished even if the connection ends."""
         ...
 
 
@@ -206,9 +206,9 @@ class ConnectionHandler:
         self._is_over = False
         self._pumps: dict[Pump, None] = {}
         self._unjudged: dict[Link, None] = {}
-        """Links that may perhaps be used no longer: nothing is sent before it is known of all."""
+        """Links to check again: nothing is sent before all are checked."""
         self._losers: dict[Link, TidegateError] = {}
-        """Links that may be used no longer: their nodes are closed, and the client is to be told why."""
+        """Links that may no longer be used: their nodes are closed, and a detach with the reason is due."""
         self._scheduled: asyncio.Handle | None = None
 
     # -- for the driver
@@ -251,7 +251,7 @@ class ConnectionHandler:
                     )
                 self._on_over()
             case ConnectionFailed(error):
-                # A client that vanishes is everyday; the rest somebody should look at.
+                # Clients vanish every day; anything else deserves a look.
                 level = logging.INFO if isinstance(error, BrokenError) else logging.WARNING
                 _log.log(level, "%s: connection ended, %s: %s", self._peer_name, _whose_fault(error), error)
                 self._on_over()
@@ -262,8 +262,8 @@ class ConnectionHandler:
             node.on_credit()
 
     def on_turn(self) -> bool:
-        """Send something on the receiver link that waits longest, but first judge some links or tell some why
-        they end; returns whether more wait."""
+        """Send on the receiver link that has waited longest, but first check some links or detach some;
+        returns whether more wait."""
         if self._unjudged:
             for link in list(islice(self._unjudged, _JUDGED_AT_ONCE)):
                 self._judge(link)
@@ -308,7 +308,7 @@ class ConnectionHandler:
             self._driver.add_held(change)
 
     def schedule_flush(self) -> None:
-        """Write what the engine has to send, soon, once for all who asked."""
+        """Write what the engine has to send, soon, once for all callers."""
         if self._scheduled is None and not self._is_over:
             self._scheduled = asyncio.get_running_loop().call_soon(self._run_scheduled)
 
@@ -319,7 +319,7 @@ class ConnectionHandler:
             self._driver.request_turn()
 
     def add_unacknowledged(self, size: int) -> None:
-        """``size`` more bytes (fewer, when negative) wait for the disk: reading may pause or go on."""
+        """``size`` more bytes (negative: fewer) wait for the disk: reading may pause or resume."""
         self._unacknowledged_bytes += size
         self._owner.add_unacknowledged(size)
         if self._is_reading_paused:
@@ -344,7 +344,7 @@ class ConnectionHandler:
             self._driver.resume_reading()
 
     def amqp_error(self, error: BaseException) -> Error:
-        """An error as the client is told it; its ``description`` has a tracking id and is what to log."""
+        """An error in the form that the client receives; log its ``description``, which has a tracking id."""
         tracking_id = str(uuid.uuid4())
         if isinstance(error, TidegateError):
             if error.remote_text:
@@ -354,15 +354,15 @@ class ConnectionHandler:
         return to_amqp_error(error, tracking_id=tracking_id, now_utc=self._owner.clock.now_utc())
 
     def start_task(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """Run something that waits; it is finished even if the connection ends."""
+        """Run work that waits; it is finished even if the connection ends."""
         self._owner.start_task(work, name)
 
     def note_use(self) -> None:
-        """The connection is used, if only for requests."""
+        """Record that the connection is used, if only for requests."""
         self._idle_guard.note_use()
 
     def answer_late(self, after_s: float, answer: Callable[[], None]) -> None:
-        """Call ``answer`` after that time, or before the connection ends for want of a token."""
+        """Call ``answer`` after that time, or before the connection ends for lack of a token."""
         asyncio.get_running_loop().call_later(self._idle_guard.delay_s(after_s), answer)
 
     # -- for the gateway
@@ -378,7 +378,7 @@ class ConnectionHandler:
     # -- links
 
     def _is_within_anonymous_limit(self) -> bool:
-        """Count a session or link of a client that may be anybody; one too many ends the connection."""
+        """Count a session or link of an unauthenticated client; one too many ends the connection."""
         if not self.claims.is_empty:
             return True
         self._anonymous_links += 1
@@ -409,7 +409,7 @@ class ConnectionHandler:
     async def _finish_attaching(self, link: Link, attach: Attach, opening: Awaitable[OpenedNode]) -> None:
         try:
             opened = await opening
-        except Exception as error:  # Whatever it is, who attached is told; ``amqp_error`` has it logged.
+        except Exception as error:  # Any failure is reported to the client, and logged by ``amqp_error``.
             if link in self._attaching:
                 self._attaching.remove(link)
                 self._refuse(link, attach, error)
@@ -422,9 +422,9 @@ class ConnectionHandler:
         self.schedule_flush()
 
     def _refuse(self, link: Link, attach: Attach, error: Exception) -> None:
-        told = self.amqp_error(error)
-        _log.info("%s: attach of link %.80r refused: %s", self._peer_name, attach.name, told.description)
-        link.refuse(told)
+        answer = self.amqp_error(error)
+        _log.info("%s: attach of link %.80r refused: %s", self._peer_name, attach.name, answer.description)
+        link.refuse(answer)
 
     def _accept(self, link: Link, attach: Attach, opened: OpenedNode) -> None:
         self._nodes[link] = opened.node
@@ -457,7 +457,7 @@ class ConnectionHandler:
             self._driver.admit_peer()
 
     def _wake_stalled(self) -> None:
-        """A session's window opened: let links of other sessions go on that waited for what it held."""
+        """A session's window opened: wake links of other sessions that waited because of it."""
         if self._is_stalled_by_window and self.is_writable:
             self._is_stalled_by_window = False
             self.on_writable()
@@ -481,7 +481,7 @@ class ConnectionHandler:
             self._driver.request_turn()
 
     def _judge(self, link: Link) -> None:
-        """A link that may be used no longer does nothing more, and is to be told."""
+        """Close a link that may no longer be used; its detach follows."""
         del self._unjudged[link]
         try:
             self._nodes[link].check_usable()
@@ -490,9 +490,9 @@ class ConnectionHandler:
             self._losers[link] = error.with_traceback(None)
 
     def _tell_loser(self, link: Link, error: TidegateError) -> None:
-        told = self.amqp_error(error)
-        _log.info("%s: link %.80r detached: %s", self._peer_name, link.name, told.description)
-        link.detach(told)
+        answer = self.amqp_error(error)
+        _log.info("%s: link %.80r detached: %s", self._peer_name, link.name, answer.description)
+        link.detach(answer)
 
     # -- the connection
 
@@ -501,7 +501,7 @@ class ConnectionHandler:
             assert self._connection is not None
             self._connection.abort(
                 ResourceLimitError(
-                    "The service holds as much in memory for its clients as it may.",
+                    "The service's memory for clients is exhausted.",
                     next_step="Connect again later.",
                 )
             )
@@ -512,7 +512,7 @@ class ConnectionHandler:
         parts = response.split(b"\0")
         try:
             if len(parts) != 3:
-                raise UnauthorizedError("SASL PLAIN takes a policy's name and its key.")
+                raise UnauthorizedError("SASL PLAIN requires a policy name and its key.")
             self.claims.put_policy(parts[1].decode(), parts[2].decode())
         except (UnauthorizedError, ServerBusyError, UnicodeDecodeError) as error:
             _log.info("%s: SASL PLAIN: %s", self._peer_name, error)
@@ -588,6 +588,6 @@ def _whose_fault(error: TidegateError) -> str:
     return {
         Fault.CALLER: "the peer's fault",
         Fault.PEER: "the peer's fault",
-        Fault.WORLD: "nobody's fault",
-        Fault.STATE: "nobody's fault",
+        Fault.WORLD: "no fault",
+        Fault.STATE: "no fault",
     }[error.fault]

@@ -47,7 +47,7 @@ memory, unless memory is short."""
 _ROUND_BYTES = 4 * 1024
 _EVENT_BYTES = 200
 """What each batch, or part of one, and each event that is a delivery of its own counts for beside its
-payload: many small ones take their time, too (measured: 20 and 1 microseconds)."""
+payload: many small ones also take time (measured: 20 and 1 microseconds)."""
 _EVENTS_PER_ROUND = 1000
 _RETRY_AFTER_S = 1.0
 
@@ -104,7 +104,7 @@ class EgressLink:
         self._is_closed = False
 
     def open_receiver(self, consumer_group: str, *, name: str | None, owner_level: int | None) -> None:
-        """Take the partition by the rules of owner levels; whoever loses it is detached.
+        """Take the partition by the rules of owner levels; the receiver that loses it is detached.
 
         Raises NotFoundError, ReceiverStolenError, QuotaExceededError.
         """
@@ -168,10 +168,10 @@ class EgressLink:
         """Detach the link with ``error``."""
         if self._is_closed:
             return
-        told = self._owner.amqp_error(error)
-        _log.info("%s: receiver detached: %s", self._path, told.description)
+        answer = self._owner.amqp_error(error)
+        _log.info("%s: receiver detached: %s", self._path, answer.description)
         self.close()
-        self._link.detach(told)
+        self._link.detach(answer)
 
     def _pump(self) -> None:
         link, owner = self._link, self._owner
@@ -298,5 +298,5 @@ class EgressLink:
 
 
 def _held_bytes(batch: RecordBatch) -> int:
-    """What a batch takes in memory: its payload is a view of the stored body, which has the lengths, too."""
+    """The memory of a batch: its payload is a view of the stored body, which also has the lengths."""
     return len(batch.payload) + 8 * len(batch.lengths)

@@ -1,10 +1,10 @@
-"""Connections that nobody uses end, however alive their clients keep them: heartbeats do not count.
+"""Unused connections end, even if their clients keep them alive: heartbeats do not count.
 
     no token accepted yet        unauthorized_s from when the client has connected
     no link for events           linkless_s since there was one, or since $management was asked
-    a link for events            for ever
+    a link for events            unlimited
 
-Source of the times and the text: the service's closes in MicrosoftDocs/azure-docs#90372 (60,000 ms; our
+Source of the times and the message: the service's closes in MicrosoftDocs/azure-docs#90372 (60,000 ms; our
 default is less) and in Azure/azure-sdk-for-java#15926 and #42987 (300,000 ms, while links to $cbs and
 $management were open).
 """
@@ -22,7 +22,7 @@ _DELAY_SHARE: Final = 0.8
 
 @dataclass(frozen=True, slots=True)
 class IdleLimits:
-    """How long a connection may be without use, in seconds."""
+    """How long a connection may stay unused, in seconds."""
 
     unauthorized_s: float = 10.0
     linkless_s: float = 300.0
@@ -96,7 +96,7 @@ class IdleGuard:
 
     def _on_timer(self) -> None:
         self._timer = None
-        # The limit may have grown meanwhile, as a token came, and the time begun anew.
+        # Meanwhile a token may have raised the limit, or a use restarted the time.
         if self._loop.time() < self._since + self._limit_s:
             self._arm()
         else:
@@ -108,4 +108,4 @@ def _never() -> bool:
 
 
 def _ignore(limit_s: float) -> None:
-    """A connection that is over is not idle."""
+    """Does nothing: the connection is over."""

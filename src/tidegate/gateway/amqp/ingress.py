@@ -43,7 +43,7 @@ _CREDIT = 500
 ``NodeOwner.add_unacknowledged``), so this only has to cover a round trip of small batches."""
 
 _ENTRY_BYTES = 512
-"""About what a delivery under way takes beside its payload: many tiny ones count for what they are."""
+"""About the memory of a pending delivery beside its payload, so that many tiny ones count, too."""
 
 _EVENTS_AT_ONCE = 200
 _BYTES_AT_ONCE = 16 * 1024
@@ -69,7 +69,7 @@ class IngressLink:
         """partition: None lets the key, or the turn, choose one for each batch.
 
         find_hub: the event hub of a name now; raises NotFoundError.
-        publisher: who sends, whose name is the key of all batches; None: nobody in particular.
+        publisher: the sender, whose name is the key of all batches; None: not a named publisher.
         is_idempotent: the client numbers its batches (``tidegate:idempotent-batch`` was agreed on).
         """
         assert partition is None or publisher is None
@@ -174,13 +174,13 @@ class IngressLink:
         return True
 
     def _refuse(self, deliveries: Sequence[Delivery]) -> None:
-        """The event hub was deleted: say so, each time."""
-        told = self._owner.amqp_error(self._event_hub.deleted_error(self._path))
+        """The event hub was deleted: answer each delivery with that error."""
+        answer = self._owner.amqp_error(self._event_hub.deleted_error(self._path))
         for delivery in deliveries:
             if not delivery.is_settled:
-                self._link.settle(delivery.delivery_id, state=Rejected(error=told))
+                self._link.settle(delivery.delivery_id, state=Rejected(error=answer))
         if self._is_numbered:
-            self._link.detach(told)
+            self._link.detach(answer)
         else:
             self._link.grant_credit(len(deliveries))
 
@@ -207,7 +207,7 @@ class IngressLink:
         return self._store_rewritten(sections, list(self._rewritten(sections)))
 
     def _rewritten(self, sections: BatchSections) -> Iterator[bytes]:
-        """The events with their publisher's name, or without what their sender says of one."""
+        """The events with their publisher's name, or without the one that their sender claims."""
         if self._publisher is None:
             return unpublished_events(sections)
         return published_events(sections, self._publisher)
@@ -232,7 +232,7 @@ class IngressLink:
             try:
                 events = await self._owner.sliced_work.collect(self._rewritten(sections))
                 self._store_rewritten(sections, events).add_done_callback(partial(_hand_on, stored))
-            except Exception as error:  # Whatever it is, the client is told; ``amqp_error`` has it logged.
+            except Exception as error:  # Any failure is reported to the client, and logged by ``amqp_error``.
                 stored.set_exception(error)
             self._unwritten.popleft()
 
@@ -273,10 +273,10 @@ class IngressLink:
     def _on_stolen(self, error: TidegateError) -> None:
         if self._is_closed or self._producer is None:
             return  # Not attached yet: ``open_producer`` raises it.
-        told = self._owner.amqp_error(error)
-        _log.info("%s: producer detached: %s", self._path, told.description)
+        answer = self._owner.amqp_error(error)
+        _log.info("%s: producer detached: %s", self._path, answer.description)
         self.close()
-        self._link.detach(told)
+        self._link.detach(answer)
         self._owner.schedule_flush()
 
     def _on_appended(self, _: asyncio.Future[AppendResult]) -> None:
@@ -295,7 +295,7 @@ class IngressLink:
                 error = self._event_hub.deleted_error(self._path)
             if head.is_settled or self._is_closed:
                 continue
-            # Delivery ids are counted per session: between two of this link may lie another link's.
+            # Delivery ids are counted per session: another link's may be between two of this link's.
             if error is None and run is not None and run[1] + 1 == head.delivery_id:
                 run = (run[0], head.delivery_id)
                 continue
@@ -304,9 +304,9 @@ class IngressLink:
             if error is None:
                 run = (head.delivery_id, head.delivery_id)
             else:
-                told = self._owner.amqp_error(error)
-                _log.info("%s: a batch was refused: %s", self._path, told.description)
-                self._link.settle(head.delivery_id, head.delivery_id, Rejected(error=told))
+                answer = self._owner.amqp_error(error)
+                _log.info("%s: a batch was refused: %s", self._path, answer.description)
+                self._link.settle(head.delivery_id, head.delivery_id, Rejected(error=answer))
         self._accept(run)
 
     def _accept(self, run: tuple[int, int] | None) -> None:

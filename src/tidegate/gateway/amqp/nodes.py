@@ -1,4 +1,4 @@
-"""Attaches: which node a link of a client ends in, or why it is refused.
+"""Attaches: which node serves a client's link, or why the link is refused.
 
 Refusals are errors; the connection handler answers them as the service does (null source and target, detach).
 """
@@ -37,7 +37,7 @@ from tidegate.wire.selector import honoured_filters, positions_from_filters
 
 
 class LinkNode(Protocol):
-    """What a link of a client ends in."""
+    """Serves a client's link."""
 
     def start(self) -> None:
         """The link was accepted."""
@@ -63,7 +63,7 @@ class LinkNode(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OpenedNode:
-    """A node, and what to say in the answer to the attach."""
+    """A node, and the contents of the answer to the attach."""
 
     node: LinkNode
     message_bytes_max: int | None
@@ -73,7 +73,7 @@ class OpenedNode:
     filters: Mapping[object, object] = field(default_factory=dict)
     """Of the client's filters those that are in force (AMQP 1.0 part 3 section 3.5.3)."""
     source_address: str | None = None
-    """Where the client left it to the service to make one up."""
+    """Set where the client asked the service for an address."""
 
 
 class NodeOpener:
@@ -112,7 +112,7 @@ class NodeOpener:
                 f"'{address}' is for receiving.",
                 next_step="Send to HUB, HUB/Partitions/ID or HUB/Publishers/NAME.",
             )
-        # Claims first: who may not send does not learn what exists.
+        # Claims first: a client that may not send does not learn which hubs exist.
         publisher = address.publisher
         self._owner.claims.require(address.entity, Claim.SEND)
         event_hub = self._broker.event_hub(address.event_hub)
@@ -151,7 +151,7 @@ class NodeOpener:
     async def _open_repeatable_producer(
         self, link: ReceiverLink, attach: Attach, event_hub: EventHub, partition: Partition
     ) -> OpenedNode:
-        """A sender of numbered batches that says who it is, to be told how much of it is stored already."""
+        """A sender of numbered batches that names itself, to learn how many of its events are stored."""
         node = self._ingress(link, event_hub, partition, is_idempotent=True)
         producer = await node.open_producer(
             producer_id=_number(attach, PRODUCER_ID),
@@ -204,7 +204,7 @@ class NodeOpener:
         filters = honoured_filters(attach.source.filter)
         positions = positions_from_filters(filters)
         are_metrics_wanted = RUNTIME_METRIC_CAPABILITY in attach.desired_capabilities
-        # Slices of batches carry no metrics: who wants both gets events one by one.
+        # Slices of batches carry no metrics: a client that wants both gets single events.
         is_batched = BATCH_DELIVERY_CAPABILITY in attach.desired_capabilities and not are_metrics_wanted
         is_lost_refused = self._broker.is_lost_position_refused
         node = EgressLink(
@@ -244,19 +244,19 @@ def _owner_level(attach: Attach) -> int | None:
     if level is None:
         return None
     if not isinstance(level, int) or isinstance(level, bool) or not 0 <= level < 1 << 63:
-        raise InvalidArgumentError(f"The owner level {level!r:.40} is not a number from 0 on.")
+        raise InvalidArgumentError(f"The owner level must be an integer of 0 or more, got {level!r:.40}.")
     return int(level)
 
 
 def _number(attach: Attach, name: str) -> int | None:
     value = attach.properties.get(name)
     if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
-        raise InvalidArgumentError(f"The link property {name} is {value!r:.40}, which is not a whole number.")
+        raise InvalidArgumentError(f"The link property {name} must be an integer, got {value!r:.40}.")
     return value
 
 
 def _receiver_name(attach: Attach) -> str | None:
-    """Its own name for itself, which others read in errors and log: in one line, and not a long one."""
+    """The receiver's name for itself, made safe for errors and logs: one line, at most 256 characters."""
     value = attach.properties.get(RECEIVER_NAME)
     if not isinstance(value, str):
         return None

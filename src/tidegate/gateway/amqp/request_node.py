@@ -2,8 +2,8 @@
 
 A response goes to the link that the request's reply-to names (a link of the same session, where several are
 named so), else to the one that the same session has on
-the same node. Where there is no credit yet it waits; where there is no such link it is dropped, because
-nobody could receive it.
+the same node. Without credit it waits; without such a link it is dropped, because
+the client could not receive it.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class RequestNodes:
     def handle(self, link: ReceiverLink, kind: NodeKind, payload: bytes) -> None:
         """Answer one request, now or (where it waits for the disk) later.
 
-        Raises DecodeError when it is no message.
+        Raises DecodeError when it is not a message.
         """
         message = decode_message(payload, PROTOCOL_LIMITS)
         properties = message.properties or Properties()
@@ -95,27 +95,27 @@ class RequestNodes:
     async def _finish(self, route: _Route, answer: Awaitable[bytes]) -> None:
         try:
             response = await answer
-        except Exception as error:  # Whatever it is, whoever asked is told, and ``_refuse`` has it logged.
+        except Exception as error:  # Any failure is reported to the client, and logged by ``_refuse``.
             self._refuse(route, error)
         else:
             self._respond(route, response)
         self._owner.schedule_flush()
 
     def _refuse_late(self, route: _Route, error: Exception) -> None:
-        if self._response_links:  # Else the client has not waited for it.
+        if self._response_links:  # Otherwise the client has not waited for it.
             self._refuse(route, error)
             self._owner.schedule_flush()
 
     def _refuse(self, route: _Route, error: Exception) -> None:
-        told = self._owner.amqp_error(error)
-        _log.info("%s request refused: %s", route.kind.value, told.description)
-        # The official Python client drops status and text of a $cbs answer that has a condition, and tells
-        # its user nothing but "Status code: None"; the other clients deduce the condition from the status.
+        refusal = self._owner.amqp_error(error)
+        _log.info("%s request refused: %s", route.kind.value, refusal.description)
+        # The official Python client drops status and text of a $cbs answer that has a condition, and shows
+        # its user only "Status code: None"; the other clients deduce the condition from the status.
         response = encode_response(
             correlation_id=route.message_id,
             status_code=response_status_for(error),
-            status_description=told.description or "",
-            error_condition=None if route.kind is NodeKind.CBS else told.condition,
+            status_description=refusal.description or "",
+            error_condition=None if route.kind is NodeKind.CBS else refusal.condition,
         )
         self._respond(route, response)
 
@@ -193,11 +193,11 @@ class RequestLink:
 
     def start(self) -> None:
         """Let the client send."""
-        self._link.is_one_by_one = True  # an answer may tell of a thousand partitions
+        self._link.is_one_by_one = True  # an answer may describe a thousand partitions
         self._link.grant_credit(_CREDIT)
 
     def check_usable(self) -> None:
-        """Nothing: a request is judged by itself."""
+        """Nothing: each request is authorized on its own."""
 
     def on_deliveries(self, deliveries: Sequence[Delivery]) -> None:
         """Requests came in."""

@@ -1,4 +1,4 @@
-"""The AMQP face: listeners, and the connections that came in through them or through the HTTP face.
+"""The AMQP service: listeners, and the connections that they or the HTTP service accept.
 
 Each connection is a ``ConnectionHandler`` over an engine and a driver. ``close`` stops listening, lets every
 connection finish what it has sent, and cuts off what does not end in time.
@@ -60,7 +60,7 @@ _log = logging.getLogger(__name__)
 
 
 class AmqpGateway:
-    """The AMQP face of a broker; ``listen`` as often as there are ports, and ``close`` once."""
+    """The AMQP service of a broker; ``listen`` as often as there are ports, and ``close`` once."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class AmqpGateway:
     ) -> None:
         """unacknowledged_bytes_max: what one connection may have taken in and not yet durable; then reading
         pauses. idle_limits: how long a connection may be without use. budget: counts what is held for
-        clients; None: one without a limit. admission: limits connections, with those of other faces; None:
+        clients; None: one without a limit. admission: limits connections, shared with HTTP; None:
         one of its own. capture_statistics: by the name of each hub that is captured now."""
         self.broker = broker
         self.clock = clock
@@ -84,7 +84,7 @@ class AmqpGateway:
         self.admission = admission or Admission()
         self.budget = MemoryBudget(sys.maxsize) if budget is None else budget
         self.sliced_work = SlicedWork()
-        """What takes long, of all clients of any protocol."""
+        """Runs long work of all clients, whatever their protocol."""
         self._connection_unacknowledged_bytes_max = unacknowledged_bytes_max
         self._unacknowledged_bytes = 0
         self._tasks = TaskOwner("AMQP gateway")
@@ -150,7 +150,7 @@ class AmqpGateway:
         """Stop listening and end all connections, each once what it has sent is durable and acknowledged.
 
         drain_timeout_s: after it, connections are closed whatever they still have under way. Cancellation:
-        connections that are left end by themselves.
+        connections that are left still end.
         """
         self._is_stopping = True
         for server in self._servers:
@@ -224,7 +224,7 @@ class AmqpGateway:
 
     async def _resume_some(self) -> None:
         """Let connections read again, a few per turn of the event loop: what they read must count before more
-        do, or hundreds would queue megabytes before anybody's next event."""
+        do, or hundreds would queue megabytes before the next event of any."""
         while self._waiting_for_disk and not self.broker.is_congested:
             for handler in list(self._waiting_for_disk)[:_RESUMED_AT_ONCE]:
                 del self._waiting_for_disk[handler]

@@ -2,8 +2,8 @@
 
     token judged -> body read, within limits -> checked against the operation's shape -> handler -> JSON
 
-Whatever goes wrong is answered as ``{"error": {"status", "condition", "message"}}``. Answers may hold keys:
-they are not to be kept by anybody on the way, and nothing of them is logged.
+Errors are answered as ``{"error": {"status", "condition", "message"}}``. Answers may hold keys:
+they must not be cached, and nothing of them is logged.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ Perform = Callable[[bytes, Grant], Awaitable[Response]]
 """Does what a request asks for, by its body and what its token allows, and answers it."""
 
 
-class AdministrationDoor:
-    """Lets requests of the administration in, whatever form they have."""
+class AdministrationEndpoint:
+    """Authorizes and answers requests of the administration, in REST and Atom."""
 
     def __init__(
         self, broker: Broker, clock: Clock, error_response: Callable[[TidegateError], Response]
@@ -62,7 +62,7 @@ class AdministrationDoor:
     async def answer(
         self, request: Request, operation_id: str, needs: Needs, hub: str | None, perform: Perform
     ) -> Response:
-        """What ``perform`` returns, called as whoever sent the request; or the answer to its failure.
+        """What ``perform`` returns, called on behalf of the sender; or the answer to its failure.
 
         hub: the event hub that the claims must be for; None: the namespace.
         """
@@ -72,7 +72,7 @@ class AdministrationDoor:
                     return await self._perform(request, needs, hub, perform)
             except TimeoutError as error:
                 raise OperationTimeoutError(
-                    f"{operation_id} did not end within {TIMEOUT_S:g} s; it may still be under way."
+                    f"{operation_id} did not finish within {TIMEOUT_S:g} s; it may still be running."
                 ) from error
             except ClientDisconnect as error:
                 raise RemoteProtocolError("The request ended before its body was complete.") from error
@@ -86,7 +86,7 @@ class AdministrationDoor:
         entity = NAMESPACE if hub is None else entity_path(hub)
         self._authorizer.require(request, entity, *needs.value)
         body = await _read_body(request)
-        # Again, because a body may take its time: a key that was taken away meanwhile changes nothing more.
+        # Again, because a body may arrive slowly: a key that was revoked meanwhile must not change anything.
         grant = self._authorizer.require(request, entity, *needs.value)
         with acting_as(Actor.of([grant], peer_of(request))):
             return await perform(body, grant)
@@ -105,7 +105,7 @@ class Administration:
         """capture_statistics: by the name of each hub that is captured now."""
         self._broker = broker
         self._capture_statistics = capture_statistics
-        self._door = AdministrationDoor(broker, clock, admin_error_response)
+        self._endpoint = AdministrationEndpoint(broker, clock, admin_error_response)
         self._document = json.dumps(openapi_document())
 
     def routes(self) -> list[BaseRoute]:
@@ -139,7 +139,7 @@ class Administration:
             return _json_response(value, operation.status)
 
         hub = None if operation.is_of_namespace else parameters.get("hub")
-        return await self._door.answer(request, operation.operation_id, operation.needs, hub, perform)
+        return await self._endpoint.answer(request, operation.operation_id, operation.needs, hub, perform)
 
 
 def admin_error_response(error: TidegateError) -> Response:
@@ -158,7 +158,7 @@ def admin_error(
 
 
 def _json_response(value: object, status: int, headers: Mapping[str, str] | None = None) -> Response:
-    # Not orjson, which has no whole numbers beyond 64 bits: somebody may have set one.
+    # Not orjson, which has no integers beyond 64 bits: a setting may be one.
     body = json.dumps(value, ensure_ascii=False)
     return Response(body, status, {"Cache-Control": "no-store", **(headers or {})}, "application/json")
 

@@ -1,8 +1,8 @@
-"""The HTTP face: ``/health``, ``/metrics``, publishing (``publish``), administration (``admin``,
+"""The HTTP service: ``/health``, ``/metrics``, publishing (``publish``), administration (``admin``,
 and ``atom`` as old SDKs call it), and AMQP over WebSocket.
 
-Everything is served on every HTTP and HTTPS port. What is wrong with a request is told in one shape: in that
-of Event Hubs' REST interface, and under the administration's addresses in JSON.
+Everything is served on every HTTP and HTTPS port. Errors have one shape: that
+of Event Hubs' REST interface, or JSON under the administration's addresses.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from tidegate.transport.tasks import TaskOwner
 
 
 class HttpGateway:
-    """The HTTP face of a broker; ``listen`` as often as there are ports, and ``close`` once."""
+    """The HTTP service of a broker; ``listen`` as often as there are ports, and ``close`` once."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class HttpGateway:
 
         capture_statistics: by the name of each hub that is captured now. origins: of pages that may open
         WebSockets. proxies: before the service, whose word about their clients is believed. further_routes:
-        get what no address of this face takes (the console). hsts_max_age_s: for browsers that have come
+        serve all other addresses (the console). hsts_max_age_s: for browsers that have come
         by HTTPS; None: nothing. tls_handshake_failures: since the service started.
         """
         self._broker = broker
@@ -133,7 +133,7 @@ class HttpGateway:
         return JSONResponse(self._state.report(asyncio.get_running_loop().time()))
 
     async def _show_metrics(self, request: Request) -> Response:
-        # They name event hubs and tell how busy they are: whoever is not on this machine needs a token.
+        # They show event hubs and their load: a client that is not on this machine needs a token.
         peer = None if request.client is None else request.client.host
         version: str = request.scope["http_version"]
         if not is_from_this_machine(peer, request.headers, http_version=version, proxies=self._proxies):

@@ -8,7 +8,7 @@
     GET                 /{hub}/RevokedPublishers[/{publisher}]
     PUT, DELETE         /{hub}/RevokedPublishers/{publisher}
 
-PUT makes; with If-Match it changes what is there. Letter case does not count in the fixed parts. Claims,
+PUT creates; with If-Match it updates. Letter case does not count in the fixed parts. Claims,
 limits of the body and the audit trail are those of ``admin``; queries (``api-version``, ``timeout``) are
 ignored.
 Source: as in ``wire.atom``. Our choice: what does not exist is answered with 404.
@@ -29,7 +29,7 @@ from starlette.routing import BaseRoute, Route
 
 from tidegate.broker import Broker, EventHub, Grant, Partition
 from tidegate.gateway.administration.operations import Needs
-from tidegate.gateway.http.admin import AdministrationDoor
+from tidegate.gateway.http.admin import AdministrationEndpoint
 from tidegate.gateway.http.errors import response_for
 from tidegate.model.clock import Clock
 from tidegate.model.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
@@ -93,7 +93,7 @@ class AtomAdministration:
     def __init__(self, broker: Broker, *, clock: Clock) -> None:
         self._broker = broker
         self._clock = clock
-        self._door = AdministrationDoor(broker, clock, response_for)
+        self._endpoint = AdministrationEndpoint(broker, clock, response_for)
 
     def routes(self) -> list[BaseRoute]:
         """What is served; put it behind everything else, since ``/{hub}`` takes every short address."""
@@ -116,7 +116,7 @@ class AtomAdministration:
                 answer = None
             return self._response(request, answer)
 
-        return await self._door.answer(
+        return await self._endpoint.answer(
             request, operation.operation_id, operation.needs, parameters.get("hub"), perform
         )
 
@@ -146,11 +146,11 @@ def _list_event_hubs(call: _Call) -> Answer:
 
 def _put_event_hub(call: _Call) -> Answer:
     properties = parse_description(call.body, "EventHubDescription")
-    days = _whole_number(properties, "MessageRetentionInDays")
-    partition_count = _whole_number(properties, "PartitionCount")
+    days = _integer(properties, "MessageRetentionInDays")
+    partition_count = _integer(properties, "PartitionCount")
     if properties.get("AuthorizationRules"):
         raise InvalidArgumentError(
-            "AuthorizationRules are not taken here.", next_step="Make policies: tidegate policy create."
+            "AuthorizationRules are not supported here.", next_step="Create policies: tidegate policy create."
         )
     if properties.get("Status", "Active") not in ("", "Active"):
         raise InvalidArgumentError("An event hub cannot be disabled.", next_step="Leave Status out.")
@@ -210,11 +210,11 @@ def _revoke_publisher(call: _Call) -> Answer:
     return _revoked_publisher(call, name)
 
 
-def _whole_number(properties: Mapping[str, str], name: str) -> int:
+def _integer(properties: Mapping[str, str], name: str) -> int:
     """Zero where there is none, which is also how clients say that they set none."""
     text = properties.get(name) or "0"
     if not text.isascii() or not text.isdigit() or len(text) > 9:
-        raise InvalidArgumentError(f"{name} must be a whole number, got {text[:40]!r}.")
+        raise InvalidArgumentError(f"{name} must be an integer, got {text[:40]!r}.")
     return int(text)
 
 

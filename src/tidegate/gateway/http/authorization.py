@@ -1,4 +1,4 @@
-"""What a request may do: the shared access signature in its ``Authorization`` header, judged each time.
+"""What a request may do, by the shared access signature in its ``Authorization`` header.
 
 The rule: nothing else of the request counts. The entity that is judged is the one that the caller acts on;
 neither ``Host`` nor any other header has a part in it.
@@ -31,7 +31,7 @@ class RequestAuthorizer:
     def require(self, request: HTTPConnection, path: EntityPath, *claims: Claim) -> Grant:
         """Raise UnauthorizedError unless the request's token gives one of ``claims`` on ``path`` now.
 
-        After too many wrong keys ServerBusyError. Whoever answers an InvalidKeyError waits for
+        After too many wrong keys ServerBusyError. The answer to an InvalidKeyError waits for
         ``KeyGuard.wait_before_answer``.
         """
         grant = self._broker.authorize(_token(request), Audience("", path), peer_of(request))
@@ -64,7 +64,7 @@ def _token(request: HTTPConnection) -> str:
         raise UnauthorizedError("InvalidToken: The request has several Authorization headers.")
     scheme, space, _ = tokens[0].partition(" ")
     if scheme.lower() != "sharedaccesssignature":
-        # Without a space it is no scheme: it may be a key, or a token.
+        # Without a space it is not a scheme: it may be a key, or a token.
         is_scheme = space and _SCHEME.fullmatch(scheme)
         kind = f"of the type {scheme[:40].lower()!r}" if is_scheme else "without a type"
         raise UnauthorizedError(

@@ -1,4 +1,4 @@
-"""The shape of errors of the HTTP face, as Event Hubs' REST interface has it.
+"""The shape of HTTP errors, as Event Hubs' REST interface has it.
 
 <Error><Code>404</Code><Detail>The messaging entity 'x' could not be found.</Detail></Error>
 """
@@ -38,7 +38,7 @@ def headers_for(error: TidegateError) -> dict[str, str]:
     """The headers that go with an error, whatever the shape of its answer."""
     headers: dict[str, str] = {}
     if error.retry_after_s is not None:
-        # Whole seconds, rounded up: who comes back after them is not early.
+        # Whole seconds, rounded up: a client that retries then is not early.
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
     if http_status_for(error) == 401:
         headers["WWW-Authenticate"] = "SharedAccessSignature"

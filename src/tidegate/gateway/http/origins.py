@@ -30,13 +30,13 @@ class AllowedOrigins:
     origins: frozenset[tuple[str, str, int | None]] = frozenset()
 
     @classmethod
-    def parse(cls, texts: Iterable[str]) -> Self:
+    def parse(cls, origins: Iterable[str]) -> Self:
         """From origins as browsers send them, ``https://app.example.org``.
 
         Raises InvalidArgumentError for anything else.
         """
         found = []
-        for text in texts:
+        for text in origins:
             origin = _parse(text)
             if origin is None:
                 raise InvalidArgumentError(
@@ -50,7 +50,7 @@ class AllowedOrigins:
         """Whether a page of ``origin`` may open a WebSocket by a request whose ``Host`` header is ``host``.
 
         own_names: of the service. A page of the very address that it connects to is the service's own, if
-        nobody else's name server can have made that name point here (DNS rebinding): it came over TLS, is an
+        no foreign name server can have made that name point here (DNS rebinding): it came over TLS, is an
         address, has no dot, or is known.
         """
         parsed = _parse(origin)

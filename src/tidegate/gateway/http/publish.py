@@ -2,7 +2,7 @@
 
     POST /{hub}/messages                          one event, or a batch
     POST /{hub}/partitions/{partition}/messages   the same, to one partition
-    POST /{hub}/publishers/{publisher}/messages   the same, as a publisher; ``publisher`` is taken, too
+    POST /{hub}/publishers/{publisher}/messages   the same, as a publisher; ``publisher`` also works
 
 ``Content-Type: application/vnd.microsoft.servicebus.json`` is a batch: a JSON list of ``{"Body",
 "UserProperties", "BrokerProperties"}``; anything else is one event whose body is the request's, whose
@@ -103,7 +103,7 @@ class Publishing:
                     f"The request did not end within {timeout_s} s; whether its events are stored is unknown."
                 ) from error
         except TidegateError as error:
-            # What has a text for remote peers is told in full only here, and somebody should look at it.
+            # An error with a separate text for peers is complete only here, and deserves a look.
             level = logging.ERROR if error.remote_text else logging.INFO
             _log.log(level, "publishing to %.300r refused: %s", request.scope["path"], error)
             await self._broker.key_guard.wait_before_answer(error)
@@ -238,7 +238,7 @@ def _timeout_s(text: str | None) -> int:
     if text is None:
         return TIMEOUT_S_DEFAULT
     if not text.isascii() or not text.isdigit() or len(text) > 9 or int(text) == 0:
-        raise InvalidArgumentError(f"timeout={text[:40]} is not a number of seconds, 1 or more.")
+        raise InvalidArgumentError(f"timeout must be an integer of seconds, 1 or more, got {text[:40]}.")
     return min(int(text), TIMEOUT_S_MAX)
 
 
@@ -295,7 +295,7 @@ def _batch_items(text: str) -> Iterator[tuple[EventData, str | None]]:
 
 def _batch_item(number: int, item: object) -> tuple[EventData, str | None]:
     if not isinstance(item, dict) or not isinstance(item.get("Body"), str):
-        raise InvalidArgumentError(f"Event {number} of the batch has no text in its Body.")
+        raise InvalidArgumentError(f"The Body of event {number} of the batch must be a string.")
     properties = item.get("UserProperties") or {}
     if not isinstance(properties, dict) or any(
         isinstance(value, (list, dict)) for value in properties.values()
@@ -329,7 +329,7 @@ def _partition_key(broker_properties: object) -> str | None:
     if key is None:
         return None
     if not isinstance(key, str):
-        raise InvalidArgumentError("The PartitionKey is not text.")
+        raise InvalidArgumentError("The PartitionKey must be a string.")
     _utf8(key, "The PartitionKey")
     return key
 

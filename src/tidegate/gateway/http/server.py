@@ -1,4 +1,4 @@
-"""uvicorn as the HTTP face uses it: on the service's own loop, with limits, and with AMQP in WebSockets.
+"""uvicorn as the HTTP service uses it: on the service's own loop, with limits, and with AMQP in WebSockets.
 
 What a peer without a token can hold of the service is bounded: connections (``transport.admission``; those
 without a complete request make room for others), the time that a request may take to arrive and its answer
@@ -50,7 +50,7 @@ SHUTDOWN_TIMEOUT_S: Final = 5
 WEBSOCKET_PATH: Final = "/$servicebus/websocket"
 """Where official clients look for AMQP over WebSocket (azure-eventhub 5.15.1, @azure/core-amqp 4)."""
 
-NO_PLACE: Final = "The service has as many connections as it takes, or as many of yours. Try again later."
+NO_PLACE: Final = "The service, or your address, has reached its connection limit. Try again later."
 
 RETRY_AFTER_S: Final = 5
 """Our choice: idle connections end in seconds."""
@@ -59,13 +59,13 @@ HEADER_NAMES: Final = "header_names"
 """In the ``state`` of a request's scope: the names of its headers as they were sent, by their lower case."""
 
 _CLIENT: Final = "client"
-"""There, too, where a trusted proxy named one: the client."""
+"""Also there, where a trusted proxy named one: the client."""
 
 _log = logging.getLogger(__name__)
 
 
 class HttpServer(uvicorn.Server):
-    """One listening port; signals stay with whoever runs the service."""
+    """One listening port; signals are left to the owner of the service."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class HttpServer(uvicorn.Server):
     ) -> None:
         """accept_websocket: gives the receiver of a WebSocket whose handshake is done. admits_origin: whether
         a page of that origin may open one, by a request with that Host header. admission: limits connections,
-        with those of other faces; None: one of its own. turns: in which requests are parsed and
+        shared with AMQP; None: one of its own. turns: in which requests are parsed and
         WebSockets are served; None: as bytes come. budget: counts answers that wait to be read; None: none.
         """
         self.turns = turns
@@ -180,7 +180,7 @@ def _default_headers(ssl_context: ssl.SSLContext | None, hsts_max_age_s: int | N
 
 
 class _NamingConnection(h11.Connection):
-    """Tells the names of each request's headers as they were sent: ASGI has them in lower case only. Gives
+    """Reports the names of each request's headers as sent: ASGI has them in lower case only. Gives
     every request target in origin form.
     """
 
