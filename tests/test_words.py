@@ -32,12 +32,12 @@ _PHRASES: Final[tuple[tuple[str, str, str], ...]] = (
     (
         "somebody|nobody|anybody",
         "someone, no one, anyone; better: say who",
-        "cli client console model processor server spark sql testing tools",
+        "cli client console model processor spark sql testing tools",
     ),
     (
         r"go(?:es|ing)? on",
         "continue",
-        "client console model processor server spark sql storage testing examples",
+        "client console model processor spark sql storage testing examples",
     ),
     (r"lies? in", "is stored in", "sql tools"),
     (r"as (?:they|it) lies?", "as stored", ""),
@@ -49,7 +49,7 @@ _PHRASES: Final[tuple[tuple[str, str, str], ...]] = (
     (
         r"tells?|told",
         "report, say, show",
-        "client console model processor server spark sql testing examples",
+        "client console model processor spark sql testing examples",
     ),
     ("texts", "strings", "console spark sql examples tools"),
     (r"takes? a text", "must be a string", ""),

@@ -18,14 +18,14 @@ from tidegate.server.settings import ServerSettings
 @pytest.mark.parametrize(
     ("address", "words"),
     [
-        ("203.0.114.9:5672", "a public address: anybody on the way"),
-        ("[2606:4700::1]:5672", "a public address: anybody on the way"),
-        ("[::ffff:8.8.8.8]:5672", "a public address: anybody on the way"),
+        ("203.0.114.9:5672", "a public address: anyone on the way"),
+        ("[2606:4700::1]:5672", "a public address: anyone on the way"),
+        ("[::ffff:8.8.8.8]:5672", "a public address: anyone on the way"),
         ("0.0.0.0:5672", "every address of this machine, public ones included"),
         ("[::]:5672", "every address of this machine, public ones included"),
-        ("192.168.1.9:5672", "private network: anybody in that network and on the way"),
-        ("[fd00::9]:5672", "private network: anybody in that network and on the way"),
-        ("169.254.1.1:5672", "private network: anybody in that network and on the way"),
+        ("192.168.1.9:5672", "private network: anyone in that network and on the way"),
+        ("[fd00::9]:5672", "private network: anyone in that network and on the way"),
+        ("169.254.1.1:5672", "private network: anyone in that network and on the way"),
     ],
 )
 def test_who_can_listen_is_said_as_it_is(address: str, words: str) -> None:

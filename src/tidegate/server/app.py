@@ -1,10 +1,10 @@
 """The composition root: builds the broker and its servers from settings, and stops them in reverse.
 
     start   certificates -> broker (recovers the log) -> capture -> AMQP -> HTTP -> ready file, profile
-    stop    ready file -> AMQP (connections get time to finish, WebSockets, too) -> HTTP
-            -> retention -> capture (what is not in a file comes after the next start) -> broker (log flushed)
+    stop    ready file -> AMQP (connections, including WebSockets, get time to finish) -> HTTP
+            -> retention -> capture (the rest is captured after the next start) -> broker (log flushed)
 
-If a server cannot start (its port is in use), what was started before it is stopped, and the start fails.
+If a server cannot start (its port is in use), the parts already started are stopped and the start fails.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ T = TypeVar("T")
 
 
 class TidegateServer:
-    """One service. ``await start()``, then ``await close()``; it is not started twice."""
+    """One service: ``await start()`` once, then ``await close()``."""
 
     def __init__(self, settings: ServerSettings, *, clock: Clock | None = None) -> None:
-        """clock: None is the system's."""
+        """clock: None uses the system's."""
         self.settings = settings
         self._clock = clock if clock is not None else SystemClock()
         self._exit_stack = AsyncExitStack()
@@ -85,28 +85,28 @@ class TidegateServer:
 
     @property
     def broker(self) -> Broker:
-        """The namespace; raises ClosedError while the service does not run."""
+        """The namespace. Raises ClosedError if the service is not running."""
         return _running(self._broker)
 
     @property
     def capture(self) -> CaptureService:
-        """What captures the namespace's hubs; raises ClosedError while the service does not run."""
+        """The capture service. Raises ClosedError if the service is not running."""
         return _running(self._capture)
 
     def connection_statistics(self) -> AdmissionStatistics:
-        """Connections now, and what was refused; raises ClosedError while the service does not run."""
+        """Open and refused connections. Raises ClosedError if the service is not running."""
         return _running(self._amqp).admission.statistics()
 
     @property
     def ready(self) -> ReadyInformation:
-        """Where it listens; raises ClosedError before ``start`` has returned."""
+        """The addresses it listens on. Raises ClosedError before ``start`` has returned."""
         return _running(self._ready)
 
     async def start(self) -> ReadyInformation:
         """Start everything; returns once clients can connect.
 
         Raises InvalidArgumentError (a port in use, an address of another machine), DirectoryInUseError,
-        LogCorruptError, LogFullError, OSError; whatever was started is stopped again.
+        LogCorruptError, LogFullError, OSError; the parts already started are stopped.
         """
         try:
             return await self._start()
@@ -115,7 +115,7 @@ class TidegateServer:
             raise
 
     async def close(self) -> None:
-        """Stop in order. Open connections get ``drain_timeout_s`` to finish. Harmless when repeated."""
+        """Stop in order. Open connections get ``drain_timeout_s`` to finish. Idempotent."""
         was_serving = self._ready is not None
         if was_serving:
             _log.info("the service stops: connections get %g s to finish", self.settings.drain_timeout_s)
@@ -145,7 +145,7 @@ class TidegateServer:
         self._broker.authorizer.set_host_names(self._host_names(certificate))
         self._prepare(self._broker)
         if settings.ready_file is not None:
-            # Left by a killed service: programs that wait for the file must not read it.
+            # A killed service may have left the file; programs that wait for it must not read the old one.
             settings.ready_file.unlink(missing_ok=True)
         self._capture = CaptureService(
             self._broker,
@@ -178,7 +178,7 @@ class TidegateServer:
                 console_of(self._broker, self._capture, amqp, settings, self._clock, lambda: self.ready)
             )
         if console is not None:
-            # After the HTTP server in stopping order: a page that it still serves may start something.
+            # Closed after the HTTP server: a page that is still being served may start a task.
             stack.push_async_callback(console.close)
         http = HttpGateway(
             self._broker,
@@ -193,11 +193,11 @@ class TidegateServer:
         )
         stack.push_async_callback(http.close)
         if console is not None:
-            # Before the HTTP server, which waits for its streamed answers.
+            # Ended before the HTTP server closes, because it waits for streamed responses.
             stack.callback(console.end_streams)
-        # Before the HTTP server too: it waits for answers that are delayed for clients that guess keys.
+        # Also before the HTTP server: it waits for responses that are delayed to slow down key guessing.
         stack.callback(self._broker.key_guard.release)
-        # Before the HTTP server, whose WebSockets it uses.
+        # Closed before the HTTP server, whose WebSockets it uses.
         stack.push_async_callback(amqp.close, drain_timeout_s=settings.drain_timeout_s)
         addresses: dict[str, str | None] = {
             "amqp": await _listen(amqp, settings.host, settings.amqp_port, None),
@@ -226,7 +226,7 @@ class TidegateServer:
         return ready
 
     def _admission(self, broker: Broker) -> Admission:
-        """The limits of connections, which follow the number of partitions."""
+        """The connection limits, which depend on the number of partitions."""
         settings = self.settings
         admission = Admission(trusted=TrustedProxies.parse(settings.trusted_proxies))
 
@@ -253,14 +253,14 @@ class TidegateServer:
         return admission
 
     def _renew_ready(self, addresses: dict[str, str | None], certificate: ServerCertificate | None) -> None:
-        """After a change of the root key, write it to the files that contain it."""
+        """Write a changed root key to the files that contain it."""
         old, ready = self._ready, self._describe(addresses, certificate)
         if old is None or ready == old:
             return
         self._ready = ready
         if self.settings.ready_file is not None:
             write_ready_file(self.settings.ready_file, ready)
-        # The profile may be another service's by now.
+        # Another service may have replaced the profile.
         if self.settings.is_profile_written and read_profile(os.environ) == old:
             write_profile(ready, os.environ)
 
@@ -287,12 +287,12 @@ class TidegateServer:
             host, port = _reachable(address)
             plain = ConnectionString(host, port, name, key, use_development_emulator=True).format()
         if (address := addresses["amqps"]) is not None:
-            # A name rather than an address: some SDKs (JavaScript) send no address as TLS server name.
+            # A name rather than an address: some SDKs (JavaScript) don't send addresses as TLS server names.
             host, port = _reachable(address)
             assert certificate is not None
             secure = ConnectionString(self._secure_host(host, certificate), port, name, key).format()
         connection_string = secure or plain
-        assert connection_string is not None  # ServerSettings: one of the AMQP faces is on
+        assert connection_string is not None  # ServerSettings: one AMQP port is set
         return ReadyInformation(
             amqp=addresses["amqp"],
             amqps=addresses["amqps"],
@@ -311,8 +311,7 @@ class TidegateServer:
     def _console_address(
         self, addresses: dict[str, str | None], certificate: ServerCertificate | None
     ) -> str | None:
-        """For a browser on this machine: plain HTTP if served, since HTTPS needs the CA to be trusted
-        first."""
+        """The console's URL for a browser on this machine: HTTP if served, as HTTPS needs the CA trusted."""
         for scheme in ("http", "https"):
             if self.settings.is_console_served and (address := addresses[scheme]) is not None:
                 host, port = _reachable(address)
@@ -373,10 +372,9 @@ async def _give_memory_back(budget: MemoryBudget) -> None:
 async def run_server(
     settings: ServerSettings, *, on_ready: Callable[[ReadyInformation], None] | None = None
 ) -> None:
-    """Run a service until this coroutine is cancelled, then stop it in order.
+    """Run a service until this coroutine is cancelled, then stop it in order; no acknowledged event is lost.
 
     on_ready: called once clients can connect. Raises what ``TidegateServer.start`` raises.
-    Cancellation: is how to stop it; what was acknowledged is on disk.
     """
     keep_freed_memory()
     allow_open_files()
@@ -405,7 +403,7 @@ class _Listener(Protocol):
 
 
 async def _listen(server: _Listener, host: str, port: int | None, tls: ssl.SSLContext | None) -> str | None:
-    """Start listening; returns ``host:port`` as bound, None without a port."""
+    """Start listening and return the bound ``host:port``; None without a port."""
     if port is None:
         return None
     try:
@@ -420,7 +418,7 @@ async def _listen(server: _Listener, host: str, port: int | None, tls: ssl.SSLCo
 
 
 def _reachable(address: str) -> tuple[str, int]:
-    """Host and port for a client on this machine: a wildcard address is replaced by loopback."""
+    """Host and port for a client on this machine, with loopback instead of a wildcard address."""
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     try:

@@ -1,8 +1,8 @@
-"""Applies what a configuration file declares to a namespace; runs at each start, before any client connects.
+"""Applies a configuration file's declarations to the namespace, at each start, before any client connects.
 
-Conflicts (a partition count or a policy's claims, which cannot be changed) are found before anything is
-changed, and reported in one error. If a value is refused later, what was done until then stays: the next
-start, with a corrected file, continues from there.
+Conflicts (a partition count or a policy's claims, which cannot be changed) are reported in one error before
+anything is changed. If a value is refused later, earlier changes stay, and the next start with a corrected
+file continues from there.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ Report = Callable[[str], None]
 
 
 def apply_declared(broker: Broker, declared: DeclaredNamespace, report: Report) -> None:
-    """Create what is missing and change what differs; delete nothing.
+    """Create missing entities and change those that differ; delete nothing.
 
-    Raises InvalidArgumentError (all conflicts at once; a value that the namespace's tier does not allow),
+    Raises InvalidArgumentError (all conflicts together, or a value that the tier does not allow),
     QuotaExceededError, LogFullError.
     """
     conflicts = [*_policy_conflicts(broker.policies(), declared.policies, "the namespace")]
@@ -54,9 +54,9 @@ def apply_declared(broker: Broker, declared: DeclaredNamespace, report: Report) 
 
 
 def set_root_key(broker: Broker, key: str) -> None:
-    """Make ``key`` the root policy's primary key; creates the policy if it was deleted.
+    """Set the root policy's primary key; creates the policy if it was deleted.
 
-    Raises InvalidArgumentError (without the key), LogFullError.
+    Raises InvalidArgumentError (its message does not contain the key), LogFullError.
     """
     root = next((policy for policy in broker.policies() if policy.name == ROOT_POLICY_NAME), None)
     if root is None:
@@ -110,7 +110,7 @@ def _policy_conflicts(
         found = _named(existing, wanted.name)
         if found is None:
             continue
-        # Manage brings the others, as in ``Broker.create_policy``.
+        # Manage includes the others, as in ``Broker.create_policy``.
         claims = frozenset(Claim) if Claim.MANAGE in wanted.claims else wanted.claims
         if found.claims != claims:
             has, asked = (", ".join(sorted(each.value for each in group)) for group in (found.claims, claims))

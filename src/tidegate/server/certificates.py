@@ -1,16 +1,14 @@
-"""The service's certificate: the user's files, or a self-signed one with its own authority.
+"""The service's certificate: the user's files, or a generated one with its own certificate authority.
 
-Its own is kept in the data directory, for development and private networks: clients are given ``ca.pem`` and
-verify as usual. The authority stays the same as long as it is valid and may speak for the names that are
-wanted, so that a renewed server certificate needs nothing from the clients. Keys are readable by the owner
-only.
+The generated one is kept in the data directory, for development and private networks; clients trust
+``ca.pem`` and verify as usual. The authority is kept while it is valid and covers the wanted names, so that
+renewing the server certificate requires no change on clients. Keys are readable by the owner only.
 
-Clients that trust ``ca.pem`` trust it for servers with the names of this service and nothing else: the
-authority carries the names as constraints (RFC 5280 section 4.2.1.10), and the use (extended key usage: of a
-certificate in a chain it limits those below, CA/Browser Forum Baseline Requirements 7.1.2.10.6). So its key,
-if it is ever stolen, signs no certificate that is good for another host, for mail, code or a client. The key
-is kept because without it each renewal of the server's certificate,
-once a year, would need a new authority, which all clients would have to be given.
+Clients trust ``ca.pem`` only for servers with this service's names: the authority carries name constraints
+(RFC 5280 section 4.2.1.10) and an extended key usage, which limits the certificates below it (CA/Browser
+Forum Baseline Requirements 7.1.2.10.6). A stolen authority key can therefore sign no valid certificate for
+another host, for mail, code or a client. The key is kept because otherwise each yearly renewal of the server
+certificate would need a new authority on all clients.
 """
 
 from __future__ import annotations
@@ -36,12 +34,12 @@ from tidegate.transport.private_files import write_private_file
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 _AUTHORITY_LIFETIME = timedelta(days=3650)
 _SERVER_LIFETIME = timedelta(days=397)
-"""Longest lifetime that browsers accept (CA/Browser Forum Baseline Requirements 6.3.2, 2020-09)."""
+"""The longest lifetime that browsers accept (CA/Browser Forum Baseline Requirements 6.3.2, 2020-09)."""
 _RENEW_BEFORE = timedelta(days=30)
 _CLOCK_SKEW = timedelta(days=1)
 
 _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
-"""Of TLS 1.2: forward secrecy and authenticated encryption only (RFC 9325 section 4.2); 1.3 has no others."""
+"""For TLS 1.2: only forward secrecy and authenticated encryption (RFC 9325 section 4.2), as always in 1.3."""
 
 _log = logging.getLogger(__name__)
 
@@ -51,7 +49,7 @@ class ServerCertificate:
     """Where the files are."""
 
     ca_file: Path | None
-    """What clients need to trust, PEM; None where the certificate is the user's own: they know its issuer."""
+    """The authority for clients to trust, PEM; None for a user's certificate, whose issuer clients know."""
     certificate_file: Path
     """The server's certificate followed by the authority's, PEM."""
     key_file: Path
@@ -62,7 +60,7 @@ class ServerCertificate:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_ciphers(_CIPHERS)
-        # A client could make the server do handshake after handshake on one connection.
+        # Otherwise a client could force endless handshakes on one connection.
         context.options |= ssl.OP_NO_RENEGOTIATION
         context.load_cert_chain(self.certificate_file, self.key_file, password=_refuse_password)
         return context
@@ -72,7 +70,7 @@ class ServerCertificate:
         return _names(self._certificate())
 
     def is_ending(self, now: datetime) -> bool:
-        """Whether the certificate runs out within 30 days, or has."""
+        """Whether the certificate expires within 30 days, or has expired."""
         return _is_ending(self._certificate(), now)
 
     def _certificate(self) -> x509.Certificate:
@@ -86,9 +84,9 @@ class _Pair:
 
 
 def given_server_certificate(certificate_file: Path, key_file: Path) -> ServerCertificate:
-    """The user's own certificate (PEM, with the chain to its issuer) and key, found to belong together.
+    """The user's certificate (PEM, with the chain to its issuer) and key, after checking that they match.
 
-    Raises InvalidArgumentError when they are missing, garbled, not a pair, or the key needs a password.
+    Raises InvalidArgumentError if they are missing, invalid or don't match, or if the key needs a password.
     """
     given = ServerCertificate(None, certificate_file, key_file)
     try:
@@ -105,12 +103,11 @@ def given_server_certificate(certificate_file: Path, key_file: Path) -> ServerCe
 def ensure_server_certificate(directory: Path, names: Sequence[str], *, clock: Clock) -> ServerCertificate:
     """The certificate in ``directory`` for loopback and ``names``, created or renewed if needed.
 
-    Renewed when it runs out within 30 days, or when one of ``names`` is not in it (the names that it has are
-    kept). A new authority, which clients have to be given, is made only when there is none, it runs out
-    itself, or one of the names is outside its constraints. An authority without constraints, as earlier
-    versions made them, stays.
+    It is renewed if it expires within 30 days or lacks one of ``names`` (existing names are kept). A new
+    authority, which clients must then trust, is created only if there is none, it expires, or a name is
+    outside its constraints. An authority without constraints, from an earlier version, is kept.
 
-    Raises InvalidArgumentError when files in ``directory`` are there and are not what this function wrote.
+    Raises InvalidArgumentError if ``directory`` holds files that this function did not write.
     """
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     now = clock.now_utc()
@@ -143,7 +140,7 @@ def ensure_server_certificate(directory: Path, names: Sequence[str], *, clock: C
 def _ensure_authority(
     ca_file: Path, key_file: Path, wanted: Sequence[str], held: Sequence[str], now: datetime
 ) -> _Pair:
-    """The authority in two files, or a new one where that cannot speak for ``wanted`` or is ending."""
+    """The authority in two files, or a new one if that expires soon or does not cover ``wanted``."""
     authority = _load(ca_file, key_file)
     outside = [] if authority is None else [name for name in wanted if not _may_name(authority, name)]
     if authority is not None and not outside and not _is_ending(authority.certificate, now):
@@ -164,7 +161,7 @@ def _ensure_authority(
 
 
 def _may_name(authority: _Pair, name: str) -> bool:
-    """Whether the authority's constraints, if it has any, permit a certificate for a name or address."""
+    """Whether the authority's constraints, if any, permit a certificate for a name or address."""
     try:
         constraints = authority.certificate.extensions.get_extension_for_class(x509.NameConstraints).value
     except x509.ExtensionNotFound:
@@ -180,7 +177,7 @@ def _may_name(authority: _Pair, name: str) -> bool:
 
 
 def _constraint(name: str) -> x509.IPAddress | x509.DNSName:
-    """The smallest subtree with a name in it: of an address itself, of a host those below it, too."""
+    """The smallest subtree that contains a name: an address alone, or a host and its subdomains."""
     try:
         return x509.IPAddress(ipaddress.ip_network(name))
     except ValueError:
@@ -260,7 +257,7 @@ def _key_usage(*, is_authority: bool) -> x509.KeyUsage:
 
 
 def _normalise(name: str) -> str:
-    """As certificates hold it: addresses in their shortest form, hosts in lower case ASCII (IDNA)."""
+    """The form used in certificates: shortest for addresses, lower-case ASCII (IDNA) for hosts."""
     try:
         return str(ipaddress.ip_address(name))
     except ValueError:

@@ -1,6 +1,6 @@
 """A configuration file: TOML or JSON, in Tidegate's own form or that of the official emulator.
 
-Own form: the settings by their field names, and what the namespace holds:
+Tidegate's form has the settings by field name, and the namespace's entities:
 
     amqp_port = 5672
     throughput_units = 4
@@ -15,7 +15,7 @@ Own form: the settings by their field names, and what the namespace holds:
     retention_hours = 24
     consumer_groups = ["reports"]
 
-Every mistake is an InvalidArgumentError that names the file and the place in it.
+Every mistake is an InvalidArgumentError that names the file and the position in it.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from tidegate.server.settings import PATH_NAMES, ServerSettings, settings_from_m
 
 
 def load_settings(path: Path, *, data_dir: Path | None = None) -> ServerSettings:
-    """The settings in a file, which is JSON where it begins with a brace, and TOML otherwise.
+    """The settings in a file: JSON if it begins with a brace, otherwise TOML.
 
-    data_dir: used if the file has none (the emulator's never has); relative paths in the file are relative to
-    the file's directory.
+    data_dir: used if the file has none (the emulator's never has one). Relative paths in the file are
+    relative to its directory.
 
     Raises InvalidArgumentError naming the file if it cannot be read or parsed, or is invalid.
     """
@@ -84,9 +84,9 @@ def _read(path: Path) -> Mapping[str, object]:
     try:
         document = parse(text)
     except (ValueError, RecursionError) as error:
-        # The parsers' messages name a place and quote at most one character.
+        # The parsers' messages name a position and quote at most one character.
         raise InvalidArgumentError(f"The configuration {path} is not {kind}: {error}.") from error
-    assert isinstance(document, dict)  # JSON that begins with a brace is an object, TOML always a table
+    assert isinstance(document, dict)  # JSON that begins with a brace is an object; TOML is always a table
     return document
 
 

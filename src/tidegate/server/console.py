@@ -1,4 +1,4 @@
-"""The console of a running service, composed."""
+"""Composes the console of a running service."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def console_of(
 ) -> AsyncIterator[ConsoleApp]:
     """The console of a running service; on exit, its resources are released.
 
-    ready: where the service listens; raises ClosedError until it does.
+    ready: the addresses that the service listens on; raises ClosedError before that.
     """
 
     def own_address() -> OwnAddress:

@@ -1,7 +1,7 @@
-"""What a configuration file declares: event hubs, policies and capacity, as validated values.
+"""A configuration file's declarations: event hubs, policies and capacity, as validated values.
 
-What is missing is created and what differs is changed (``applying``); nothing is deleted, and what a
-declaration leaves out (None) stays as it is.
+``applying`` creates missing entities and changes those that differ; it deletes nothing, and omitted values
+(None) stay unchanged.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class DeclaredEventHub:
 
     name: str
     partition_count: int
-    """Fixed at creation: a number other than that of the existing hub is a conflict."""
+    """Fixed at creation: a different number for an existing hub is a conflict."""
     settings: HubChanges = field(default_factory=HubChanges)
-    """Settings left out are the default for a new hub, and unchanged for an existing one."""
+    """Omitted settings get their default in a new hub, and stay unchanged in an existing one."""
     consumer_groups: tuple[str, ...] = ()
     """Besides ``$Default``, which every hub has."""
     policies: tuple[DeclaredPolicy, ...] = ()
-    """For this hub alone."""
+    """For this hub only."""
     capture: CaptureSettings | Switch | None = None
 
     def __post_init__(self) -> None:
@@ -61,7 +61,7 @@ class DeclaredNamespace:
     policies: tuple[DeclaredPolicy, ...] = ()
     """For the whole namespace."""
     tier: Tier | None = None
-    """Whose limits the namespace keeps."""
+    """The tier whose limits apply."""
     throughput_units: int | Switch | None = None
     """OFF: throughput is not limited."""
 

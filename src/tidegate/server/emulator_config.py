@@ -4,10 +4,10 @@
         {"Name": "eh1", "PartitionCount": "2", "ConsumerGroups": [{"Name": "cg1"}]}]}],
      "LoggingConfig": {"Type": "File"}}}
 
-Its limits (one namespace of 1 to 10 hubs with at most 20 consumer groups each) are not ours, but for the one
-namespace. ``LoggingConfig`` is ignored: the service logs to standard error. Source: Config-schema.json of
-Azure/azure-event-hubs-emulator-installer, 2026-09; partition counts are strings there, and numbers in files
-that other tools write."""
+Of its limits (one namespace of 1 to 10 hubs with at most 20 consumer groups each), only the single namespace
+applies here. ``LoggingConfig`` is ignored: the service logs to standard error. Source: Config-schema.json of
+Azure/azure-event-hubs-emulator-installer, 2026-09, where partition counts are strings; other tools write
+numbers."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def _reach(host: str) -> str | None:
     if address.is_loopback:
         return None
     if address.is_unspecified:
-        return "which is every address of this machine, public ones included: anybody"
+        return "which is every address of this machine, public ones included: anyone"
     if address.is_global:
-        return "a public address: anybody"
-    return "an address of a private network: anybody in that network and"
+        return "a public address: anyone"
+    return "an address of a private network: anyone in that network and"

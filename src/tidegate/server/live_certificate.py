@@ -27,7 +27,7 @@ class LiveCertificate:
     """A TLS context for accepting connections that always shows the newest usable certificate."""
 
     def __init__(self, obtain: Callable[[], ServerCertificate], *, clock: Clock) -> None:
-        """obtain: gives the certificate, and renews it where it is the service's own and running out.
+        """obtain: returns the certificate; renews a generated one that expires soon.
 
         Raises what ``obtain`` raises.
         """
@@ -38,19 +38,19 @@ class LiveCertificate:
         self._loaded = self._seen = _signature(self.certificate)
         self._complaint: str | None = None
         self.context = self.certificate.ssl_context()
-        """For all listening ports. Its initial certificate is never used: each handshake asks for the newest.
+        """For all listening ports. Each handshake replaces its initial certificate with the newest.
 
-        A context of its own per certificate: one that is loaded over another keeps the older one of another
-        key type, and goes on showing it to some clients.
+        Each certificate has its own context: loading one over another of a different key type keeps the older
+        one and still sends it to some clients.
         """
         self.context.sni_callback = self._use_newest
 
     def refresh(self) -> bool:
-        """Check the files, and load changed ones; returns True if the certificate is a new one.
+        """Check the files and load changed ones; returns True if the certificate is new.
 
-        Files count once they have stayed the same for two looks, so that a certificate and its key that are
-        replaced one after the other are not met halfway. Never raises for the files: what is wrong with them
-        is logged, once.
+        Changed files are loaded after two checks without further change, so that a certificate and key
+        replaced one after the other are loaded together. Never raises for the files: problems are logged
+        once.
         """
         try:
             if self.certificate.ca_file is not None and self.certificate.is_ending(self._clock.now_utc()):
@@ -82,6 +82,6 @@ class LiveCertificate:
 
 
 def _signature(certificate: ServerCertificate) -> _Signature:
-    """What changes whenever one of the files does. Raises OSError."""
+    """A value that changes whenever one of the files does. Raises OSError."""
     states = (path.stat() for path in (certificate.certificate_file, certificate.key_file))
     return tuple((state.st_mtime_ns, state.st_size, state.st_ino) for state in states)

@@ -1,8 +1,9 @@
 """The service's log: one line per event of note, for people or as JSON, on standard error.
 
-Two rules. No secret is ever handed to a logger, so no format has to hide one. And nobody fills the disk with
-lines by doing wrong things fast: of lines that clients can cause, so many of a kind pass in a while, and then
-their number is told; and what is long in them is cut.
+Two rules. Secrets are never passed to a logger, so no format has to hide them. And clients cannot fill the
+disk
+by repeating errors: the number of lines of one kind per window is limited (the rest are counted), and long
+messages are cut.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class LogFormat(Enum):
 
 
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
-"""What every record has; the rest came with ``extra``."""
+"""Attributes of every record; others came with ``extra``."""
 
 _CONTROLS: Final = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))} | {
     9: "\\t",
@@ -47,18 +48,14 @@ _CLIENT_LOGGERS: Final = (
 )
 _LINES_MAX: Final = 20
 _WINDOW_S: Final = 10.0
-"""Lines of one kind that clients may cause in a window (our choice: enough to see what is going on)."""
+"""Lines of one kind that clients may cause in a window (our choice: enough to see the problem)."""
 _KINDS_MAX: Final = 1000
 _CHARACTERS_MAX: Final = 2_000
-"""Of the message of such a line (our choice: the longest of ours, with the longest names, have some 800)."""
+"""Length limit of such a message (our choice: our longest, with the longest names, have about 800)."""
 
 
 def start_logging(log_format: LogFormat, stream: TextIO, *, clock: Clock) -> None:
-    """Write Tidegate's log, and other libraries' warnings, to ``stream``.
-
-    Ours from INFO up (what a service does and refuses), others' from WARNING up. Replaces what was set up
-    before.
-    """
+    """Log to ``stream``: Tidegate from INFO, other libraries from WARNING. Replaces earlier handlers."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonFormatter() if log_format is LogFormat.JSON else TextFormatter())
     handler.addFilter(FloodFilter(clock))
@@ -80,11 +77,10 @@ class _Window:
 
 
 class FloodFilter(logging.Filter):
-    """Drops lines that clients cause, beyond ``_LINES_MAX`` of one kind in ``_WINDOW_S``, and cuts long
-    ones.
+    """Limits lines that clients cause to ``_LINES_MAX`` of one kind per ``_WINDOW_S``, and cuts long ones.
 
-    The next line of the kind reports how many. Errors count too: if a client can cause one, the first few are
-    enough. Changes by administrators, logged by ``tidegate.audit``, always pass.
+    The next line of the kind reports how many were dropped. Errors are limited too: the first few are enough.
+    Administrators' changes, logged by ``tidegate.audit``, always pass.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -93,11 +89,11 @@ class FloodFilter(logging.Filter):
         self._windows: dict[tuple[str, str], _Window] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the record is written; its message may have been added to."""
+        """Whether the record is written; may extend its message."""
         if not record.name.startswith(_CLIENT_LOGGERS):
             return True
         now = self._clock.monotonic()
-        # The message without its values: one kind is one place in the code.
+        # The unformatted message: one kind is one place in the code.
         kind = record.name, str(record.msg)
         window = self._windows.get(kind)
         if window is None or now - window.started_at >= _WINDOW_S:
@@ -129,9 +125,8 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """An object with ``time`` (UTC), ``level``, ``logger``, ``message``, what the record was given as
-    ``extra``, and ``exception`` where there was one.
-    """
+    """An object with ``time`` (UTC), ``level``, ``logger``, ``message``, the record's ``extra`` values, and
+    ``exception`` if there was one."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The line, without its end."""
@@ -144,7 +139,7 @@ class JsonFormatter(logging.Formatter):
         entry |= {name: value for name, value in vars(record).items() if name not in _STANDARD}
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
-        # ASCII: no line separator of Unicode, and nothing that the stream's encoding lacks.
+        # ASCII: no Unicode line separators, and nothing that the stream's encoding cannot represent.
         return json.dumps(entry, default=str)
 
 

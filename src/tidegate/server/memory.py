@@ -17,20 +17,20 @@ _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _TRIM_BYTES = 64 * 1024 * 1024
 _MMAP_BYTES = 32 * 1024 * 1024
-"""The most that glibc takes (malloc/malloc.c, DEFAULT_MMAP_THRESHOLD_MAX on 64 bits)."""
+"""The maximum that glibc accepts (malloc/malloc.c, DEFAULT_MMAP_THRESHOLD_MAX on 64 bits)."""
 
 
 _MEMORY_BYTES_DEFAULT_MAX: Final = 512 * 1024 * 1024
 _OPEN_FILES_MAX: Final = 1 << 20
-"""Our choice, if there is no limit or a larger one."""
+"""Our choice, used if the system's limit is larger or absent."""
 
 
 def keep_freed_memory() -> bool:
-    """Have glibc keep up to 64 MB of freed memory instead of giving every large buffer back to the kernel.
+    """Make glibc keep up to 64 MB of freed memory instead of returning every large buffer to the kernel.
 
-    Without it each batch of 1 MB costs 256 page faults: serving batches to our client took 2.4 µs of CPU per
-    event of 1 KB, and 1.2 µs with it (measured on 2 shared cores). Concerns the whole process, so it is for
-    the owner of the process. Returns False where there is no glibc; then nothing is changed.
+    Otherwise each 1 MB batch costs 256 page faults: serving batches to our client took 2.4 µs of CPU per 1 KB
+    event without it, and 1.2 µs with it (measured on 2 shared cores). Affects the whole process, so only its
+    owner should call this. Returns False, and changes nothing, without glibc.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -41,12 +41,11 @@ def keep_freed_memory() -> bool:
 
 @contextlib.contextmanager
 def start_kept_from_collections() -> Iterator[None]:
-    """Keep what exists now out of garbage collections, for the length of the block.
+    """Exclude all existing objects from garbage collection within the block.
 
-    A full collection walks every object, and connections that end leave cycles that ask for one: the modules
-    and the start's objects alone took 0.1 s of the event loop each time, and take none of it so (measured
-    under connections that come and go, on 2 shared cores). Concerns the whole process, so it is for the owner
-    of the process.
+    A full collection walks every object, and closed connections leave cycles that trigger one: the modules
+    and startup objects alone blocked the event loop for 0.1 s each time (measured with short-lived
+    connections, on 2 shared cores). Affects the whole process, so only its owner should call this.
     """
     gc.collect()
     gc.freeze()
@@ -57,18 +56,15 @@ def start_kept_from_collections() -> Iterator[None]:
 
 
 def give_back_freed_memory() -> None:
-    """Have glibc return all freed memory to the kernel; may take 0.1 s.
-
-    Does nothing where there is no glibc.
-    """
+    """Make glibc return all freed memory to the kernel; may take 0.1 s. Does nothing without glibc."""
     with contextlib.suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def memory_max_bytes_default(*, root: Path = Path("/")) -> int:
-    """The default limit of memory for clients: a quarter of what this process can have.
+    """The default limit of memory for clients: a quarter of the memory available to this process.
 
-    That is the machine's memory, or what its container, or systemd's MemoryMax=, allows.
+    That is the machine's memory, or the limit of its container or systemd's MemoryMax=.
     """
     available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     with contextlib.suppress(OSError, ValueError):  # no such group, or "max"
@@ -87,12 +83,12 @@ def _cgroup(root: Path) -> Path:
 
 
 def allow_open_files() -> int:
-    """Raise this process's limit on open files as far as its user may; returns the limit that then holds.
+    """Raise this process's limit on open files as far as permitted, and return the new limit.
 
-    Each connection is an open file, and the usual limit of a shell is 1,024.
+    Each connection is an open file, and a shell's usual limit is 1,024.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # macOS reports a hard limit that it does not grant: what was there before still holds then.
+    # macOS reports a hard limit that it does not grant; the previous limit then stays.
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return open_files_max()

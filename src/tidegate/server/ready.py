@@ -1,6 +1,6 @@
-"""How other programs learn where the service is: the ready file and this user's profile.
+"""The ready file and this user's profile, from which other programs learn how to reach the service.
 
-Both hold the same JSON object, which contains a key: they are written with mode 0600, in one step.
+Both hold the same JSON object, which contains a key: they are written atomically, with mode 0600.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PROFILE_NAME = "profile.json"
 
 @dataclass(frozen=True, slots=True)
 class ReadyInformation:
-    """Where a running service is. Addresses are ``host:port``; None if that protocol is not served."""
+    """How to reach a running service. Addresses are ``host:port``; None if that protocol is not served."""
 
     amqp: str | None
     amqps: str | None
@@ -34,7 +34,7 @@ class ReadyInformation:
     """The certificate authority to trust for ``amqps`` and ``https``."""
     data_dir: str
     console: str | None = None
-    """Address of the console for a browser on this machine; None where it is not served."""
+    """The console's URL for a browser on this machine; None if it is not served."""
 
     def to_json(self) -> str:
         """One JSON object on one line."""
@@ -42,7 +42,7 @@ class ReadyInformation:
 
     @classmethod
     def from_json(cls, text: str) -> ReadyInformation:
-        """The inverse of ``to_json``; raises InvalidArgumentError when ``text`` is something else."""
+        """The inverse of ``to_json``. Raises InvalidArgumentError for an invalid ``text``."""
         try:
             values = json.loads(text)
             return cls(**values)
@@ -51,13 +51,13 @@ class ReadyInformation:
 
 
 def write_ready_file(path: Path, information: ReadyInformation) -> None:
-    """Write ``information`` so that a reader sees either nothing or all of it."""
+    """Write ``information`` atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_private_file(path, f"{information.to_json()}\n".encode())
 
 
 def profile_path(environment: Mapping[str, str]) -> Path:
-    """This user's profile, in ``TIDEGATE_CONFIG_DIR``, else the XDG configuration directory."""
+    """The path of this user's profile, in ``TIDEGATE_CONFIG_DIR`` or the XDG configuration directory."""
     own = environment.get("TIDEGATE_CONFIG_DIR")
     if own:
         return Path(own) / _PROFILE_NAME
@@ -66,7 +66,7 @@ def profile_path(environment: Mapping[str, str]) -> Path:
 
 
 def write_profile(information: ReadyInformation, environment: Mapping[str, str]) -> Path:
-    """Save ``information`` for this user's other commands; returns the file."""
+    """Save ``information`` for this user's other commands, and return the file's path."""
     path = profile_path(environment)
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     write_ready_file(path, information)
@@ -74,7 +74,7 @@ def write_profile(information: ReadyInformation, environment: Mapping[str, str])
 
 
 def read_profile(environment: Mapping[str, str]) -> ReadyInformation | None:
-    """What the last ``serve`` of this user saved; None if nothing.
+    """The information that this user's last ``serve`` saved, if any.
 
     Raises InvalidArgumentError naming the file if it exists and is not a valid profile.
     """

@@ -1,7 +1,7 @@
 """The settings of the service, as one frozen, validated value.
 
-Every setting has its default here and nowhere else. A value that cannot be meant is an
-InvalidArgumentError that names the setting, wherever it came from (arguments or a configuration file).
+Every setting has its default only here. An invalid value, from arguments or a configuration file, raises an
+InvalidArgumentError that names the setting.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from tidegate.transport.admission import WITHOUT_TOKEN_MAX_DEFAULT
 from tidegate.transport.peers import TrustedProxies
 
 AMQP_PORT_DEFAULT: Final = 5672
-"""The port that official SDKs use with ``UseDevelopmentEmulator=true`` when the string names none."""
+"""The port that official SDKs use with ``UseDevelopmentEmulator=true`` if the connection string has none."""
 
 HTTP_PORT_DEFAULT: Final = 5300
 """The port of the official emulator's ``/health``."""
 
 MEMORY_BYTES_MIN: Final = 16 * 1024 * 1024
-"""The least that ``memory_max_bytes`` may be (our choice: some of the largest batches)."""
+"""The minimum of ``memory_max_bytes`` (our choice: several of the largest batches)."""
 
 PATH_NAMES: Final = ("data_dir", "ready_file", "tls_certificate", "tls_key")
-"""Settings that are paths; in a file, relative ones start at the file's own place."""
+"""Settings that are paths; relative ones in a file are relative to its directory."""
 
 _NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,62}", re.ASCII)
 _PIPELINE = re.compile(r"(?:[A-Za-z_][\w.]*|[^-:\s][^:\n]*\.py):[A-Za-z_][\w.]*")
@@ -190,7 +190,7 @@ class ServerSettings:
         http_port: int | None = None,
         https_port: int | None = None,
     ) -> ServerSettings:
-        """The command line's rule: if any port is given, protocols without a port are not served."""
+        """A copy with the command line's ports: if any is given, protocols without a port are not served."""
         given = (amqp_port, amqps_port, http_port, https_port)
         if all(port is None for port in given):
             return self
@@ -202,8 +202,8 @@ class ServerSettings:
 def settings_from_mapping(values: Mapping[str, object], *, data_dir: Path | None = None) -> ServerSettings:
     """Settings from names and plain values (a TOML table, a JSON object).
 
-    data_dir: used if ``values`` has none. If ``values`` names any port, the ports that it does not name are
-    off, as on the command line.
+    data_dir: used if ``values`` has none. If ``values`` has any port, protocols without a port are not
+    served, as on the command line.
 
     Raises InvalidArgumentError for an unknown name, a value of the wrong type or a missing ``data_dir``.
     """
