@@ -107,7 +107,56 @@ class ByteStream(Protocol):
         ...
 
 
-class SocketStream(asyncio.BufferedProtocol):
+class TransportStream:
+    """What the ``ByteStream``s on a transport of asyncio share."""
+
+    def __init__(self, ticket: Ticket | None) -> None:
+        """ticket: the place of an accepted connection."""
+        self._receiver: StreamReceiver | None = None
+        self._transport: asyncio.Transport | None = None
+        self._is_writing_paused = False
+        self._has_ended = False
+        self._peer_name = "?"
+        self._connected_at = 0.0
+        self._ticket = ticket
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether the unsent bytes are few enough to write more."""
+        return not self._is_writing_paused and not self._has_ended
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the peer has connected, or asked for a WebSocket."""
+        return asyncio.get_running_loop().time() - self._connected_at
+
+    def limit_unsent(self, high: int) -> None:
+        """Be writable up to so many unsent bytes."""
+        if self._transport is not None and not self._has_ended and not self._transport.is_closing():
+            self._transport.set_write_buffer_limits(high=high, low=high // 4)
+
+    def abort(self) -> None:
+        """End the stream now."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def pause_writing(self) -> None:
+        """The unsent bytes have passed the limit."""
+        self._is_writing_paused = True
+
+    def resume_writing(self) -> None:
+        """The unsent bytes are down to a quarter of it."""
+        self._is_writing_paused = False
+        if self._receiver is not None and not self._has_ended:
+            self._receiver.writing_resumed()
+
+    def _broken(self, cause: Exception) -> BrokenError:
+        error = BrokenError(f"The connection to {self._peer_name} broke: {cause}.", next_step="Reconnect.")
+        error.__cause__ = cause
+        return error
+
+
+class SocketStream(TransportStream, asyncio.BufferedProtocol):
     """A ``ByteStream`` on a TCP or TLS transport."""
 
     def __init__(
@@ -120,16 +169,10 @@ class SocketStream(asyncio.BufferedProtocol):
         """read_buffer: shared with streams of the same event loop; None: one of its own. ticket: the place of
         an accepted connection.
         """
+        super().__init__(ticket)
         self._on_connected = on_connected
-        self._receiver: StreamReceiver | None = None
-        self._transport: asyncio.Transport | None = None
         self._buffer = new_read_buffer() if read_buffer is None else read_buffer
         self._used_buffer = self._buffer[:STRANGER_READ_BYTES]
-        self._is_writing_paused = False
-        self._has_ended = False
-        self._peer_name = "?"
-        self._connected_at = 0.0
-        self._ticket = ticket
 
     def __repr__(self) -> str:
         return f"<SocketStream {self._peer_name}{' ended' if self._has_ended else ''}>"
@@ -142,26 +185,11 @@ class SocketStream(asyncio.BufferedProtocol):
         return self._peer_name
 
     @property
-    def is_writable(self) -> bool:
-        """Whether the unsent bytes are few enough to write more."""
-        return not self._is_writing_paused and not self._has_ended
-
-    @property
     def held_bytes(self) -> int:
         """Unsent bytes."""
         if self._transport is None or self._has_ended:
             return 0
         return self._transport.get_write_buffer_size()
-
-    @property
-    def age_s(self) -> float:
-        """Seconds since the peer has connected."""
-        return asyncio.get_running_loop().time() - self._connected_at
-
-    def limit_unsent(self, high: int) -> None:
-        """Be writable up to so many unsent bytes."""
-        if self._transport is not None and not self._has_ended and not self._transport.is_closing():
-            self._transport.set_write_buffer_limits(high=high, low=high // 4)
 
     def admit_peer(self) -> None:
         """Count the connection as one with a token, and read whole buffers at once from now on."""
@@ -191,11 +219,6 @@ class SocketStream(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.close()
 
-    def abort(self) -> None:
-        """End the stream now."""
-        if self._transport is not None:
-            self._transport.abort()
-
     # --- asyncio.BufferedProtocol ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -224,26 +247,13 @@ class SocketStream(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The transport is gone."""
-        error = None
-        if exc is not None:
-            error = BrokenError(f"The connection to {self._peer_name} broke: {exc}.", next_step="Reconnect.")
-            error.__cause__ = exc
+        error = None if exc is None else self._broken(exc)
         self._has_ended = True
         if self._ticket is not None:
             self._ticket.end()
         receiver, self._receiver = self._receiver, None  # no reference cycle is left
         if receiver is not None:
             receiver.stream_ended(error)
-
-    def pause_writing(self) -> None:
-        """The unsent bytes have passed the limit."""
-        self._is_writing_paused = True
-
-    def resume_writing(self) -> None:
-        """The unsent bytes are down to a quarter of it."""
-        self._is_writing_paused = False
-        if self._receiver is not None and not self._has_ended:
-            self._receiver.writing_resumed()
 
 
 def new_read_buffer() -> memoryview:

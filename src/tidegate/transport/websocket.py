@@ -24,10 +24,10 @@ from websockets.protocol import OPEN, SEND_EOF
 from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
-from tidegate.model.errors import BrokenError, RemoteProtocolError, TidegateError
+from tidegate.model.errors import RemoteProtocolError, TidegateError
 from tidegate.transport.admission import Ticket
 from tidegate.transport.peers import peer_name_of, site_in
-from tidegate.transport.streams import WRITE_HIGH_BYTES, Payload, StreamReceiver
+from tidegate.transport.streams import WRITE_HIGH_BYTES, Payload, StreamReceiver, TransportStream
 from tidegate.transport.turns import Share, Turns
 
 SUBPROTOCOLS: Final = ("AMQPWSB10", "amqp")
@@ -65,7 +65,7 @@ _GOING_AWAY: Final = 1001
 _NORMAL: Final = 1000
 
 
-class WebSocketStream(asyncio.Protocol):
+class WebSocketStream(TransportStream, asyncio.Protocol):
     """The server's end of one WebSocket, from its HTTP request on."""
 
     def __init__(
@@ -89,22 +89,19 @@ class WebSocketStream(asyncio.Protocol):
         once when the transport is gone. format_refusal: content type and body of an error's answer. ticket:
         the place of the connection. turns: in which what came is parsed; None: as it comes.
         """
+        super().__init__(ticket)
         self._path = path
         self._on_connected = on_connected
         self._on_ended = on_ended
         self._format_refusal = format_refusal
         self._admits_origin = admits_origin
-        self._ticket = ticket
         self._protocol = ServerProtocol(
             subprotocols=[Subprotocol(name) for name in SUBPROTOCOLS],
             max_size=(None, STRANGER_FRAME_BYTES_MAX),
             logger=_PROTOCOL_LOG,
         )
-        self._receiver: StreamReceiver | None = None
-        self._transport: asyncio.Transport | None = None
         self._error: TidegateError | None = None
         self._abort_timer: asyncio.TimerHandle | None = None
-        self._is_writing_paused = False
         self._is_reading_paused = False  # by the receiver
         self._is_transport_paused = False
         self._share = Share(None if turns is None else turns.for_arrivals, self._work)
@@ -113,10 +110,7 @@ class WebSocketStream(asyncio.Protocol):
         self._pings_unread = 0
         """Pings that came since writing is paused."""
         self._is_closing = False
-        self._has_ended = False
-        self._peer_name = "?"
         self._client_name = client_name
-        self._connected_at = 0.0
 
     def __repr__(self) -> str:
         return f"<WebSocketStream {self._peer_name} {self._protocol.state.name.lower()}>"
@@ -129,26 +123,11 @@ class WebSocketStream(asyncio.Protocol):
         return f"{self._peer_name} (WebSocket)"
 
     @property
-    def is_writable(self) -> bool:
-        """Whether the unsent bytes are few enough to write more."""
-        return not self._is_writing_paused and not self._has_ended
-
-    @property
     def held_bytes(self) -> int:
         """Unsent bytes, and those of a frame that is not whole yet."""
         if self._transport is None or self._has_ended:
             return 0
         return self._transport.get_write_buffer_size() + len(self._protocol.reader.buffer)
-
-    @property
-    def age_s(self) -> float:
-        """Seconds since the peer has asked for a WebSocket."""
-        return asyncio.get_running_loop().time() - self._connected_at
-
-    def limit_unsent(self, high: int) -> None:
-        """Be writable up to so many unsent bytes."""
-        if self._transport is not None and not self._has_ended and not self._transport.is_closing():
-            self._transport.set_write_buffer_limits(high=high, low=high // 4)
 
     def admit_peer(self) -> None:
         """Take frames of up to FRAME_BYTES_MAX from now on, and count as a connection with a token."""
@@ -185,11 +164,6 @@ class WebSocketStream(asyncio.Protocol):
         the peer what it has not read yet.
         """
         self._start_closing(_NORMAL)
-
-    def abort(self) -> None:
-        """End the stream now."""
-        if self._transport is not None:
-            self._transport.abort()
 
     def shutdown(self) -> None:
         """The HTTP server stops; the user of the stream was notified before."""
@@ -231,25 +205,16 @@ class WebSocketStream(asyncio.Protocol):
         if self._abort_timer is not None:
             self._abort_timer.cancel()
         if exc is not None and self._error is None:
-            self._error = BrokenError(
-                f"The connection to {self._peer_name} broke: {exc}.", next_step="Reconnect."
-            )
-            self._error.__cause__ = exc
+            self._error = self._broken(exc)
         receiver, self._receiver = self._receiver, None  # no reference cycle is left
         if receiver is not None:
             receiver.stream_ended(self._error)
         self._on_ended(self)
 
-    def pause_writing(self) -> None:
-        """The unsent bytes have passed the limit."""
-        self._is_writing_paused = True
-
     def resume_writing(self) -> None:
         """The unsent bytes are down to a quarter of it."""
-        self._is_writing_paused = False
         self._pings_unread = 0
-        if self._receiver is not None and not self._has_ended:
-            self._receiver.writing_resumed()
+        super().resume_writing()
 
     # --- helpers ---
 

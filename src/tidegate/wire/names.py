@@ -29,9 +29,7 @@ RUNTIME_INFO_RETRIEVAL_TIME_UTC: Final = Symbol("runtime_info_retrieval_time_utc
 """Delivery annotations for receivers that asked for runtime metrics."""
 
 EPOCH: Final = Symbol("com.microsoft:epoch")
-TIMEOUT: Final = Symbol("com.microsoft:timeout")
 RECEIVER_NAME: Final = Symbol("com.microsoft:receiver-name")
-ENTITY_TYPE: Final = Symbol("com.microsoft:entity-type")
 TRACKING_ID: Final = Symbol("com.microsoft:tracking-id")
 """Link properties. The epoch is the owner level of an exclusive receiver (long)."""
 

@@ -42,8 +42,8 @@ from tidegate.gateway.amqp.egress import EgressLink
 from tidegate.gateway.amqp.idle_guard import IdleGuard, IdleLimits
 from tidegate.gateway.amqp.ingress import IngressLink
 from tidegate.gateway.amqp.management import ManagementService
-from tidegate.gateway.amqp.nodes import LinkNode, NodeOpener, OpenedNode
-from tidegate.gateway.amqp.owner import Pump
+from tidegate.gateway.amqp.nodes import NodeOpener, OpenedNode
+from tidegate.gateway.amqp.owner import LinkNode, Pump
 from tidegate.gateway.amqp.request_node import RequestNodes
 from tidegate.model.clock import Clock
 from tidegate.model.errors import (

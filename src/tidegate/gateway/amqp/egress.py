@@ -21,12 +21,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from tidegate.amqp.events import Delivery
 from tidegate.amqp.link import SenderLink
 from tidegate.broker import Claim, EventHub, OnStolen, Partition, ReceiverHandle, RecordBatch, Throughput
-from tidegate.gateway.amqp.owner import NodeOwner
+from tidegate.gateway.amqp.owner import LinkNode, NodeOwner
 from tidegate.model.clock import Clock
 from tidegate.model.errors import ClosedError, ServerBusyError, TidegateError
 from tidegate.wire.addresses import NodeAddress
@@ -54,7 +53,7 @@ _RETRY_AFTER_S = 1.0
 _log = logging.getLogger(__name__)
 
 
-class EgressLink:
+class EgressLink(LinkNode):
     """One receiver link of a client, on one partition in a consumer group."""
 
     def __init__(
@@ -124,9 +123,6 @@ class EgressLink:
         if self._event_hub.is_deleted:
             raise self._event_hub.deleted_error(self._path)
         self._owner.claims.require(self._entity, Claim.LISTEN)
-
-    def on_deliveries(self, deliveries: Sequence[Delivery]) -> None:
-        """Nothing is received here."""
 
     def on_credit(self) -> None:
         """The client granted credit, or the session's window opened."""

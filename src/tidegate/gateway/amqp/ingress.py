@@ -21,7 +21,7 @@ from tidegate.amqp.events import Delivery
 from tidegate.amqp.link import ReceiverLink
 from tidegate.amqp.performatives import Accepted, Rejected
 from tidegate.broker import AppendResult, Claim, EventHub, Partition, ProducerBatch, ProducerHandle
-from tidegate.gateway.amqp.owner import NodeOwner
+from tidegate.gateway.amqp.owner import LinkNode, NodeOwner
 from tidegate.model.errors import (
     ClosedError,
     EventTooLargeError,
@@ -52,8 +52,11 @@ _BYTES_AT_ONCE = 16 * 1024
 _log = logging.getLogger(__name__)
 
 
-class IngressLink:
-    """One sender link of a client, to an event hub or to one of its partitions."""
+class IngressLink(LinkNode):
+    """One sender link of a client, to an event hub or to one of its partitions.
+
+    The official Python client sends flows on such links; ``on_credit`` ignores them.
+    """
 
     def __init__(
         self,
@@ -147,9 +150,6 @@ class IngressLink:
         missing = _CREDIT - self._link.outstanding_credit
         if missing > _CREDIT // 2:
             self._link.grant_credit(missing)
-
-    def on_credit(self) -> None:
-        """Nothing: the official Python client sends flows on its sender links, which mean nothing here."""
 
     def close(self) -> None:
         """The link is gone: appends that are under way end without an answer."""

@@ -5,18 +5,16 @@ Refusals are errors; the connection handler answers them as the service does (nu
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
-from tidegate.amqp.events import Delivery
 from tidegate.amqp.link import Link, ReceiverLink, SenderLink
 from tidegate.amqp.performatives import SND_UNSETTLED, Attach, Source, Target
 from tidegate.amqp.types import Int, Short, Symbol
 from tidegate.broker import Broker, Claim, EventHub, Partition
 from tidegate.gateway.amqp.egress import EgressLink
 from tidegate.gateway.amqp.ingress import IngressLink
-from tidegate.gateway.amqp.owner import NodeOwner
+from tidegate.gateway.amqp.owner import LinkNode, NodeOwner
 from tidegate.gateway.amqp.request_node import RequestNodes
 from tidegate.model.clock import Clock
 from tidegate.model.errors import InvalidArgumentError
@@ -34,31 +32,6 @@ from tidegate.wire.names import (
     RUNTIME_METRIC_CAPABILITY,
 )
 from tidegate.wire.selector import honoured_filters, positions_from_filters
-
-
-class LinkNode(Protocol):
-    """Serves a client's link."""
-
-    def start(self) -> None:
-        """The link was accepted."""
-        ...
-
-    def check_usable(self) -> None:
-        """Raise NotFoundError when what the link leads to was deleted, UnauthorizedError when the connection
-        may no longer use it."""
-        ...
-
-    def on_deliveries(self, deliveries: Sequence[Delivery]) -> None:
-        """Complete deliveries came in (on links where the client sends)."""
-        ...
-
-    def on_credit(self) -> None:
-        """More may be sent (on links where the client receives)."""
-        ...
-
-    def close(self) -> None:
-        """The link is gone."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

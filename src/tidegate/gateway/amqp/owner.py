@@ -1,13 +1,37 @@
-"""What the nodes of a connection need of it: ``connection_handler.ConnectionHandler`` implements it."""
+"""What a connection and the nodes of its links need of each other.
+
+``connection_handler.ConnectionHandler`` is the one ``NodeOwner``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
+from tidegate.amqp.events import Delivery
 from tidegate.amqp.performatives import Error
 from tidegate.gateway.amqp.claims import ConnectionClaims
 from tidegate.transport.sliced_work import SlicedWork
+
+
+class LinkNode:
+    """Serves a client's link. What a kind of node does not need does nothing."""
+
+    def start(self) -> None:
+        """The link was accepted."""
+
+    def check_usable(self) -> None:
+        """Raise NotFoundError when the link's entity was deleted, UnauthorizedError when the connection may
+        no longer use it."""
+
+    def on_deliveries(self, deliveries: Sequence[Delivery]) -> None:
+        """Complete deliveries came in (on links where the client sends)."""
+
+    def on_credit(self) -> None:
+        """More may be sent (on links where the client receives)."""
+
+    def close(self) -> None:
+        """The link is gone."""
 
 
 class Pump(Protocol):

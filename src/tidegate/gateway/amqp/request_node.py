@@ -20,7 +20,7 @@ from tidegate.amqp.link import ReceiverLink, SenderLink
 from tidegate.amqp.message import MessageId, Properties, decode_message
 from tidegate.amqp.performatives import Accepted, DeliveryState, Rejected, Target
 from tidegate.gateway.amqp.management import ManagementService
-from tidegate.gateway.amqp.owner import NodeOwner
+from tidegate.gateway.amqp.owner import LinkNode, NodeOwner
 from tidegate.model.errors import InvalidKeyError
 from tidegate.wire.addresses import NodeKind
 from tidegate.wire.cbs import PutToken, encode_put_token_accepted
@@ -183,8 +183,8 @@ class _Route:
     reply_to: str | None
 
 
-class RequestLink:
-    """A link on which a client sends requests."""
+class RequestLink(LinkNode):
+    """A link on which a client sends requests, each of which is authorized on its own."""
 
     def __init__(self, nodes: RequestNodes, link: ReceiverLink, kind: NodeKind) -> None:
         self._nodes = nodes
@@ -195,9 +195,6 @@ class RequestLink:
         """Let the client send."""
         self._link.is_one_by_one = True  # an answer may describe a thousand partitions
         self._link.grant_credit(_CREDIT)
-
-    def check_usable(self) -> None:
-        """Nothing: each request is authorized on its own."""
 
     def on_deliveries(self, deliveries: Sequence[Delivery]) -> None:
         """Requests came in."""
@@ -213,14 +210,8 @@ class RequestLink:
         if missing > _CREDIT // 2:
             self._link.grant_credit(missing)
 
-    def on_credit(self) -> None:
-        """Nothing is sent here."""
 
-    def close(self) -> None:
-        """The link is gone."""
-
-
-class ResponseLink:
+class ResponseLink(LinkNode):
     """A link on which a client receives responses."""
 
     def __init__(
@@ -258,15 +249,6 @@ class ResponseLink:
             self.link.send(response, settled=True)
         else:
             self._waiting.put(self, response)
-
-    def start(self) -> None:
-        """The client grants credit when it is ready."""
-
-    def check_usable(self) -> None:
-        """Nothing: whatever is sent here answers a request."""
-
-    def on_deliveries(self, deliveries: Sequence[Delivery]) -> None:
-        """Nothing is received here."""
 
     def on_credit(self) -> None:
         """Send what waits, as far as credit goes."""
