@@ -1,4 +1,4 @@
-"""Addresses of nodes, in all the forms that clients write them.
+"""Node addresses, in every form that clients use.
 
     hub                                      send, the service picks the partition
     hub/Partitions/0                         send to one partition
@@ -7,7 +7,7 @@
     $cbs, $management, hub/$management       requests
 
 Python's client sends full URIs (``amqps://host[:port]/hub/…``), .NET a leading slash, JavaScript neither.
-Keywords compare without regard to case; names keep the case they came in.
+Keywords are case-insensitive; names keep their case.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class NodeKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class NodeAddress:
-    """A parsed address; build it with ``parse`` or with one of the class methods named after the kinds."""
+    """A parsed address. Create it with ``parse``, ``for_sending`` or ``for_receiving``."""
 
     kind: NodeKind
     event_hub: str = ""
-    """Empty for ``$cbs`` and for a ``$management`` that names no hub."""
+    """Empty for ``$cbs``, and for ``$management`` without a hub."""
     partition_id: str | None = None
     consumer_group: str | None = None
     publisher: str | None = None
@@ -47,7 +47,7 @@ class NodeAddress:
     def for_sending(
         cls, event_hub: str, *, partition_id: str | None = None, publisher: str | None = None
     ) -> NodeAddress:
-        """Where a producer sends to: the hub, one partition of it, or as a publisher; not both of these."""
+        """The address for a producer: a hub, and at most one of partition and publisher."""
         assert partition_id is None or publisher is None
         if publisher is not None:
             return cls(NodeKind.PUBLISHER, event_hub, publisher=publisher)
@@ -57,15 +57,11 @@ class NodeAddress:
 
     @classmethod
     def for_receiving(cls, event_hub: str, *, consumer_group: str, partition_id: str) -> NodeAddress:
-        """Where a consumer receives from."""
         return cls(NodeKind.CONSUMER, event_hub, partition_id=partition_id, consumer_group=consumer_group)
 
     @classmethod
     def parse(cls, text: str) -> NodeAddress:
-        """The node that ``text`` names.
-
-        Raises InvalidArgumentError when it has none of the known forms.
-        """
+        """Parse an address. Raises InvalidArgumentError for an unknown form."""
         parts = [unquote(part) for part in _path(text).split("/") if part]
         match [
             part.lower() if index % 2 or part.startswith("$") else part for index, part in enumerate(parts)
@@ -93,11 +89,11 @@ class NodeAddress:
 
     @property
     def entity(self) -> EntityPath:
-        """What a right on the node must be for."""
+        """The entity that a claim for this node must cover."""
         return entity_path(*self._names())
 
     def format(self) -> str:
-        """The relative form, which every peer accepts; parses back to an equal address."""
+        """The relative form, which every peer accepts. Parsing it gives an equal address."""
         return "/".join(quote(name, safe="$") for name in self._names())
 
     def _names(self) -> tuple[str, ...]:
@@ -121,7 +117,7 @@ class NodeAddress:
 
 
 def entity_audience(host: str, event_hub: str = "") -> str:
-    """The audience that a token for a hub (or, without one, for the whole namespace) is made for."""
+    """The audience of a token for a hub, or for the whole namespace."""
     return f"sb://{host}/{event_hub}" if event_hub else f"sb://{host}"
 
 

@@ -1,15 +1,15 @@
-"""Administration over ``$management``: **Tidegate's extension**, beside what ``wire.management`` has.
+"""Administration over ``$management``: **Tidegate's extension** of ``wire.management``.
 
-A request carries an operation of the HTTP administration (``/openapi.json``): its id, the parameters of its
-path and its body. The answer's body is the JSON value that HTTP would answer.
+A request carries an operation of the HTTP administration (``/openapi.json``): its id, path parameters and
+body. The response's body is the JSON value that HTTP would return.
 
     operation         updateEventHub
     type              tidegate:administration
     hub, policy, …    the parameters of the path
-    body              a map; none where the operation takes none
+    body              a map; omitted if the operation has no body
 
-Each needs a Manage claim: on the hub that it names, else on the namespace. Errors are those of
-``wire.conditions``, as everywhere.
+Each needs a Manage claim, on the hub that it names or on the namespace. Errors are those of
+``wire.conditions``.
 """
 
 from __future__ import annotations
@@ -23,29 +23,26 @@ from tidegate.model.errors import InvalidArgumentError, RemoteProtocolError
 from tidegate.wire.request_response import Request, encode_response, make_request, successful
 
 ADMINISTRATION_ENTITY: Final = "tidegate:administration"
-"""The type of these requests."""
 
 _PARAMETERS: Final = ("hub", "policy", "publisher", "group", "partition")
 _DEPTH_MAX: Final = 4
-"""Of lists and maps in each other (our choice: a body has two)."""
+"""Nesting of lists and maps (our choice: a body has two levels)."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdministrationRequest:
-    """An operation to perform."""
-
     operation_id: str
     parameters: Mapping[str, str] = field(default_factory=dict)
-    """Of its path, by name; what is empty is left out."""
+    """Path parameters by name; empty ones are omitted."""
     values: Mapping[str, object] = field(default_factory=dict, repr=False)
-    """Its body: plain values by name, which may be keys."""
+    """The body: plain values by name. May contain keys."""
     security_token: str | None = field(default=None, repr=False)
 
     @classmethod
     def from_request(cls, request: Request) -> AdministrationRequest | None:
-        """The request, or None where it is none of these (``wire.management`` may know it).
+        """The request, or None if it has another type (see ``wire.management``).
 
-        Raises InvalidArgumentError when its body is not a map of plain values.
+        Raises InvalidArgumentError if its body is not a map of plain values.
         """
         if request.optional_text("type") != ADMINISTRATION_ENTITY:
             return None
@@ -57,7 +54,7 @@ class AdministrationRequest:
         return cls(request.operation, parameters, values, request.optional_text("security_token"))
 
     def to_message(self) -> Message:
-        """The request; its sender sets message-id and reply-to."""
+        """The request; the sender sets message-id and reply-to."""
         properties: dict[str, object] = {"type": ADMINISTRATION_ENTITY}
         properties |= {name: value for name, value in self.parameters.items() if value}
         if self.security_token is not None:
@@ -66,7 +63,7 @@ class AdministrationRequest:
 
 
 def encode_administration_response(message_id: MessageId | None, status_code: int, body: object) -> bytes:
-    """The answer to a request that succeeded. body: plain values, None where there is no body."""
+    """The response to a request that succeeded. body: plain values, or None."""
     description = "Created" if status_code == 201 else "OK"
     return encode_response(
         correlation_id=message_id, status_code=status_code, status_description=description, value=body
@@ -74,20 +71,20 @@ def encode_administration_response(message_id: MessageId | None, status_code: in
 
 
 def nothing_in(message: Message) -> None:
-    """Return when the request succeeded; raise the error of an unsuccessful response otherwise."""
+    """Raise the error of an unsuccessful response."""
     successful(message)
 
 
 def map_in(message: Message) -> dict[str, object]:
-    """The map that was answered.
+    """The map in a response.
 
-    Raises the error of an unsuccessful response, RemoteProtocolError when the body is not a map.
+    Raises the error of an unsuccessful response, or RemoteProtocolError if the body is not a map.
     """
     return _as_map(successful(message).value)
 
 
 def maps_in(message: Message) -> list[dict[str, object]]:
-    """The maps that were answered. Raises as ``map_in``."""
+    """The list of maps in a response. Raises as ``map_in``."""
     value = successful(message).value
     if not isinstance(value, list):
         raise RemoteProtocolError(f"The answer of $management is a {type(value).__name__}, not a list.")
@@ -101,7 +98,7 @@ def _as_map(value: object) -> dict[str, object]:
 
 
 def _plain(value: object, depth: int = 0) -> object:
-    """The value in JSON's types: AMQP's own number and string types become int and str."""
+    """The value with JSON's types: AMQP's own number and string types become int and str."""
     if depth > _DEPTH_MAX:
         raise InvalidArgumentError("The body nests lists and maps too deeply.")
     if value is None or isinstance(value, bool):

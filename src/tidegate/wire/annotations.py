@@ -1,7 +1,4 @@
-"""Annotations of encoded messages, as the bytes that they are: read entry by entry, kept, joined with others.
-
-Nothing is decoded that is kept, so every type in it survives.
-"""
+"""Annotations of encoded messages, read entry by entry and copied as bytes, so that every type survives."""
 
 from __future__ import annotations
 
@@ -15,24 +12,24 @@ from tidegate.amqp.message import Section
 
 ANNOTATIONS_32: Final = 0x005372D1
 DELIVERY_ANNOTATIONS_32: Final = 0x005371D1
-"""How a section of message annotations, or delivery annotations, begins when its map has 32-bit lengths."""
+"""The first bytes of a section of message annotations, or delivery annotations, with 32-bit lengths."""
 
 pack_map32: Final = struct.Struct(">III").pack
-"""Section and constructor, size, count: what goes before the entries of such a section."""
+"""What precedes the entries of such a section: section and constructor, size, count."""
 
 
 def annotations_section(word: int, entries: bytes, count: int) -> tuple[bytes, bytes]:
-    """A section of ``count`` keys and values, already encoded; ``word`` is one of the constants above."""
+    """A section of ``count`` encoded keys and values; ``word`` is one of the constants above."""
     return pack_map32(word, len(entries) + 4, count), entries
 
 
 def merged_entries(
     message: bytes, sections: Sequence[Section], wanted: int, without: Collection[str]
 ) -> tuple[bytes, int]:
-    """The entries of all sections of one code as they are, except those named ``without``.
+    """The encoded entries of all sections of one code, except those named ``without``.
 
-    Returns the bytes and the count of keys and values. Raises DecodeError for one that is not a map, a key
-    that decoders refuse, or too many entries.
+    Returns the bytes and the count of keys and values. Raises DecodeError if a section is not a map, a key is
+    of a type that decoders refuse, or there are more entries than they accept.
     """
     count = 0
     kept: list[bytes] = []
@@ -51,7 +48,7 @@ def merged_entries(
             value_end = skip_value(message, value_at)
             if value_end > end:
                 raise DecodeError(f"Annotations at byte {value_start} end inside an entry.")
-            # Clients take a name in binary for the same: the official Python one reads symbols as bytes.
+            # Clients treat a binary key as the same name: the official Python one reads symbols as bytes.
             if (key.decode("latin-1") if isinstance(key, bytes) else key) not in without:
                 kept.append(message[at:value_end])
             at = value_end

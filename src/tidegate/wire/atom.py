@@ -2,8 +2,8 @@
 
     <entry><id>…</id><title>hub</title>…<content><EventHubDescription>…</EventHubDescription></content></entry>
 
-The rule: a document type, which could define entities that expand without end or name files, ends the
-parsing, and what is not asked for is skipped and never kept.
+A document type is refused, because it could define entities that expand endlessly or name files. Unknown
+content is skipped, never kept.
 Source: Azure "Event Hubs service REST", "Create Event Hub", "Get revoked publishers", "List consumer groups",
 "List partition runtime metadata" (2026-09); azure-servicebus 0.21.1, _serialization.py.
 """
@@ -27,28 +27,28 @@ _SERVICE_BUS: Final = "http://schemas.microsoft.com/netservices/2010/10/serviceb
 _INSTANCE: Final = "http://www.w3.org/2001/XMLSchema-instance"
 _ARRAYS: Final = "http://schemas.microsoft.com/2003/10/Serialization/Arrays"
 _DEPTH_MAX: Final = 32
-"""Of elements in each other (our choice: a description has six)."""
+"""Nesting of elements (our choice: a description has six levels)."""
 
 Value = str | int | Sequence[str]
-"""Of a property; a sequence goes out as an array of strings."""
+"""Of a property. A sequence becomes an array of strings."""
 
 
 @dataclass(frozen=True, slots=True)
 class AtomEntry:
-    """One entity as an entry shows it."""
+    """An entity as an entry."""
 
     path: str
-    """Percent-encoded, with a slash before it: ``/hub/ConsumerGroups/group``."""
+    """Percent-encoded, with a leading slash: ``/hub/ConsumerGroups/group``."""
     title: str
     kind: str
-    """Of the description: ``EventHubDescription``."""
+    """The description's element: ``EventHubDescription``."""
     properties: Mapping[str, Value]
-    """In the order in which .NET's client reads them."""
+    """In the order that .NET's client expects."""
     updated_at_ms: int
     """Milliseconds since 1970-01-01 UTC."""
 
     def format(self, host: str, *, is_whole: bool = True) -> str:
-        """host: as the client named it. is_whole: as a document of its own; False: within a feed."""
+        """The XML. host: as the client named it. is_whole: a document of its own; False: part of a feed."""
         link, at = f"https://{host}{self.path}", format_time(self.updated_at_ms)
         properties = "".join(_format_property(name, value) for name, value in self.properties.items())
         namespace = f' xmlns="{_ATOM}"' if is_whole else ""
@@ -73,15 +73,15 @@ def format_feed(host: str, path: str, title: str, entries: Iterable[AtomEntry], 
 
 
 def format_time(at_ms: int) -> str:
-    """Milliseconds since 1970-01-01 UTC as Atom writes a time (RFC 4287 section 3.3)."""
+    """Format milliseconds since 1970-01-01 UTC as RFC 4287 section 3.3 requires."""
     return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat().replace("+00:00", "Z")
 
 
 def parse_description(body: bytes, kind: str) -> dict[str, str]:
-    """The properties of the description in an entry, or of one that is the document: all text within each.
+    """The properties of the description in a body, with or without an entry around it: name → text.
 
     An empty body is a description without properties.
-    Raises InvalidArgumentError for what is not XML, has a document type, or has no description of ``kind``.
+    Raises InvalidArgumentError for invalid XML, a document type, or a body without a description of ``kind``.
     """
     if not body.strip():
         return {}
@@ -100,14 +100,14 @@ def parse_description(body: bytes, kind: str) -> dict[str, str]:
 
 
 class _Found:
-    """Collects the properties of the first element of a name."""
+    """Collects the properties of the first element with a name."""
 
     def __init__(self, wanted: str) -> None:
         self._wanted = wanted
         self._path: list[str] = []
         self._is_open = False
         self._at = 0
-        """The depth of the wanted element."""
+        """Depth of the wanted element."""
         self.properties: dict[str, str] | None = None
 
     def start(self, name: str, attributes: Mapping[str, str]) -> None:

@@ -1,12 +1,12 @@
-"""Batches of events as they travel, and as they are stored: the same bytes.
+"""Batches of events. A batch is sent and stored as the same bytes.
 
 A batch is an AMQP message whose body is one data section per event, each holding that event's whole encoded
-message. **Stored is exactly the run of those data sections** (``00 53 75 a0|b0 length …``, end to end): to
-take a batch in is to find boundaries and drop the envelope, to deliver one to our own client is to send the
-bytes as they are. A message sent alone is stored as one such section.
+message. **Only these data sections are stored** (``00 53 75 a0|b0 length …``, end to end). Ingest finds their
+boundaries and drops the envelope; delivery to our own client sends the stored bytes. A single message is
+stored as one such section.
 
-The envelope, what is around the data sections, says things about all of them: the partition key, and with
-our extension ``tidegate:idempotent-batch`` who sent them and the number of the first. Event Hubs' own
+The envelope, everything around the data sections, applies to all events: the partition key, and with our
+extension ``tidegate:idempotent-batch`` the producer and the number of the first event. Event Hubs' own
 idempotent producers write these numbers into each event (``with_event_numbers``).
 """
 
@@ -39,7 +39,7 @@ DATA_SECTION_32: Final = 0x005375B0
 """The first four bytes of a data section, by the width of its length."""
 
 _SEQUENCE_MASK: Final = (1 << 31) - 1
-"""A producer's numbers begin at 0 again after this one."""
+"""The highest number of a producer; the next is 0."""
 
 _two_u32 = struct.Struct(">II").unpack_from
 _u32 = struct.Struct(">I").unpack_from
@@ -48,33 +48,33 @@ _pack_two_u32 = struct.Struct(">II").pack
 
 @dataclass(frozen=True, slots=True)
 class BatchSections:
-    """What was found in a message that a producer sent."""
+    """The contents of a producer's message."""
 
     payload: memoryview
-    """The stored form: data sections end to end. A view of what was split, or of a new buffer."""
+    """The stored form: data sections end to end. A view of the message, or of a new buffer."""
     lengths: array[int]
     """Bytes of each section, header included, as ``array('I')``; they add up to ``len(payload)``."""
     partition_key: str | None = None
     producer_id: int | None = None
     producer_epoch: int | None = None
     producer_sequence_number: int | None = None
-    """The number that an idempotent producer gave to the first event; None from other producers."""
+    """The number of the first event, from an idempotent producer; else None."""
     publisher: str | None = None
-    """Who sent them, by the word of the message itself; None: it says none, or only its events do."""
+    """The publisher that the message's envelope names. Its events may name another."""
 
 
 def split_message(payload: Buffer, message_format: int) -> BatchSections:
-    """The events in a message of either format: a batch's, or the message itself as the only one.
+    """The events in a message: those of a batch, or the message itself.
 
-    Raises DecodeError when the bytes are no such message.
+    Raises DecodeError for invalid bytes.
     """
     return split_batch(payload) if message_format == BATCH_MESSAGE_FORMAT else split_single(payload)
 
 
 def split_batch(payload: Buffer) -> BatchSections:
-    """The events in a batch, without copying where the data sections lie together (they always do).
+    """The events in a batch, without copying if the data sections are contiguous (they always are).
 
-    Raises DecodeError when the message is garbled, or holds no data section, or another kind of body.
+    Raises DecodeError if the message is invalid, has no data section, or has a body of another kind.
     """
     view = memoryview(payload)
     lengths: array[int] = array("I")
@@ -91,7 +91,7 @@ def split_batch(payload: Buffer) -> BatchSections:
         value_start, offset = start + value_start, start + offset
         if code == MESSAGE_ANNOTATIONS:
             annotations = _annotations(view, value_start)
-        elif code == DATA:  # a data section in one of the rarer encodings of its descriptor
+        elif code == DATA:  # a data section with an unusual encoding of its descriptor
             value, _ = decode_value(view, value_start)
             if not isinstance(value, bytes):
                 raise DecodeError(f"A data section of the batch holds a {type(value).__name__}.")
@@ -106,10 +106,7 @@ def split_batch(payload: Buffer) -> BatchSections:
 
 
 def split_single(payload: Buffer) -> BatchSections:
-    """A message that was sent alone, as a batch of one.
-
-    Raises DecodeError when the bytes are no message.
-    """
+    """A single message as a batch of one. Raises DecodeError for invalid bytes."""
     annotations: dict[object, object] = {}
     for code, _, value_start, _ in iter_sections(payload):
         if code == MESSAGE_ANNOTATIONS:
@@ -119,11 +116,11 @@ def split_single(payload: Buffer) -> BatchSections:
 
 
 def with_event_numbers(sections: BatchSections) -> BatchSections:
-    """The batch with the producer's numbers that its events have; those of its envelope do not count.
+    """The batch with the producer's numbers from its events; those in its envelope are ignored.
 
-    Official clients number each event (``com.microsoft:producer-…``), and the envelope as they please:
-    @azure/event-hubs 6.0.4 copies its first event's annotations there or not, .NET does not.
-    Raises DecodeError when an event is garbled, or when first and last event are not numbered as one run.
+    Official clients number each event (``com.microsoft:producer-…``) but are inconsistent about the envelope:
+    @azure/event-hubs 6.0.4 sometimes copies its first event's annotations there, .NET does not.
+    Raises DecodeError if an event is invalid, or if first and last event are not numbered as one run.
     """
     first, last = sections.lengths[0], sections.lengths[-1]
     numbers = _event_numbers(unwrap(sections.payload[:first]))
@@ -140,7 +137,7 @@ def with_event_numbers(sections: BatchSections) -> BatchSections:
 
 
 def wrap_event(encoded: Buffer) -> bytes:
-    """The data section that holds one encoded message."""
+    """The data section that holds an encoded message."""
     length = len(encoded)
     if length < 256:
         return b"".join((b"\x00\x53\x75\xa0", bytes((length,)), encoded))
@@ -148,10 +145,7 @@ def wrap_event(encoded: Buffer) -> bytes:
 
 
 def unwrap(section: Buffer) -> memoryview:
-    """The encoded message that one stored section holds.
-
-    Raises DecodeError when it is not a stored section.
-    """
+    """The encoded message in a stored section. Raises DecodeError for any other bytes."""
     view = memoryview(section)
     try:
         word = _u32(view)[0]
@@ -165,10 +159,7 @@ def unwrap(section: Buffer) -> memoryview:
 
 
 def iter_events(stored: Buffer, lengths: Sequence[int]) -> Iterator[memoryview]:
-    """The encoded messages in stored sections, in order.
-
-    Raises DecodeError when the lengths do not fit the bytes.
-    """
+    """The encoded messages in stored sections, in order. Raises DecodeError if the lengths do not fit."""
     view = memoryview(stored)
     start = 0
     for length in lengths:
@@ -177,10 +168,7 @@ def iter_events(stored: Buffer, lengths: Sequence[int]) -> Iterator[memoryview]:
 
 
 def section_lengths(stored: Buffer) -> array[int]:
-    """The lengths of stored sections that lie end to end.
-
-    Raises DecodeError when something else is among them.
-    """
+    """The lengths of contiguous stored sections. Raises DecodeError for any other bytes."""
     view = memoryview(stored)
     lengths: array[int] = array("I")
     until = _find_data_sections(view, 0, lengths)
@@ -196,9 +184,9 @@ def batch_envelope(
     producer_epoch: int | None = None,
     producer_sequence_number: int | None = None,
 ) -> bytes:
-    """What goes before the data sections of a batch to send; the message format is BATCH_MESSAGE_FORMAT.
+    """What precedes the data sections of a batch to send; the message format is BATCH_MESSAGE_FORMAT.
 
-    Only for a service that offered ``tidegate:idempotent-batch`` may the producer's parts be given (all).
+    Give the producer's values, all of them, only to a service that offered ``tidegate:idempotent-batch``.
     """
     annotations: dict[object, object] = {}
     if partition_key is not None:
@@ -209,7 +197,7 @@ def batch_envelope(
         annotations[PRODUCER_ID] = producer_id
         annotations[PRODUCER_EPOCH] = Short(producer_epoch)
         annotations[PRODUCER_SEQUENCE_NUMBER] = Int(producer_sequence_number)
-    output = bytearray(b"\x00\x53\x70\xc0\x02\x01\x41")  # header, durable: as the official clients send it
+    output = bytearray(b"\x00\x53\x70\xc0\x02\x01\x41")  # header, durable: official clients send it
     if annotations:
         output += b"\x00\x53\x72"
         append_value(output, annotations)
@@ -217,9 +205,9 @@ def batch_envelope(
 
 
 def _find_data_sections(view: memoryview, offset: int, lengths: array[int]) -> int:
-    """Append the lengths of the data sections from ``offset`` on; the offset after the last of them.
+    """Append the lengths of the data sections from ``offset`` on, and return the offset after the last.
 
-    The hot loop of taking events in: one unpacking gives a section's kind and its length.
+    The hot loop of ingest: one unpacking gives a section's kind and length.
     """
     until = len(view)
     unpack, append, section_8, section_32 = _two_u32, lengths.append, DATA_SECTION_8, DATA_SECTION_32
@@ -238,7 +226,7 @@ def _find_data_sections(view: memoryview, offset: int, lengths: array[int]) -> i
     except OverflowError as exc:  # a length of almost 2**32
         raise DecodeError("A data section of the batch is longer than any message.") from exc
     if offset < until and offset + 5 <= until and _u32(view, offset)[0] == DATA_SECTION_8:
-        # Too near the end for the loop: a section with at most two bytes in it, or a cut one.
+        # Too near the end for the loop: a section of at most two bytes, or a truncated one.
         length = view[offset + 4] + 5
         offset += length
         append(length)

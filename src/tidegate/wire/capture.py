@@ -1,11 +1,10 @@
-"""Capture files as Event Hubs writes them: the Avro schema, an event's record, and the file's name.
+"""Capture files as Event Hubs writes them: the Avro schema, an event's record, and the file name.
 
 Source of the schema: Azure "Capture streaming events through Azure Event Hubs", explore the captured files
-(article of 2017-08-21; the same in captured files that people show up to 2023). Files there are not
-compressed (``avro.codec`` null), and a time reads ``6/12/2020 6:32:34 PM``. What that page leaves open is our
-choice and says so. What the schema has no place for (milliseconds, true and false, nothing) stands in
-``SystemProperties`` as well, under names of its own, so that our files give back the event that was sent:
-see ``capture_events``. Pure: nothing here writes anything.
+(article of 2017-08-21; captured files published up to 2023 have the same). Azure's files are not compressed
+(``avro.codec`` null), and a time reads ``6/12/2020 6:32:34 PM``. Where that page is silent, the choice is
+ours and marked as such. The schema lacks milliseconds, booleans and null: ``SystemProperties`` holds them
+under additional names, so that our files restore the original event (see ``capture_events``). No I/O here.
 """
 
 from __future__ import annotations
@@ -53,7 +52,8 @@ AVRO_SCHEMA: Final[Mapping[str, object]] = {
 
 PROPERTY_TYPES: Final = "tidegate:property-types"
 """In ``SystemProperties``: a JSON object of the application properties whose type the schema lacks, each with
-one of the ``TYPE_…`` below."""
+one of the ``TYPE_…`` below.
+"""
 TYPE_NULL: Final = "null"
 TYPE_BOOLEAN: Final = "boolean"
 TYPE_INTEGER: Final = "integer"
@@ -70,7 +70,7 @@ _ENQUEUED_TIME = str(ENQUEUED_TIME)
 _FROM_LOG = frozenset({SEQUENCE_NUMBER, OFFSET, ENQUEUED_TIME})
 _TEXT_ONLY = (Timestamp, dict, list)
 _NOTHING_BEFORE = (b"\x00\x53\x74", b"\x00\x53\x75")
-"""How an event begins that has neither annotations nor standard properties."""
+"""The first bytes of an event without annotations and standard properties."""
 
 
 def capture_record(
@@ -79,10 +79,10 @@ def capture_record(
     contents: EventContents,
     system_properties: Mapping[str, AvroValue] | None = None,
 ) -> CaptureRecord:
-    """One event as a record of ``AVRO_SCHEMA``.
+    """An event as a record of ``AVRO_SCHEMA``.
 
-    enqueued_time: as ``enqueued_time_text`` gives it. system_properties: as ``system_properties`` gives them.
-    The offset is the one that receivers are given.
+    enqueued_time: from ``enqueued_time_text``. system_properties: from ``system_properties``. The offset is
+    the one that receivers get.
     """
     properties = contents.properties
     system = dict(system_properties or ())
@@ -101,10 +101,10 @@ def capture_record(
 
 
 def system_properties(encoded: bytes | memoryview, enqueued_time_ms: int) -> dict[str, AvroValue]:
-    """What an encoded event has beside its body and the application's properties, for its record.
+    """The ``SystemProperties`` of an encoded event: all but its body and application properties.
 
     Our choice: what the sender set, under the names that receivers see (``x-opt-partition-key``,
-    ``message-id``, …), and when it was enqueued to the millisecond, which ``EnqueuedTimeUtc`` lacks.
+    ``message-id``, …), and the enqueued time in milliseconds, which ``EnqueuedTimeUtc`` lacks.
     """
     values: dict[str, AvroValue] = {_ENQUEUED_TIME: enqueued_time_ms}
     if bytes(encoded[:3]) in _NOTHING_BEFORE:
@@ -122,9 +122,9 @@ def system_properties(encoded: bytes | memoryview, enqueued_time_ms: int) -> dic
 def undecodable_record(
     sequence_number: int, enqueued_time: str, stored: bytes, *, enqueued_time_ms: int
 ) -> CaptureRecord:
-    """The record of an event that is not an AMQP message: the bytes that the log has, as the body.
+    """The record of an event that is not an AMQP message: its body is the stored bytes.
 
-    Our choice: the service stores events without looking into them, and Capture loses none.
+    Our choice: the service stores events without decoding them, and Capture must not lose any.
     """
     try:
         decoded, _ = decode_whole(unwrap(stored))
@@ -144,9 +144,9 @@ def undecodable_record(
 
 
 def enqueued_time_text(time_ms: int) -> str:
-    """Milliseconds since 1970-01-01 UTC as Capture writes them, cut to seconds: ``6/12/2020 6:32:34 PM``.
+    """Format milliseconds since 1970-01-01 UTC as Capture does, to the second: ``6/12/2020 6:32:34 PM``.
 
-    It is the general date and time of .NET's invariant English (a captured file of 2020-06-12).
+    This is the general format of .NET's invariant culture (seen in a captured file of 2020-06-12).
     """
     time = _EPOCH + timedelta(milliseconds=time_ms)
     half = "AM" if time.hour < 12 else "PM"
@@ -158,11 +158,11 @@ def enqueued_time_text(time_ms: int) -> str:
 def capture_file_name(
     name_format: str, *, namespace: str, event_hub: str, partition_id: str, time_s: int
 ) -> str:
-    """The name of a file below its destination, ``.avro`` included.
+    """The name of a file below its destination, with ``.avro``.
 
-    time_s: seconds since 1970-01-01 UTC when the file's window opened: Azure's own example
+    time_s: when the file's window opened, in seconds since 1970-01-01 UTC, as in Azure's example
     (``…/1/2017/08/31/19/11/45.avro`` with a first event of 19:12:14 and a last of 19:12:44, "Azure Event Hubs
-    as an Event Grid source", 2022-12-02) is named so. Month and what is smaller have two digits there.
+    as an Event Grid source", 2022-12-02). There, month to second have two digits.
     """
     time = _EPOCH + timedelta(seconds=time_s)
     values = (
@@ -188,7 +188,7 @@ def _decoded_system_properties(sections: bytes) -> Mapping[str, AvroValue]:
     }
     if message.properties is not None:
         values |= standard_properties(message.properties)
-    # As text where the schema lacks the type: the same text that the columns of a table have.
+    # Types that the schema lacks become the text that table columns show.
     return {
         name: text_of(value) or "" if isinstance(value, _TEXT_ONLY) else _avro_value(value)
         for name, value in values.items()
@@ -196,7 +196,7 @@ def _decoded_system_properties(sections: bytes) -> Mapping[str, AvroValue]:
 
 
 def _missing_type(value: object) -> str | None:
-    """The type of a property's value that the schema lacks; None: it has its type."""
+    """The type of a property's value, if the schema lacks it; else None."""
     match value:
         case None:
             return TYPE_NULL
@@ -219,10 +219,10 @@ def _avro_properties(properties: Mapping[str, PropertyValue]) -> dict[str, AvroV
 
 
 def _avro_value(value: object) -> AvroValue:
-    """A property's value as one of the four types that the schema has.
+    """A property's value as one of the schema's four types.
 
-    Our choice for the others: true and false as those words, nothing as an empty string, a time in ISO 8601,
-    a UUID and an integer beyond 64 bits as text, a list or map in its AMQP encoding.
+    Our choice for the others: booleans as words, null as an empty string, a time in ISO 8601, a UUID and an
+    integer beyond 64 bits as text, a list or map in its AMQP encoding.
     """
     match value:
         case bool():
@@ -246,7 +246,7 @@ def _avro_value(value: object) -> AvroValue:
 
 
 def _value_body(value: object) -> bytes:
-    """A body that is an AMQP value or sequence: text as UTF-8, binary as it is, all else AMQP-encoded.
+    """A body that is an AMQP value or sequence: text as UTF-8, binary unchanged, all else AMQP-encoded.
 
     Our choice; the official SDKs send data sections unless asked for a raw AMQP message.
     """

@@ -1,8 +1,8 @@
-"""Records of capture files as the events that they were: typed properties, and encoded messages.
+"""Restores events from the records of capture files: typed properties, and encoded messages.
 
-The reverse of ``capture``. Files of Tidegate give back what was sent. Azure's have integers, floats, text and
-bytes alone, so a property that was true or false is text in them; what their ``SystemProperties`` may hold is
-not documented, and every name that is not a standard property is taken for an annotation. Pure.
+The reverse of ``capture``. Files of Tidegate restore the original events. Azure's have only integers, floats,
+text and bytes, so a boolean property is text in them; the contents of their ``SystemProperties`` are not
+documented, so every name that is not a standard property is treated as an annotation. No I/O here.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tidegate.wire.names import ENQUEUED_TIME, OFFSET, PARTITION_KEY, SEQUENCE_N
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 NOT_OF_THE_EVENT: Final = frozenset({str(SEQUENCE_NUMBER), str(OFFSET), str(ENQUEUED_TIME), PROPERTY_TYPES})
-"""Names in ``SystemProperties`` that say something about the event or its record, and are none of it."""
+"""Names in ``SystemProperties`` that describe the event or its record, and are not part of it."""
 
 _KEY: Final = str(PARTITION_KEY)
 _STANDARD: Final = {item.name.replace("_", "-"): item.name for item in fields(Properties)}
@@ -56,7 +56,7 @@ Values = Mapping[str, AvroValue]
 
 
 def typed_properties(properties: Values, system_properties: Values) -> Mapping[str, PropertyValue]:
-    """A record's application properties with the types that they were sent with, as far as it says."""
+    """A record's application properties with their original types, as far as the record has them."""
     types_text = system_properties.get(PROPERTY_TYPES)
     if not isinstance(types_text, str):
         return properties
@@ -67,7 +67,7 @@ def typed_properties(properties: Values, system_properties: Values) -> Mapping[s
             try:
                 typed[name] = restore(typed[name])
             except (ValueError, TypeError, DecodeError):
-                continue  # a property of that name from another program: it stays as it is
+                continue  # an application's property that happens to have this name
     return cast(Mapping[str, PropertyValue], typed)
 
 
@@ -81,7 +81,7 @@ def _types(text: str) -> Mapping[str, str]:
 
 
 def encoded_event(body: bytes | None, properties: Values, system_properties: Values) -> bytes:
-    """A record as an encoded event, as ``event_codec.decode_event`` takes it. A body of None is empty."""
+    """A record as an encoded event for ``event_codec.decode_event``. A body of None is empty."""
     system = {name: value for name, value in system_properties.items() if name not in NOT_OF_THE_EVENT}
     typed = typed_properties(properties, system_properties)
     if DECODE_ERROR_PROPERTY in system:
@@ -101,12 +101,12 @@ def encoded_event(body: bytes | None, properties: Values, system_properties: Val
         Symbol(name): value for name, value in system.items() if name not in _STANDARD
     }
     before = encode_message(Message(message_annotations=annotations, properties=_standard(standard)))
-    # Properties and body by the codec for events, which knows how each type of Python is written.
+    # The event codec encodes properties and body: it knows the encoding of each Python type.
     return before + encode_event(EventData(body or b"", typed))
 
 
 def _as_stored(stored: bytes) -> bytes:
-    """An event that is not an AMQP message: its record has the section that the log has."""
+    """An event that is not an AMQP message: its record has the stored section."""
     try:
         return bytes(unwrap(stored))
     except DecodeError:

@@ -1,8 +1,7 @@
-"""``$cbs``: a client gives its token to the connection (claims-based security).
+"""``$cbs``: a client sends its token to the service (claims-based security).
 
-The token is in the body, what it is for (the audience) is the property ``name``. A put-token on the same
-link renews it. Source: the official clients; answers as the
-service gives them in public traces.
+The body is the token, the property ``name`` its audience. A put-token on the same link renews it.
+Source: the official clients; responses as the service gives them in public traces.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ SAS_TOKEN_TYPE: Final = "servicebus.windows.net:sastoken"
 JWT_TOKEN_TYPE: Final = "jwt"
 
 ACCEPTED: Final = 202
-"""The status of a token that was accepted."""
+"""The status of an accepted token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,18 +27,15 @@ class PutToken:
     """A token, and the audience that it authorises a connection for."""
 
     token_type: str
-    """SAS_TOKEN_TYPE or JWT_TOKEN_TYPE; whether it is supported is up to the caller."""
+    """SAS_TOKEN_TYPE or JWT_TOKEN_TYPE. The caller checks whether it is supported."""
     audience: str
     token: str = field(repr=False)
     expires_at_s: int | None = None
-    """Unix time; None where only the token itself says it."""
+    """Unix time; None if only the token contains it."""
 
     @classmethod
     def from_request(cls, request: Request) -> PutToken:
-        """The put-token in a request to ``$cbs``.
-
-        Raises InvalidArgumentError when it is another operation, or lacks a part.
-        """
+        """Raises InvalidArgumentError if the request has another operation or lacks a part."""
         if request.operation != PUT_TOKEN:
             raise InvalidArgumentError(
                 f"$cbs supports only the operation put-token, not {request.operation[:80]!r}."
@@ -49,13 +45,13 @@ class PutToken:
             token = token.decode("utf-8", "replace")
         if not isinstance(token, str) or not token:
             raise InvalidArgumentError("The put-token request has no token in its body.")
-        # The official Python client sends seconds where a timestamp is milliseconds; the token's own
-        # expiry is what counts, so the property is not read.
+        # The official Python client sends seconds where a timestamp is milliseconds, so the property is
+        # ignored and the token's own expiry counts.
         return cls(request.text("type"), request.text("name"), token)
 
 
 def put_token_request(put_token: PutToken) -> Message:
-    """The request that puts a token; its sender sets message-id and reply-to."""
+    """The request that puts a token; the sender sets message-id and reply-to."""
     properties: dict[str, object] = {"type": put_token.token_type, "name": put_token.audience}
     if put_token.expires_at_s is not None:
         properties["expiration"] = Timestamp(put_token.expires_at_s * 1000)
@@ -63,13 +59,13 @@ def put_token_request(put_token: PutToken) -> Message:
 
 
 def check_put_token_response(message: Message) -> None:
-    """Return when the token was accepted; raise the error of the refusal otherwise.
+    """Raise the error of a refused token.
 
-    Raises UnauthorizedError, NotFoundError (no such hub) and what else ``wire.conditions`` knows.
+    It is UnauthorizedError, NotFoundError (no such hub) or another error of ``wire.conditions``.
     """
     Response.from_message(message).raise_for_status()
 
 
 def encode_put_token_accepted(message_id: MessageId | None) -> bytes:
-    """The answer to a token that was accepted; a refusal is ``request_response.encode_error_response``."""
+    """The response to an accepted token. A refusal is ``request_response.encode_error_response``."""
     return encode_response(correlation_id=message_id, status_code=ACCEPTED, status_description="Accepted")

@@ -1,9 +1,8 @@
-"""The one table between our errors, AMQP's error conditions and HTTP statuses, in both directions.
+"""The table between our errors, AMQP's error conditions and HTTP statuses, in both directions.
 
-A row says what an error of ours looks like to a peer, and what a peer's condition means here. An error class
-without a row of its own goes out as its nearest base does. Messages belong to the code that raises the error.
-Source of the ``com.microsoft:…`` conditions: the official clients' tables of them (azure-eventhub 5.15.1,
-@azure/core-amqp).
+An error class without a row is sent as its nearest base class. The message is chosen where the error is
+raised. Source of the ``com.microsoft:…`` conditions: the official clients' tables of them (azure-eventhub
+5.15.1, @azure/core-amqp).
 """
 
 from __future__ import annotations
@@ -44,26 +43,24 @@ from tidegate.model.errors import (
 )
 
 SERVER_BUSY_RETRY_AFTER_S: Final = 4.0
-"""What the official clients wait after server-busy."""
+"""How long the official clients wait after server-busy."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConditionRow:
-    """One line of the table."""
-
     error: type[TidegateError]
     condition: Symbol
     http_status: int
     response_status: int | None = None
-    """``status-code`` of ``$cbs`` and ``$management`` where it is not the HTTP status."""
+    """``status-code`` of ``$cbs`` and ``$management``, if it differs from the HTTP status."""
 
 
 def _microsoft(name: str) -> Symbol:
     return Symbol(f"com.microsoft:{name}")
 
 
-# The first row of an error class is what it goes out as; the first row of a condition or status is what it
-# comes in as. Rows after those are the other conditions and statuses that mean the same.
+# An error is sent as the first row of its class; a condition or status is read as the first row that has it.
+# Later rows map other conditions and statuses to the same error.
 CONDITIONS: Final[tuple[ConditionRow, ...]] = (
     ConditionRow(UnauthorizedError, amqp.UNAUTHORIZED_ACCESS, 401),
     ConditionRow(UnauthorizedError, _microsoft("auth-failed"), 403),
@@ -73,8 +70,9 @@ CONDITIONS: Final[tuple[ConditionRow, ...]] = (
     ConditionRow(InvalidArgumentError, amqp.INVALID_FIELD, 400),
     ConditionRow(PositionOutOfRangeError, _microsoft("argument-out-of-range"), 416),
     ConditionRow(PositionOutOfRangeError, _microsoft("georeplication:invalid-offset"), 416),
-    # At amqp:not-found official clients retry; the third generation of the Java SDK hangs for a minute. So it
-    # does at status 404 of $management, unless the text says that the messaging entity could not be found.
+    # At amqp:not-found official clients retry, and the third generation of the Java SDK hangs for a minute.
+    # It also does at status 404 of $management, unless the text says that the messaging entity could not be
+    # found.
     ConditionRow(PartitionNotFoundError, _microsoft("argument-out-of-range"), 404, response_status=400),
     ConditionRow(AlreadyExistsError, _microsoft("entity-already-exists"), 409),
     ConditionRow(EventTooLargeError, amqp.MESSAGE_SIZE_EXCEEDED, 413),
@@ -101,7 +99,7 @@ CONDITIONS: Final[tuple[ConditionRow, ...]] = (
     ConditionRow(DecodeError, amqp.DECODE_ERROR, 400),
     ConditionRow(FramingError, amqp.FRAMING_ERROR, 400),
     ConditionRow(RemoteProtocolError, amqp.NOT_ALLOWED, 400),
-    # Of our own, because a client must not take them for transient: it would attach again forever.
+    # Our own condition: a client must not treat it as transient and attach forever.
     ConditionRow(LogCorruptError, Symbol("tidegate:log-corrupt"), 500),
     ConditionRow(LogFailedError, Symbol("tidegate:log-failed"), 500),
     ConditionRow(LocalProtocolError, amqp.INTERNAL_ERROR, 500),
@@ -115,13 +113,13 @@ for _row in CONDITIONS:
     _BY_ERROR.setdefault(_row.error, _row)
     _BY_CONDITION.setdefault(_row.condition, _row)
     _BY_STATUS.setdefault(_row.http_status, _row)
-# An internal error of the peer is not a protocol error here.
+# The peer's internal error is not a protocol error of ours.
 _BY_CONDITION[amqp.INTERNAL_ERROR] = _BY_ERROR[TidegateError]
 _BY_STATUS[500] = _BY_ERROR[TidegateError]
 
 
 def row_for(error: BaseException) -> ConditionRow:
-    """The row of an error's class, or of its nearest base; anything foreign is an internal error."""
+    """The row of an error's class or nearest base. Foreign errors are internal errors."""
     for kind in type(error).__mro__:
         if kind in _BY_ERROR:
             return _BY_ERROR[kind]
@@ -129,17 +127,17 @@ def row_for(error: BaseException) -> ConditionRow:
 
 
 def condition_for(error: BaseException) -> Symbol:
-    """The AMQP condition that an error goes out as."""
+    """The AMQP condition of an error."""
     return row_for(error).condition
 
 
 def http_status_for(error: BaseException) -> int:
-    """The HTTP status that an error goes out as."""
+    """The HTTP status of an error."""
     return row_for(error).http_status
 
 
 def response_status_for(error: BaseException) -> int:
-    """The ``status-code`` of ``$cbs`` and ``$management`` that an error goes out as."""
+    """The ``status-code`` of an error in ``$cbs`` and ``$management``."""
     row = row_for(error)
     return row.response_status or row.http_status
 
@@ -147,13 +145,13 @@ def response_status_for(error: BaseException) -> int:
 def error_description(
     error: BaseException, *, tracking_id: str | None = None, now_utc: datetime | None = None
 ) -> str:
-    """The sentence for the peer: an error's own text, without what is only for the operator of the service.
+    """The message for the peer: the error's own, without details meant only for the operator.
 
-    tracking_id, now_utc: where given, the suffix that Event Hubs appends to its messages is appended.
+    tracking_id, now_utc: if given, the suffix of Event Hubs' messages is appended.
     """
     text = "The service failed; see its log for details."
     if isinstance(error, TidegateError):
-        # What a peer sent may be quoted in it: nothing in it starts a new line of a log.
+        # The message may quote the peer: replace line breaks, so that it cannot forge log lines.
         text = "".join(letter if letter.isprintable() else "?" for letter in error.remote_text or str(error))
     if tracking_id is not None:
         text += f" TrackingId:{tracking_id}, SystemTracker:tidegate"
@@ -165,12 +163,12 @@ def error_description(
 def to_amqp_error(
     error: BaseException, *, tracking_id: str | None = None, now_utc: datetime | None = None
 ) -> Error:
-    """An error as a detach, end, close or rejected carries it; see ``error_description``."""
+    """An error for a detach, end, close or rejected; see ``error_description``."""
     return Error(condition_for(error), error_description(error, tracking_id=tracking_id, now_utc=now_utc))
 
 
 def error_from_condition(condition: str | None, description: str | None) -> TidegateError:
-    """What a peer's condition means here; one that is unknown becomes a plain TidegateError."""
+    """The error for a peer's condition. An unknown condition becomes a plain TidegateError."""
     row = _BY_CONDITION.get(condition or "", _BY_ERROR[TidegateError])
     if row.error is PositionOutOfRangeError and (description or "").startswith(PartitionNotFoundError.TEXT):
         row = _BY_ERROR[PartitionNotFoundError]
@@ -181,14 +179,14 @@ def error_from_condition(condition: str | None, description: str | None) -> Tide
 
 
 def error_from_amqp(error: Error | None) -> TidegateError:
-    """What a peer's error means here; None, a close without a reason, is a BrokenError."""
+    """The error for a peer's error. None, a close without a reason, becomes BrokenError."""
     if error is None:
         return BrokenError("The peer closed without giving a reason.", next_step="Connect again.")
     return error_from_condition(error.condition, error.description)
 
 
 def error_from_status(status: int, description: str | None, condition: str | None = None) -> TidegateError:
-    """What a response's status means here; its condition, where it has one, says it more precisely."""
+    """The error for a response's status, or for its condition, which is more precise."""
     if condition in _BY_CONDITION:
         return error_from_condition(condition, description)
     row = _BY_STATUS.get(status) or _BY_STATUS[400 if 400 <= status < 500 else 500]

@@ -1,20 +1,20 @@
-"""What receivers are sent: one event per delivery to any client, or slices of batches to our own.
+"""Delivery payloads: one event each for any client, or slices of batches for our own.
 
-**Per event.** An event's message gets its sequence number, offset and enqueued time as message annotations,
-and, for receivers that asked, runtime metrics as delivery annotations. Bytes are spliced in; nothing of the
-producer's message is decoded or encoded again, so every type in it survives. Where the annotations go:
+**Per event.** Sequence number, offset and enqueued time are added as message annotations, and runtime metrics
+as delivery annotations for receivers that asked. These bytes are spliced in; the producer's message is
+neither decoded nor encoded again, so every type in it survives:
 
     as stored                           as delivered
     [header]                            [header]
-    [delivery annotations]              [delivery annotations]   (merged with the metrics, where asked)
+    [delivery annotations]              [delivery annotations]   (merged with the metrics, if requested)
     [message annotations]               message annotations      (its entries first, then ours)
-    everything else                     everything else, as it is
+    everything else                     everything else, unchanged
 
-Annotations of the same names that a message has from an earlier delivery, because it was forwarded, are
-dropped: otherwise it would have two sequence numbers.
+Annotations of these names from an earlier delivery (of a forwarded message) are dropped: otherwise the
+message would have two sequence numbers.
 
 **Batched** (extension ``tidegate:batch-delivery``). One delivery is a slice of a record batch: annotations
-that say where it starts, then its data sections exactly as they are stored.
+with its position, then the stored data sections, unchanged.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ from tidegate.wire.names import (
 )
 
 NEVER_ENQUEUED_MS: Final = -62135596800000
-"""How the service writes that nothing was ever enqueued: the year 1, which official clients read as never."""
+"""The service's value for "nothing was ever enqueued": the year 1, which official clients read as never."""
 
 
 def encode_runtime_metrics(ends: PartitionEnds, *, retrieval_time_ms: int) -> bytes:
-    """Where the partition ends, as the four entries of a delivery-annotations map.
+    """The partition's ends, as the four entries of a delivery-annotations map.
 
     retrieval_time_ms: when ``ends`` was read, in milliseconds since 1970-01-01 UTC.
     """
@@ -84,7 +84,7 @@ ENQUEUED_TIME_KEY: Final = encode_value(ENQUEUED_TIME) + b"\x83"
 """The keys of our annotations, each with the constructor of its value."""
 
 _LONE_PARTITION_KEY: Final = b"\x02" + encode_value(PARTITION_KEY)
-"""How a message-annotations map continues after its size when a partition key is all it holds."""
+"""What follows the size of a message-annotations map whose only entry is a partition key."""
 
 _OUR_KEYS: Final = frozenset((SEQUENCE_NUMBER, OFFSET, ENQUEUED_TIME))
 _METRIC_KEYS: Final = frozenset(
@@ -109,9 +109,9 @@ def event_deliveries(
 
     stored, lengths: data sections of one record batch, or a part of it that starts at an event.
     first_sequence_number: of the first event in ``stored``; the offset is the same number as text.
-    metric_entries: what ``encode_runtime_metrics`` made, for receivers that asked for it.
-    An event whose bytes are no message is delivered as the body of one that has the annotations, so that one
-    producer's garbage cannot stop its partition.
+    metric_entries: from ``encode_runtime_metrics``, for receivers that asked for them. An event that is not a
+    message is delivered as the body of one with the annotations, so that invalid bytes from one producer
+    cannot block the partition.
     """
     data = stored if isinstance(stored, bytes) else bytes(stored)
     enqueued = ENQUEUED_TIME_KEY + enqueued_time_ms.to_bytes(8, "big", signed=True) + SEQUENCE_NUMBER_KEY
@@ -127,7 +127,7 @@ def event_deliveries(
             offset_key = OFFSET_KEY + bytes((digits,))
             our_bytes = len(enqueued) + 8 + len(offset_key) + digits
         sequence = sequence_number.to_bytes(8, "big", signed=True)
-        # The common shapes are spliced here; whatever is not surely one of them goes the careful way.
+        # Common shapes are spliced here; any other shape goes to _splice_carefully.
         rest = -1
         if not metric_entries and content + 8 <= until:
             word = unpack(data, at)[0]
@@ -158,8 +158,9 @@ def event_deliveries(
 
 @lru_cache(maxsize=1000)
 def _is_header(section: bytes) -> bool:
-    """Whether a header is whole: some clients find its end by its count, and would take what follows, our
-    annotations, for a part of it."""
+    """Whether a header is complete. Some clients find its end by its count, and would read the annotations
+    that follow as a part of it.
+    """
     try:
         decode_value_until(section, 3, len(section))
     except DecodeError:
@@ -168,7 +169,7 @@ def _is_header(section: bytes) -> bool:
 
 
 def _after_lone_key(data: bytes, at: int, until: int) -> int:
-    """Where the annotations at ``at`` end, if all they hold is a partition key of usual length; else 0."""
+    """Where the annotations at ``at`` end, if they hold only a partition key of usual length; else 0."""
     key_at = at + 5 + len(_LONE_PARTITION_KEY)
     if key_at + 2 > until or not data.startswith(_LONE_PARTITION_KEY, at + 5) or data[key_at] != 0xA1:
         return 0
@@ -177,9 +178,9 @@ def _after_lone_key(data: bytes, at: int, until: int) -> int:
 
 
 def _is_plain_from(data: bytes, at: int, until: int) -> bool:
-    """Whether from ``at`` on there are only properties, application properties and one data section.
+    """Whether only properties, application properties and one data section follow ``at``.
 
-    Only sizes are checked. Nothing may follow: official clients use the last annotations that they find.
+    Checks sizes only. Nothing may come after: official clients use the last annotations that they find.
     """
     word: int
     size: int
@@ -196,7 +197,7 @@ def _is_plain_from(data: bytes, at: int, until: int) -> bool:
 
 
 def _splice_carefully(message: bytes, ours: bytes, metric_entries: bytes) -> bytes:
-    """One event's delivery by walking all sections, for the shapes that the hot loop does not take."""
+    """One event's delivery by walking all sections, for the shapes that the hot loop does not handle."""
     try:
         sections = list(iter_sections(message))
         for code, _, value_start, end in sections:
@@ -221,9 +222,9 @@ def _splice_carefully(message: bytes, ours: bytes, metric_entries: bytes) -> byt
 
 
 def batched_delivery_prefix(*, first_sequence_number: int, enqueued_time_ms: int, event_count: int) -> bytes:
-    """What goes before the stored sections of a batched delivery; its message format is the batch's.
+    """What precedes the stored sections of a batched delivery; its message format is the batch's.
 
-    The ``event_count`` sections that follow are one record batch's, in order and without a gap.
+    The ``event_count`` sections that follow must be consecutive and from one record batch.
     """
     output = bytearray(b"\x00\x53\x72")
     append_value(

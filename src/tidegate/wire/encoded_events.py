@@ -1,7 +1,7 @@
-"""Events as a consumer holds them before anything is decoded: positions beside encoded messages.
+"""Events before decoding, as a consumer holds them: positions beside encoded messages.
 
-Built from either kind of delivery (``wire.delivery``). Batches stay cheap: sequence numbers are a range,
-enqueued times one number repeated, offsets made and messages cut out when asked for.
+Created from either kind of delivery (``wire.delivery``). Batches stay cheap: sequence numbers are a range,
+enqueued times one repeated number, and offsets and messages are created on access.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class _Repeated(Sequence[T], Generic[T]):
 
 
 class _OffsetsOf(Sequence[str]):
-    """The offsets of events of this service: their sequence numbers as text."""
+    """The offsets of this service's events: their sequence numbers as text."""
 
     __slots__ = ("_numbers",)
 
@@ -89,10 +89,7 @@ class _OffsetsOf(Sequence[str]):
 
 @dataclass(frozen=True, slots=True)
 class EncodedEvents:
-    """Consecutive events of one partition, columns of equal length.
-
-    Iterating a column is fast for all of them; a column need not be a list.
-    """
+    """Consecutive events of one partition, as columns of equal length. Every column is fast to iterate."""
 
     sequence_numbers: Sequence[int] = ()
     enqueued_times_ms: Sequence[int] = ()
@@ -100,7 +97,7 @@ class EncodedEvents:
     offsets: Sequence[str] = ()
     """Opaque."""
     messages: Sequence[bytes | memoryview] = ()
-    """Each for ``event_codec.decode_event``."""
+    """For ``event_codec.decode_event``."""
 
     def __len__(self) -> int:
         return len(self.messages)
@@ -113,14 +110,13 @@ class EncodedEvents:
         return sum(map(len, self.messages))
 
     def __getitem__(self, part: slice) -> EncodedEvents:
-        """A run of them."""
         return EncodedEvents(
             self.sequence_numbers[part], self.enqueued_times_ms[part], self.offsets[part], self.messages[part]
         )
 
     @classmethod
     def joined(cls, parts: Sequence[EncodedEvents]) -> EncodedEvents:
-        """All of them, in order; none where there are no parts."""
+        """All parts as one, in order."""
         if len(parts) == 1:
             return parts[0]
         numbers = _joined_numbers([part.sequence_numbers for part in parts])
@@ -135,7 +131,7 @@ class EncodedEvents:
 
 
 def _joined_numbers(parts: Sequence[Sequence[int]]) -> Sequence[int]:
-    """One range where the parts are ranges that follow each other."""
+    """A range if the parts are consecutive ranges; else a list."""
     ranges = [part for part in parts if isinstance(part, range) and part.step == 1]
     if len(ranges) == len(parts) > 0 and all(a.stop == b.start for a, b in pairwise(ranges)):
         return range(ranges[0].start, ranges[-1].stop)
@@ -150,7 +146,7 @@ def _joined_messages(parts: Sequence[Sequence[bytes | memoryview]]) -> Sequence[
 def events_of_batch(payload: bytes) -> EncodedEvents:
     """The events of one batched delivery.
 
-    Raises DecodeError when the bytes are no such delivery, or hold another number of events than they say.
+    Raises DecodeError if the bytes are not such a delivery, or hold another number of events than stated.
     """
     annotations: dict[object, object] = {}
     at = 0
@@ -173,7 +169,7 @@ def events_of_batch(payload: bytes) -> EncodedEvents:
 def events_of_deliveries(payloads: Iterable[bytes]) -> EncodedEvents:
     """The events of deliveries of one event each, as any Event Hubs service sends them.
 
-    Raises DecodeError when one of them is not a message, or does not say where it is in the partition.
+    Raises DecodeError if one of them is not a message, or lacks its position in the partition.
     """
     numbers: list[int] = []
     times_ms: list[int] = []
@@ -199,10 +195,10 @@ def events_of_deliveries(payloads: Iterable[bytes]) -> EncodedEvents:
 
 
 def _position_by_layout(payload: bytes) -> tuple[int, int, str] | None:
-    """Sequence number, enqueued time and offset where they lie as ``delivery.event_deliveries`` puts them.
+    """Sequence number, enqueued time and offset, if they are laid out as ``delivery.event_deliveries`` does.
 
-    None where anything differs. They are the last entries of the annotations, up to the map's very end, so
-    that nothing a producer wrote can be taken for them.
+    None for any other layout. They must be the last entries of the annotations, up to the map's very end, so
+    that nothing a producer wrote can be mistaken for them.
     """
     try:
         word, size = _two_u32(payload)

@@ -1,8 +1,8 @@
-"""Single events: ``EventData`` to its encoded message, and encoded messages to bodies or whole contents.
+"""Single events: encodes ``EventData``, and decodes messages to bodies or whole contents.
 
-These are hot: the shapes that our client and the official ones write are handled here directly, and anything
-else (rarer encodings, bodies of several parts) by the general codec. An integer property goes as an int
-where it fits and as long beyond, as the official Python client sends it. Our messages have no header section.
+Hot paths: the shapes that our client and the official ones write are handled here, anything else (rarer
+encodings, bodies of several parts) by the general codec. An integer property is encoded as an int if it fits,
+else as a long, as the official Python client does. Our messages have no header section.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ _PROPERTIES_MAP_32: Final = 0x005374D1
 def encode_event(event: EventData, partition_key: str | None = None) -> bytes:
     """The event as an encoded AMQP message, ready for ``batch.wrap_event``.
 
-    Raises InvalidArgumentError, naming the property, when a value has no place in an event.
+    Raises InvalidArgumentError, naming the property, for a value that an event cannot hold.
     """
     parts: list[bytes] = []
     if partition_key is not None:
@@ -109,7 +109,7 @@ def _properties_section(
 
 
 def _application_properties(properties: Mapping[str, PropertyValue]) -> tuple[bytes, bytes]:
-    """The section's beginning, and its entries."""
+    """The section's first bytes, and its entries."""
     entries: list[bytes] = []
     append, encoded_key = entries.append, _encoded_key
     for key, value in properties.items():
@@ -137,10 +137,10 @@ def _application_properties(properties: Mapping[str, PropertyValue]) -> tuple[by
 
 
 class _LongNameError(Exception):
-    """A name too long to be kept: what remote senders call their properties must not fill the memory."""
+    """A name too long for the cache: names chosen by remote senders must not fill the memory."""
 
 
-@lru_cache(maxsize=1024)  # which keeps no exceptions
+@lru_cache(maxsize=1024)  # does not keep exceptions
 def _encoded_key(key: str) -> bytes:
     if not isinstance(key, str):
         raise InvalidArgumentError(f"A property name must be a string, got {type(key).__name__}.")
@@ -189,10 +189,10 @@ def _property_encoder(key: str, value: object) -> Callable[[Any], bytes]:
 
 
 def event_body(encoded: Buffer) -> memoryview:
-    """The body of an encoded event, found by skipping what is before it.
+    """The body of an encoded event. Everything before it is skipped, not decoded.
 
-    Several data sections are joined; a body of another kind (value, sequence), and none at all, is empty.
-    Raises DecodeError when the bytes are no message.
+    Several data sections are joined; a body of another kind (value, sequence) and a missing one are empty.
+    Raises DecodeError if the bytes are not a message.
     """
     view = memoryview(encoded)
     bounds = _only_data_section(view, len(view))
@@ -200,7 +200,7 @@ def event_body(encoded: Buffer) -> memoryview:
 
 
 def _only_data_section(data: Buffer, until: int) -> tuple[int, int] | None:
-    """The place of the only data section's content; None where that needs a closer look."""
+    """The range of the only data section's content; None if the general codec must decide."""
     at = 0
     last_word = until - 8
     while at <= last_word:
@@ -237,9 +237,9 @@ def _joined_data(data: Buffer) -> bytes:
 def decode_event(encoded: bytes | memoryview) -> EventContents:
     """Everything in an encoded event.
 
-    Property values come as plain Python values: an AMQP symbol as ``str``, a timestamp as ``datetime`` in UTC
-    (as milliseconds where no datetime reaches), any integer as ``int``.
-    Raises DecodeError when the bytes are no message.
+    Property values become plain Python values: a symbol is a ``str``, a timestamp a ``datetime`` in UTC (or
+    milliseconds, beyond the range of datetime), any integer an ``int``.
+    Raises DecodeError if the bytes are not a message.
     """
     data = encoded if isinstance(encoded, bytes) else bytes(encoded)
     usual = _decode_usual(data)
@@ -284,7 +284,7 @@ def decode_event(encoded: bytes | memoryview) -> EventContents:
 
 
 def _decode_usual(data: bytes) -> EventContents | None:
-    """Small application properties and one data section, as most events are; None: anything else."""
+    """Handles small application properties and one data section, which most events are; else None."""
     if not data.startswith(_PROPERTIES_MAP_8) or len(data) < 8:
         return None
     properties_end = 5 + data[4]
@@ -311,7 +311,7 @@ def _decoded(data: bytes, value_start: int, end: int, limits: Limits = CONTENT_L
 
 
 def _standard_text(standard: list[object], index: int) -> str | None:
-    """One of the standard properties as text: an id may also be an integer, a uuid or bytes."""
+    """A standard property as text: an id may also be an integer, a uuid or bytes."""
     value = standard[index] if index < len(standard) else None
     if isinstance(value, bytes):
         return value.hex()
@@ -319,7 +319,7 @@ def _standard_text(standard: list[object], index: int) -> str | None:
 
 
 def _decode_properties(data: bytes, at: int, end: int) -> dict[str, PropertyValue]:
-    """The application properties; the usual types without a detour through the general decoder."""
+    """The application properties; common types bypass the general decoder."""
     constructor = data[at]
     if constructor == 0xC1:
         at += 3
@@ -370,7 +370,7 @@ _PLAIN_VALUES: dict[int, tuple[Callable[..., tuple[Any, ...]], int]] = {
 
 
 def _plain(value: object) -> PropertyValue:
-    """A decoded value as the plain type it stands for."""
+    """A decoded value as a plain Python type."""
     if isinstance(value, Timestamp):
         try:
             return _EPOCH + timedelta(milliseconds=value)

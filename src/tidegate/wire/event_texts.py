@@ -1,7 +1,6 @@
-"""An event's surroundings as the columns of a table show them: typed AMQP values become text.
+"""Everything around an event's body as text, for table columns.
 
-The rules of the columns partitionKey, publisher, properties and systemProperties, for everything that lays
-events out in columns.
+The rules for partitionKey, publisher, properties and systemProperties, wherever events become columns.
 """
 
 from __future__ import annotations
@@ -35,23 +34,24 @@ _KEPT_BYTES_MAX: Final = 2048
 _HAS_COLUMN: Final = (ENQUEUED_TIME, OFFSET, PARTITION_KEY, PUBLISHER, SEQUENCE_NUMBER)
 
 PROPERTY_COLUMN_PREFIX: Final = "properties."
-"""Before an application property's name: the column that holds this property alone."""
+"""Prefix of a column that holds one application property."""
 
 DECODE_ERROR_PROPERTY: Final = "tidegate-decode-error"
-"""In ``systemProperties`` of an event whose bytes are no AMQP message: what is wrong; its body is null."""
+"""In ``systemProperties`` of an event that is not an AMQP message: the error. Its body is null."""
 
 
 def cached_when_short(decode: Callable[[bytes], T]) -> Callable[[bytes], T]:
-    """Decorator: the results for the latest 4,096 short arguments are kept, so that what many events share is
-    decoded once. Of long ones nothing is kept: 4,096 of them would fill the memory.
+    """Decorator that caches the latest 4,096 short arguments, so that what many events share is decoded once.
+    Long arguments are not cached: 4,096 of them would fill the memory.
     """
     kept = lru_cache(maxsize=4096)(decode)
     return lambda data: kept(data) if len(data) <= _KEPT_BYTES_MAX else decode(data)
 
 
 def property_of(column: str) -> str | None:
-    """The application property whose value, as text, a column ``properties.NAME`` holds; null where an event
-    has no such property. None: that is another kind of column.
+    """The application property that a column ``properties.NAME`` holds as text (null if an event lacks it).
+
+    None: another kind of column.
     """
     name = column.removeprefix(PROPERTY_COLUMN_PREFIX)
     return name if name and name != column else None
@@ -59,7 +59,7 @@ def property_of(column: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class EventTexts:
-    """What is around a body, as text."""
+    """Everything around a body, as text."""
 
     partition_key: str | None = None
     publisher: str | None = None
@@ -68,7 +68,7 @@ class EventTexts:
 
     @classmethod
     def decode(cls, prefix: bytes) -> EventTexts:
-        """What is before a body; what events share of it is decoded once."""
+        """Decode what precedes a body; what events share of it is decoded once."""
         rest: list[bytes] = []
         properties: Mapping[str, str | None] = {}
         for code, start, _, end in iter_sections(prefix):
@@ -81,7 +81,7 @@ class EventTexts:
 
     @classmethod
     def of(cls, message: Message) -> EventTexts:
-        """The same of a message that is decoded already."""
+        """As ``decode``, for a decoded message."""
         annotations = message.message_annotations
         system = {str(name): text_of(value) for name, value in annotations.items() if name not in _HAS_COLUMN}
         if message.properties is not None:
@@ -107,7 +107,9 @@ def _decode_rest(sections: bytes) -> EventTexts:
 
 
 def decode_whole(encoded: bytes | memoryview) -> tuple[EventTexts, bytes | None]:
-    """An event of any shape; one that is not an AMQP message has no body, and the reason as a property."""
+    """Decode an event of any shape. Without a valid AMQP message, the body is None and the system properties
+    hold the error.
+    """
     try:
         message = decode_message(encoded)
         return EventTexts.of(message), _body_of(message)
@@ -116,7 +118,7 @@ def decode_whole(encoded: bytes | memoryview) -> tuple[EventTexts, bytes | None]
 
 
 def _body_of(message: Message) -> bytes:
-    """The body as bytes: data sections end to end; a value as itself (bytes) or as text."""
+    """The body as bytes: data sections end to end; a value unchanged (bytes) or as text."""
     if message.value is not NO_VALUE:
         if isinstance(message.value, bytes):
             return message.value
@@ -127,9 +129,9 @@ def _body_of(message: Message) -> bytes:
 
 
 def text_of(value: object) -> str | None:
-    """An AMQP value as text: strings as they are, bytes in base64, times in ISO 8601 (in milliseconds beyond
-    the calendar), true and false in lower case, lists, arrays and maps as JSON, a described value as what is
-    described. None stays null.
+    """An AMQP value as text: strings unchanged, bytes in base64, times in ISO 8601 (or milliseconds, beyond
+    the calendar), booleans in lower case, lists, arrays and maps as JSON, a described value without its
+    descriptor. None stays null.
     """
     if value is None or isinstance(value, str):
         return None if value is None else str(value)
@@ -152,7 +154,7 @@ def text_of(value: object) -> str | None:
 
 
 def _json_value(value: object) -> object:
-    """Maps with keys that JSON can have: AMQP allows any value as a key."""
+    """Convert map keys to JSON's: AMQP allows any value as a key."""
     if isinstance(value, dict):
         return {text_of(key) or "": _json_value(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -161,7 +163,7 @@ def _json_value(value: object) -> object:
         return [_json_value(item) for item in value.items]
     if isinstance(value, Described):
         return _json_value(value.value)
-    # A time as everywhere: as an integer, which it also is, it would not be recognisable.
+    # A Timestamp is also an int: format it as a time, as elsewhere.
     return text_of(value) if isinstance(value, Timestamp) else value
 
 

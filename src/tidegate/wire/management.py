@@ -1,8 +1,8 @@
-"""``$management``: READ of an event hub and of a partition, as Event Hubs has them.
+"""``$management``: READ of an event hub and of a partition, as in Event Hubs.
 
 **Tidegate's extension** is QUERY of ``com.microsoft:partition`` with ``name=hub``: a list of the maps of all
-its partitions, with the claim of a READ. All other administration is in ``wire.administration``. Where
-``retention_hours`` is in a hub's map, the service is a Tidegate: Azure does not report it.
+its partitions, under the same claim as READ. All other administration is in ``wire.administration``.
+``retention_hours`` in a hub's map identifies Tidegate: Azure does not report it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from tidegate.wire.names import EVENT_HUB_ENTITY, PARTITION_ENTITY
 from tidegate.wire.request_response import Request, encode_response, make_request, successful
 
 SEQUENCE_NUMBER_EPOCH: Final = Int(-1)
-"""Of a partition that was never replicated from another namespace. The official Rust client takes no
-description of a partition without it (azure_messaging_eventhubs 0.16.0, src/common/management.rs)."""
+"""Of a partition that was never replicated from another namespace. The official Rust client rejects a
+partition's description without it (azure_messaging_eventhubs 0.16.0, src/common/management.rs).
+"""
 
 
 class Operation(Enum):
-    """A request's operation, and the type of entity that it reads."""
+    """An operation, and the type of entity that it reads."""
 
     READ_EVENT_HUB = ("READ", EVENT_HUB_ENTITY)
     READ_PARTITION = ("READ", PARTITION_ENTITY)
@@ -36,17 +37,15 @@ class Operation(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ManagementRequest:
-    """A request to ``$management``."""
-
     operation: Operation
     event_hub: str
     partition_id: str | None = None
-    """Set when a partition is read."""
+    """Set to read a partition."""
     security_token: str | None = field(default=None, repr=False)
 
     @classmethod
     def from_request(cls, request: Request) -> ManagementRequest:
-        """Parse a request. Raises InvalidArgumentError for an unknown operation or a missing property."""
+        """Raises InvalidArgumentError for an unknown operation or a missing property."""
         name, entity = request.operation.upper(), request.text("type")
         try:
             operation = Operation((name, entity))
@@ -81,7 +80,6 @@ class EventHubDescription(HubSettings):
     partition_ids: tuple[str, ...]
 
     def to_map(self) -> dict[object, object]:
-        """The map as it is sent."""
         settings: dict[str, object] = {**self.settings()}
         known: dict[object, object] = {name: value for name, value in settings.items() if value is not None}
         return {
@@ -96,10 +94,7 @@ class EventHubDescription(HubSettings):
 
     @classmethod
     def from_map(cls, value: object) -> EventHubDescription:
-        """The description in a response's body.
-
-        Raises RemoteProtocolError when it is none.
-        """
+        """Raises RemoteProtocolError if a response's body is not a hub's description."""
         entries = _entries(value)
         ids = entries.get("partition_ids")
         items: Sequence[object] = (
@@ -114,7 +109,7 @@ class EventHubDescription(HubSettings):
 
 
 def partition_to_map(ends: PartitionEnds) -> dict[object, object]:
-    """A partition's ends as ``$management`` sends them."""
+    """A partition's ends in the form that ``$management`` sends."""
     last_ms = ends.last_enqueued_time_ms
     return {
         "name": ends.event_hub,
@@ -131,13 +126,13 @@ def partition_to_map(ends: PartitionEnds) -> dict[object, object]:
 
 
 def partition_from_map(value: object) -> PartitionEnds:
-    """A partition's ends from a response's body. Raises RemoteProtocolError if it is not such a map."""
+    """Raises RemoteProtocolError if a response's body is not a partition's ends."""
     entries = _entries(value)
     last = _integer(entries, "last_enqueued_sequence_number")
     last_ms: int | None = _integer(entries, "last_enqueued_time_utc")
     begin = max(0, _integer(entries, "begin_sequence_number"))
     if entries.get("is_partition_empty"):
-        # Azure marks an empty partition by this flag alone; what its numbers are then is not documented.
+        # Azure marks an empty partition only by this flag; what its numbers are then is not documented.
         if last <= 0:
             last, last_ms = -1, None
         begin = last + 1
@@ -154,7 +149,7 @@ def partition_from_map(value: object) -> PartitionEnds:
 def encode_management_response(
     message_id: MessageId | None, body: EventHubDescription | PartitionEnds | Sequence[PartitionEnds]
 ) -> bytes:
-    """The answer to a request that succeeded; a refusal is ``request_response.encode_error_response``."""
+    """The response to a request that succeeded. A refusal is ``request_response.encode_error_response``."""
     value: object
     if isinstance(body, EventHubDescription):
         value = body.to_map()
@@ -166,7 +161,7 @@ def encode_management_response(
 
 
 def event_hub_in(message: Message) -> EventHubDescription:
-    """The hub that was read.
+    """The hub in a response.
 
     Raises the error of an unsuccessful response, RemoteProtocolError for an invalid body.
     """
@@ -174,12 +169,12 @@ def event_hub_in(message: Message) -> EventHubDescription:
 
 
 def partition_in(message: Message) -> PartitionEnds:
-    """The partition that was read. Raises as ``event_hub_in``."""
+    """The partition in a response. Raises as ``event_hub_in``."""
     return partition_from_map(successful(message).value)
 
 
 def partitions_in(message: Message) -> list[PartitionEnds]:
-    """The partitions that a query returned. Raises as ``event_hub_in``."""
+    """The partitions in a response to a query. Raises as ``event_hub_in``."""
     value = successful(message).value
     if not isinstance(value, list):
         raise RemoteProtocolError("Expected a list of partitions from $management.")

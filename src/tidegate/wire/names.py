@@ -1,7 +1,7 @@
-"""Names that clients and the service agree on: annotations, properties, capabilities, nodes.
+"""Names that clients and the service share: annotations, properties, capabilities, nodes.
 
-The ``com.microsoft:…`` and ``x-opt-…`` names are Event Hubs' own (read in the official clients' sources);
-the ``tidegate:…`` ones are extensions that both sides must announce before either uses them.
+The ``com.microsoft:…`` and ``x-opt-…`` names are Event Hubs' own (from the official clients' sources); the
+``tidegate:…`` ones are extensions that both sides must announce before either uses them.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ GEOREPLICATION_CAPABILITY: Final = Symbol("com.microsoft:georeplication")
 """Link capabilities of Event Hubs."""
 
 BATCH_DELIVERY_CAPABILITY: Final = Symbol("tidegate:batch-delivery")
-"""A receiver that desires it and is offered it gets slices of record batches (``wire.delivery``)."""
+"""A receiver that desires it, and is offered it, gets slices of record batches (``wire.delivery``)."""
 IDEMPOTENT_BATCH_CAPABILITY: Final = Symbol("tidegate:idempotent-batch")
-"""A sender that desires it and is offered it numbers its batches in their envelopes (``wire.batch``)."""
+"""A sender that desires it, and is offered it, numbers its batches in their envelopes (``wire.batch``)."""
 EVENT_COUNT: Final = Symbol("tidegate:event-count")
-"""Message annotation of a batched delivery: how many events it holds (int)."""
+"""Message annotation of a batched delivery: the number of its events (int)."""
 
 SELECTOR_FILTER: Final = Symbol("apache.org:selector-filter:string")
-"""The key of the filter that says where a receiver starts."""
+"""The key of the filter with a receiver's start position."""
 
 CBS_NODE: Final = "$cbs"
 MANAGEMENT_NODE: Final = "$management"
@@ -57,5 +57,6 @@ PARTITION_ENTITY: Final = "com.microsoft:partition"
 """Entity types in ``$management`` requests."""
 
 REQUEST_BYTES_MAX: Final = 65_536
-"""max-message-size of links to ``$cbs`` and ``$management``. Our choice: many times a token, and little, as
-any client may send there before it is authorised (Azure names no limit: vcabbage/amqp#43)."""
+"""max-message-size of links to ``$cbs`` and ``$management``. Our choice: many times a token, but small,
+because peers may send there before they are authorised (Azure names no limit: vcabbage/amqp#43).
+"""

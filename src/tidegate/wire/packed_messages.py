@@ -1,7 +1,7 @@
-"""Encoded messages one behind the other in one buffer, cut out only on request.
+"""Encoded messages in one buffer, cut out only on access.
 
-A batched delivery is such a buffer. Only a reader of single messages pays for cutting them out; one of
-whole columns (Spark) never does.
+A batched delivery is such a buffer. Only code that needs single messages pays for cutting them out; code that
+works on whole columns (Spark's) does not.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _WORD_8 = DATA_SECTION_8.to_bytes(4, "big")
 
 
 class PackedMessages(Sequence[bytes | memoryview]):
-    """The messages ``payload[start:end]``, ascending and apart."""
+    """The messages ``payload[start:end]``, ascending, without overlap."""
 
     __slots__ = ("ends", "payload", "starts")
 
@@ -33,14 +33,14 @@ class PackedMessages(Sequence[bytes | memoryview]):
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of all messages, with the headers of the sections between them."""
+        """The bytes of all messages, and of the section headers between them."""
         return self.ends[-1] - self.starts[0] if len(self.ends) else 0
 
     def __len__(self) -> int:
         return len(self.starts)
 
     def __iter__(self) -> Iterator[bytes]:
-        # Copies: small objects that outlive the delivery one by one, and faster to work on than views.
+        # Copies: small objects may outlive the delivery one by one, and are faster to work on than views.
         return map(self.payload.__getitem__, map(slice, self.starts, self.ends))
 
     @overload
@@ -57,13 +57,13 @@ class PackedMessages(Sequence[bytes | memoryview]):
 
     @classmethod
     def joined(cls, parts: Sequence[PackedMessages]) -> PackedMessages:
-        """All of them, in order, in a buffer of their own."""
+        """All parts, in order, in a new buffer."""
         parts = [part for part in parts if len(part)]
         return _joined_of_equal_size(parts) or _joined_of_any_size(parts)
 
 
 def _joined_of_equal_size(parts: Sequence[PackedMessages]) -> PackedMessages | None:
-    """Where all messages have one size, and headers of one size before them; else None."""
+    """Joins parts whose messages, and headers before them, all have one size; else None."""
     shapes = {
         (part.starts.step, part.ends[0] - part.starts[0]) if isinstance(part.starts, range) else None
         for part in parts
@@ -73,7 +73,7 @@ def _joined_of_equal_size(parts: Sequence[PackedMessages]) -> PackedMessages | N
         return None
     stride, header = shape[0], shape[0] - shape[1]
     if header not in (_HEADER_8_BYTES, _HEADER_32_BYTES):
-        return None  # some between them are left out
+        return None  # some messages between them are omitted
     payload = b"".join(memoryview(part.payload)[part.starts[0] - header : part.ends[-1]] for part in parts)
     return PackedMessages(
         payload, range(header, len(payload), stride), range(stride, len(payload) + 1, stride)
@@ -97,16 +97,15 @@ def _joined_of_any_size(parts: Sequence[PackedMessages]) -> PackedMessages:
 def messages_of_sections(payload: bytes, at: int) -> PackedMessages:
     """The encoded messages in the data sections from ``at`` to the end.
 
-    Raises DecodeError where the bytes are no whole data sections.
+    Raises DecodeError if the bytes are not whole data sections.
     """
     return _messages_of_equal_size(payload, at) or _messages_of_any_size(payload, at)
 
 
 def _messages_of_equal_size(payload: bytes, at: int) -> PackedMessages | None:
-    """Where all sections have the header of the first, which is then where each of them says; else None.
+    """Handles sections that all start with the first one's header, at equal distances; else None.
 
-    What one device sends is often of one size, and this looks at it with a comparison for each byte of the
-    header.
+    Messages of one device often have one size; checking that costs one comparison per byte of the header.
     """
     word, size = payload[at : at + 4], payload[at + 4 : at + _HEADER_32_BYTES]
     if word == _WORD_32 and len(size) == 4:
@@ -153,7 +152,7 @@ def _messages_of_any_size(payload: bytes, at: int) -> PackedMessages:
 
 
 def _last_header(payload: bytes, at: int) -> tuple[int, int]:
-    """A section's first eight bytes where the delivery ends within them, as after a very short event."""
+    """A section's first eight bytes if the delivery ends within them, as after a very short event."""
     try:
         word, size = _two_u32(payload[at:] + b"\0\0\0")
     except struct.error as exc:
@@ -162,7 +161,7 @@ def _last_header(payload: bytes, at: int) -> tuple[int, int]:
 
 
 def packed(messages: Sequence[bytes | memoryview]) -> PackedMessages:
-    """The messages in one buffer: unchanged where they share one, otherwise copied end to end."""
+    """The messages in one buffer: unchanged if they share one, else copied end to end."""
     if isinstance(messages, PackedMessages):
         return messages
     ends: list[int] = []

@@ -1,13 +1,13 @@
-"""Events of a named publisher: its name goes into each, and is each one's partition key.
+"""Events of a named publisher: each has the publisher's name, which is also its partition key.
 
-Receivers learn from ``x-opt-publisher`` who sent an event. Only the service writes it, on a publisher's link:
-from events of all other senders it is removed, so that no one can impersonate a publisher. (They are not
-refused: who forwards an event sends it with the annotations that it came with.)
+Receivers read the sender from ``x-opt-publisher``. Only the service writes it, on a publisher's link. It is
+removed from events sent on any other link, so that no sender can impersonate a publisher. (They are not
+refused: a client that forwards an event sends its annotations along.)
 
 Some clients find the end of a list by its count, and others, like the service, by its size: the official
-Python client (azure-eventhub 5.15.1, ``_pyamqp/_decode.py``) reads the bytes between the two as the next
-sections of the message. So an event with a name of ours anywhere in it is examined whole; where the two
-differ, it is not a message, and receivers get it as a body.
+Python client (azure-eventhub 5.15.1, ``_pyamqp/_decode.py``) reads what is between the two as the next
+sections of the message. So an event that contains one of our names anywhere is checked completely; if the two
+ends differ, it is not a message, and receivers get it as a body.
 Source: Azure "Event Hubs features", publisher policy, 2026-09: "publisher names don't need to be created
 ahead of time, but they must match the SAS token used", and "the PartitionKey value needs to be set to the
 publisher name".
@@ -34,18 +34,18 @@ _NAMES = tuple(
     (bytes((len(name),)), bytes((len(name),)) + name.encode())
     for name in (PUBLISHER, SEQUENCE_NUMBER, OFFSET, ENQUEUED_TIME)
 )
-"""How names that receivers believe stand in bytes in every encoding: the end of the length, and both."""
-_PART = b"-opt-"  # of each; searched a third sooner than with its x
+"""The bytes, in every encoding, of names that receivers trust: the end of the length, and both."""
+_PART = b"-opt-"  # in each name; found a third faster than with its x
 
 _CHECKED = Limits(map_entries_max=20_000, values_max=20_000)
-"""Of each section of an event with such a name (our choice: 10 ms at most, and data is not limited)."""
+"""Limits per section of an event with such a name (our choice: 10 ms at most; data is not limited)."""
 
 
 def published_events(sections: BatchSections, publisher: str) -> Iterator[bytes]:
-    """The stored form of each event, with publisher and partition key in place of what its sender wrote.
+    """The stored form of each event, with the publisher as publisher and partition key.
 
-    Raises InvalidArgumentError when the envelope or an event names another partition key, DecodeError when an
-    event is garbled.
+    Raises InvalidArgumentError if the envelope or an event has another partition key, DecodeError if an event
+    is invalid.
     """
     check_key(sections.partition_key, publisher)
     entries = bytearray()
@@ -58,19 +58,19 @@ def published_events(sections: BatchSections, publisher: str) -> Iterator[bytes]
 
 
 def may_pretend(payload: bytes) -> bool:
-    """Whether events in these bytes may say who published them, or where they are stored: False is certain.
+    """Whether events in these bytes may name a publisher or a position. False is certain.
 
-    It is asked of each batch. Text has no such length in it, and a single byte is found much sooner than a
-    name is: 0.01 ms per MB instead of 0.3 a name. Binary data has them all, and is searched once.
+    Called for each batch. A single byte is found much faster than a name (0.01 ms per MB instead of 0.3 per
+    name), and text does not contain these lengths. Binary data contains them all, and is searched once.
     """
     names = [name for length, name in _NAMES if length in payload]
     return bool(names) and _PART in payload and any(name in payload for name in names)
 
 
 def unpublished_events(sections: BatchSections) -> Iterator[bytes]:
-    """The stored form of each event, without the publisher that its sender wrote into it.
+    """The stored form of each event, without the publisher that its sender wrote.
 
-    Raises DecodeError where the sections are garbled. An event that is not a message is delivered as a body.
+    Raises DecodeError for invalid sections. An event that is not a message is delivered as a body.
     """
     for event in iter_events(sections.payload, sections.lengths):
         encoded = bytes(event)
@@ -78,7 +78,7 @@ def unpublished_events(sections: BatchSections) -> Iterator[bytes]:
 
 
 def rewritten_batch(sections: BatchSections, events: Sequence[bytes], publisher: str | None) -> BatchSections:
-    """The batch of what ``published_events`` or (publisher: None) ``unpublished_events`` gave."""
+    """The batch with events from ``published_events`` or (publisher: None) ``unpublished_events``."""
     payload, lengths = memoryview(b"".join(events)), array("I", map(len, events))
     if publisher is None:
         return replace(sections, payload=payload, lengths=lengths)
@@ -86,7 +86,7 @@ def rewritten_batch(sections: BatchSections, events: Sequence[bytes], publisher:
 
 
 def check_key(partition_key: str | None, publisher: str) -> None:
-    """Raise InvalidArgumentError for a partition key that is not the publisher's name."""
+    """Raise InvalidArgumentError if the partition key is not the publisher's name."""
     if partition_key is not None and partition_key != publisher:
         raise InvalidArgumentError(
             f"The partition key {partition_key[:40]!r} is not the publisher's name {publisher!r}.",
@@ -120,13 +120,13 @@ def _unnamed(message: bytes) -> bytes:
 
 
 def _check_whole(message: bytes, sections: list[Section]) -> None:
-    """Raise DecodeError where a value in a section ends elsewhere than sizes say."""
+    """Raise DecodeError if a value in a section does not end where its size says."""
     for _, _, value_start, end in sections:
         decode_value_until(message, value_start, end, _CHECKED)
 
 
 def _with_annotations(message: bytes, sections: list[Section], entries: bytes, count: int) -> bytes:
-    """The message with these annotations in place of its own."""
+    """The message with its annotations replaced."""
     header = annotations_section(ANNOTATIONS_32, entries, count) if count else ()
     before = (*_pieces(message, sections, HEADER), *_pieces(message, sections, DELIVERY_ANNOTATIONS))
     return b"".join((*before, *header, *_others(message, sections)))

@@ -1,8 +1,8 @@
-"""The request/response convention that ``$cbs`` and ``$management`` share.
+"""The request/response convention of ``$cbs`` and ``$management``.
 
 A request is a message with its operation in the application properties and a reply-to; the response carries
 the request's message-id (see ``request_id``) as its correlation-id, of the same AMQP type, and a status.
-Source: AMQP Management 1.0 (working draft 16) section 3, as the official clients speak it.
+Source: AMQP Management 1.0 (working draft 16) section 3, as the official clients implement it.
 """
 
 from __future__ import annotations
@@ -28,32 +28,27 @@ _ERROR_CONDITION: Final = "error-condition"
 
 
 def request_id(properties: Properties) -> MessageId | None:
-    """What the response carries as correlation-id: the request's message-id, else its own correlation-id, by
-    which Qpid Proton knows its requests (SyncRequestResponse in proton/_utils.py).
+    """The response's correlation-id: the request's message-id, else its correlation-id, which Qpid Proton
+    uses (SyncRequestResponse in proton/_utils.py).
     """
     return properties.correlation_id if properties.message_id is None else properties.message_id
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a peer asks for."""
-
     operation: str
     properties: Mapping[str, object] = field(default_factory=dict, repr=False)
-    """The application properties, the operation included; may hold a token."""
+    """The application properties, with the operation. May hold a token."""
     message_id: MessageId | None = None
-    """What the response repeats; see ``request_id``."""
+    """The response repeats it; see ``request_id``."""
     reply_to: str | None = None
-    """Where the response goes; None: to the receiver that the same session has on the node."""
+    """Where the response is sent; None: to the receiver that the same session has on the node."""
     value: object = field(default=NO_VALUE, repr=False)
-    """The amqp-value body; NO_VALUE where the body is of another kind."""
+    """The amqp-value body; NO_VALUE for a body of another kind."""
 
     @classmethod
     def from_message(cls, message: Message) -> Request:
-        """The request in a message.
-
-        Raises InvalidArgumentError when it names no operation.
-        """
+        """Raises InvalidArgumentError if the message has no operation."""
         properties = {
             str(key): value for key, value in message.application_properties.items() if isinstance(key, str)
         }
@@ -64,43 +59,34 @@ class Request:
         return cls(str(operation), properties, request_id(standard), standard.reply_to, message.value)
 
     def text(self, name: str) -> str:
-        """A property that must be there, as text.
-
-        Raises InvalidArgumentError when it is missing or no text.
-        """
+        """A required string property. Raises InvalidArgumentError if it is missing or not a string."""
         value = self.properties.get(name)
         if not isinstance(value, str) or not value:
             raise InvalidArgumentError(f"The request {self.operation[:80]} lacks its property {name!r}.")
         return str(value)
 
     def optional_text(self, name: str) -> str | None:
-        """A property as text; None when it is missing or null.
-
-        Raises InvalidArgumentError when it is not a string.
+        """A string property, or None if it is missing or null. Raises InvalidArgumentError if it is not a
+        string.
         """
         return None if self.properties.get(name) is None else self.text(name)
 
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """What the service answered."""
-
     status_code: int
     """As in HTTP."""
     status_description: str = ""
     correlation_id: MessageId | None = None
     error_condition: str | None = None
     value: object = NO_VALUE
-    """The amqp-value body; NO_VALUE where there is none."""
+    """The amqp-value body; NO_VALUE if there is none."""
 
     @classmethod
     def from_message(cls, message: Message) -> Response:
-        """The response in a message.
-
-        Raises RemoteProtocolError when it has no status.
-        """
+        """Raises RemoteProtocolError if the message has no status."""
         properties = {str(key): value for key, value in message.application_properties.items()}
-        # The draft of the standard, and some answers of Azure's, write statusCode.
+        # The draft of the standard, and some of Azure's responses, write statusCode.
         status = properties.get(_STATUS_CODE, properties.get("statusCode"))
         if not isinstance(status, int):
             raise RemoteProtocolError("A response has no status code.")
@@ -116,11 +102,10 @@ class Response:
 
     @property
     def is_success(self) -> bool:
-        """Whether the status is one of 200 to 299."""
         return 200 <= self.status_code < 300
 
     def raise_for_status(self) -> None:
-        """Raise what an unsuccessful response means here (see ``wire.conditions``)."""
+        """Raise the error of an unsuccessful response (see ``wire.conditions``)."""
         if not self.is_success:
             raise error_from_status(self.status_code, self.status_description, self.error_condition)
 
@@ -133,9 +118,9 @@ def successful(message: Message) -> Response:
 
 
 def make_request(operation: str, properties: Mapping[str, object], value: object = NO_VALUE) -> Message:
-    """A request without message-id and reply-to, which its sender sets.
+    """A request; the sender sets message-id and reply-to.
 
-    Without a value the body is an empty data section, which every service takes.
+    Without a value the body is an empty data section, which every service accepts.
     """
     application_properties: dict[object, object] = {"operation": operation}
     application_properties.update(properties)
@@ -154,11 +139,11 @@ def encode_response(
     error_condition: str | None = None,
     value: object = None,
 ) -> bytes:
-    """A response's bytes; its body is an amqp-value section, null where there is no value."""
+    """An encoded response; its body is an amqp-value section."""
     properties: dict[object, object] = {
         _STATUS_CODE: Int(status_code),
         _STATUS_DESCRIPTION: status_description,
-        # The official Python client looks for the draft's spelling in answers of $management.
+        # The official Python client expects the draft's spelling in responses of $management.
         "statusDescription": status_description,
     }
     if error_condition is not None:
@@ -175,7 +160,7 @@ def encode_response(
 def encode_error_response(
     correlation_id: MessageId | None, error: TidegateError, *, tracking_id: str | None = None
 ) -> bytes:
-    """The response that says why a request failed."""
+    """The response to a request that failed."""
     return encode_response(
         correlation_id=correlation_id,
         status_code=response_status_for(error),

@@ -1,10 +1,10 @@
-"""Where a receiver starts, as the filters of its source say it.
+"""The filters that say where a receiver starts.
 
 A selector filter is an expression: ``amqp.annotation.x-opt-offset > '8448'``, by offset, sequence number or
 enqueued time (milliseconds since 1970; older clients call it ``x-opt-enqueuedtimeutc``), with ``>``, ``>=``
-or ``=``, which starts at the event itself. The value stands in single quotes, double ones or none; letters
-count the same in upper and lower case. Offset ``-1`` is the start, ``@latest`` the end. ``AND`` joins
-comparisons: the receiver starts where all of them are met.
+or ``=``, which starts at the event itself. The value may have single quotes, double quotes or none; case is
+ignored. Offset ``-1`` is the start, ``@latest`` the end. ``AND`` joins comparisons: the receiver starts where
+all of them are met.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from tidegate.wire.names import ENQUEUED_TIME, OFFSET, SELECTOR_FILTER, SEQUENCE
 
 START_OF_STREAM: Final = "-1"
 END_OF_STREAM: Final = "@latest"
-"""Offsets with a meaning of their own."""
+"""Offsets with a special meaning."""
 
 OLD_ENQUEUED_TIME: Final = "x-opt-enqueuedtimeutc"
-"""What IoT Hub's and Event Hubs' documents of 2015 to 2018 call the enqueued time in a filter."""
+"""The enqueued time in filters of IoT Hub's and Event Hubs' documentation of 2015 to 2018."""
 
 SELECTOR_FILTER_CODE: Final = 0x468C00000004
-"""The registered number of ``apache.org:selector-filter:string`` as a descriptor."""
+"""The registered descriptor of ``apache.org:selector-filter:string``."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -40,13 +40,13 @@ _COMPARISON = re.compile(
 _AND = re.compile(r"and\b", re.ASCII | re.IGNORECASE)
 _NUMBER = re.compile(r"-?[0-9]{1,20}", re.ASCII)
 _NO_SEGMENT = "-1:"
-"""Before a sequence number of a namespace without geo-replication (Java SDK, EventHubReactorSession)."""
+"""Precedes a sequence number of a namespace without geo-replication (Java SDK, EventHubReactorSession)."""
 
 
 def parse_selector(expression: str) -> tuple[EventPosition, ...]:
-    """The positions that an expression names, at least one: a receiver starts at the last of them.
+    """The positions in an expression, at least one. A receiver starts at the last of them.
 
-    Raises InvalidArgumentError when it is not such an expression.
+    Raises InvalidArgumentError for an invalid expression.
     """
     if len(expression) > _EXPRESSION_CHARACTERS_MAX:
         raise _bad_selector(expression)
@@ -93,7 +93,7 @@ def _number(value: str, expression: str) -> int:
 
 
 def format_selector(position: EventPosition) -> str:
-    """The expression for a position; ``parse_selector`` gives an equal one back, alone."""
+    """The expression for a position. ``parse_selector`` returns an equal position from it."""
     operator = ">=" if position.is_inclusive else ">"
     match position.kind:
         case PositionKind.EARLIEST:
@@ -116,9 +116,9 @@ def selector_filter(position: EventPosition) -> dict[object, object]:
 
 
 def honoured_filters(filters: Mapping[object, object]) -> dict[object, object]:
-    """Those of a source's filters that are in force here: its selectors.
+    """Those of a source's filters that are in force: its selectors.
 
-    Clients disagree about the descriptor, and Qpid Proton about the key: either of the two marks a selector.
+    Clients differ in the descriptor, and Qpid Proton in the key: either one identifies a selector.
     """
     return {key: value for key, value in filters.items() if _is_selector(key, value)}
 
@@ -130,10 +130,10 @@ def _is_selector(key: object, value: object) -> bool:
 
 
 def positions_from_filters(filters: Mapping[object, object]) -> tuple[EventPosition, ...]:
-    """The positions that a source's filters name, the earliest where they name none: a receiver starts at the
-    last of them.
+    """The positions in a source's filters; the earliest if there is none. A receiver starts at the last of
+    them.
 
-    Raises InvalidArgumentError when they cannot be parsed.
+    Raises InvalidArgumentError for invalid filters.
     """
     positions: list[EventPosition] = []
     for value in honoured_filters(filters).values():
