@@ -1,7 +1,6 @@
-"""The bytes of a capture file: the same whenever it has the same name and holds the same events.
+"""The bytes of a capture file: identical whenever name and events are the same.
 
-So a file that is written again after a crash is identical to the one that it replaces. Only computes; writing
-is left to others.
+So a file that is written again after a crash equals the one that it replaces. Does no I/O.
 """
 
 from __future__ import annotations
@@ -29,28 +28,30 @@ _BLOCK_BYTES = 64_000
 """Our choice: four times Avro's usual block, for bodies of some hundred bytes."""
 _SYNC_MARKER_BYTES = 16
 _PIECE_EVENTS = 200
-"""Our choice: a thread encodes this many events (some milliseconds), and then sleeps as long. The event loop
-needs the same interpreter lock: it never waits longer for it, and Capture uses at most half of a core."""
+"""Our choice: a thread encodes this many events (some milliseconds), then sleeps as long. So the event loop,
+which needs the same interpreter lock, never waits longer for it, and Capture uses at most half a core."""
 
 
 class AvroEncoder:
     """Makes a file of events, block by block: ``append``, ``take`` now and then, ``finish``."""
 
     def __init__(self, name: str) -> None:
-        """name: the file's; its sync marker is derived from it."""
+        """name: of the file; its sync marker is derived from it."""
         self.event_count = 0
         self.undecodable_count = 0
-        """Events that are no AMQP messages: they are in the file as they are stored."""
+        """Events that are not AMQP messages: the file has them as stored."""
         self._buffer = BytesIO()
         marker = hashlib.sha256(name.encode()).digest()[:_SYNC_MARKER_BYTES]
-        # Not parsed here: fastavro would then write the namespace within the name, unlike Azure.
+        # Not parsed here: fastavro would then write the namespace as part of the name, unlike Azure.
         schema = dict(AVRO_SCHEMA)
         self._writer = Writer(self._buffer, schema, sync_interval=_BLOCK_BYTES, sync_marker=marker)
 
     def append(
         self, start_sequence_number: int, enqueued_time_ms: int, payload: memoryview, lengths: Sequence[int]
     ) -> None:
-        """Add events that were enqueued together. payload: stored sections, end to end; lengths: theirs."""
+        """Add events that were enqueued together. payload: stored sections, end to end; lengths: of each
+        event.
+        """
         time, write = enqueued_time_text(enqueued_time_ms), self._writer.write
         at = 0
         for number, length in enumerate(lengths, start_sequence_number):
@@ -82,9 +83,7 @@ class AvroEncoder:
 def encode_in_pieces(
     encoder: AvroEncoder, number: int, time_ms: int, payload: memoryview, lengths: array[int]
 ) -> bytes:
-    """Append events piece by piece, with pauses between (``_PIECE_EVENTS``); returns the bytes that are
-    ready.
-    """
+    """Append events piece by piece, with pauses (``_PIECE_EVENTS``); returns the bytes that are ready."""
     at = 0
     for first in range(0, len(lengths), _PIECE_EVENTS):
         begun_s = time.monotonic()

@@ -1,7 +1,7 @@
 """Where capture files go: a directory of this machine, or anything that fsspec supports (Azure, S3, SFTP, …).
 
-A destination turns a finished local file into a named one. Every method blocks, belongs in a thread, and
-raises only CaptureDestinationError, whatever went wrong.
+A destination gives a finished local file its name. Every method blocks, belongs in a thread, and raises only
+CaptureDestinationError.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from tidegate.transport.private_files import make_private_directory, open_privat
 _SPOOL_NAME: Final = ".tidegate-capture"
 _IN_STEPS: Final = frozenset({"ftp", "sftp", "ssh", "smb", "hdfs", "webhdfs"})
 """File systems where a file appears before it is complete, and a rename is atomic. (Object stores show a file
-only after its upload, and copy to rename.)"""
+only after its upload, and rename by copying.)"""
 
 _IN_BUCKETS: Final = frozenset({"abfs", "abfss", "adl", "az", "gcs", "gs", "memory", "oss", "s3", "s3a"})
-"""File systems whose URLs may have a bucket or container in place of a host."""
+"""File systems whose URLs may have a bucket or container instead of a host."""
 
 
 class CaptureDestinationError(TidegateError):
-    """A capture file could not be written to its destination; it is retried, and no event is lost."""
+    """A capture file could not be written to its destination; Capture retries, and no event is lost."""
 
     is_transient = True
 
@@ -37,15 +37,13 @@ class Destination(Protocol):
     """See the module's docstring."""
 
     def spool(self, token: str) -> Path:
-        """A path for building the next file, to be passed to ``publish``. token: unique to this file."""
+        """A path for building the next file, for ``publish``. token: unique to this file."""
         ...
 
-    def exists(self, name: str) -> bool:
-        """Whether there is a file of that name."""
-        ...
+    def exists(self, name: str) -> bool: ...
 
     def publish(self, spool: Path, name: str) -> None:
-        """Give the finished file at ``spool`` its name, replacing another; ``spool`` is gone then."""
+        """Give the finished file at ``spool`` its name, replacing any other; ``spool`` is gone afterwards."""
         ...
 
     def discard(self, token_prefix: str) -> None:
@@ -54,28 +52,26 @@ class Destination(Protocol):
 
 
 class Spool:
-    """A file while it is being written, before it has its name. Used by one thread at a time.
+    """A file that is being written, before it has its name. Used by one thread at a time.
 
     ``write`` and ``finish`` raise CaptureDestinationError.
     """
 
     def __init__(self, path: Path) -> None:
-        """path: created for this user alone. Raises CaptureDestinationError."""
+        """path: created, for this user alone. Raises CaptureDestinationError."""
         self.path = path
         self.size_bytes = 0
-        """Bytes written so far."""
         with self._guarded():
             path.unlink(missing_ok=True)  # a leftover of an earlier version would keep its mode
             self._file = open(path, "xb", opener=open_private)  # noqa: SIM115 - closed by finish or discard
 
     def write(self, data: bytes) -> None:
-        """Add bytes."""
         with self._guarded():
             self._file.write(data)
         self.size_bytes += len(data)
 
     def finish(self, data: bytes) -> None:
-        """Add the last bytes, and return once everything is on the disk."""
+        """Add the last bytes; the file is durable on return."""
         with self._guarded(), self._file as file:
             file.write(data)
             file.flush()
@@ -83,7 +79,7 @@ class Spool:
         self.size_bytes += len(data)
 
     def discard(self) -> None:
-        """Delete it; harmless where it is gone, or failed."""
+        """Delete it; harmless if it is gone, or failed."""
         with contextlib.suppress(OSError, ValueError):
             self._file.close()
         with contextlib.suppress(OSError):
@@ -96,12 +92,11 @@ class Spool:
 def open_destination(
     destination: str, *, spool_directory: Path, allowed: CaptureDestinations | None = None
 ) -> Destination:
-    """The destination that ``CaptureSettings.destination`` names; nothing is created yet, and only its host
-    is resolved.
+    """Create the destination that ``CaptureSettings.destination`` names; only its host is resolved so far.
 
     spool_directory: where files for other machines are built. allowed: what it must be within, with symbolic
-    links resolved; None: anywhere. Raises CaptureDestinationError where it is outside, where its host is a
-    cloud's metadata service, and where no library supports the URL's scheme.
+    links resolved; None: anywhere. Raises CaptureDestinationError if it is outside, if its host is a cloud's
+    metadata service, or if no library supports the URL's scheme.
     """
     try:
         place = CapturePlace.parse(destination)
@@ -117,7 +112,7 @@ def open_destination(
 
 
 def _addresses_of(place: CapturePlace) -> set[str]:
-    """The addresses of the host's name; empty where it does not resolve, or is a bucket or container."""
+    """The addresses of the host's name; empty if it does not resolve, or is a bucket or container."""
     if not place.is_local and (place.scheme not in _IN_BUCKETS or "." in place.host):
         with contextlib.suppress(OSError, UnicodeError):
             return {str(found[4][0]) for found in socket.getaddrinfo(place.host, None)}
@@ -125,8 +120,8 @@ def _addresses_of(place: CapturePlace) -> set[str]:
 
 
 class DirectoryDestination:
-    """A directory of this machine, created when missing, for this user alone. A file appears when it is
-    complete, and survives a power loss.
+    """A directory of this machine, created when missing, for this user alone. Files appear when complete, and
+    survive a power loss.
     """
 
     def __init__(self, root: Path) -> None:
@@ -134,22 +129,20 @@ class DirectoryDestination:
         self._is_root_durable = False
 
     def spool(self, token: str) -> Path:
-        """See ``Destination``. Below the destination, so that a rename can give the file its name."""
+        """Below the destination, so that a rename can give the file its name."""
         with _guarded("create a file in", str(self.root)):
             return _spool_file(self.root / _SPOOL_NAME, token)
 
     def exists(self, name: str) -> bool:
-        """See ``Destination``."""
         with _guarded("read", str(self.root)):
             return (self.root / name).exists()
 
     def publish(self, spool: Path, name: str) -> None:
-        """See ``Destination``. ``spool`` is already synced."""
         with _guarded(f"write {name} to", str(self.root)):
             directory = (self.root / name).parent
             make_private_directory(directory)
             spool.replace(self.root / name)
-            # All of them, whoever created them: another partition may not have synced them yet, and a failed
+            # Also those that others created: another partition may not have synced them yet, and a failed
             # attempt never did.
             sync_directory(directory)
             while directory != self.root:
@@ -162,7 +155,6 @@ class DirectoryDestination:
                 self._is_root_durable = True
 
     def discard(self, token_prefix: str) -> None:
-        """See ``Destination``."""
         with _guarded("clear", str(self.root)):
             _discard(self.root / _SPOOL_NAME, token_prefix)
 
@@ -174,11 +166,11 @@ class FsspecDestination:
     """A URL that fsspec supports. Credentials come from the environment, as its library defines.
 
     In an object store a file appears when it is complete. On a remote file system it is first written under
-    another name, and then renamed.
+    another name, then renamed.
     """
 
     def __init__(self, url: str, *, spool_directory: Path) -> None:
-        """Raises CaptureDestinationError where no installed library supports the URL."""
+        """Raises CaptureDestinationError if no installed library supports the URL."""
         self.url = url
         self._spool_directory = spool_directory
         with _guarded("open", url, next_step="Install the missing package, or correct the URL."):
@@ -191,12 +183,10 @@ class FsspecDestination:
         self._is_in_steps = bool(_IN_STEPS & ({protocol} if isinstance(protocol, str) else set(protocol)))
 
     def spool(self, token: str) -> Path:
-        """See ``Destination``."""
         with _guarded("create a file in", str(self._spool_directory)):
             return _spool_file(self._spool_directory, token)
 
     def exists(self, name: str) -> bool:
-        """See ``Destination``."""
         with _guarded("read", self.url):
             return self._exists(self._path(name))
 
@@ -210,7 +200,6 @@ class FsspecDestination:
         return True
 
     def publish(self, spool: Path, name: str) -> None:
-        """See ``Destination``."""
         path = self._path(name)
         with _guarded(f"write {name} to", self.url):
             if self._is_in_steps:
@@ -225,7 +214,6 @@ class FsspecDestination:
             spool.unlink(missing_ok=True)
 
     def discard(self, token_prefix: str) -> None:
-        """See ``Destination``."""
         with _guarded("clear", str(self._spool_directory)):
             _discard(self._spool_directory, token_prefix)
 
@@ -258,7 +246,7 @@ def _guarded(
 ) -> Iterator[None]:
     try:
         yield
-    except Exception as error:  # third-party libraries raise anything: this is the boundary
+    except Exception as error:  # third-party libraries may raise anything
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise CaptureDestinationError(
             f"Capture cannot {what} {place}: {reason.rstrip('.')}.", next_step=next_step

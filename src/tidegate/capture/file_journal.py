@@ -1,11 +1,11 @@
-"""Which files Capture has written for a hub: lines of JSON, the newest last, for people to view.
+"""The list of files that Capture has written for a hub: lines of JSON, the newest last, for people to view.
 
 Nothing depends on it. A line is written when its file is complete and before the partition continues, so a
 killed service loses none; a power loss may lose the last ones, since nothing is synced. When half of the
-allowed bytes are used, the half before is dropped:
+allowed bytes are used, the older half is dropped:
 
     files.jsonl          appended to
-    files.before.jsonl   the half before, replaced as a whole
+    files.before.jsonl   the older half, replaced as a whole
 
 Every method blocks, belongs in a thread, and may be called by several at once.
 """
@@ -34,14 +34,14 @@ class FileJournal:
     """The files of one hub."""
 
     def __init__(self, directory: Path, *, bytes_max: int = CAPTURE_FILES_LISTED_BYTES_MAX) -> None:
-        """directory: created when needed. bytes_max: of both halves together."""
+        """directory: created when needed. bytes_max: of both files together."""
         self.path: Final = directory / "files.jsonl"
         self._before: Final = directory / "files.before.jsonl"
         self._half_bytes: Final = bytes_max // 2
         self._lock = threading.Lock()
 
     def append(self, file: CapturedFile, *, is_again: bool) -> None:
-        """Add a file. is_again: it may already be there, from before a restart; then nothing is added.
+        """Add a file. is_again: it may be listed already, from before a restart; it is then not added again.
 
         Raises OSError; the journal is intact then, but lacks the file.
         """
@@ -71,7 +71,7 @@ class FileJournal:
         return [file for line in reversed(wanted) if (file := _parse(line)) is not None], len(lines)
 
     def _read(self) -> list[bytes]:
-        """Both halves, the older one first."""
+        """The lines of both files, the older one first."""
         return [path.read_bytes() for path in (self._before, self.path) if path.exists()]
 
     def __repr__(self) -> str:
@@ -79,7 +79,7 @@ class FileJournal:
 
 
 def _place(file: CapturedFile) -> bytes:
-    """The part of a file's line that no other has: its name and destination, as ``append`` writes them."""
+    """The part of a file's line that is unique to it: its name and destination, as ``append`` writes them."""
     return f'"name": {json.dumps(file.name)}, "destination": {json.dumps(file.destination)},'.encode()
 
 

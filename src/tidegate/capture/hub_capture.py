@@ -44,8 +44,9 @@ class HubCapture:
         limits: WindowLimits | None = None,
         allowed: CaptureDestinations | None = None,
     ) -> None:
-        """directory: for the states of all hubs, and for files in progress whose destination is elsewhere.
-        journal: lists its files. limits: None uses the settings. allowed: where it may write; None: anywhere.
+        """directory: for the states of all hubs, and for files in progress with a remote destination.
+        journal: lists the finished files. limits: None uses the settings. allowed: where it may write; None:
+        anywhere.
         """
         self.settings = settings
         self._event_hub = event_hub
@@ -68,7 +69,7 @@ class HubCapture:
         self._partitions = self._start_partitions()
 
     async def close(self) -> None:
-        """Stop. Files that were decided are written when the hub is next captured; a running upload is
+        """Stop. Files already decided are written when the hub is next captured; a running upload is
         abandoned.
         """
         await self._tasks.close()
@@ -78,7 +79,6 @@ class HubCapture:
         return [partition.progress() for partition in self._partitions]
 
     def statistics(self) -> CaptureStatistics:
-        """At this moment."""
         counts = [partition.counts for partition in self._partitions]
         failing = [each for each in counts if each.is_failing]
         errors = [each.last_error for each in (*failing, *counts) if each.last_error]

@@ -33,9 +33,9 @@ T = TypeVar("T")
 _READ_BYTES = 256 * 1024
 """Our choice: a read from the page cache blocks the event loop for well under a millisecond."""
 _PACE_S = 0.5
-"""Our choice: a file is not urgent, and reading many batches at once is cheaper."""
+"""Our choice: files are not urgent, and reading many batches at once costs less."""
 _WAIT_S_MAX = 5.0
-"""Most seconds between two looks at the clock: how late a changed clock is noticed."""
+"""Most seconds between two checks of the clock: how late a changed clock is noticed."""
 _NAME_TRIES_MAX = 1000
 _RETRY_S_MIN, _RETRY_S_MAX = 1.0, 60.0
 
@@ -51,7 +51,7 @@ class CaptureCounts:
     captured_bytes: int = 0
     """Bytes of events, as stored."""
     missing_events: int = 0
-    """Events that retention (or a repair of the log) removed before they were captured."""
+    """Events that retention or a repair removed before they were captured."""
     is_failing: bool = False
     """True while the last attempt failed."""
     last_error: str = ""
@@ -78,12 +78,12 @@ class PartitionCapture:
         retry_s_min: float = _RETRY_S_MIN,
         pace_s: float = _PACE_S,
     ) -> None:
-        """destination: once it is open. limits: tests use smaller windows than a user may set.
+        """destination: resolves once it is open. limits: tests use smaller windows than a user may set.
 
-        file_name: from a partition id and the seconds of its time (since 1970-01-01 UTC) to a name below the
-        destination. token: prefix of this partition's unfinished files, and of no other's. threads: for calls
-        that may hang with the destination; encoding_threads: for computation. file_turns: limits how many
-        files are written at a time. journal: lists each finished file, with ``destination_name``.
+        file_name: returns the name below the destination, from a partition id and the file's time (seconds
+        since 1970-01-01 UTC). token: prefix of this partition's unfinished files, and of no other's. threads:
+        for calls that may hang with the destination; encoding_threads: for computation. file_turns: limits
+        how many files are written at a time. journal: lists each finished file, with ``destination_name``.
         retry_s_min: the first pause after a failure. pace_s: seconds between two reads of a partition that is
         being appended to.
         """
@@ -106,23 +106,22 @@ class PartitionCapture:
         self._pace_s: Final = pace_s
         self._state = PartitionState()
         self._is_again = False
-        """Whether the planned file may have been written, and noted, by an earlier run."""
+        """Whether an earlier run may have written and listed the planned file."""
         self._window: Window | None = None
 
     @property
     def backlog_events(self) -> int:
-        """Events in the log that are in no finished file; all of them until the state is read."""
+        """Events in the log that are in no finished file; until the state is read, all of them."""
         start = max(self._state.next_sequence_number, self.partition.begin_sequence_number)
         return max(self.partition.next_sequence_number - start, 0)
 
     @property
     def backlog_bytes(self) -> int:
-        """Their bytes, as far as they were read: the rest is counted once the previous file is written."""
+        """Their bytes, as far as read: the rest is counted once the previous file is written."""
         planned = self._state.planned
         return (planned.event_bytes if planned else 0) + (self._window.event_bytes if self._window else 0)
 
     def progress(self) -> CaptureProgress:
-        """The present progress."""
         state, partition_id = self._state, self.partition.partition_id
         is_one_written = state.last_name_s is not None and state.planned is None
         return CaptureProgress(
@@ -135,7 +134,7 @@ class PartitionCapture:
         )
 
     async def run(self) -> None:
-        """Capture; returns when the partition closes. Cancellation: decided files are written next time."""
+        """Capture until the partition closes. Cancellation: decided files are written by the next run."""
         try:
             self._state = await self._retry(self._load)
             self._is_again = self._state.planned is not None
@@ -183,7 +182,7 @@ class PartitionCapture:
         return window.closed
 
     async def _plan(self, window: ClosedWindow) -> None:
-        """Decide the file's name, and save the decision."""
+        """Choose the file's name, and save the decision."""
         find = partial(self._free_name, window.start_ms // 1000)
         name, name_s = await self._retry(lambda: self._threads.run(find))
         planned = PlannedFile(
@@ -198,7 +197,7 @@ class PartitionCapture:
         self._window = None
 
     def _free_name(self, time_s: int) -> tuple[str, int]:
-        """The first name from ``time_s`` on that neither this partition nor anything else has used."""
+        """The first name from ``time_s`` on that is not in use, by this partition or anything else."""
         if self._state.last_name_s is not None:
             time_s = max(time_s, self._state.last_name_s + 1)
         for candidate_s in range(time_s, time_s + _NAME_TRIES_MAX):
@@ -213,7 +212,7 @@ class PartitionCapture:
         )
 
     async def _write_in_turn(self) -> None:
-        # A pause after a failure is outside, so that a damaged partition takes no turn from the others.
+        # Retry pauses are outside the turn, so that a failing partition does not block the others.
         async with self._file_turns:
             await self._write()
 
@@ -221,14 +220,14 @@ class PartitionCapture:
         """Write the planned file and give it its name."""
         planned = self._state.planned
         assert planned is not None
-        # Never the same token again: an abandoned call may still be sending its own spool.
+        # A new token each time: an abandoned call may still be sending its own spool file.
         token = f"{self._token}-{secrets.token_hex(6)}"
         encoder = AvroEncoder(planned.name)
         spool = await self._threads.run(lambda: Spool(self._destination.spool(token)), release=Spool.discard)
         try:
             missing = await self._copy(planned, encoder, spool)
             if missing and await self._threads.run(lambda: self._destination.exists(planned.name)):
-                # Keep the file of an earlier attempt: it has events that the log has lost since.
+                # Keep an earlier attempt's file: it has events that the log has lost since.
                 self._threads.leave(spool.discard)
                 await self._note_file(planned, None, None)
                 return
@@ -236,7 +235,7 @@ class PartitionCapture:
             await self._threads.run(lambda: spool.finish(rest))
             await self._threads.run(lambda: self._destination.publish(spool.path, planned.name))
         except BaseException:
-            # The task may have been cancelled, and the spool may hang: not waited for.
+            # Not awaited: the task may have been cancelled, and the spool may hang.
             self._threads.leave(spool.discard)
             raise
         await self._note_file(planned, encoder.event_count, spool.size_bytes)
@@ -265,7 +264,7 @@ class PartitionCapture:
         )
 
     async def _copy(self, planned: PlannedFile, encoder: AvroEncoder, spool: Spool) -> int:
-        """Copy the planned events that the log holds; returns how many it does not hold."""
+        """Copy the planned events that the log holds; returns the number of missing ones."""
         position, end, missing = planned.start_sequence_number, planned.until_sequence_number, 0
         while position < end:
             batches = self._read(position)
@@ -288,7 +287,7 @@ class PartitionCapture:
         return missing
 
     async def _note_file(self, planned: PlannedFile, event_count: int | None, file_bytes: int | None) -> None:
-        """Add a finished file to the journal. Nothing depends on it: a failure goes to the log."""
+        """Add a finished file to the journal; a failure is only logged, since nothing depends on it."""
         is_full = planned.is_full
         if is_full is None:
             is_full = planned.event_bytes >= self._limits.size_bytes
@@ -353,7 +352,7 @@ class PartitionCapture:
         return self.partition.read_nowait(position, bytes_max=_READ_BYTES)
 
     async def _retry(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Call until it succeeds; failures are reported when they begin and when they end."""
+        """Call until it succeeds; logs when failures begin and end."""
         pause_s = self._retry_s_min
         while True:
             try:

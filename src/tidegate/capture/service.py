@@ -1,7 +1,7 @@
 """Capture for all hubs of a broker: follows the catalog's settings while the service runs.
 
-It reads the settings every second. That second loses nothing, nor does a setting that is changed and changed
-back within it: a hub is captured from its first event, or from where its capture stopped.
+It reads the settings every second. No event is lost by that delay: a hub is captured from its first event,
+or from where its capture stopped.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _logger = logging.getLogger(__name__)
 
 
 class CaptureService:
-    """Captures from ``start`` until ``close``. Events in no file by then stay in the log, and are captured
+    """Captures from ``start`` until ``close``. Events in no file by then stay in the log, to be captured
     later.
     """
 
@@ -40,9 +40,9 @@ class CaptureService:
         clock: Clock,
         limits_of: Callable[[CaptureSettings], WindowLimits] | None = None,
     ) -> None:
-        """namespace: the value of ``{Namespace}`` in names. directory: created when needed; for the state of
-        each captured partition, and for files in progress. limits_of: None uses the settings' windows; tests
-        use smaller ones.
+        """namespace: the value of ``{Namespace}`` in names. directory: created when needed; for each captured
+        partition's state, and for files in progress. limits_of: None uses the settings' windows; tests use
+        smaller ones.
         """
         self._broker = broker
         self._namespace = namespace
@@ -53,24 +53,24 @@ class CaptureService:
         self._hubs: dict[str, HubCapture] = {}
         """By hub id."""
         self._journals: dict[str, FileJournal] = {}
-        """The same; also of hubs that are captured no longer."""
+        """By hub id, including hubs that are no longer captured."""
         self._journal_threads = Threads(2, name="tidegate-capture files")
         self._known: set[str] = set()
         self._tasks = TaskOwner("capture")
 
     def start(self) -> None:
-        """Begin to follow the settings; needs a running event loop."""
+        """Start following the settings; needs a running event loop."""
         self._tasks.start(self._follow(), name="follow the settings")
 
     async def close(self) -> None:
-        """Stop all captures. Cancellation: they stop all the same."""
+        """Stop all captures, even if cancelled."""
         await self._tasks.close()
         hubs, self._hubs = list(self._hubs.values()), {}
         for hub in hubs:
             await hub.close()
 
     def statistics(self) -> dict[str, CaptureStatistics]:
-        """By the name of each hub that is captured now."""
+        """By the name of each hub that is being captured."""
         return {
             event_hub.name: self._hubs[event_hub.description.hub_id].statistics()
             for event_hub in self._broker.list_event_hubs()
@@ -78,15 +78,16 @@ class CaptureService:
         }
 
     def progress(self, hub_id: str) -> list[CaptureProgress]:
-        """The progress of each partition of a hub, in order; empty where it is not captured now."""
+        """The progress of each partition of a hub, in order; empty if it is not being captured."""
         hub = self._hubs.get(hub_id)
         return [] if hub is None else hub.progress()
 
     async def files(self, hub_id: str, *, start: int, count: int) -> tuple[list[CapturedFile], int | None]:
         """The files written for a hub, captured now or not, from the ``start``-th newest on, at most
-        ``count``; and how many are known: the oldest are forgotten (``CAPTURE_FILES_LISTED_BYTES_MAX``).
+        ``count``.
 
-        If the list cannot be read, the log says why, and the number is None. Cancellation: leaves no trace.
+        Also returns how many are listed (the oldest are dropped, see ``CAPTURE_FILES_LISTED_BYTES_MAX``);
+        None if the list cannot be read, which is logged. Cancellation: leaves no trace.
         """
         journal = self._journal(hub_id)
         try:
@@ -134,7 +135,7 @@ class CaptureService:
                     limits=self._limits_of(settings) if self._limits_of is not None else None,
                 )
                 _logger.info("started %r", hub)
-        # Only of hubs that were seen to disappear: an older catalog may lack a hub whose state is kept.
+        # Only hubs seen to disappear: an older catalog may lack a hub whose state must be kept.
         for hub_id in self._known - known:
             self._journals.pop(hub_id, None)
             await asyncio.to_thread(shutil.rmtree, self._directory / hub_id, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""How far a partition is captured, and what its next file holds: one small file, replaced atomically.
+"""The capture state of a partition: how far it is, and what its next file holds. A file, replaced atomically.
 
     1. save   planned = the file's name and its range of sequence numbers
     2. write  the file, under that name, with those events
@@ -25,38 +25,39 @@ _FORMAT_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class PlannedFile:
-    """A file that is to be written, or is being written."""
+    """A file that is planned, or being written."""
 
     name: str
     """Below the destination."""
     start_sequence_number: int
     until_sequence_number: int
     event_bytes: int
-    """As stored; of the events that the log held at that time."""
+    """As stored; of the events that the log held when the file was planned."""
     next_start_ms: int
-    """When the window after it opens."""
+    """When the next window opens."""
     is_full: bool | None = None
-    """Whether its size closed the window, not its time; None: decided by a version that did not save this."""
+    """True if size closed the window, False if time did; None: planned by a version that did not save
+    this."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionState:
-    """Where the capture of one partition stands."""
+    """How far the capture of one partition is."""
 
     next_sequence_number: int = 0
     """Events before it are in files, or no longer in the log."""
     window_start_ms: int | None = None
     """When the open window began, milliseconds since 1970-01-01 UTC; None: it begins with the first event."""
     last_name_s: int | None = None
-    """The time in the last file's name, seconds since 1970-01-01 UTC: names never go back."""
+    """The time in the last file's name, seconds since 1970-01-01 UTC: these times only increase."""
     planned: PlannedFile | None = None
 
 
 class StateStore(Protocol):
-    """Where the state of one partition is kept. Both may block."""
+    """Stores the state of one partition. Both methods may block."""
 
     def load(self) -> PartitionState | None:
-        """The saved state; None where there is none. Raises LogCorruptError, OSError."""
+        """The saved state; None if there is none. Raises LogCorruptError, OSError."""
         ...
 
     def save(self, state: PartitionState) -> None:
@@ -65,15 +66,14 @@ class StateStore(Protocol):
 
 
 class StateFile:
-    """The state of one partition in a file."""
+    """Stores the state of one partition in a file."""
 
     def __init__(self, path: Path) -> None:
-        """path: created with its directory by the first ``save``."""
+        """path: created, with its directory, by the first ``save``."""
         self.path: Final = path
         self._is_directory_durable = False
 
     def load(self) -> PartitionState | None:
-        """See ``StateStore``."""
         try:
             document = json.loads(self.path.read_bytes())
         except FileNotFoundError:
@@ -95,7 +95,6 @@ class StateFile:
         return state
 
     def save(self, state: PartitionState) -> None:
-        """See ``StateStore``."""
         directory = self.path.parent
         make_private_directory(directory)
         document = {"format_version": _FORMAT_VERSION, **asdict(state)}
@@ -112,7 +111,7 @@ class StateFile:
             raise
         sync_directory(directory)
         if not self._is_directory_durable:
-            # Whoever created it: another partition may not have synced it yet, or have failed to.
+            # Even if another partition created it: that one may not have synced it yet, or failed to.
             sync_directory(directory.parent)
             sync_directory(directory.parent.parent)
             self._is_directory_durable = True

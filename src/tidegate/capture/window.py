@@ -1,8 +1,8 @@
-"""Which events belong in a partition's next file: the first of size and time to be reached. Pure.
+"""Which events go into a partition's next file: until size or time is reached first. Does no I/O.
 
-Time is that of the events (when they were enqueued) and, where none is left to read, the clock's. So a
-service that was stopped, or whose destination was unreachable, later makes the files that it would have made
-then, named for the same times.
+Time is the events' enqueued time or, once there is none left to read, the clock's. So a service that was
+stopped, or could not reach its destination, later writes the files that it would have written then, named for
+the same times.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class WindowLimits:
     """When a file is closed."""
 
     size_bytes: int
-    """Including the event that reaches it."""
+    """Includes the event that reaches it."""
     time_ms: int
     """Most milliseconds of enqueued time that one file covers."""
     is_empty_skipped: bool
@@ -25,20 +25,20 @@ class WindowLimits:
 
 @dataclass(frozen=True, slots=True)
 class ClosedWindow:
-    """What one file holds."""
+    """The content of one file."""
 
     start_ms: int
     """When the window opened: milliseconds since 1970-01-01 UTC."""
     start_sequence_number: int
     until_sequence_number: int
-    """Equal to the start in a file without events. Missing numbers between were given up."""
+    """Equal to the start in a file without events. Numbers missing in between were given up by a repair."""
     event_bytes: int
     next_start_ms: int
     """When the next window opens."""
 
 
 class Window:
-    """The open window of a partition. Feed it batches in order; once it is ``closed``, create the next."""
+    """The open window of a partition. Add batches in order; once it is ``closed``, create the next."""
 
     def __init__(self, limits: WindowLimits, *, start_sequence_number: int, start_ms: int | None) -> None:
         """start_ms: when it opened; None: with its first event ("runs automatically when you send your first
@@ -47,20 +47,19 @@ class Window:
         self.limits = limits
         self.start_sequence_number = start_sequence_number
         self.until_sequence_number = start_sequence_number
-        """The next event to feed."""
+        """The next event to add."""
         self.start_ms = start_ms
         self.event_bytes = 0
         self.missing_events = 0
-        """Sequence numbers that the log no longer held when they were due."""
+        """Sequence numbers that the log no longer held when they were next."""
         self.closed: ClosedWindow | None = None
 
     @property
     def is_empty(self) -> bool:
-        """Whether it has no events so far."""
         return self.event_bytes == 0
 
     def skip_to(self, sequence_number: int) -> None:
-        """The log no longer holds anything before ``sequence_number``."""
+        """Note that the log no longer holds anything before ``sequence_number``."""
         missing = sequence_number - self.until_sequence_number
         if missing > 0:
             self.missing_events += missing
@@ -69,7 +68,7 @@ class Window:
                 self.start_sequence_number = sequence_number
 
     def add_batch(self, base_sequence_number: int, lengths: Sequence[int], enqueued_time_ms: int) -> None:
-        """Add the events of a record batch that are due, all or as many as fit.
+        """Add the events of a record batch that are next, as many as fit.
 
         A batch may begin before ``until_sequence_number``. Does nothing once ``closed``.
         """
@@ -99,7 +98,7 @@ class Window:
                 return
 
     def pass_time(self, now_ms: int) -> None:
-        """There is no event to feed at this time: close the window if it is over."""
+        """Close the window if it is over at ``now_ms``; call it when there is no event to add."""
         if self.closed is not None or self.start_ms is None:
             return
         end_ms = self.start_ms + self.limits.time_ms
@@ -110,11 +109,11 @@ class Window:
         elif self.limits.is_empty_skipped:
             self.start_ms = self._grid_point(now_ms)
         else:
-            # One file for all windows that passed meanwhile, so that a long stop does not leave many.
+            # One file for all windows that passed meanwhile, so that a long stop does not leave many files.
             self._close(self._grid_point(now_ms))
 
     def _grid_point(self, time_ms: int) -> int:
-        """When the window that holds ``time_ms`` opened, if windows follow each other without a gap."""
+        """When the window around ``time_ms`` opened, if windows follow each other without gaps."""
         assert self.start_ms is not None
         return time_ms - (time_ms - self.start_ms) % self.limits.time_ms
 
