@@ -27,17 +27,17 @@ _PHRASES: Final[tuple[tuple[str, str, str], ...]] = (
     (
         "whoever",
         "anyone who",
-        "capture console model processor sql testing examples",
+        "console processor sql testing examples",
     ),
     (
         "somebody|nobody|anybody",
         "someone, no one, anyone; better: say who",
-        "cli client console model processor spark sql testing tools",
+        "cli client console processor spark sql testing tools",
     ),
     (
         r"go(?:es|ing)? on",
         "continue",
-        "client console model processor spark sql storage testing examples",
+        "client console processor spark sql storage testing examples",
     ),
     (r"lies? in", "is stored in", "sql tools"),
     (r"as (?:they|it) lies?", "as stored", ""),
@@ -49,7 +49,7 @@ _PHRASES: Final[tuple[tuple[str, str, str], ...]] = (
     (
         r"tells?|told",
         "report, say, show",
-        "client console model processor spark sql testing examples",
+        "client console processor spark sql testing examples",
     ),
     ("texts", "strings", "console spark sql examples tools"),
     (r"takes? a text", "must be a string", ""),
@@ -61,13 +61,13 @@ _PHRASES: Final[tuple[tuple[str, str, str], ...]] = (
     (
         r"(?<!there )is no (?!longer)",
         "is not a",
-        "client console model processor spark sql testing examples tools",
+        "client console processor spark sql testing examples tools",
     ),
     (r"has come (?:in|so far)", "has progressed", "processor"),
     (
         "by itself",
         "on its own, automatically",
-        "console model processor spark sql testing",
+        "console processor spark sql testing",
     ),
     ("unless told", "by default", "sql"),
     (r"pass(?:es|ed|ing)? over", "skip", "spark sql"),
@@ -80,7 +80,7 @@ _PHRASES: Final[tuple[tuple[str, str, str], ...]] = (
     ("in vain", "without success", "spark"),
     (r"throw(?:s|n)? out", "disconnect, close", ""),
     ("looked at", "checked, examined", "console spark sql storage"),
-    ("behind it", "after it", "client console model sql storage testing examples"),
+    ("behind it", "after it", "client console sql storage testing examples"),
 )
 
 _GENERATED: Final = "Made by `make docs`; do not edit."

@@ -1,14 +1,13 @@
 """Audiences: what a token is valid for, in one comparable form for all clients.
 
 Official clients name the same entity as ``sb://host/hub``, ``amqps://host:5671/hub``, ``http://host/hub/``
-in lower case, or with ``ConsumerGroups/…`` and ``Partitions/…`` behind it (observed: azure-eventhub 5.15.1,
-@azure/event-hubs 6.0.4, Azure/azure-event-hubs-dotnet), a publisher's name percent-encoded or not. Compared
-are host and path; scheme, port, letter case, slashes at the ends and the encoding of names are not part of
-the identity.
+in lower case, or followed by ``ConsumerGroups/…`` and ``Partitions/…`` (observed: azure-eventhub 5.15.1,
+@azure/event-hubs 6.0.4, Azure/azure-event-hubs-dotnet), a publisher's name percent-encoded or not. Only host
+and path are compared, without regard to letter case, slashes at the ends and the encoding of names.
 
-The rule: an audience identifies one entity or is refused. So nothing is removed (``?``, ``#``) but the one
-query that old SDKs sign with an address, nothing is decoded twice, and an event hub's name, which needs no
-encoding, has none.
+The rule: an audience identifies one entity or is refused. So nothing is removed (``?``, ``#``) except the one
+query that old SDKs sign with an address, nothing is decoded twice, and an event hub's name may not be
+percent-encoded, because it never needs to be.
 """
 
 from __future__ import annotations

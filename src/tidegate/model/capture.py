@@ -1,7 +1,7 @@
-"""What Capture is told about one event hub, as one frozen, validated value; and what it tells.
+"""The Capture settings of one event hub, and what Capture reports about it: frozen, validated values.
 
-The rule: no secrets in here. The catalog keeps these settings as they are; how to get into a storage account
-comes from the service's environment (see docs/concepts/capture.md).
+The rule: no secrets here. The catalog stores these settings as they are; the credentials for a storage
+account come from the service's environment (see docs/concepts/capture.md).
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ NAME_FIELDS: Final = (
     "Minute",
     "Second",
 )
-"""What a name format is made of: "all the parameters (Namespace,EventHub .. etc) are mandatory irrespective
+"""The parameters of a name format: "all the parameters (Namespace,EventHub .. etc) are mandatory irrespective
 of order" (Azure REST "EventHubDestination", archiveNameFormat, 2024-01-01)."""
 
 NAME_FORMAT_DEFAULT: Final = "/".join(f"{{{field}}}" for field in NAME_FIELDS)
 """``{Namespace}/{EventHub}/{PartitionId}/{Year}/{Month}/{Day}/{Hour}/{Minute}/{Second}``."""
 
 _NAME_CHARACTERS_MAX = 400
-"""Our choice: leaves room for a hub's name of 256 characters in the 1,024 that a blob's name may have."""
+"""Our choice: leaves room for a hub's name of 256 characters within the 1,024 that a blob's name may have."""
 _FIELD = re.compile(r"\{([^{}]*)\}")
 _LITERAL = re.compile(r"[A-Za-z0-9._=/-]*", re.ASCII)
 
@@ -57,7 +57,7 @@ class CaptureSettings:
     """A directory of the service's machine (an absolute path or ``file:///…``), or a URL that fsspec knows,
     such as ``abfs://container@account.dfs.core.windows.net/folder`` or ``s3://bucket/folder``."""
     is_enabled: bool = True
-    """False: paused; once enabled again it goes on where it stopped."""
+    """False: paused; once enabled again, it continues where it stopped."""
     size_window_bytes: int = CAPTURE_SIZE_WINDOW_BYTES_DEFAULT
     """Bytes of events, as stored, after which a file is closed: 10 MB to 500 MB."""
     time_window_s: int = CAPTURE_TIME_WINDOW_S_DEFAULT
@@ -98,7 +98,7 @@ class CaptureSettings:
 
 @dataclass(frozen=True, slots=True)
 class CaptureStatistics:
-    """How the capture of a hub stands. Counts are since the service started, or the settings changed."""
+    """The state of a hub's capture. Counts start over when the service starts or the settings change."""
 
     captured_files: int = 0
     captured_events: int = 0
@@ -107,34 +107,35 @@ class CaptureStatistics:
     backlog_events: int = 0
     """Events in the log that are in no finished file."""
     backlog_bytes: int = 0
-    """Their bytes, as far as Capture has looked: what lies behind a file being written is not in it."""
+    """Their bytes, except those after a file that is being written, which are not counted yet."""
     missing_events: int = 0
-    """Events that retention took before they were captured."""
+    """Events that retention removed before they were captured."""
     is_failing: bool = False
-    """True while something keeps it from going on, such as a destination that is down."""
+    """True while something blocks it, such as an unreachable destination."""
     last_error: str = ""
-    """What that is, or was last."""
+    """The current error, or the last one."""
 
 
 @dataclass(frozen=True, slots=True)
 class CaptureProgress:
-    """How far the capture of one partition is."""
+    """How far the capture of one partition has progressed."""
 
     partition_id: str
     next_sequence_number: int
-    """Events before it are in files; or no longer in the log."""
+    """Events before it are in files, or no longer in the log."""
     backlog_events: int
     """Events in the log that are in no finished file."""
     last_file: str | None
-    """Name of the last finished file, below the destination; None: none, or another is being written."""
+    """Name of the last finished file, below the destination; None if there is none, or another is being
+    written."""
     planned_file: str | None
-    """Name of the file that is being written, or tried again; None: a window is open."""
+    """Name of the file that is being written or retried; None while a window is open."""
     last_error: str
-    """What keeps it from going on; empty: nothing does."""
+    """The error that blocks it; empty if none does."""
 
 
 class WindowEnd(Enum):
-    """What closed the window of a file."""
+    """What closed a file's window."""
 
     SIZE = "size"
     TIME = "time"
@@ -153,7 +154,7 @@ class CapturedFile:
     until_sequence_number: int
     """Equal to the start in a file without events."""
     event_count: int | None
-    """None: the file was complete from before a crash, and retention has taken events of it since."""
+    """None: the file was complete before a crash, and retention has removed some of its events since."""
     file_bytes: int | None
     """Of the Avro file; None as above."""
     window_start_ms: int
@@ -166,7 +167,7 @@ class CapturedFile:
 
 
 _IN_SECRETS: Final = frozenset("?=;@")
-"""What a destination has that holds a key or a signature, besides others."""
+"""Characters that mark a destination with a key or a signature in it."""
 
 
 def _check_destination(destination: str) -> None:
@@ -176,7 +177,7 @@ def _check_destination(destination: str) -> None:
     else:
         is_meant = destination.startswith("/") and not destination.isspace()
     if not is_meant or "\x00" in destination or "?" in destination:
-        # Who gives a SAS URL or a connection string gives a secret: no log shall hold it.
+        # A SAS URL or a connection string contains a secret: keep it out of logs.
         quoted = "" if _IN_SECRETS.intersection(destination) else f" {destination[:200]!r}"
         raise InvalidArgumentError(
             f"The capture destination{quoted} is neither an absolute path nor a URL without a query.",

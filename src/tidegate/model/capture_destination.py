@@ -1,9 +1,9 @@
 """Which destinations Capture may write to: prefixes that the service's operator allows.
 
 A policy with Manage on the namespace chooses the destinations of its event hubs, and the service writes there
-with its own rights and credentials. So the operator restricts them, and addresses that are only meaningful on
-the machine itself (link-local addresses, a cloud's metadata) are always refused. Pure: a function that is
-passed in resolves paths.
+with its own rights and credentials. So the operator restricts them, and addresses that only have a meaning on
+the machine itself (link-local addresses, a cloud's metadata) are always refused. Does no I/O: paths are
+resolved by a function that the caller passes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LOCAL_SCHEME: Final = "file"
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
 _UNCLEAR = re.compile(r"[\x00-\x20\x7f%?#\\]")
-"""Characters that fsspec's libraries and the grammar of URLs interpret differently."""
+"""Characters that fsspec's libraries interpret differently from the grammar of URLs."""
 
 _METADATA_NAMES: Final = frozenset({"metadata.google.internal", "instance-data.ec2.internal"})
 _METADATA_NETWORKS: Final = (
@@ -50,9 +50,10 @@ class CapturePlace:
 
     @classmethod
     def parse(cls, destination: str) -> CapturePlace:
-        """Raises InvalidArgumentError for an ambiguous destination: URLs within URLs (``::``), ``..``, empty
-        folders (object stores have names that begin with ``/``), and characters with a meaning in URLs; for a
-        password; and for a forbidden host (``check_host``).
+        """Raises InvalidArgumentError for an ambiguous destination, a password, and a forbidden host.
+
+        Ambiguous are URLs within URLs (``::``), ``..``, empty folders (object stores have names that begin
+        with ``/``), and characters with a meaning in URLs. Forbidden hosts: see ``check_host``.
         """
         scheme, separator, rest = destination.partition("://")
         if not separator:
@@ -72,7 +73,7 @@ class CapturePlace:
         check_no_password(user)
         path = path.rstrip("/")
         is_misread = path != "" and not {"", ".", ".."}.isdisjoint(path.split("/"))
-        # The colons of an address in brackets are its own; "::" elsewhere is fsspec's for a URL within a URL.
+        # Colons in brackets belong to an address; elsewhere "::" is fsspec's URL within a URL.
         outside = re.sub(r"\[[0-9A-Fa-f:.]*\]", "", authority) + path
         if not host or "@" in user or _UNCLEAR.search(rest) or "::" in outside or is_misread:
             raise _refused(destination, "is an ambiguous URL")

@@ -1,4 +1,4 @@
-"""The seam through which time enters. Code below ``transport`` never reads a clock by itself."""
+"""The seam for time. Code below ``transport`` never reads a clock directly."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The one error tree. Each error says whose fault it is, whether a retry helps, and what to do next.
 
-``tidegate.wire.conditions`` translates them to AMQP conditions and HTTP statuses. No other module defines an
-error root.
+``tidegate.wire.conditions`` maps them to AMQP conditions and HTTP statuses. No other module defines an error
+root.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class PartitionNotFoundError(NotFoundError):
     """A partition id that the event hub does not have."""
 
     TEXT: Final = "The specified partition is invalid for an EventHub partition sender or receiver."
-    """Begins the service's message. Clients identify the error by it, since other errors have its condition,
-    too (@azure/event-hubs 6, test/public/hubruntime.spec.ts)."""
+    """The start of the service's message. Clients identify the error by it, since other errors share its
+    condition (@azure/event-hubs 6, test/public/hubruntime.spec.ts)."""
 
     @classmethod
     def of(cls, partition_count: int) -> PartitionNotFoundError:
@@ -138,9 +138,9 @@ class DirectoryInUseError(TidegateError, fault=Fault.STATE):
 
 
 class LogFailedError(TidegateError):
-    """A write or sync of a partition's log failed: it accepts no more until a restart has verified it.
+    """A write or sync of a partition's log failed: it refuses appends until a restart has verified it.
 
-    Or a read failed for another reason than damage; a later read may succeed.
+    Or a read failed for a reason other than damage; a later read may succeed.
     """
 
     remote_text = (

@@ -8,14 +8,14 @@ from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 PropertyValue = None | bool | int | float | str | bytes | datetime | UUID
-"""The types of an application property (AMQP 1.0 part 3 section 3.2.5: simple types only)."""
+"""The types of an application property: simple types only (AMQP 1.0 part 3 section 3.2.5)."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
 class EventData:
-    """An event to send. The partition key is given to the producer, not to the event."""
+    """An event to send. The partition key is an argument of the producer, not part of the event."""
 
     body: bytes
     properties: Mapping[str, PropertyValue] = field(default_factory=dict)
@@ -26,10 +26,10 @@ class EventData:
 
 @dataclass(frozen=True, slots=True)
 class EventContents:
-    """Everything inside an encoded event, decoded."""
+    """The decoded contents of an event."""
 
     body: bytes
-    """The concatenated data sections; a body of another kind (value, sequence) is in ``body_value``."""
+    """The concatenated data sections; ``body_value`` has a body of another kind (value, sequence)."""
     properties: Mapping[str, PropertyValue] = field(default_factory=dict)
     partition_key: str | None = None
     content_type: str | None = None
@@ -41,7 +41,7 @@ class EventContents:
 class ReceivedEvent:
     """An event as read from a partition; its contents are decoded on first use.
 
-    Reading a consumer's position (sequence number, offset, enqueued time) costs nothing. ``body`` alone finds
+    Reading its position (sequence number, offset, enqueued time) costs nothing. ``body`` alone decodes only
     the body; the first use of ``properties``, ``partition_key`` or ``contents`` decodes everything, once.
     """
 
@@ -69,10 +69,9 @@ class ReceivedEvent:
         contents: EventContents | None = None,
         body: bytes | None = None,
     ) -> None:
-        """Give either ``contents``, or ``encoded`` with the function that decodes it.
+        """Pass either ``contents``, or ``encoded`` with the function that decodes it.
 
-        decode_body: a faster way to the body alone; None: the body comes with everything else. body: where it
-        is known already.
+        decode_body: decodes the body alone, faster. body: the body, if it is already known.
         """
         assert (contents is None) == (encoded is not None and decode is not None)
         self.partition_id = partition_id
@@ -80,7 +79,7 @@ class ReceivedEvent:
         self.offset = offset
         """Opaque; store it and pass it back unchanged."""
         self.enqueued_time_ms = enqueued_time_ms
-        """When the service accepted it: milliseconds since 1970-01-01 UTC."""
+        """When the service accepted it, in milliseconds since 1970-01-01 UTC."""
         self._encoded = encoded
         self._decode = decode
         self._decode_body = decode_body
@@ -94,12 +93,11 @@ class ReceivedEvent:
 
     @property
     def encoded(self) -> bytes | memoryview | None:
-        """The encoded event; None once its contents were decoded, or if it was created from contents."""
+        """The encoded event; None once its contents are decoded, or if it was created from contents."""
         return self._encoded
 
     @property
     def contents(self) -> EventContents:
-        """All contents, decoded on first use."""
         if self._contents is None:
             assert self._decode is not None
             assert self._encoded is not None
@@ -109,7 +107,6 @@ class ReceivedEvent:
 
     @property
     def body(self) -> bytes:
-        """The body as bytes."""
         if self._body is None:
             if self._contents is None and self._decode_body is not None:
                 assert self._encoded is not None
@@ -120,7 +117,6 @@ class ReceivedEvent:
 
     @property
     def properties(self) -> Mapping[str, PropertyValue]:
-        """The application properties."""
         return self.contents.properties
 
     @property

@@ -1,4 +1,4 @@
-"""Host names: how they are compared, and which of them are the service's own."""
+"""Host names: how to compare them, and which of them are the service's own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _AUTHORITY = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([\w.~-]+))(?::([0-9]{0,5}))?"
 """An IPv6 address in brackets, a name or an IPv4 address, with or without a port; no user name."""
 
 _WILDCARDS = frozenset({"0.0.0.0", "::"})
-"""Wildcard addresses to listen on, which are no host."""
+"""Wildcard addresses to listen on; not hosts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class HostNames:
 
     @classmethod
     def of(cls, names: Iterable[str]) -> Self:
-        """From names and addresses in any letter case. Wildcards are ignored."""
+        """Create it from names and addresses in any letter case. Wildcards are ignored."""
         return cls(frozenset(normalise_host(name) for name in names if "*" not in name) - _WILDCARDS)
 
     def __contains__(self, host: str) -> bool:

@@ -1,8 +1,8 @@
 """The settings of an event hub, declared once.
 
 The rule: a setting is declared here, and used where it has its effect. The catalog, ``$management``, HTTP and
-its OpenAPI document, the client, the configuration file, the command line and the console take names, types,
-limits and sentences from ``HUB_SETTINGS``, and carry values as ``HubChanges`` and ``HubSettings``.
+its OpenAPI document, the client, the configuration file, the command line and the console read names, types,
+limits and sentences from ``HUB_SETTINGS``, and pass values as ``HubChanges`` and ``HubSettings``.
 
 A new setting is one entry in each of the three below, in the same order.
 """
@@ -23,15 +23,16 @@ from tidegate.model.limits import (
 )
 
 PARTITION_COUNT_DEFAULT: Final = 4
-"""Partitions of a hub whose creator names no number (our choice). Their number is fixed from then on, so it
-is none of the settings."""
+"""Partitions of a hub created without a number (our choice). The number is fixed at creation, so it is not a
+setting."""
 
 _CONTROL: Final = re.compile("[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""What XML cannot hold (XML 1.0 section 2.2), and the carriage return, which it does not keep."""
+"""Characters that XML cannot hold (XML 1.0 section 2.2), and the carriage return, which XML does not
+preserve."""
 
 
 class HubChanges(TypedDict, total=False):
-    """Settings to give to an event hub: what is left out stays as it is, None is the default again."""
+    """Settings to change: an omitted one keeps its value, None restores the default."""
 
     retention_hours: int | None
     """Hours to keep events; None: the tier's default."""
@@ -40,62 +41,59 @@ class HubChanges(TypedDict, total=False):
     event_bytes_max: int | None
     """Maximum size of an event or batch, in bytes; None: the tier's limit."""
     user_metadata: str | None
-    """What people or tools note about the hub, such as who owns it; None: nothing."""
+    """A note of people or tools about the hub, such as its owner; None: nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubSettings:
-    """The settings of an event hub; the values that describe a hub begin with them."""
+    """The settings of an event hub; descriptions of a hub begin with them."""
 
     retention_hours: int | None = None
-    """Hours to keep events; None where the service does not tell (Azure)."""
+    """Hours to keep events; None if the service does not report it (Azure)."""
     retention_bytes: int | None = None
-    """Bytes to keep per partition; None: no limit, or the service does not tell."""
+    """Bytes to keep per partition; None: no limit, or not reported."""
     event_bytes_max: int | None = None
-    """Maximum size of an event or batch, in bytes; None where the service does not tell."""
+    """Maximum size of an event or batch, in bytes; None if the service does not report it."""
     user_metadata: str | None = None
-    """What people or tools note about the hub, such as who owns it; None: nothing, or the service does not
-    tell."""
+    """A note of people or tools about the hub, such as its owner; None: nothing, or not reported."""
 
     def settings(self) -> HubChanges:
-        """Every setting by its name."""
         return cast(HubChanges, {setting.name: getattr(self, setting.name) for setting in HUB_SETTINGS})
 
 
 @dataclass(frozen=True, slots=True)
 class HubSetting:
-    """What is known of one setting."""
+    """The declaration of one setting."""
 
     name: str
     kind: type[int] | type[str]
     sentence: str
-    """What it is; without a full stop."""
+    """What it is, without a full stop."""
     default: str
     """What None means."""
     noun: str
-    """What a refusal of a form calls it."""
+    """What the error of an HTML form calls it."""
     unit: str
-    """What a refusal says behind the number: of the value, or of a text's characters."""
+    """The unit that an error names after the number: of the value, or of a string's characters."""
     minimum: int
     maximum: int | Callable[[TierLimits], int]
-    """The largest number, or the most characters of a text; by tier where tiers differ."""
+    """The largest number, or the most characters of a string; by tier if tiers differ."""
     note: str = ""
-    """What the command line says behind the sentence."""
+    """What the command line adds to the sentence."""
     default_value: Callable[[TierLimits], int] | None = None
-    """What None becomes when it is set; None: it stays None."""
+    """The value stored for None; without it, None is stored."""
     is_nullable: bool = False
     """Whether a hub's description may have None."""
     has_off: bool = False
-    """Whether people write ``off`` for None."""
+    """Whether ``off`` means None."""
 
     def maximum_of(self, limits: TierLimits) -> int:
-        """The largest number, or the most characters, that a tier allows."""
         return self.maximum if isinstance(self.maximum, int) else self.maximum(limits)
 
     def read(self, value: object) -> int | str | None:
-        """A value that somebody gave; a text without blanks at its ends.
+        """A value given by a user; of a string, without blanks at its ends.
 
-        Raises InvalidArgumentError for one of another type, and for a text with control characters.
+        Raises InvalidArgumentError for a wrong type, and for a string with control characters.
         """
         if value is None:
             return None
@@ -104,14 +102,14 @@ class HubSetting:
             raise InvalidArgumentError(f"{self.name} must be {wanted}, got {type(value).__name__}.")
         if not isinstance(value, str):
             return self.kind(value)
-        # Windows writes two characters for the end of a line; forms and XML would return one.
+        # Windows ends a line with two characters; forms and XML would return one.
         text = value.replace("\r\n", "\n").strip()
         if control := _CONTROL.search(text):
             raise InvalidArgumentError(f"{self.name} has the control character {control[0]!r}.")
         return text
 
     def resolve(self, value: object, limits: TierLimits) -> int | str | None:
-        """The value to store; an empty text is None.
+        """The value to store; None for an empty string.
 
         Raises InvalidArgumentError for a number or length out of range, and as ``read``.
         """
@@ -175,19 +173,19 @@ HUB_SETTINGS: Final = (
         is_nullable=True,
     ),
 )
-"""Every setting, in the order in which people see them."""
+"""Every setting, in the order of display."""
 
 
 def hub_changes_in(values: Mapping[str, object]) -> HubChanges:
-    """The settings among ``values``. Raises InvalidArgumentError for one of another type."""
+    """The settings among ``values``. Raises InvalidArgumentError for a wrong type."""
     found = {each.name: each.read(values[each.name]) for each in HUB_SETTINGS if each.name in values}
     return cast(HubChanges, found)
 
 
 def checked_changes(changes: HubChanges) -> HubChanges:
-    """Settings that came as keyword arguments.
+    """Settings passed as keyword arguments.
 
-    Raises TypeError for a name that is no setting, as functions do, and as ``hub_changes_in``.
+    Raises TypeError for an unknown name, as functions do, and InvalidArgumentError as ``hub_changes_in``.
     """
     known = {setting.name for setting in HUB_SETTINGS}
     if unknown := [name for name in changes if name not in known]:

@@ -1,4 +1,4 @@
-"""Quotas, each with its unit and its source. No other module holds a limit of Event Hubs as a number."""
+"""Quotas, each with its unit and source. No other module holds a limit of Event Hubs as a number."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ PARTITION_KEY_CHARACTERS_MAX: Final = 128
 
 RETENTION_HOURS_DEFAULT: Final = 168
 RETENTION_HOURS_MAX: Final = 2160
-"""Hours that events are kept: 7 days (Standard's most) by default, 90 days at most (Premium)."""
+"""Hours that events are kept: 7 days (Standard's maximum) by default, at most 90 days (Premium)."""
 
 DEFAULT_CONSUMER_GROUP: Final = "$Default"
-"""The consumer group that every hub has from the start; its name is Event Hubs' own."""
+"""The consumer group that every hub has from the start, as named by Event Hubs."""
 
 EVENT_BYTES_MIN: Final = 1024
-"""The lowest limit on events that a hub can be given, in bytes (our choice: room for an event's envelope)."""
+"""The lowest limit on events that a hub can have, in bytes (our choice: room for an event's envelope)."""
 
 USER_METADATA_CHARACTERS_MAX: Final = 1024
 """Characters of an event hub's user metadata (Azure REST "Event Hubs", userMetadata, 2026-09)."""
@@ -47,11 +47,11 @@ POLICY_NAME_CHARACTERS_MAX: Final = 50
 2026-09)."""
 
 POLICY_KEY_BYTES_SAFE: Final = 32
-"""A chosen key with fewer is taken, with a warning: it may be found by guessing."""
+"""A chosen key with fewer bytes is accepted with a warning, because it can be guessed."""
 
 POLICY_KEY_CHARACTERS_MIN: Final = 8
 POLICY_KEY_CHARACTERS_MAX: Final = 256
-"""Length of a key that somebody chooses, in characters (our choice; one made by the service has 44)."""
+"""Length of a chosen key, in characters (our choice; a generated one has 44)."""
 
 PUBLISHER_NAME_CHARACTERS_MAX: Final = 128
 """Length of a publisher's name in characters: it is the partition key of the publisher's events."""
@@ -63,30 +63,29 @@ REVOKED_PUBLISHERS_BYTES_MAX: Final = 256_000
 """Bytes of the names of a hub's revoked publishers (our choice: each change writes the whole catalog)."""
 
 PUBLISHERS_SEEN_MAX: Final = 10_000
-"""Publishers with an address of their own, per hub, that the service remembers having seen since its start
-(our choice: 4 MB of memory with short names, 7 MB with the longest in ASCII, 15 MB with any; the one not seen
-for longest falls out)."""
+"""Publishers per hub, with an address of their own, that the service remembers since its start; the one not
+seen for longest is forgotten first (our choice: 4 MB of memory with short names, 7 MB with the longest in
+ASCII, 15 MB with any)."""
 
 PUBLISHERS_STATED_MAX: Final = 1_000
-"""Names of publishers, per hub, that only events sent to the hub's own address say and that are remembered in
-the same way (our choice: whoever may send can make them up, so they get 1.5 MB of memory at most)."""
+"""Publishers per hub remembered in the same way, but known only from events sent to the hub's own address
+(our choice: any sender can make these names up, so they get at most 1.5 MB of memory)."""
 
 THROUGHPUT_UNITS_MAX: Final = 1000
-"""Throughput units of a namespace (our choice; Azure's Standard tier has 40, shared machines as they are)."""
+"""Throughput units of a namespace (our choice; Azure's Standard tier has 40, on shared machines)."""
 
 INGRESS_BYTES_PER_UNIT: Final = 1_048_576
 INGRESS_EVENTS_PER_UNIT: Final = 1000
-"""What one throughput unit lets in per second: whichever is reached first (Azure "Throughput units", 2026-09:
-1 MB, taken as the size that one event may have)."""
+"""Ingress per throughput unit and second, whichever is reached first (Azure "Throughput units", 2026-09: 1
+MB, interpreted as the maximum size of one event)."""
 
 EGRESS_BYTES_PER_UNIT: Final = 2_097_152
 EGRESS_EVENTS_PER_UNIT: Final = 4096
-"""What one throughput unit lets out per second: whichever is reached first (Azure "Throughput units",
-2026-09)."""
+"""Egress per throughput unit and second, whichever is reached first (Azure "Throughput units", 2026-09)."""
 
 
 class Tier(Enum):
-    """The tier of Event Hubs whose limits a namespace keeps."""
+    """The tier of Event Hubs whose limits apply to a namespace."""
 
     BASIC = "Basic"
     STANDARD = "Standard"
@@ -96,7 +95,7 @@ class Tier(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TierLimits:
-    """What differs between the tiers."""
+    """The limits that differ between tiers."""
 
     event_bytes_max: int
     """Largest event or batch, encoded, in bytes; a hub may be given less."""
@@ -109,7 +108,7 @@ class TierLimits:
 
     @property
     def retention_hours_default(self) -> int:
-        """Hours that events are kept where nobody says for how long."""
+        """Hours that events are kept by default."""
         return min(RETENTION_HOURS_DEFAULT, self.retention_hours_max)
 
 
@@ -119,12 +118,11 @@ TIER_LIMITS: Final[Mapping[Tier, TierLimits]] = {
     Tier.PREMIUM: TierLimits(EVENT_BYTES_MAX, 100, 100, RETENTION_HOURS_MAX),
     Tier.DEDICATED: TierLimits(EVENT_BYTES_MAX, PARTITIONS_MAX, CONSUMER_GROUPS_MAX, RETENTION_HOURS_MAX),
 }
-"""What a namespace of each tier allows, at most (Azure "Event Hubs quotas", Basic vs. Standard vs. Premium
-vs. Dedicated, 2026-09). Not taken over: the numbers of hubs and of connections, and the 20 MB of Dedicated's
-large messages."""
+"""The limits of each tier (Azure "Event Hubs quotas", Basic vs. Standard vs. Premium vs. Dedicated, 2026-09).
+Not included: the numbers of hubs and of connections, and Dedicated's large messages of 20 MB."""
 
 TIER_DEFAULT: Final = Tier.DEDICATED
-"""The tier of a namespace whose owner chose none (our choice: a machine of one's own is not shared)."""
+"""The default tier (our choice: the machine is not shared with other owners)."""
 
 CAPTURE_SIZE_WINDOW_BYTES_MIN: Final = 10_485_760
 CAPTURE_SIZE_WINDOW_BYTES_MAX: Final = 524_288_000
@@ -139,8 +137,8 @@ CAPTURE_TIME_WINDOW_S_DEFAULT: Final = 300
 the default is the portal's 5 minutes)."""
 
 CAPTURE_FILES_LISTED_BYTES_MAX: Final = 4_194_304
-"""Bytes that a hub's list of written capture files may take (our choice: 6,000 to 12,000 files with names of
+"""Maximum size in bytes of a hub's list of capture files (our choice: 6,000 to 12,000 files with names of
 usual length; the older half is dropped at once)."""
 
 RETENTION_BYTES_MAX: Final = (1 << 63) - 1
-"""Bytes that a partition may be told to keep: what AMQP's long holds, in which clients are told it."""
+"""The largest limit in bytes on what a partition keeps: clients receive it as AMQP's long."""

@@ -1,4 +1,4 @@
-"""``PartitionEnds``: where a partition's log begins and ends, as every package passes it on."""
+"""``PartitionEnds``: where a partition's log begins and ends, as shared by all packages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which partition a key goes to: Event Hubs' own hash, so that a key lands where the service would put it.
+"""Which partition a key belongs to: Event Hubs' own hash, so that a key gets the same partition as in Azure.
 
 Source: Bob Jenkins' lookup3 (``hashlittle2``, public domain) over the UTF-8 bytes, folded to 16 bits, as
 the official .NET, Java and JavaScript clients do it; checked against 31 keys x 11 partition counts that

@@ -1,7 +1,8 @@
-"""The status of a pipeline on Spark, which its process writes to a file and other processes read.
+"""The status of a Spark pipeline, which its process writes to a file and other processes read.
 
-The JSON form is a contract between releases and programs (the commands, the console, a user's own watch): a
-field may be added; a change of meaning takes a new version number. ``docs/reference/pipelines.md`` has it.
+The JSON form is a contract between releases and programs (the commands, the console, a user's own
+monitoring): fields may be added; a change of meaning requires a new version number. See
+``docs/reference/pipelines.md``.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class PipelineState(StrEnum):
     """The state of a pipeline's process."""
 
     STARTING = "starting"
-    """Spark is starting; nothing was read yet."""
+    """Spark is starting; no event has been read yet."""
     RUNNING = "running"
     """Its query has started: it processes micro-batches, or waits for events."""
     STOPPING = "stopping"
@@ -43,7 +44,7 @@ class PipelineState(StrEnum):
 
 
 class PipelineStep(StrEnum):
-    """What changes the state of a pipeline; the value is the label in its picture."""
+    """What changes the state of a pipeline; the value is the label in the state diagram."""
 
     START = "query started"
     ASK_TO_STOP = "asked to stop"
@@ -69,24 +70,24 @@ PIPELINE_STEPS: Final[Mapping[tuple[PipelineState, PipelineStep], PipelineState]
     (_S.STOPPING, _P.FINISH): _S.STOPPED,
     (_S.STOPPING, _P.VANISH): _S.KILLED,
 }
-"""The documentation draws it. A state without a step is final."""
+"""The documentation draws a diagram of it. A state without a step is final."""
 
 _OVER = frozenset(PipelineState) - {state for state, _ in PIPELINE_STEPS}
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """One process of one machine; process ids are reused, so the start time identifies it, too."""
+    """One process on one machine; the start time identifies it as well, because process ids are reused."""
 
     host: str
     pid: int
     started: str
-    """Start time in the operating system's format: only compared, never parsed. Empty: unknown."""
+    """Start time in the operating system's format: compared, never parsed. Empty if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineStatus:
-    """A pipeline at one moment. Counts are since its process started, unless noted otherwise."""
+    """A pipeline at one moment. Counts start with its process, unless noted otherwise."""
 
     name: str
     state: PipelineState
@@ -96,7 +97,7 @@ class PipelineStatus:
     namespace: str
     """Host of the service."""
     sink: str
-    """What it writes to: ``sql``, ``sql-batch``, ``hub`` or ``files``."""
+    """The kind of sink: ``sql``, ``sql-batch``, ``hub`` or ``files``."""
     target: str
     """The table, event hub or directory."""
     checkpoint: str
@@ -105,10 +106,10 @@ class PipelineStatus:
     updated_at: datetime
     ended_at: datetime | None = None
     batch_id: int | None = None
-    """Number of the last finished micro-batch; None: this process has finished none."""
+    """Number of the last finished micro-batch; None if this process has finished none."""
     batches: int = 0
     is_idle: bool = False
-    """True: it has read all events, and waits."""
+    """True while it has read all events and waits for more."""
     events: int = 0
     """Events of the last micro-batch."""
     events_total: int = 0
@@ -125,8 +126,8 @@ class PipelineStatus:
     """Rows that the last micro-batch wrote to the sink; None: the sink does not report it."""
     rows_total: int | None = None
     dead_letters_open: int | None = None
-    """Dead letters of its hub and consumer group that are open in the database; None: there is no database,
-    or it did not answer."""
+    """Open dead letters of its hub and consumer group in the database; None if there is no database, or it
+    did not answer."""
     watermark: datetime | None = None
     """For a query with event time: older rows are late."""
     state_rows: int | None = None
@@ -135,12 +136,12 @@ class PipelineStatus:
     metrics_address: str | None = None
     """``host:port`` that serves Prometheus metrics."""
     error: str | None = None
-    """The error that it failed with."""
+    """The error that ended it."""
 
     def seen_by_reader(self, *, is_process_there: bool | None) -> PipelineStatus:
-        """This status, corrected: ``killed`` if it says that it runs but its process has exited.
+        """This status, or ``killed`` if it claims to run but its process has exited.
 
-        is_process_there: None: it cannot be told, for it runs on another machine.
+        is_process_there: None if unknown, because the process runs on another machine.
         """
         if is_process_there is False and not self.state.is_over:
             return replace(
@@ -154,14 +155,14 @@ class PipelineStatus:
         return json.dumps(self.to_values())
 
     def to_values(self) -> dict[str, object]:
-        """What ``to_json`` writes, as plain values."""
+        """The values that ``to_json`` writes."""
         return {"version": STATUS_VERSION, **_plain(asdict(self))}
 
     @classmethod
     def from_json(cls, text: str) -> PipelineStatus:
-        """The inverse of ``to_json``; unknown fields are ignored.
+        """The inverse of ``to_json``; ignores unknown fields.
 
-        Raises InvalidArgumentError where ``text`` is something else, or of a later version.
+        Raises InvalidArgumentError if ``text`` is something else, or of a later version.
         """
         try:
             values: dict[str, Any] = json.loads(text)
@@ -190,7 +191,7 @@ _TIMES_ALWAYS_THERE = ("started_at", "updated_at")
 
 
 def _time(text: str) -> datetime:
-    """Readers compare it with their own clock: one without a zone is no time."""
+    """Refuses a time without a zone: readers compare it with their own clock."""
     found = datetime.fromisoformat(text)
     if found.tzinfo is None:
         raise ValueError(text)

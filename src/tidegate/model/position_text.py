@@ -30,8 +30,8 @@ def parse_position(text: str, *, now_utc: datetime) -> EventPosition:
     """The position that ``text`` means.
 
     ``earliest``; ``latest``; ``90s``, ``15m``, ``2h``, ``7d``: enqueued since that long ago; ``@4711``: that
-    sequence number (counted in each partition by itself); a time in ISO 8601 (without zone: UTC).
-    Raises InvalidArgumentError for anything else.
+    sequence number of each partition; a time in ISO 8601 (without zone: UTC). Raises InvalidArgumentError for
+    anything else.
     """
     if text == "earliest":
         return EventPosition.earliest()
@@ -54,5 +54,5 @@ def _time_of(text: str, now_utc: datetime) -> datetime:
     if ago is not None:
         return now_utc - timedelta(seconds=float(ago[1]) * _SECONDS[ago[2]])
     time = datetime.fromisoformat(text)
-    # In UTC at once: a time near the calendar's ends may have none there, and is no time then.
+    # Convert to UTC at once: near the calendar's ends a time may not exist in UTC, and is invalid then.
     return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)

@@ -1,8 +1,8 @@
 """Shared access signatures: creating, parsing and checking the tokens that Event Hubs clients send.
 
 Source: Azure "Authenticate access to Event Hubs resources using shared access signatures" (2026-09) and the
-official clients: the key is used as raw UTF-8 (it is not base64-decoded), and the signature covers ``sr``
-exactly as it stands in the token, because clients differ in how they percent-encode it.
+official clients: the key is used as raw UTF-8 (not base64-decoded), and the signature covers ``sr`` exactly
+as received, because clients percent-encode it differently.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from tidegate.model.errors import UnauthorizedError
 
 SIGNATURE_PREFIX = "SharedAccessSignature "
 _EXPIRY_DIGITS_MAX = 18
-"""Digits of an expiry: more than any date needs, few enough for all computations (our choice)."""
+"""Digits of an expiry (our choice): more than any date needs, few enough for all computations."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedAccessSignature:
-    """A parsed token; ``is_signed_with`` checks it, and nothing here checks its expiry or audience."""
+    """A parsed token; ``is_signed_with`` checks its signature. Expiry and audience are not checked here."""
 
     resource: str
     """The audience as the client wrote it, percent-decoded."""
@@ -82,7 +82,7 @@ def _sign(key: str, encoded_resource: str, encoded_expiry: str) -> str:
 
 
 def key_name_in(token: str) -> str:
-    """The policy named by a token that is not checked yet; empty if it names none."""
+    """The policy that an unverified token names; empty if it names none."""
     try:
         return SharedAccessSignature.parse(token).key_name
     except UnauthorizedError:

@@ -9,7 +9,7 @@ class TokenBucket:
     def __init__(self, rate: float, *, now: float) -> None:
         """rate: tokens per second; the bucket holds one second of them, and starts full."""
         self._rate = rate
-        self._tokens = rate  # below 0: debt
+        self._tokens = rate  # negative: debt
         self._filled_at = now
 
     def wait_s(self, cost: float, *, now: float) -> float:
@@ -26,12 +26,12 @@ class TokenBucket:
         self._tokens -= cost
 
     def use_up(self, ahead_s: float, *, now: float) -> None:
-        """Become indebted by the tokens of ``ahead_s`` seconds."""
+        """Go into debt by the tokens of ``ahead_s`` seconds."""
         self._fill(now)
         self._tokens = min(self._tokens, -self._rate * ahead_s)
 
     def set_rate(self, rate: float, *, now: float) -> None:
-        """Change the rate from now on. Debt stays; tokens beyond the new size are lost."""
+        """Change the rate from now on. Debt stays; tokens beyond the new capacity are lost."""
         self._fill(now)
         self._rate = rate
         self._tokens = min(self._tokens, rate)

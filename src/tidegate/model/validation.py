@@ -1,7 +1,7 @@
 """Checks plain values from a file or a request against declared types, with msgspec.
 
-The rule: a type is declared where the values are used; this module only turns msgspec's refusal into one
-sentence that names the place. No sentence repeats a value, which may be a key.
+The rule: a type is declared where the values are used; this module only turns msgspec's error into one
+sentence that names the location. No sentence repeats a value, which may be a key.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 from tidegate.model.errors import InvalidArgumentError
 
 NOT_GIVEN: Final = {"is_given": False}
-"""Metadata of a dataclass's field that plain values may not have."""
+"""Metadata of a dataclass field that plain values may not set."""
 
 T = TypeVar("T")
 
@@ -73,7 +73,7 @@ def decoded(body: bytes, kind: type[T]) -> T:
 
 
 def type_name(value: object) -> str:
-    """What an error calls the type of a value."""
+    """The name of a value's type in errors."""
     names = {bool: "bool", dict: "object", float: "float", int: "int", list: "array", str: "str"}
     return "null" if value is None else _WORDS.get(names.get(type(value), ""), type(value).__name__)
 
@@ -99,7 +99,7 @@ def _path(kind: type, value: object) -> Path:
 
 def _refusal(error: msgspec.ValidationError, kind: object, where: str) -> InvalidArgumentError:
     refusal = _REFUSAL.fullmatch(str(error))
-    assert refusal is not None  # it matches anything
+    assert refusal is not None  # the pattern matches any message
     problem, path = refusal["problem"], refusal["path"] or ""
     place = f"{where}.{path}" if where and path and path[0] != "[" else where + path
     if (named := _NAMED.fullmatch(problem)) is not None:
@@ -114,7 +114,7 @@ def _refusal(error: msgspec.ValidationError, kind: object, where: str) -> Invali
     types = _TYPES.fullmatch(problem)
     if types is None:
         known = ", ".join(_choices_at(kind, path))
-        # "Invalid enum value 'x'": the only refusal that quotes.
+        # "Invalid enum value 'x'" is the only message that quotes the value.
         invalid = problem[0].lower() + problem[1:].replace("enum ", "")
         return InvalidArgumentError(f"{place}: {invalid}.", next_step=f"Known: {known}." if known else "")
     wanted = " or ".join(_WORDS.get(each, each) for each in types["wanted"].split(" | "))
@@ -142,7 +142,7 @@ def _choices_at(kind: object, path: str) -> list[str]:
 
 
 def _found_at(kind: object, path: str, of: Callable[[Any], Any]) -> list[Any]:
-    """What the types at a path have: ``event_hubs[0].name``, by fields and items."""
+    """Everything that ``of`` finds in the types at a path such as ``event_hubs[0].name``."""
     types: list[Any] = _members(msgspec.inspect.type_info(kind))
     for step in _STEP.findall(re.sub(r"\[.*?\]", "[", path)):
         inner = []

@@ -1,6 +1,6 @@
 """The product's version, which ``tidegate.__version__`` repeats.
 
-Code of the product takes it from here: ``tidegate`` itself names packages of every layer.
+The product's own code imports it from here, because ``tidegate`` imports from packages of every layer.
 """
 
 from typing import Final
