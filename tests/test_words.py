@@ -37,7 +37,7 @@ _PHRASES: Final[tuple[tuple[str, str, str], ...]] = (
     (
         r"go(?:es|ing)? on",
         "continue",
-        "client console processor spark sql storage testing examples",
+        "client console processor spark sql testing examples",
     ),
     (r"lies? in", "is stored in", "sql tools"),
     (r"as (?:they|it) lies?", "as stored", ""),
@@ -71,7 +71,7 @@ _PHRASES: Final[tuple[tuple[str, str, str], ...]] = (
     ),
     ("unless told", "by default", "sql"),
     (r"pass(?:es|ed|ing)? over", "skip", "spark sql"),
-    ("left alone", "skipped, unchanged", "console sql storage"),
+    ("left alone", "skipped, unchanged", "console sql"),
     (r"hand(?:s|ed|ing)? on", "pass on", ""),
     ("at one stroke", "atomically", ""),
     ("for want of", "for lack of", "client"),
@@ -79,8 +79,8 @@ _PHRASES: Final[tuple[tuple[str, str, str], ...]] = (
     ("without a word", "silently", "console sql"),
     ("in vain", "without success", "spark"),
     (r"throw(?:s|n)? out", "disconnect, close", ""),
-    ("looked at", "checked, examined", "console spark sql storage"),
-    ("behind it", "after it", "client console sql storage testing examples"),
+    ("looked at", "checked, examined", "console spark sql"),
+    ("behind it", "after it", "client console sql testing examples"),
 )
 
 _GENERATED: Final = "Made by `make docs`; do not edit."

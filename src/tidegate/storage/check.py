@@ -1,9 +1,9 @@
-"""Checking every byte of the logs in a data directory, and repairing what is damaged.
+"""Verifies every byte of the logs in a data directory, and repairs damage.
 
-A check reads all segments and compares every checksum. A repair never throws bytes away: a damaged segment
-is first copied to a side file, then the batches that are intact are written to new segments, and the range
-of sequence numbers between them is entered in ``gaps``, so that readers know it is missing on purpose. A
-crash at any point of a repair leaves a directory that can be repaired again.
+A check reads all segments and compares every checksum. A repair never discards bytes: it first copies a
+damaged segment to a side file, then writes the intact batches to new segments, and enters the sequence
+numbers between them in ``gaps``, so that readers know they are missing on purpose. After a crash at any point
+of a repair, the directory can be repaired again.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ _COPY_BYTES = 4 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Something that is wrong with a log."""
+    """One damaged place in a log."""
 
     path: Path
     position: int
     """Byte offset in the file."""
     description: str
     lost: tuple[int, int] | None
-    """Half-open range of the sequence numbers that cannot be read; None where none is lost."""
+    """Half-open range of the sequence numbers that cannot be read; None if none is lost."""
     set_aside: Path | None = None
-    """Where a repair put the damaged file; None where nothing was repaired."""
+    """The repair's copy of the damaged file; None if nothing was repaired."""
 
 
 @dataclass(slots=True)
 class CheckReport:
-    """What a check saw."""
+    """The result of a check."""
 
     partitions: int = 0
     segments: int = 0
@@ -60,16 +60,14 @@ class CheckReport:
     bytes_read: int = 0
     damages: list[Damage] = field(default_factory=list)
     torn_tails: list[tuple[Path, int]] = field(default_factory=list)
-    """Files and offsets of writes that were cut short and never acknowledged; the next start cuts them
-    off.
-    """
+    """Files and offsets of incomplete writes, never acknowledged; the next start truncates them."""
     strays: list[Path] = field(default_factory=list)
-    """Files where only directories belong: unused, and left alone."""
+    """Files where only directories belong: unused, and not changed."""
     is_repaired: bool = False
 
     @property
     def is_sound(self) -> bool:
-        """Whether nothing that was acknowledged is damaged."""
+        """Whether no acknowledged data is damaged."""
         return not self.damages
 
 
@@ -86,9 +84,9 @@ class _Piece:
 def check_log_directory(
     data_directory: Path, *, repair: bool = False, files: Files | None = None
 ) -> CheckReport:
-    """Read and verify all logs of a data directory; with ``repair`` make the damaged ones usable again.
+    """Read and verify all logs of a data directory; with ``repair``, make damaged ones usable again.
 
-    Raises DirectoryInUseError where a service runs on it, FileNotFoundError where it is not a data directory,
+    Raises DirectoryInUseError if a service is using it, FileNotFoundError if it is not a data directory,
     OSError.
     """
     files = files or OsFiles()
@@ -109,7 +107,7 @@ def check_log_directory(
 
 
 def _names_in(files: Files, directory: Path, report: CheckReport) -> list[str] | None:
-    """The names in a directory; None where it is a file, which goes into the report."""
+    """The names in a directory; None if it is a file, which is then reported as a stray."""
     try:
         return files.list_names(directory)
     except NotADirectoryError:
@@ -131,7 +129,7 @@ class _PartitionCheck:
         snapshot = self._snapshot
         damages_before = len(self._report.damages)
         if snapshot is not None:
-            # Older files are what retention had removed and a power loss brought back.
+            # Retention had removed older files, and a power loss brought them back.
             bases = [base for base in bases if base >= snapshot.segment_bases[0]]
         expected = intact = self._expected_begin(bases, snapshot)
         for number, base in enumerate(bases):
@@ -146,11 +144,11 @@ class _PartitionCheck:
         if end > expected:
             self._add(self._directory, 0, "the newest events are missing", expected, end)
         if repair and end > intact:
-            # Their numbers must not be given to other events.
+            # Reserve the lost sequence numbers, so that other events never get them.
             self._declare_gap(intact, end)
             self._write_segment(end, iter(()))
         if repair and len(self._report.damages) > damages_before:
-            # It describes the log as it was; until here it lets a repair that was cut short begin again.
+            # The snapshot describes the old log. Removed last, so that an interrupted repair can start over.
             self._files.remove(self._directory / SNAPSHOT_NAME)
             self._files.sync_directory(self._directory)
 
@@ -205,7 +203,7 @@ class _PartitionCheck:
                     break
                 base = header.base_sequence_number
                 if following is not None and base >= following:
-                    return expected  # Left by a repair that was cut short: the next segment holds it.
+                    return expected  # Left by an interrupted repair: the next segment has these events.
                 if base > expected:
                     self._add(path, position, "events are missing before it", expected, base)
                 _extend(pieces, position, header.total_length, batch)
@@ -271,7 +269,7 @@ class _PartitionCheck:
         for piece in pieces:
             if piece is not first and salt is not None:
                 self._write_segment(piece.base_sequence_number, _batches(file, salt, piece))
-        # The damaged file goes last: until then all that is intact can still be found in it.
+        # Replace the damaged file last: until then it still holds everything intact.
         if first is not None and salt is not None:
             self._write_segment(base, _batches(file, salt, first))
         else:

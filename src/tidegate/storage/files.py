@@ -1,4 +1,4 @@
-"""The files that the log is kept in, behind a seam that fault simulation replaces.
+"""The file system as the log sees it, behind a seam that fault simulation replaces.
 
 The rule: nothing else in ``storage`` and ``broker`` touches the file system, so a test that passes its own
 ``Files`` sees every write, sync and rename in order, and can make any of them fail.
@@ -32,7 +32,7 @@ class WritableFile(Protocol):
         ...
 
     def sync(self) -> None:
-        """Return once the contents and the size are on the disk. Raises OSError."""
+        """Make the contents and the size durable. Raises OSError."""
         ...
 
     def truncate(self, size: int) -> None:
@@ -40,7 +40,7 @@ class WritableFile(Protocol):
         ...
 
     def close(self) -> None:
-        """Release the descriptor; syncs nothing."""
+        """Release the descriptor, without a sync."""
         ...
 
 
@@ -52,7 +52,7 @@ class ReadableFile(Protocol):
         ...
 
     def size(self) -> int:
-        """The file's size in bytes now."""
+        """The current size in bytes."""
         ...
 
     def close(self) -> None:
@@ -64,7 +64,7 @@ class DirectoryLock(Protocol):
     """Ownership of a data directory."""
 
     def release(self) -> None:
-        """Let another service have it."""
+        """Let another service use the directory."""
         ...
 
 
@@ -75,16 +75,14 @@ class Files(Protocol):
         """Names in a directory, sorted. Raises FileNotFoundError."""
         ...
 
-    def exists(self, path: Path) -> bool:
-        """Whether there is a file or directory."""
-        ...
+    def exists(self, path: Path) -> bool: ...
 
     def make_directory(self, directory: Path) -> None:
-        """Make it and its parents where they are missing; not durable until the parent is synced."""
+        """Create it, and missing parents; durable only once the parent is synced."""
         ...
 
     def create(self, path: Path) -> WritableFile:
-        """Make a new, empty file, private to the owner (one that exists is emptied)."""
+        """Create an empty file, private to the owner; an existing one is truncated."""
         ...
 
     def open_writable(self, path: Path) -> WritableFile:
@@ -96,15 +94,15 @@ class Files(Protocol):
         ...
 
     def rename(self, source: Path, target: Path) -> None:
-        """Give a file its final name, replacing another; not durable until the directory is synced."""
+        """Rename a file, replacing any other; durable only once the directory is synced."""
         ...
 
     def remove(self, path: Path) -> None:
-        """Remove a file; one that is not there is fine."""
+        """Remove a file, if it exists."""
         ...
 
     def remove_tree(self, directory: Path) -> None:
-        """Remove a directory and all in it; one that is not there is fine."""
+        """Remove a directory and everything in it, if it exists."""
         ...
 
     def sync_directory(self, directory: Path) -> None:
@@ -112,12 +110,11 @@ class Files(Protocol):
         ...
 
     def lock(self, path: Path) -> DirectoryLock:
-        """Take the lock file at ``path``, making it where it is missing. Raises DirectoryInUseError."""
+        """Lock the file at ``path``, creating it if missing. Raises DirectoryInUseError."""
         ...
 
 
 def read_whole(files: Files, path: Path) -> bytes:
-    """The contents of a small file. Raises FileNotFoundError, OSError."""
     file = files.open_readable(path)
     try:
         return file.read_at(file.size(), 0)
@@ -126,16 +123,16 @@ def read_whole(files: Files, path: Path) -> bytes:
 
 
 def write_all(file: WritableFile, buffers: Sequence[bytes], position: int) -> int:
-    """Write every byte of ``buffers`` at ``position``; returns the position behind them.
+    """Write every byte of ``buffers`` at ``position``; returns the position after them.
 
-    Raises OSError; how much was written before is then unknown.
+    Raises OSError; it is then unknown how much was written.
     """
     for start in range(0, len(buffers), _BUFFERS_PER_WRITE_MAX):
         group = buffers[start : start + _BUFFERS_PER_WRITE_MAX]
         length = sum(map(len, group))
         written = file.write_at(group, position)
         if written < length:
-            # A short write is rare (a signal, a nearly full disk): go on with the rest as one piece.
+            # A short write is rare (a signal, a nearly full disk): write the rest as one piece.
             rest = memoryview(b"".join(group))[written:]
             position += written
             while rest:
@@ -224,47 +221,37 @@ class OsFiles:
     """The real file system."""
 
     def list_names(self, directory: Path) -> list[str]:
-        """See ``Files``."""
         return sorted(os.listdir(directory))
 
     def exists(self, path: Path) -> bool:
-        """See ``Files``."""
         return path.exists()
 
     def make_directory(self, directory: Path) -> None:
-        """See ``Files``."""
         missing = [each for each in (directory, *directory.parents) if not each.exists()]
         for each in reversed(missing):  # with parents=True, the mode is the last one's alone
             each.mkdir(mode=_PRIVATE_DIRECTORY_MODE, exist_ok=True)
 
     def create(self, path: Path) -> WritableFile:
-        """See ``Files``."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
         return _OsWritableFile(os.open(path, flags, PRIVATE_MODE))
 
     def open_writable(self, path: Path) -> WritableFile:
-        """See ``Files``."""
         return _OsWritableFile(os.open(path, os.O_WRONLY | os.O_CLOEXEC))
 
     def open_readable(self, path: Path) -> ReadableFile:
-        """See ``Files``."""
         return _OsReadableFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
 
     def rename(self, source: Path, target: Path) -> None:
-        """See ``Files``."""
         os.replace(source, target)
 
     def remove(self, path: Path) -> None:
-        """See ``Files``."""
         path.unlink(missing_ok=True)
 
     def remove_tree(self, directory: Path) -> None:
-        """See ``Files``."""
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(directory)
 
     def sync_directory(self, directory: Path) -> None:
-        """See ``Files``."""
         descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
         try:
             os.fsync(descriptor)

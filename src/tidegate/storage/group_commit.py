@@ -1,10 +1,10 @@
 """Group commit: one writer thread for all partitions.
 
-Theory of operation. The event loop puts appends into a queue and never waits. The thread takes what is
-queued, of each partition as much as of the others where it is too much for a round, writes it with one
-gathered write per partition, syncs each file that was written once, and hands all results to the loop in one
-call. While it waits for the disk the next round collects in the queue:
-the slower the disk, the larger the rounds, so throughput does not fall with the time of a sync.
+Theory of operation. The event loop puts appends into a queue and never waits. The thread takes what is queued
+(an equal share of each partition if it is too much for one round), does one gathered write per partition,
+syncs each written file once, and passes all results to the loop in one call. Meanwhile the next round
+collects in the queue: the slower the disk, the larger the rounds, so throughput does not fall with the time
+of a sync.
 
     loop thread        futures, waiters, listeners, files open for reading, queued bytes
     writer thread      PartitionWriter, files open for writing
@@ -26,15 +26,15 @@ from queue import SimpleQueue
 from tidegate.storage.partition_writer import AppendRequest, PartitionWriter
 
 ROUND_MAX = 500
-"""Appends and commands that are done together. Our choice: the event loop answers a round's in one go, which
-takes about a millisecond, and others wait meanwhile."""
+"""Appends and commands per round. Our choice: the event loop answers a round in one go, which takes about a
+millisecond, and everything else waits meanwhile."""
 
 _logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
 class Command:
-    """Something else that must happen in order with the appends, on the writer thread."""
+    """Any other work for the writer thread, in order with the appends."""
 
     run: Callable[[], object]
     future: asyncio.Future[object]
@@ -44,11 +44,11 @@ class Command:
 
 _Queued = tuple[PartitionWriter, AppendRequest] | Command
 Delivery = tuple[list[tuple[PartitionWriter, list[AppendRequest]]], list[Command]]
-"""What one round achieved: requests by writer, and commands."""
+"""The result of one round: requests by writer, and commands."""
 
 
 class GroupCommit:
-    """The queue, and the thread that empties it."""
+    """The queue, and the writer thread that empties it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, deliver: Callable[[Delivery], None]) -> None:
         """deliver: called on ``loop`` once per round."""
@@ -57,18 +57,16 @@ class GroupCommit:
         self._queue: SimpleQueue[_Queued | None] = SimpleQueue()
         self._backlog: dict[PartitionWriter, deque[AppendRequest]] = {}
         self._command: Command | None = None
-        """Taken out of the queue, and not in a round yet: appends, and the command that comes after them."""
+        """Taken from the queue, but not in a round yet: appends, and the command that comes after them."""
         self._is_stopping = False
         self._thread: threading.Thread | None = None
         self._ended: asyncio.Future[None] = loop.create_future()
 
     def start(self) -> None:
-        """Start the writer thread."""
         self._thread = threading.Thread(target=self._run, name="tidegate-log-writer", daemon=True)
         self._thread.start()
 
     def put(self, writer: PartitionWriter, request: AppendRequest) -> None:
-        """Queue an append."""
         self._queue.put((writer, request))
 
     def put_command(self, run: Callable[[], object]) -> asyncio.Future[object]:
@@ -78,9 +76,9 @@ class GroupCommit:
         return command.future
 
     async def stop(self) -> None:
-        """Return once everything that was queued is done and the thread has ended. Harmless twice.
+        """Return once everything queued is done and the thread has ended. Harmless twice.
 
-        Cancellation: the thread ends all the same.
+        Cancellation: the thread still ends.
         """
         if self._thread is not None:
             if not self._ended.done():
@@ -92,7 +90,7 @@ class GroupCommit:
             self.commit_queued()
 
     def commit_queued(self) -> None:
-        """Do everything that is queued, here and now; for tests that drive the log without a thread."""
+        """Do everything queued on this thread; for tests that run the log without a writer thread."""
         assert self._thread is None
         while not self._queue.empty() or self._has_taken:
             self._deliver(_commit(self._take()))
@@ -100,7 +98,7 @@ class GroupCommit:
     def _run(self) -> None:
         while not self._is_stopping or self._has_taken or not self._queue.empty():
             delivery = _commit(self._take())
-            # The loop is closed only if a program ended without close(): no one is left to notify.
+            # The loop is only closed if a program ended without close(): nothing is left to notify.
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._deliver, delivery)
         with contextlib.suppress(RuntimeError):
@@ -115,7 +113,7 @@ class GroupCommit:
         return bool(self._backlog) or self._command is not None
 
     def _take(self) -> list[_Queued]:
-        """Wait for something to do and take about ROUND_MAX of it, as much of each partition."""
+        """Wait for work, and take about ROUND_MAX of it, shared equally between partitions."""
         while self._command is None and not (self._has_taken and self._queue.empty()):
             item = self._queue.get()
             if item is None:
@@ -139,7 +137,7 @@ class GroupCommit:
 
 
 def _commit(taken: list[_Queued]) -> Delivery:
-    """One round: appends between two commands are written together."""
+    """Do one round: appends between two commands are written together."""
     done: list[tuple[PartitionWriter, list[AppendRequest]]] = []
     commands: list[Command] = []
     by_writer: dict[PartitionWriter, list[AppendRequest]] = {}
@@ -149,7 +147,7 @@ def _commit(taken: list[_Queued]) -> Delivery:
             by_writer = {}
             try:
                 item.result = item.run()
-            except Exception as error:  # Reported to the waiter of the command, whatever it is.
+            except Exception as error:  # any error belongs to the command's waiter
                 item.error = error
             commands.append(item)
         else:
@@ -171,7 +169,7 @@ def _commit_appends(
 
 
 def _guard(writer: PartitionWriter, requests: list[AppendRequest], step: Callable[[], None]) -> None:
-    """Do a step; a mistake of ours ends this partition's appends, and not the thread that all need."""
+    """Do a step; an internal error ends this partition's appends, but not the shared thread."""
     try:
         step()
     except Exception as error:

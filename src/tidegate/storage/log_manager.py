@@ -1,5 +1,4 @@
-"""All partition logs of a data directory: its lock, the writer thread, and the bound on what waits for the
-disk.
+"""All partition logs of a data directory: its lock, the writer thread, and the limit on queued appends.
 
 <data directory>/lock                                  held while a service runs
 <data directory>/logs/<hub id>/<partition id>/         segments, indexes, snapshot (``state``), ``gaps``
@@ -31,7 +30,9 @@ _logger = logging.getLogger(__name__)
 
 
 class LogManager:
-    """Open it with ``await LogManager.open(...)``, and ``await close()`` it."""
+    """All logs of a data directory. Create it with ``await LogManager.open(...)``, and ``await close()``
+    it.
+    """
 
     def __init__(
         self,
@@ -72,9 +73,9 @@ class LogManager:
         files: Files | None = None,
         is_threaded: bool = True,
     ) -> LogManager:
-        """Take the data directory (made where it is missing) for this service.
+        """Open the data directory (created if missing) for this service alone.
 
-        is_threaded: False only for tests, which then call ``commit_queued``.
+        is_threaded: False only in tests, which then call ``commit_queued``.
         Raises DirectoryInUseError, LogFullError, ServerBusyError, OSError.
         """
         files = files or OsFiles()
@@ -100,7 +101,7 @@ class LogManager:
         for log in self._logs.values():
             log.close()
         await self._commit.stop()
-        # The writer thread has ended: its half is ours now.
+        # The writer thread has ended, so its half may be used here.
         for log in self._logs.values():
             log.writer.close()
         self._logs.clear()
@@ -111,7 +112,7 @@ class LogManager:
     # -- logs
 
     def create_logs(self, hub_id: str, partition_count: int) -> None:
-        """Make the directories of a hub's logs; durable on return. Raises LogFullError, ServerBusyError,
+        """Create the directories of a hub's logs; durable on return. Raises LogFullError, ServerBusyError,
         OSError.
         """
         directory = self._logs_directory / hub_id
@@ -139,7 +140,7 @@ class LogManager:
     async def delete_logs(self, hub_id: str) -> None:
         """Close a hub's logs and remove their files.
 
-        Cancellation: the logs are closed; files that were left are removed at the next start.
+        Cancellation: the logs are closed; remaining files are removed at the next start.
         """
         logs = [self._logs.pop(key) for key in list(self._logs) if key[0] == hub_id]
         for log in logs:
@@ -158,7 +159,7 @@ class LogManager:
             return None
 
         def forget(_: object) -> None:
-            # What was queued before the command has been answered by now.
+            # Everything queued before the command is answered by now.
             for log in logs:
                 self._by_writer.pop(log.writer, None)
 
@@ -167,15 +168,12 @@ class LogManager:
         await asyncio.shield(removal)
 
     def unknown_hub_ids(self, known: Iterable[str]) -> list[str]:
-        """Log directories of hubs that are not among ``known``; left alone, since they may be the only
-        copy.
-        """
+        """Log directories of hubs that are not in ``known``; never changed, as they may be the only copy."""
         return sorted(set(self._files.list_names(self._logs_directory)) - set(known))
 
     # -- load
 
     def admit(self, payload_bytes: int) -> None:
-        """See ``Admission``."""
         if self._is_closing:
             raise ClosedError("The service is stopping and accepts no more events.")
         if self._queued_bytes + payload_bytes > self._options.queued_bytes_max:
@@ -188,11 +186,11 @@ class LogManager:
 
     @property
     def is_congested(self) -> bool:
-        """True while more waits for the disk than is good."""
+        """Whether more is queued than the disk should be behind."""
         return self._queued_bytes > self._options.congested_bytes
 
     async def wait_uncongested(self) -> None:
-        """Return once the log is not congested. Cancellation: leaves no trace."""
+        """Wait until the log is not congested. Cancellation: leaves no trace."""
         while self.is_congested:
             waiter: asyncio.Future[None] = self._loop.create_future()
             self._uncongested.append(waiter)
@@ -203,7 +201,7 @@ class LogManager:
                     self._uncongested.remove(waiter)
 
     def commit_queued(self) -> None:
-        """Do what is queued, here and now; only where the log was opened without a thread."""
+        """Do everything queued on this thread; only for a log opened without a writer thread."""
         self._commit.commit_queued()
 
     # -- helpers

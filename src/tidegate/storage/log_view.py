@@ -1,6 +1,6 @@
-"""What readers see of a log: an immutable snapshot that the writer thread replaces as a whole.
+"""A reader's view of a log: an immutable snapshot that the writer thread replaces as a whole.
 
-A reader takes the view once and works on it; it never holds a batch that is not durable.
+A reader gets the view once and works on it; it never contains a batch that is not durable.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ class LogView:
     """The durable part of a log at one moment."""
 
     segments: tuple[Segment, ...]
-    """Oldest first; the last is the one that is appended to. Empty where nothing was ever appended."""
+    """Oldest first; the last is the active one. Empty if nothing was ever appended."""
     end_position: int
     """Durable bytes of the last segment."""
     next_sequence_number: int
     """One past the last durable event."""
     last_enqueued_time_ms: int | None
-    """Milliseconds since 1970-01-01 UTC; None where no event was ever enqueued."""
+    """Milliseconds since 1970-01-01 UTC; None if no event was ever enqueued."""
 
     def stored_bytes(self) -> int:
-        """Bytes of the segment files; may ask the file system, and may be called from any thread."""
+        """Bytes of the segment files; may access the file system, and may be called from any thread."""
         return sum(map(_stored_bytes, self.segments[:-1])) + (self.end_position if self.segments else 0)
 
     @property
     def begin_sequence_number(self) -> int:
-        """The first event held (``next_sequence_number`` where there is none)."""
+        """The first event held; ``next_sequence_number`` if there is none."""
         return self.segments[0].base_sequence_number if self.segments else self.next_sequence_number
 
 

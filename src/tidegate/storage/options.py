@@ -1,4 +1,4 @@
-"""The sizes that a log works with, in one value."""
+"""The sizes of a log, in one value."""
 
 from __future__ import annotations
 
@@ -10,18 +10,16 @@ class LogOptions:
     """Sizes of a log; the defaults are our choice, for disks that sync in 0.2 to 20 ms."""
 
     segment_bytes_max: int = 128 * 1024 * 1024
-    """A segment that would grow beyond this is sealed, and a new one begun. Retention removes whole
-    segments.
-    """
+    """A segment that would exceed this is sealed, and a new one begun. Retention removes whole segments."""
     index_interval_bytes: int = 64 * 1024
-    """One index entry per so many bytes of log: what a look-up reads at most to find its place."""
+    """Bytes of log per index entry: the most that a look-up reads to find its place."""
     snapshot_interval_bytes: int = 32 * 1024 * 1024
     """Recovery after a crash reads at most about this much per partition."""
     queued_bytes_max: int = 256 * 1024 * 1024
-    """Appends beyond this are refused with ServerBusyError."""
+    """Appends beyond this raise ServerBusyError."""
     congested_bytes: int = 8 * 1024 * 1024
-    """From here on the log is congested: readers of producers should stop until it is not."""
+    """Above this, the log is congested, and connections should stop reading from producers."""
     producers_max: int = 1000
-    """Idempotent producers remembered per partition; the longest silent are forgotten first."""
+    """Idempotent producers remembered per partition; the longest silent is forgotten first."""
     open_segments_max: int = 256
     """Segments held open for reading, over all partitions."""

@@ -1,6 +1,7 @@
 """The log of one partition, as the broker uses it.
 
-All of it is called on the event loop's thread. What is readable is durable; what is acknowledged is readable.
+Everything is called on the event loop's thread. What is readable is durable; what is acknowledged is
+readable.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ from tidegate.storage.sparse_index import NO_TIME
 from tidegate.storage.write_errors import is_shortage_error, shortage_error
 
 _CURSORS_MAX = 256
-"""Our choice: how many places of sequential readers are remembered, to go on without a look-up."""
+"""Our choice: places remembered for sequential readers, which then continue without a look-up."""
 
 _BASE = attrgetter("base_sequence_number")
 _logger = logging.getLogger(__name__)
 
 
 class Admission(Protocol):
-    """Bounds what waits for the disk, over all logs."""
+    """The limit on queued appends, over all logs."""
 
     def admit(self, payload_bytes: int) -> None:
-        """Take note of bytes about to be queued. Raises ServerBusyError, ClosedError."""
+        """Count bytes about to be queued. Raises ServerBusyError, ClosedError."""
         ...
 
 
@@ -56,9 +57,9 @@ class PartitionLog:
     ) -> None:
         self.directory = directory
         self.writer = writer
-        """The writer thread's half."""
+        """The half that belongs to the writer thread."""
         self.is_closed = False
-        """True once nothing more will come: the hub was deleted, or the service stops."""
+        """True once the hub is deleted or the service stops: no more events will come."""
         self._commit = commit
         self._cache = cache
         self._admission = admission
@@ -72,7 +73,7 @@ class PartitionLog:
 
     @property
     def is_failed(self) -> bool:
-        """Whether it refuses all events until a restart."""
+        """Whether it refuses all appends until a restart."""
         return self.writer.failure is not None
 
     # -- appending
@@ -85,14 +86,13 @@ class PartitionLog:
         enqueued_time_ms: int,
         producer: ProducerBatch | None = None,
     ) -> asyncio.Future[AppendResult]:
-        """Queue a batch; the future has its place in the log once it is durable.
+        """Queue a batch; the future resolves to its location in the log once it is durable.
 
         payload: the events end to end; lengths: bytes of each, at least one. Batches are stored in the order
-        of the calls. enqueued_time_ms: raised to that of the batch before where the clock went back.
-        Raises InvalidArgumentError, ServerBusyError and ClosedError here; through the future LogFullError,
-        LogFailedError, OutOfOrderSequenceError and ProducerEpochStolenError.
-        Cancellation (of the future): the batch is either wholly in the log or wholly absent; others are
-        unaffected.
+        of the calls. enqueued_time_ms: raised to that of the previous batch if the clock went back. Raises
+        InvalidArgumentError, ServerBusyError and ClosedError here; through the future LogFullError,
+        LogFailedError, OutOfOrderSequenceError and ProducerEpochStolenError. Cancellation of the future: the
+        batch is wholly in the log or wholly absent; others are unaffected.
         """
         table = encode_lengths(len(payload), lengths)
         if producer is not None:
@@ -121,7 +121,7 @@ class PartitionLog:
         )
 
     async def producer_state(self, producer_id: int) -> ProducerState | None:
-        """What is known of an idempotent producer once all appends queued so far are decided; None: nothing.
+        """The state of an idempotent producer after all appends queued so far; None if unknown.
 
         Raises ClosedError. Cancellation: leaves no trace.
         """
@@ -140,17 +140,17 @@ class PartitionLog:
 
     @property
     def begin_sequence_number(self) -> int:
-        """The first event held; the next one to come where none is."""
+        """The first event held; if there is none, the next one to come."""
         return self.writer.view.begin_sequence_number
 
     @property
     def next_sequence_number(self) -> int:
-        """One past the last event that can be read."""
+        """One past the last readable event."""
         return self.writer.view.next_sequence_number
 
     @property
     def last_enqueued_time_ms(self) -> int | None:
-        """Milliseconds since 1970-01-01 UTC; None where no event was ever enqueued."""
+        """Milliseconds since 1970-01-01 UTC; None if no event was ever enqueued."""
         return self.writer.view.last_enqueued_time_ms
 
     @property
@@ -159,7 +159,7 @@ class PartitionLog:
         return self._appended_events, self._appended_bytes
 
     def stored_bytes(self) -> int:
-        """Bytes of the log on disk; may ask the file system, and may be called from any thread."""
+        """Bytes of the log on disk; may access the file system, and may be called from any thread."""
         return self.writer.view.stored_bytes()
 
     # -- reading
@@ -167,9 +167,9 @@ class PartitionLog:
     def read_nowait(self, start_sequence_number: int, *, bytes_max: int) -> list[RecordBatch]:
         """The batches from ``start_sequence_number`` on, about ``bytes_max`` bytes of them.
 
-        At least one where there is one; empty at the end. The first may begin before the start. Where
-        retention removed the start, what is still there comes instead. A read ends with a segment, so it may
-        be short. Raises LogCorruptError (damaged events are never served), LogFailedError (the disk),
+        At least one batch; none only at the end of the log. The first may begin before the start. If
+        retention removed the start, reading begins at the oldest event. A read ends with its segment, so it
+        may be short. Raises LogCorruptError (damaged events are never served), LogFailedError (the disk),
         ServerBusyError (no file can be opened now).
         """
         while True:
@@ -189,7 +189,7 @@ class PartitionLog:
     def sequence_number_at_time(self, time_ms: int) -> int:
         """The first event enqueued at ``time_ms`` (milliseconds since 1970-01-01 UTC) or later.
 
-        ``next_sequence_number`` where there is none. Raises LogCorruptError, LogFailedError, ServerBusyError.
+        ``next_sequence_number`` if there is none. Raises LogCorruptError, LogFailedError, ServerBusyError.
         """
         while True:
             view = self.writer.view
@@ -202,8 +202,8 @@ class PartitionLog:
                 raise self._unreadable(error) from error
 
     async def wait_appended(self, sequence_number: int) -> None:
-        """Return once the event ``sequence_number`` can be read. Raises ClosedError. Cancellation: leaves
-        no trace.
+        """Wait until the event ``sequence_number`` can be read. Raises ClosedError. Cancellation: leaves no
+        trace.
         """
         sequence_number = self._skip_gaps(sequence_number)
         if self.next_sequence_number > sequence_number:
@@ -219,8 +219,8 @@ class PartitionLog:
                 self._waiters.remove(waiter)
 
     def add_append_listener(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call ``listener`` on the loop whenever more can be read, and once at close; returns what removes
-        it.
+        """Call ``listener`` on the loop whenever more can be read, and once at close; returns a function that
+        removes it.
         """
         key = object()
         self._listeners[key] = listener
@@ -231,8 +231,8 @@ class PartitionLog:
     async def apply_retention(self, *, before_ms: int, bytes_max: int | None) -> int:
         """Remove whole segments, oldest first; returns how many.
 
-        A segment goes when all its events were enqueued before ``before_ms``, or when what remains still
-        holds ``bytes_max`` bytes (None: no limit by size). The last segment goes by time only.
+        A segment is removed if all its events were enqueued before ``before_ms``, or if the rest still holds
+        ``bytes_max`` bytes (None: no limit by size). The last segment is removed by time only.
         Raises LogFullError, ServerBusyError, LogFailedError, LogCorruptError, ClosedError, OSError.
         """
         if self.is_closed:
@@ -265,7 +265,7 @@ class PartitionLog:
     # -- called by the manager, on the loop
 
     def deliver(self, requests: list[AppendRequest]) -> None:
-        """Answer the requests of a round, then wake who waits for events."""
+        """Answer the requests of a round, then wake the waiters for events."""
         for request in requests:
             result, future = request.result, request.future
             if result is not None and not result.is_duplicate:
@@ -292,7 +292,7 @@ class PartitionLog:
         self._call_listeners()
 
     def forget_files(self) -> None:
-        """Close what is open for reading."""
+        """Close the files open for reading."""
         self._cursors.clear()
         for segment in self.writer.view.segments:
             self._cache.forget(segment)
@@ -300,7 +300,7 @@ class PartitionLog:
     # -- helpers
 
     def _count_removable(self, view: LogView, before_ms: int, bytes_max: int | None) -> int:
-        """How many of the sealed segments retention removes."""
+        """The number of sealed segments for retention to remove."""
         sealed = view.segments[:-1]
         surplus_bytes = 0
         if bytes_max is not None:
@@ -336,7 +336,7 @@ class PartitionLog:
         for listener in list(self._listeners.values()):
             try:
                 listener()
-            except Exception:  # A mistake in one must not cost others their answer: all share this call.
+            except Exception:  # one listener's error must not cost the others their call
                 _logger.exception("A listener of the log %s failed.", self.directory)
 
     def _read_view(self, view: LogView, start: int, bytes_max: int) -> list[RecordBatch]:
@@ -359,7 +359,7 @@ class PartitionLog:
         return batches
 
     def _skip_gaps(self, sequence_number: int) -> int:
-        """The number itself; behind the gap, where a repair gave the event up."""
+        """The number itself, or the first one after a gap that a repair left."""
         for start, until in self._gaps:
             if start <= sequence_number < until:
                 return until
@@ -390,7 +390,7 @@ class PartitionLog:
             return view.next_sequence_number
         low, high = 0, len(view.segments)
         if self._cache.index(view.segments[-1]).is_empty:
-            high -= 1  # just begun, or left so by a repair: it has no time, and is behind all that have
+            high -= 1  # new, or left empty by a repair: it has no time, and comes after all that have one
         while low < high:
             middle = (low + high) // 2
             if self._cache.index(view.segments[middle]).last_time_ms < time_ms:
@@ -407,7 +407,7 @@ class PartitionLog:
             if header is None:
                 raise corrupt_error(segment.path, position, "no intact batch begins there")
             if header.enqueued_time_ms >= time_ms:
-                self._remember(header.base_sequence_number, segment, position)  # it is read from there next
+                self._remember(header.base_sequence_number, segment, position)  # the reader starts there
                 return header.base_sequence_number
         return view.next_sequence_number
 
@@ -416,12 +416,11 @@ class PartitionLog:
 
 
 def closed_error() -> ClosedError:
-    """The log is closed: its hub was deleted or the service stops."""
     return ClosedError("The partition is closed: its event hub was deleted or the service is stopping.")
 
 
 def copy_error(error: TidegateError) -> TidegateError:
-    """A copy for one of several waiters: a shared one would collect the traceback of each."""
+    """A copy for one of several waiters: a shared error would collect the traceback of each."""
     copy = type(error)(error.message, next_step=error.next_step, retry_after_s=error.retry_after_s)
     copy.__cause__ = error.__cause__
     return copy

@@ -1,18 +1,16 @@
-"""The writing half of a partition's log. Only the writer thread calls it (recovery makes it before that).
+"""The writing half of a partition's log. Only the writer thread calls it (recovery creates it before that).
 
-Theory of operation. A round is ``write`` (all requests that were queued, one gathered write), ``sync``,
-``finish``:
+Theory of operation. A round is ``write`` (all queued requests, one gathered write), ``sync``, ``finish``:
 
     tail        what is written, or about to be: next sequence number, time, position
     view        what is durable: readers see this, acknowledgements follow it
 
-A write that fails for lack of room is cut off the file, the tail goes back to where it was, and every
-request of that write fails with LogFullError; the next round finds the log as it was. So it is where the
-process is short of descriptors or memory, with ServerBusyError. Any other failed write, and any failed sync,
-ends this partition's appends until a restart has verified the file: after a
-failed sync the system may have dropped the data it could not write and call the next sync a success, so
-nothing after it may be acknowledged (our choice: refusing until restart is the one answer that is right on
-every file system). Other partitions go on.
+If a write fails for lack of space, it is cut off the file, the tail is reset, and its requests fail with
+LogFullError; the next round finds the log unchanged. The same holds, with ServerBusyError, if the process is
+short of descriptors or memory. Any other failed write, and any failed sync, ends this partition's appends
+until a restart has verified the file: after a failed sync the system may have dropped the data it could not
+write and report the next sync as a success, so nothing after it may be acknowledged (our choice: refusing
+until restart is the one answer that is right on every file system). Other partitions continue.
 """
 
 from __future__ import annotations
@@ -57,7 +55,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class AppendRequest:
-    """A queued append, and what became of it."""
+    """A queued append, and its outcome."""
 
     payload: bytes
     lengths: bytes
@@ -66,19 +64,19 @@ class AppendRequest:
     enqueued_time_ms: int
     producer: ProducerBatch | None
     future: asyncio.Future[AppendResult]
-    """Resolved on the event loop only; the writer thread just asks whether it was cancelled."""
+    """Resolved on the event loop only; the writer thread only checks whether it was cancelled."""
     result: AppendResult | None = None
     error: TidegateError | None = None
     """Both None: cancelled before it was written, and wholly absent."""
 
     def body_crc(self) -> int:
-        """The checksum that the batch has in the log."""
+        """The checksum of the batch in the log."""
         return body_crc(self.payload, self.lengths)
 
 
 @dataclass(slots=True)
 class _Written:
-    """A batch in the current round: written or about to be, not durable yet."""
+    """A batch of the current round: written or about to be, not durable yet."""
 
     request: AppendRequest
     result: AppendResult
@@ -101,8 +99,7 @@ class PartitionWriter:
         producers: ProducerTable,
         unsaved_bytes: int = 0,
     ) -> None:
-        """view: as recovered, all of it durable. salt: of the last segment (0 where there is none).
-
+        """view: as recovered, all of it durable. salt: of the last segment; 0 if there is none.
         unsaved_bytes: how much of the view no snapshot covers.
         """
         self._directory = directory
@@ -111,9 +108,9 @@ class PartitionWriter:
         self._producers = producers
         self.view = view
         self.failure: TidegateError | None = None
-        """Why it refuses appends; None while it accepts them."""
+        """Why it refuses appends; None if it accepts them."""
         self._refusal: TidegateError | None = None
-        """Why batches were refused that may be sent again: the last reason."""
+        """The last reason for refusing batches that may be sent again."""
         self._file: WritableFile | None = None
         self._salt = salt
         self._position = view.end_position
@@ -139,7 +136,7 @@ class PartitionWriter:
             try:
                 self._stage(request)
             except (LogFullError, LogFailedError, ServerBusyError) as error:
-                # Later requests of the round fail with it: none may overtake the one before it.
+                # Later requests of the round fail with it: none may overtake an earlier one.
                 for later in requests[number:]:
                     later.error = error
                 return
@@ -148,7 +145,7 @@ class PartitionWriter:
         self._flush()
 
     def sync(self) -> None:
-        """Make what was written durable. A failure ends this partition's appends."""
+        """Make written batches durable. A failure ends this partition's appends."""
         if not self._unsynced:
             return
         assert self._file is not None
@@ -165,7 +162,7 @@ class PartitionWriter:
         """Show readers what is durable now, and give each request its result."""
         self._publish()
         for request, result in self._duplicates:
-            # The first copy may have been part of this very round.
+            # The first copy may be part of this very round.
             if result.until_sequence_number <= self.view.next_sequence_number:
                 request.result = result
             else:
@@ -184,12 +181,13 @@ class PartitionWriter:
                 request.error = failure
 
     def _stage(self, request: AppendRequest) -> None:
-        """Take a request into the buffers. Raises a TidegateError that concerns this request."""
+        """Add a request to the buffers. Raises a TidegateError that concerns this request."""
         if request.producer is not None:
             stored = self._producers.check(request.producer, request.event_count, request.body_crc)
             if stored is not None:
                 self._duplicates.append((request, stored))
                 return
+        # Begin a new segment if the batch does not fit into the active one.
         length = HEADER_BYTES + len(request.lengths) + len(request.payload)
         is_first = self._position == SEGMENT_HEADER_BYTES
         if not self.view.segments or (
@@ -198,7 +196,7 @@ class PartitionWriter:
             self._roll()
         start = self._next_sequence_number
         until = start + request.event_count
-        time_ms = request.enqueued_time_ms
+        time_ms = request.enqueued_time_ms  # never before that of the previous batch
         if self._last_time_ms is not None and time_ms < self._last_time_ms:
             time_ms = self._last_time_ms
         header = encode_batch(
@@ -224,9 +222,7 @@ class PartitionWriter:
         self._last_time_ms = time_ms
 
     def _flush(self) -> TidegateError | None:
-        """Write the buffers; returns the error where that fails: the tail is then as before, the requests
-        failed.
-        """
+        """Write the buffers. If that fails, resets the tail, fails the requests and returns the error."""
         if not self._buffered:
             return None
         buffers, self._buffers = self._buffers, []
@@ -280,15 +276,16 @@ class PartitionWriter:
         )
 
     def producer_state(self, producer_id: int) -> ProducerState | None:
-        """What is known of an idempotent producer after all that was written so far; None: nothing."""
+        """The state of an idempotent producer after everything written so far; None if unknown."""
         return self._producers.get(producer_id)
 
     # -- segments
 
     def _roll(self) -> None:
-        """Begin a new segment. The log continues where it was if that raises LogFullError, ServerBusyError or
-        LogFailedError.
+        """Begin a new segment. Raises LogFullError, ServerBusyError or LogFailedError; the log is unchanged
+        then.
         """
+        # All segments but the last are complete and synced: recovery relies on it.
         error = self._flush()
         self.sync()
         self._publish()
@@ -345,7 +342,7 @@ class PartitionWriter:
     def remove_segments(self, until_base: int, *, is_last_expired: bool) -> list[Segment]:
         """Remove the segments that begin before ``until_base``; returns them, for readers to forget.
 
-        is_last_expired: begin a new segment first, so that the last one can also be deleted.
+        is_last_expired: begin a new segment first, so that the last one can be removed as well.
         Raises LogFullError, ServerBusyError, LogFailedError.
         """
         if self.failure is not None:
@@ -364,7 +361,7 @@ class PartitionWriter:
             view.next_sequence_number,
             view.last_enqueued_time_ms,
         )
-        # The snapshot goes first: a segment that comes back after a power loss is then known to be removed.
+        # Snapshot first: a segment that a power loss brings back is then known to be removed.
         error = self.save_snapshot(is_durable=True)
         if error is not None:
             self.view = view
@@ -375,8 +372,8 @@ class PartitionWriter:
         return removed
 
     def save_snapshot(self, *, is_durable: bool) -> OSError | None:
-        """Write the snapshot of the durable state; returns why that failed (a start then reads more of the
-        log), None where it did not.
+        """Write a snapshot of the durable state; returns the error if that fails (a start then reads more of
+        the log).
         """
         if not self.view.segments:
             return None
@@ -419,7 +416,7 @@ class PartitionWriter:
         return self._file
 
     def _cut_off(self, size: int) -> bool:
-        """Truncate the file to ``size``; False where even that fails."""
+        """Truncate the file to ``size``; False if that fails."""
         if self._file is None:
             return True
         try:
@@ -440,7 +437,7 @@ class PartitionWriter:
         return self.failure
 
     def _passing_error(self, error: OSError) -> TidegateError | None:
-        """The error for a producer whose batch is not stored for now; None where ``error`` is permanent."""
+        """The error for a producer whose batch cannot be stored now; None if ``error`` is permanent."""
         if is_full_error(error):
             self._refusal = self._full_error()
         elif is_shortage_error(error):

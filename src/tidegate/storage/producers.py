@@ -1,7 +1,7 @@
-"""Idempotent producers of a partition: what each stored last, so that a repeat is recognised.
+"""Idempotent producers of a partition: the last batches of each, so that repeats are recognised.
 
-A batch is identified by producer id, epoch and the number of its first event. The table is derived state: it
-is in each snapshot, and the batch headers written since then bring it up to date.
+A batch is identified by producer id, epoch and the number of its first event. The table is derived state:
+each snapshot contains it, and the batch headers written since then update it.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from tidegate.storage.record import AppendResult, ProducerBatch
 
 SEQUENCE_MODULUS: Final = 2**31
 """Producer sequences are non-negative 32-bit integers on the wire
-(com.microsoft:producer-sequence-number).
-"""
+(com.microsoft:producer-sequence-number)."""
 
 _RECENT_BATCHES_MAX = 16
-"""Our choice: how many stored batches back a repeat is still answered with its range (Kafka remembers 5)."""
+"""Our choice: this many stored batches back, a repeat still gets its location (Kafka remembers 5)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +30,12 @@ class StoredBatch:
     start_sequence_number: int
     enqueued_time_ms: int
     body_crc: int | None = None
-    """CRC32C of lengths and payload; None where a snapshot of an earlier version did not have it."""
+    """CRC32C of lengths and payload; None in a snapshot of an earlier version."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProducerState:
-    """What is known of one producer."""
+    """The last batches of one producer."""
 
     epoch: int
     next_sequence: int
@@ -57,17 +56,17 @@ class ProducerTable:
         return dict(self._states)
 
     def get(self, producer_id: int) -> ProducerState | None:
-        """What is known of one producer; None: nothing."""
+        """The state of one producer; None if unknown."""
         return self._states.get(producer_id)
 
     def check(
         self, batch: ProducerBatch, count: int, body_crc: Callable[[], int] | None = None
     ) -> AppendResult | None:
-        """None where the batch of ``count`` events comes next; its location if it is already stored.
+        """The location of a batch of ``count`` events that is already stored; None if it is the next one.
 
-        body_crc: asked for where a repeat is to be compared with what is stored.
-        Raises ProducerEpochStolenError (an older epoch), OutOfOrderSequenceError (a gap, or a repeat too old
-        to be remembered), RepeatDiffersError (only of producers that want it).
+        body_crc: called if a repeat must be compared with the stored batch. Raises ProducerEpochStolenError
+        (an older epoch), OutOfOrderSequenceError (a gap, or a repeat too old to be remembered),
+        RepeatDiffersError (only for ``is_repeatable`` batches).
         """
         state = self._states.get(batch.producer_id)
         if state is None:
@@ -88,8 +87,7 @@ class ProducerTable:
         is_beginning = batch.epoch > state.epoch and (batch.sequence == 0 or batch.is_start)
         is_next = batch.sequence == state.next_sequence
         if batch.is_repeatable and batch.epoch > state.epoch:
-            # What is behind a batch that was refused may happen to have the number that the last epoch
-            # ended with.
+            # A batch after a refused one may happen to have the number with which the last epoch ended.
             is_next = is_beginning = batch.sequence == 0
         if is_next or is_beginning:
             return None
@@ -115,7 +113,7 @@ class ProducerTable:
         enqueued_time_ms: int,
         body_crc: int | None = None,
     ) -> ProducerState | None:
-        """Take note of a written batch; returns the state before, for ``restore``. See also ``trim``."""
+        """Record a written batch; returns the previous state, for ``restore``. See also ``trim``."""
         before = self._states.pop(batch.producer_id, None)
         recent = before.recent if before is not None and before.epoch == batch.epoch else ()
         stored = StoredBatch(batch.sequence, count, start_sequence_number, enqueued_time_ms, body_crc)
@@ -127,12 +125,12 @@ class ProducerTable:
         return before
 
     def trim(self) -> None:
-        """Forget the longest silent over the limit; once what was recorded is sure to stay."""
+        """Forget the longest silent producers over the limit; call it once recorded batches are durable."""
         while len(self._states) > self._producers_max:
             del self._states[next(iter(self._states))]
 
     def restore(self, producer_id: int, state: ProducerState | None) -> None:
-        """Undo a ``record`` (the latest one first), or bring in a state from a snapshot."""
+        """Undo a ``record`` (the latest first), or add a state from a snapshot."""
         self._states.pop(producer_id, None)
         if state is not None:
             self._states[producer_id] = state

@@ -41,7 +41,7 @@ from tidegate.model.errors import InvalidArgumentError
 MAGIC: Final = b"TGRB"
 FORMAT_VERSION: Final = 1
 BODY_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Our choice: no batch is larger, so a garbled length never asks for more memory than this."""
+"""Our choice: no batch is larger, so a garbled length never allocates more memory than this."""
 
 _FIELDS = struct.Struct("<4sHHIIIqqqqihH")
 _CRC = struct.Struct("<I")
@@ -52,23 +52,23 @@ NO_PRODUCER_ID: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class ProducerBatch:
-    """Who sent a batch, and which of its sends it is; what makes a repeat recognisable."""
+    """The identity of an idempotent producer's batch, by which repeats are recognised."""
 
     producer_id: int
-    """0 or more; chosen by the producer at random, or given by the service."""
+    """0 or more; chosen by the producer at random, or assigned by the service."""
     epoch: int
-    """0..32767; a higher epoch of the same producer shuts out the lower ones."""
+    """0..32767; a higher epoch of the same producer fences the lower ones."""
     sequence: int
     """Number of the batch's first event in this producer's count for this partition; wraps at 2**31."""
     is_start: bool = False
-    """The producer said, before it sent anything, that its count continues with this number. That is believed
-    where it is not known, or has a higher epoch than is known; otherwise its count must go on as usual."""
+    """The producer declared, before sending anything, that its count continues with this number. That is
+    accepted for an unknown producer or a higher epoch; otherwise its count must continue as usual."""
     is_repeatable: bool = False
-    """The producer counts from 0 in each epoch and sends the same bytes when it repeats: anything else is
-    refused, since its caller could not notice it."""
+    """The producer counts from 0 in each epoch and repeats with the same bytes: anything else is refused,
+    since its caller could not notice it."""
 
     def validate(self) -> None:
-        """Raise InvalidArgumentError unless each number has its place in a batch header."""
+        """Raise InvalidArgumentError unless each number fits into a batch header."""
         for name, value, until in (
             ("id", self.producer_id, 1 << 63),
             ("epoch", self.epoch, 1 << 15),
@@ -87,7 +87,7 @@ class AppendResult:
     enqueued_time_ms: int
     """Milliseconds since 1970-01-01 UTC; never less than that of an earlier batch of the partition."""
     is_duplicate: bool = False
-    """True: an idempotent producer repeated a batch, and this is the location of the first copy."""
+    """True if an idempotent producer repeated a batch; this is then the location of the first copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ def encode_batch(
     durable_position: int,
     producer: ProducerBatch | None,
 ) -> bytes:
-    """The header and the lengths table of a batch; the payload follows them in the file as it is."""
+    """The header and lengths table of a batch; the payload follows them in the file unchanged."""
     fields = _FIELDS.pack(
         MAGIC,
         FORMAT_VERSION,
@@ -173,19 +173,19 @@ def encode_batch(
 
 
 def body_crc_of(encoded_header: bytes) -> int:
-    """The CRC32C of the body, from what ``encode_batch`` returned."""
+    """The CRC32C of the body, from the result of ``encode_batch``."""
     crc: int = _CRC.unpack_from(encoded_header, 16)[0]
     return crc
 
 
 def body_crc(payload: bytes, lengths: bytes) -> int:
-    """The CRC32C that a batch's header has for this payload and lengths table."""
+    """The CRC32C of a body, as its batch header has it."""
     crc: int = google_crc32c.extend(google_crc32c.value(lengths), payload)
     return crc
 
 
 def decode_header(data: bytes | memoryview, offset: int = 0, *, salt: int) -> BatchHeader | None:
-    """The header at ``offset``; None where the bytes there are no intact header of this segment."""
+    """The header at ``offset``; None if there is no intact header of this segment."""
     fields = bytes(data[offset : offset + _FIELDS.size])
     end = offset + HEADER_BYTES
     if len(data) < end or fields[:4] != MAGIC:
@@ -202,7 +202,7 @@ def decode_header(data: bytes | memoryview, offset: int = 0, *, salt: int) -> Ba
 
 
 def decode_body(header: BatchHeader, body: bytes) -> RecordBatch | None:
-    """The batch whose body ``body`` is; None where its checksum or its lengths do not fit the header."""
+    """The batch with this body; None if its checksum or lengths do not match the header."""
     if len(body) != header.body_length or google_crc32c.value(body) != header.body_crc:
         return None
     lengths = array("I")
@@ -223,9 +223,9 @@ def decode_body(header: BatchHeader, body: bytes) -> RecordBatch | None:
 
 
 def encode_lengths(payload_length: int, lengths: Sequence[int]) -> bytes:
-    """The lengths table of a batch about to be appended.
+    """The lengths table of a batch to append.
 
-    Raises InvalidArgumentError where there is no event, or the lengths do not add up to the payload.
+    Raises InvalidArgumentError if there is no event, or the lengths do not add up to the payload.
     """
     if not lengths or sum(lengths) != payload_length or 4 * len(lengths) + payload_length > BODY_BYTES_MAX:
         raise InvalidArgumentError(

@@ -1,15 +1,15 @@
 """Opening a partition's log: find where its durable events end, and refuse to guess about damage.
 
-Theory of operation. Segments before the last are complete: each was synced before the next was made. In the
-last one, what follows the snapshot is read and verified. Where it stops being intact, at byte X, there are
-two cases:
+Theory of operation. Segments before the last are complete: each was synced before the next was created. In
+the last one, everything after the snapshot is read and verified. Where it stops being intact, at byte X,
+there are two cases:
 
-    torn tail    a round of writes that power loss or SIGKILL cut short; never acknowledged
-    damage       bytes that had been acknowledged no longer read back
+    torn tail    a round of writes that power loss or SIGKILL interrupted; never acknowledged
+    damage       acknowledged bytes that no longer read back
 
-The snapshot knows a position that was durable: damage before it is damage. Behind it, each batch header says
-how much of the file was durable when it was written: an intact batch behind X that says "more than X" proves
-damage. A torn tail is cut off, with a line in the log; damage raises LogCorruptError and changes nothing.
+The snapshot records a durable position: before it, it is damage. After it, each batch header records how much
+of the file was durable when it was written: an intact batch after X that records more than X proves damage. A
+torn tail is truncated and logged; damage raises LogCorruptError and changes nothing.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class RecoveredLog:
 
     view: LogView
     salt: int
-    """Of the last segment; 0 where there is none."""
+    """Of the last segment; 0 if there is none."""
     producers: ProducerTable
     gaps: frozenset[tuple[int, int]]
     """Ranges of sequence numbers that a repair gave up."""
@@ -70,7 +70,7 @@ class RecoveredLog:
 
 
 def recover_log(directory: Path, *, files: Files, options: LogOptions) -> RecoveredLog:
-    """Open the log in ``directory``; cuts a torn tail off. Raises LogCorruptError, OSError."""
+    """Open the log in ``directory``, truncating a torn tail. Raises LogCorruptError, OSError."""
     gaps = read_gaps(files, directory)
     snapshot = read_snapshot(files, directory)
     bases = _existing_bases(files, directory, snapshot)
@@ -100,7 +100,7 @@ def read_gaps(files: Files, directory: Path) -> frozenset[tuple[int, int]]:
 
 
 def read_snapshot(files: Files, directory: Path) -> Snapshot | None:
-    """The snapshot; None where there is none that is intact."""
+    """The snapshot; None if there is no intact one."""
     try:
         snapshot = decode_snapshot(read_whole(files, directory / SNAPSHOT_NAME))
     except FileNotFoundError:
@@ -111,8 +111,8 @@ def read_snapshot(files: Files, directory: Path) -> Snapshot | None:
 
 
 def find_batch(file: ReadableFile, salt: int, start: int, end: int) -> tuple[int, BatchHeader] | None:
-    """The first intact header at or after byte ``start``, at any position; None where there is none
-    before ``end``.
+    """The first intact header at byte ``start`` or later, at any position; None if there is none before
+    ``end``.
     """
     position = start
     while position + HEADER_BYTES <= end:
@@ -130,7 +130,7 @@ def find_batch(file: ReadableFile, salt: int, start: int, end: int) -> tuple[int
 
 
 def is_damage_proved(file: ReadableFile, salt: int, position: int, end: int) -> bool:
-    """Whether a batch behind ``position`` says that ``position`` was durable when it was written."""
+    """Whether a batch after ``position`` records that ``position`` was durable when it was written."""
     found = find_batch(file, salt, position, end)
     while found is not None:
         found_position, header = found
@@ -141,7 +141,7 @@ def is_damage_proved(file: ReadableFile, salt: int, position: int, end: int) -> 
 
 
 def _existing_bases(files: Files, directory: Path, snapshot: Snapshot | None) -> list[int]:
-    """The segments that belong to the log. Raises LogCorruptError where one that must exist is missing."""
+    """The segments of the log. Raises LogCorruptError if a required one is missing."""
     try:
         bases = segment_bases(files.list_names(directory))
     except FileNotFoundError:
@@ -164,7 +164,7 @@ def _existing_bases(files: Files, directory: Path, snapshot: Snapshot | None) ->
 
 
 def _is_leftover(tail: _Tail, bases: Sequence[int], gaps: frozenset[tuple[int, int]], view: LogView) -> bool:
-    """Whether the last segment is an empty one that was made and then not used, because making it failed."""
+    """Whether the last segment is empty and unused, because creating it failed."""
     if len(bases) < 2 or view.end_position > SEGMENT_HEADER_BYTES:
         return False
     snapshot = tail.snapshot
@@ -175,7 +175,7 @@ def _is_leftover(tail: _Tail, bases: Sequence[int], gaps: frozenset[tuple[int, i
         raise corrupt_error(
             segment_path(tail.directory, bases[-2]),
             tail.file_size(bases[-2]),
-            f"the events {until} to {bases[-1] - 1} are missing behind it",
+            f"the events {until} to {bases[-1] - 1} are missing after it",
         )
     return until > bases[-1]
 
@@ -193,7 +193,7 @@ class _Tail:
         self._options = options
 
     def recover(self, bases: Sequence[int]) -> LogView | None:
-        """The log whose segments these are; None where the last one is not even made completely."""
+        """The log of these segments; None if not even the last one's header is complete."""
         path = segment_path(self.directory, bases[-1])
         file = self._files.open_readable(path)
         try:
@@ -244,7 +244,7 @@ class _Tail:
         if end < size:
             self._cut_off(last.path, end, size)
         if end > start:
-            # Batches that were written but perhaps not synced are about to be served: now they are durable.
+            # Batches that were perhaps never synced are about to be served: make them durable first.
             self._sync(last.path)
         last.index = index
         if scanned_time_ms is not None:
@@ -252,7 +252,7 @@ class _Tail:
         return LogView(segments, end, index.until_sequence_number, time_ms)
 
     def _begin(self, bases: Sequence[int], last: Segment) -> tuple[SparseIndex, int | None]:
-        """What is known before the last segment is read: its index so far, and the last enqueued time."""
+        """The state before the last segment is read: its index so far, and the last enqueued time."""
         snapshot = self.snapshot
         self.producers = ProducerTable(self._options.producers_max)
         if snapshot is not None:
@@ -266,8 +266,8 @@ class _Tail:
             base_sequence_number=last.base_sequence_number,
         )
         time_ms = None if snapshot is None else snapshot.last_enqueued_time_ms
-        # The segments before it provide the producers and the last time: those that the snapshot had not seen
-        # whole, or without a snapshot the one before.
+        # Producers and last time come from the segments before it: those that the snapshot does not wholly
+        # cover, or, without a snapshot, the previous one.
         unseen_from = bases[-2:][0] if snapshot is None else snapshot.segment_bases[-1]
         for base in bases[:-1]:
             if base >= unseen_from:
@@ -278,7 +278,7 @@ class _Tail:
         return index, time_ms
 
     def _read_sealed(self, base: int, start: int) -> int | None:
-        """Take in the producers of a sealed segment from byte ``start``; returns its last time, None if
+        """Record the producers of a sealed segment from byte ``start`` on; returns its last time, None if
         empty.
         """
         path = segment_path(self.directory, base)
@@ -298,7 +298,7 @@ class _Tail:
     def _scan(
         self, segment: Segment, file: ReadableFile, index: SparseIndex, size: int
     ) -> tuple[int, int | None]:
-        """Verify the batches behind the index and add them to it; returns where they end and the last
+        """Verify the batches after the index and add them to it; returns where they end, and the last
         time.
         """
         time_ms: int | None = None

@@ -1,11 +1,10 @@
 """Segments: the files of a partition's log, each named by the first sequence number it holds.
 
     <base sequence number, 20 digits>.log      header of 32 bytes, then record batches (see ``record``)
-    <base sequence number, 20 digits>.index    sparse index of a sealed segment; rebuilt when missing or
-    damaged
+    <base sequence number, 20 digits>.index    sparse index of a sealed segment; rebuilt if missing or damaged
 
 Header: magic b"TIDESEG1", format version (2 bytes), flags (2), salt (4), base sequence number (8), reserved
-(4), CRC32C of the bytes before (4). It is synced before the first batch is written.
+(4), CRC32C of the preceding bytes (4). It is synced before the first batch is written.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class SegmentHeader:
 
 
 class Segment:
-    """A segment of an open log. Readers fill in and drop what it caches (``SegmentCache``)."""
+    """A segment of an open log. ``SegmentCache`` fills in and drops its cached values."""
 
     __slots__ = ("base_sequence_number", "file", "index", "is_sealed", "path", "salt", "sealed_bytes")
 
@@ -52,10 +51,10 @@ class Segment:
         self.path = path
         self.base_sequence_number = base_sequence_number
         self.is_sealed = True
-        """False for the one that is appended to, whose index is the writer's and stays in memory."""
+        """False for the active segment, whose index belongs to the writer and stays in memory."""
         self.salt: int | None = None
         self.sealed_bytes: int | None = None
-        """Its size, once it is sealed and was looked at."""
+        """Its size, if it is sealed and the size is known."""
         self.index: SparseIndex | None = None
         self.file: ReadableFile | None = None
 
@@ -86,7 +85,7 @@ def encode_segment_header(header: SegmentHeader) -> bytes:
 
 
 def decode_segment_header(data: bytes) -> SegmentHeader | None:
-    """The header in the first 32 bytes; None where they hold none that is intact."""
+    """The header in the first 32 bytes; None if it is not intact."""
     if len(data) < SEGMENT_HEADER_BYTES:
         return None
     fields = data[: _FIELDS.size]
@@ -97,7 +96,7 @@ def decode_segment_header(data: bytes) -> SegmentHeader | None:
 
 
 def read_segment_header(file: ReadableFile, path: Path, base_sequence_number: int) -> SegmentHeader:
-    """The header of an open segment. Raises LogCorruptError where it is damaged or another segment's."""
+    """The header of an open segment. Raises LogCorruptError if it is damaged or another segment's."""
     header = decode_segment_header(file.read_at(SEGMENT_HEADER_BYTES, 0))
     if header is None or header.base_sequence_number != base_sequence_number:
         raise corrupt_error(path, 0, "the segment's header is damaged")
@@ -109,7 +108,7 @@ def iter_headers(
 ) -> Iterator[tuple[int, BatchHeader | None]]:
     """Positions and headers of the batches in ``start..end``, without reading their bodies.
 
-    Ends at ``end``, or after (position, None) where no intact header is, or a batch would reach beyond
+    Ends at ``end``, or after (position, None) if there is no intact header, or a batch would extend beyond
     ``end``.
     """
     position = start
@@ -127,7 +126,9 @@ def iter_headers(
 
 
 def corrupt_error(path: Path, position: int, what: str) -> LogCorruptError:
-    """The error for damage that must not be guessed about: file, byte offset, and the command that helps."""
+    """The error for damage that recovery must not guess about: file, byte offset, and the command that
+    helps.
+    """
     data_directory = path.parents[3] if len(path.parents) > 3 else path.parent
     return LogCorruptError(
         f"The log is damaged at byte {position} of {path}: {what}.",

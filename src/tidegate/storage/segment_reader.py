@@ -1,7 +1,6 @@
-"""Reading segments: open files and indexes, a bounded number of them, and batches out of page cache.
+"""Reading segments: a bounded number of open files and indexes, and batches from the page cache.
 
-Everything here runs on the event loop's thread, which is also the only one that closes a file open for
-reading.
+Everything runs on the event loop's thread, which is also the only one that closes files open for reading.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _logger = logging.getLogger(__name__)
 
 
 class SegmentCache:
-    """The segments that are open for reading, the longest unused first."""
+    """The segments that are open for reading, the least recently used first."""
 
     def __init__(self, files: Files, *, segments_max: int, index_interval_bytes: int) -> None:
         self._files = files
@@ -68,14 +67,13 @@ class SegmentCache:
         return self.index(segment).end_position if segment.sealed_bytes is None else segment.sealed_bytes
 
     def forget(self, segment: Segment) -> None:
-        """Close a segment that is gone."""
+        """Close a removed segment."""
         self._open.pop(segment.path, None)
         if segment.file is not None:
             segment.file.close()
             segment.file = None
 
     def close(self) -> None:
-        """Close all."""
         for segment in list(self._open.values()):
             self.forget(segment)
 
@@ -92,10 +90,9 @@ class SegmentCache:
 def load_index(
     files: Files, segment: Segment, file_and_salt: tuple[ReadableFile, int], interval_bytes: int
 ) -> SparseIndex:
-    """The index of a sealed segment from its file; rebuilt (and written again) where that is missing or
-    damaged.
+    """The index of a sealed segment from its file; rebuilt and saved if that is missing or damaged.
 
-    Raises LogCorruptError where the segment is not as long as its index says, or a batch header is damaged.
+    Raises LogCorruptError if the segment is not as long as its index says, or a batch header is damaged.
     """
     file, salt = file_and_salt
     path = index_path(segment.path)
@@ -149,11 +146,11 @@ def read_batches(
     start_sequence_number: int,
     bytes_max: int,
 ) -> tuple[list[RecordBatch], int]:
-    """Batches from the one that holds ``start_sequence_number`` on, looked for from ``position``; and where
-    they end.
+    """Read batches from the one that holds ``start_sequence_number`` on; returns them, and where they end.
 
-    end: durable bytes of the segment. Reads about ``bytes_max`` bytes, one batch at least; none only where
-    the segment holds no such batch. Raises LogCorruptError where a batch that is read is damaged.
+    position: where to start looking. end: durable bytes of the segment. Reads about ``bytes_max`` bytes, at
+    least one batch; none only if the segment holds no such batch. Raises LogCorruptError if a batch read is
+    damaged.
     """
     batches: list[RecordBatch] = []
     expected: int | None = None
@@ -179,7 +176,7 @@ def read_batches(
                     raise corrupt_error(segment.path, position + offset, "the batch fails its checksum")
                 batches.append(batch)
                 expected = header.until_sequence_number
-            # A batch before the start is stepped over without being read.
+            # Skip batches before the start without reading them.
             offset += total
         if position + offset > end:
             raise corrupt_error(segment.path, position, f"a batch reaches beyond byte {end}")
@@ -192,15 +189,15 @@ def iter_batches(
 ) -> Iterator[tuple[int, BatchHeader | None, RecordBatch | None]]:
     """Position, header and verified batch of everything in ``start..end``.
 
-    The batch is None where the body is damaged; header and batch are None, and the iteration ends, where no
-    intact header is or a batch would reach beyond ``end``.
+    The batch is None if its body is damaged; header and batch are None, and the iteration ends, if there is
+    no intact header or a batch would extend beyond ``end``.
     """
     position = start
     window, window_start = b"", start
     while position < end:
         needed = HEADER_BYTES
         header: BatchHeader | None = None
-        for _ in range(2):  # The header first; the body once its length is known.
+        for _ in range(2):  # First the header, then the body, whose length is then known.
             if position + needed > window_start + len(window):
                 window, window_start = file.read_at(max(needed, _CHUNK_BYTES), position), position
             header = decode_header(window, position - window_start, salt=salt)

@@ -1,10 +1,9 @@
-"""The snapshot of a partition's log: a point up to which all is known to be durable, and what was known
-there.
+"""The snapshot of a partition's log: a position up to which everything is durable, and the state there.
 
-It makes a start fast (only what follows it is read) and remembers what segments alone cannot: which of them
-there must be, and which producers wrote. It is derived state: where it is missing or damaged, segments are
-read instead. A snapshot is written behind the sync of what it describes, so it never promises more than the
-disk holds.
+It makes a start fast (only what follows it is read) and records what segments alone cannot: which segments
+must exist, and which producers wrote. It is derived state: if it is missing or damaged, segments are read
+instead. A snapshot is written after the sync of what it describes, so it never promises more than the disk
+holds.
 
 File ``state``: magic b"TIDESNP1", CRC32C of the rest (4 bytes), length of the JSON (4), JSON, index of the
 active segment (see ``sparse_index``).
@@ -30,7 +29,7 @@ _CRC_START = 12
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What is known at a durable point of the log."""
+    """The state at a durable position of the log."""
 
     segment_bases: tuple[int, ...]
     """Base sequence numbers of all segments, the active one last."""
@@ -38,7 +37,7 @@ class Snapshot:
     """Durable bytes of the active segment."""
     next_sequence_number: int
     last_enqueued_time_ms: int | None
-    """Milliseconds since 1970-01-01 UTC; None where no event was ever enqueued."""
+    """Milliseconds since 1970-01-01 UTC; None if no event was ever enqueued."""
     producers: dict[int, ProducerState]
     index: SparseIndex
     """Of the active segment, up to ``position``."""
@@ -77,7 +76,7 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
 
 
 def decode_snapshot(data: bytes) -> Snapshot | None:
-    """The snapshot in ``data``; None where it is not intact."""
+    """The snapshot in ``data``; None if it is not intact."""
     if len(data) < _HEADER.size:
         return None
     magic, crc, text_length = _HEADER.unpack_from(data)

@@ -1,7 +1,7 @@
 """The sparse index of a segment: about one entry per 64 KB of log, by sequence number and by enqueued time.
 
-It only says where to begin looking, and can be rebuilt from the segment at any time; the index of a sealed
-segment is kept in a file beside it, so that a look-up in an old segment does not read the segment.
+It only provides a starting point for a search, and can be rebuilt from the segment at any time; a sealed
+segment's index is kept in a file beside it, so that a look-up need not read the segment.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _HEADER = struct.Struct("<8sIqqqq")
 _CRC = struct.Struct("<I")
 ENTRY_BYTES: Final = 24
 NO_TIME: Final = -(2**63)
-"""Stands for "no batch yet" where a time is asked for."""
+"""Stands for "no batch yet" as a time."""
 
 
 class SparseIndex:
@@ -43,10 +43,10 @@ class SparseIndex:
         self._times = array("q")
         self._positions = array("q")
         self.end_position = start_position
-        """Byte behind the last batch."""
+        """The position after the last batch."""
         self.until_sequence_number = base_sequence_number
         self.last_time_ms = NO_TIME
-        """Enqueued time of the last batch, in milliseconds; NO_TIME where there is none."""
+        """Enqueued time of the last batch, in milliseconds; NO_TIME if there is none."""
 
     def __len__(self) -> int:
         return len(self._positions)
@@ -59,7 +59,7 @@ class SparseIndex:
     def add_batch(
         self, base_sequence_number: int, until_sequence_number: int, time_ms: int, position: int, length: int
     ) -> None:
-        """Take note of a batch behind the others; every interval it becomes an entry."""
+        """Record a batch after the others; one per interval becomes an entry."""
         if not self._positions or position - self._positions[-1] >= self._interval_bytes:
             self._sequence_numbers.append(base_sequence_number)
             self._times.append(time_ms)
@@ -95,7 +95,7 @@ class SparseIndex:
 
     @classmethod
     def decode(cls, data: bytes) -> SparseIndex | None:
-        """The index in ``data``; None where it is not intact."""
+        """The index in ``data``; None if it is not intact."""
         if len(data) < _HEADER.size + _CRC.size or data[:8] != _MAGIC:
             return None
         content = data[: -_CRC.size]

@@ -1,4 +1,4 @@
-"""Which operating-system errors pass by themselves: a full disk, too few descriptors, too little memory."""
+"""Which operating-system errors are temporary: a full disk, too few descriptors, too little memory."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from tidegate.model.errors import ServerBusyError
 _FULL_ERRORS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _SHORTAGE_ERRORS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 _RETRY_AFTER_S: Final = 1.0
-"""Our choice: descriptors come back as soon as connections end."""
+"""Our choice: descriptors become free as soon as connections end."""
 
 _logger = logging.getLogger(__name__)
 
 
 def is_full_error(error: OSError) -> bool:
-    """Whether the write failed for lack of room: no space, over quota, or beyond the file size limit."""
+    """Whether the write failed for lack of space: disk full, over quota, or beyond the file size limit."""
     return error.errno in _FULL_ERRORS
 
 
 def is_shortage_error(error: OSError) -> bool:
-    """Whether a call failed for lack of file descriptors or memory, and says nothing about the disk.
+    """Whether a call failed for lack of file descriptors or memory, which says nothing about the disk.
 
-    Of a failed sync it says nothing, either: what the system could not write then may be lost.
+    Not for a failed sync: data that the system could not write then may be lost.
     """
     return error.errno in _SHORTAGE_ERRORS
 
 
 def shortage_error(error: OSError, what: str) -> ServerBusyError:
-    """The error for what could not be done now and was not begun; ``what`` names it. It is logged here."""
+    """The error for ``what`` could not be started for such a shortage. Logs it as well."""
     busy = ServerBusyError(
         f"The service cannot {what} now: {error.strerror or error}.",
         next_step="Try again. If the problem persists, allow the service to open more files (ulimit -n).",
