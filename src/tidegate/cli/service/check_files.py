@@ -31,7 +31,6 @@ class CountedFiles(OsFiles):
         self._bytes_before = 0
 
     def open_readable(self, path: Path) -> ReadableFile:
-        """See ``Files``."""
         file = super().open_readable(path)
         return _CountedFile(file, self) if path.suffix == SEGMENT_SUFFIX else file
 
@@ -53,7 +52,6 @@ class _CountedFile:
         self._until = 0
 
     def read_at(self, count: int, position: int) -> bytes:
-        """See ``ReadableFile``."""
         data = self._file.read_at(count, position)
         if position + len(data) > self._until:
             self._until = position + len(data)
@@ -61,10 +59,8 @@ class _CountedFile:
         return data
 
     def size(self) -> int:
-        """See ``ReadableFile``."""
         return self._file.size()
 
     def close(self) -> None:
-        """See ``ReadableFile``."""
         self._files.add(self._until)
         self._file.close()
