@@ -127,7 +127,8 @@ class Connection:
         self._sessions: dict[int, Session] = {}  # by our channel
         self._sessions_by_remote_channel: dict[int, Session] = {}
         self._ended_channels: set[int] = set()  # the peer's
-        self._account = PeerAccount(configuration.stranger_limits or configuration.peer_limits, now=now)
+        self.account = PeerAccount(configuration.stranger_limits or configuration.peer_limits, now=now)
+        """What the peer makes this side hold; sessions and links count in it."""
         self._local_error: Error | None = None
         self._final_event: ConnectionClosed | ConnectionFailed | None = None  # behind those of the sessions
 
@@ -157,16 +158,16 @@ class Connection:
     def held_bytes(self) -> int:
         """About the bytes that are kept for the peer: input that is not whole yet, frames that wait for a
         session's window, sessions and links. Not what is in ``output``."""
-        return self._splitter.buffered_bytes + self._account.held_bytes + LINK_BYTES * len(self._sessions)
+        return self._splitter.buffered_bytes + self.account.held_bytes + LINK_BYTES * len(self._sessions)
 
     @property
     def blocked_bytes(self) -> int:
         """Bytes of frames that wait for the window of their session."""
-        return self._account.blocked_bytes
+        return self.account.blocked_bytes
 
     def admit_peer(self) -> None:
         """The peer has proved who it is: from now on ``peer_limits`` hold instead of ``stranger_limits``."""
-        self._account.set_limits(self.configuration.peer_limits, now=self._received_at)
+        self.account.set_limits(self.configuration.peer_limits, now=self._received_at)
         if self._negotiation.is_done:
             self._limit_frames()
 
@@ -342,18 +343,6 @@ class Connection:
         """Queue one frame, shortened to what the peer takes. Raises FrameTooSmallError, with nothing sent."""
         self.output.append(encode_frame(channel, encode_within(performative, self.frame_bytes_max)))
 
-    def add_partial_bytes(self, change: int) -> None:
-        """Count bytes kept of deliveries that have not ended. Raises ResourceLimitError over the limit."""
-        self._account.add_partial_bytes(change)
-
-    def add_blocked_bytes(self, change: int) -> None:
-        """Count bytes of frames that wait for the window of their session."""
-        self._account.blocked_bytes += change
-
-    def add_links(self, change: int, *, strings_bytes: int = 0) -> None:
-        """Count links. Raises SessionViolationError over the limit; then nothing is counted."""
-        self._account.add_links(change, strings_bytes=strings_bytes)
-
     def forget_session(self, session: Session) -> None:
         """Free the session's channels."""
         if self._sessions.pop(session.local_channel, None) is not None:
@@ -376,7 +365,7 @@ class Connection:
             raise FramingError("The client sent too much behind its undecided SASL response.")
 
     def _limit_frames(self) -> None:
-        bytes_max = self._account.limits.frame_bytes_max
+        bytes_max = self.account.limits.frame_bytes_max
         self._splitter.frame_bytes_max = min(self.configuration.max_frame_size, bytes_max)
 
     def _begin_amqp(self) -> None:
@@ -408,7 +397,7 @@ class Connection:
             if frame.frame_type != AMQP_FRAME:
                 raise FramingError(f"Received a frame of type {frame.frame_type} on an open connection.")
             if frame.body:
-                account = self._account
+                account = self.account
                 account.count_frames(1, now=self._received_at)
                 until, partial_bytes = splitter.peek()[1], account.partial_bytes
                 self._receive_body(frame.channel, data, until - len(frame.body), until)
@@ -417,7 +406,7 @@ class Connection:
                     cost_left -= len(frame.body) // _COST_BYTES
             else:  # it only keeps the line alive
                 cost_left -= 1
-                self._account.count_heartbeats(1 + splitter.skip_empty_frames(), now=self._received_at)
+                self.account.count_heartbeats(1 + splitter.skip_empty_frames(), now=self._received_at)
 
     def _receive_run(self, data: bytes, position: int, cost_max: int) -> int:
         """Take small settled deliveries of one link; returns what they count for, 0 where there were none."""
@@ -429,7 +418,7 @@ class Connection:
             data, position, self._splitter.frame_bytes_max, cost_max, cost_max * _COST_BYTES
         )
         if deliveries:
-            self._account.count_frames(len(deliveries), now=self._received_at)
+            self.account.count_frames(len(deliveries), now=self._received_at)
             self._splitter.skip_to(until)
             session.receive_run(handle, deliveries)
         return max(len(deliveries), (until - position) // _COST_BYTES)
@@ -439,10 +428,10 @@ class Connection:
         if is_transfer(data, start):
             self._receive_transfer(channel, data, start, until)
             return
-        if until - start > self._account.limits.performative_bytes_max:
+        if until - start > self.account.limits.performative_bytes_max:
             raise ResourceLimitError(
                 f"A frame of {until - start} bytes that is not a transfer exceeds the limit "
-                f"of {self._account.limits.performative_bytes_max}."
+                f"of {self.account.limits.performative_bytes_max}."
             )
         body = memoryview(data)[start:until]
         performative, end = decode_performative(body)

@@ -323,7 +323,7 @@ class ReceiverLink(Link):
             self._refuse_oversized(first, size, is_more=transfer.more)
         elif transfer.more:
             # Copied: a view would keep the whole read alive for a piece of any size, even for an empty one.
-            self.session.add_partial_bytes(until - transfer.payload_start)
+            self.session.account.add_partial_bytes(until - transfer.payload_start)
             self._partial += memoryview(data)[transfer.payload_start : until]
         else:
             payload = data[transfer.payload_start : until]
@@ -361,7 +361,7 @@ class ReceiverLink(Link):
     def _drop_partial(self) -> None:
         self._first = None
         if self._partial:
-            self.session.add_partial_bytes(-len(self._partial))
+            self.session.account.add_partial_bytes(-len(self._partial))
             self._partial = bytearray()
         self._dropped_bytes = 0
 

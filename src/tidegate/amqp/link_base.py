@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol
 
 from tidegate.amqp.errors import FrameTooSmallError
 from tidegate.amqp.events import Event, LinkAttached, LinkDetached
+from tidegate.amqp.limits import PeerAccount
 from tidegate.amqp.performatives import (
     ROLE_RECEIVER,
     ROLE_SENDER,
@@ -62,6 +63,7 @@ class LinkSession(Protocol):
     has_forgotten_deliveries: bool
     events: deque[Event]
     output: list[Payload]
+    account: PeerAccount
 
     @property
     def is_mapped(self) -> bool:
@@ -101,10 +103,6 @@ class LinkSession(Protocol):
 
     def drop_blocked(self, link: Link) -> None:
         """Forget frames of this link that wait for the window."""
-        ...
-
-    def add_partial_bytes(self, change: int) -> None:
-        """Count bytes kept of deliveries that have not ended. Raises ResourceLimitError over the limit."""
         ...
 
     def add_unsettled(self, delivery_id: int, link: Link) -> None:

@@ -40,7 +40,7 @@ from tidegate.amqp.events import (
 )
 from tidegate.amqp.fitting import REFUSAL_BYTES
 from tidegate.amqp.free_numbers import FreeNumbers
-from tidegate.amqp.limits import strings_bytes
+from tidegate.amqp.limits import PeerAccount, strings_bytes
 from tidegate.amqp.link import Link, LinkRole, ReceiverLink, SenderLink
 from tidegate.amqp.link_base import SERIAL_MASK, remaining
 from tidegate.amqp.performatives import (
@@ -74,6 +74,7 @@ class SessionConnection(Protocol):
 
     events: deque[Event]
     output: list[Payload]
+    account: PeerAccount
 
     @property
     def can_send_frames(self) -> bool:
@@ -87,19 +88,6 @@ class SessionConnection(Protocol):
 
     def send_performative(self, channel: int, performative: Performative) -> None:
         """Queue one frame. Raises FrameTooSmallError, with nothing sent."""
-        ...
-
-    def add_partial_bytes(self, change: int) -> None:
-        """Count bytes kept of deliveries that have not ended. Raises ResourceLimitError over the limit."""
-        ...
-
-    def add_blocked_bytes(self, change: int) -> None:
-        """Count bytes of frames that wait for the window of their session."""
-        ...
-
-    def add_links(self, change: int, *, strings_bytes: int = 0) -> None:
-        """Count links, and what their strings take. Raises SessionViolationError over the limit; then nothing
-        is counted."""
         ...
 
     def forget_session(self, session: Session) -> None:
@@ -131,6 +119,7 @@ class Session:
         self.message_bytes_max = message_bytes_max
         self.events = connection.events
         self.output = connection.output
+        self.account = connection.account
 
         self.next_outgoing_id = 1
         self.next_delivery_id = 0
@@ -367,7 +356,7 @@ class Session:
         sizes = [sum(map(len, frame)) for frame in frames]
         self._blocked.extend((link, frame, size) for frame, size in zip(frames, sizes, strict=True))
         self._blocked_counts[link] = self._blocked_counts.get(link, 0) + len(frames)
-        self.connection.add_blocked_bytes(sum(sizes))
+        self.account.blocked_bytes += sum(sizes)
         self._send_blocked()
 
     def is_link_blocked(self, link: Link) -> bool:
@@ -378,10 +367,6 @@ class Session:
         """Have ``link.wake`` called once the window lets transfers out again."""
         assert isinstance(link, SenderLink)
         self._waiting[link] = None
-
-    def add_partial_bytes(self, change: int) -> None:
-        """Count bytes kept of deliveries that have not ended. Raises ResourceLimitError over the limit."""
-        self.connection.add_partial_bytes(change)
 
     def add_unsettled(self, delivery_id: int, link: Link) -> None:
         """Remember to whom a disposition of this delivery goes."""
@@ -400,7 +385,7 @@ class Session:
         """Forget frames of this link that wait for the window: nothing may follow its detach."""
         if link in self._blocked_counts:
             kept = [entry for entry in self._blocked if entry[0] is not link]
-            self.connection.add_blocked_bytes(-sum(size for owner, _, size in self._blocked if owner is link))
+            self.account.blocked_bytes -= sum(size for owner, _, size in self._blocked if owner is link)
             self._blocked = deque(kept)
             del self._blocked_counts[link]
             self._wake_waiting()
@@ -408,7 +393,7 @@ class Session:
     def forget_link(self, link: Link) -> None:
         """Free the link's handles, name and unsettled deliveries."""
         if self._links.pop(link.handle, None) is not None:
-            self.connection.add_links(-1, strings_bytes=-link.strings_bytes)
+            self.account.add_links(-1, strings_bytes=-link.strings_bytes)
             self._handles.give_back(link.handle)
         if self._links_by_name.get((link.name, link.role)) is link:
             del self._links_by_name[link.name, link.role]
@@ -480,7 +465,7 @@ class Session:
         return self._handles.take(min(self.handle_max, self._remote_handle_max))
 
     def _add_link(self, link: Link) -> None:
-        self.connection.add_links(1, strings_bytes=link.strings_bytes)
+        self.account.add_links(1, strings_bytes=link.strings_bytes)
         self._links[link.handle] = link
         self._links_by_name[link.name, link.role] = link
 
@@ -568,7 +553,7 @@ class Session:
                 link.wake()
 
     def _clear_blocked(self) -> None:
-        self.connection.add_blocked_bytes(-sum(size for _, _, size in self._blocked))
+        self.account.blocked_bytes -= sum(size for _, _, size in self._blocked)
         self._blocked.clear()
         self._blocked_counts.clear()
         self._waiting.clear()
@@ -579,7 +564,7 @@ class Session:
         for _ in range(count):
             link, frame, size = blocked.popleft()
             output.extend(frame)
-            self.connection.add_blocked_bytes(-size)
+            self.account.blocked_bytes -= size
             counts[link] -= 1
             if not counts[link]:
                 del counts[link]
