@@ -3,7 +3,7 @@
     python checkpoint_every_n.py HUB PARTITION [--every 100] [--from sequence-number|offset|time] [--events N]
 
 The checkpoint is a small JSON file with all three positions of the last processed event. Any one of them is
-enough to go on from: the sequence number and the offset exactly, the enqueued time with some events again
+enough to continue from: the sequence number and the offset exactly, the enqueued time with some events again
 (those that were accepted in the same millisecond). A crash between two checkpoints processes up to N events
 again: at least once.
 """
@@ -61,7 +61,7 @@ _FIELDS = {"sequence-number": "sequence_number", "offset": "offset", "time": "en
 
 
 def load(file: Path, partition_id: str, kind: str) -> EventPosition:
-    """Where to go on: behind the checkpoint, by the one position that ``kind`` names; else at the start."""
+    """Where to continue: after the checkpoint, by the position that ``kind`` names; or at the start."""
     if not file.exists():
         return EventPosition.earliest()
     stored = json.loads(file.read_text())

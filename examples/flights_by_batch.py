@@ -49,7 +49,7 @@ FLIGHT = pa.schema(_FIELDS)
 
 
 def parse(batch: pa.RecordBatch) -> Any:
-    """The flights of a batch, in its order. Raises where a body is no JSON object of a flight."""
+    """The flights of a batch, in its order. Raises if a body is not a flight's JSON object."""
     bodies: list[Any] = batch.column("body").to_pylist()
     lines: Any = b"\n".join(bodies)
     source: Any = pa.BufferReader(lines)

@@ -1,6 +1,6 @@
 """Compares the versions that are locked and declared with the floors of ``floors.toml``.
 
-Pure: texts in, sentences out. ``make check`` runs it through tests/test_dependencies.py.
+Pure: strings in, sentences out. ``make check`` runs it through tests/test_dependencies.py.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Floor:
     advisory: str
     """What is known about lower versions: CVE and GHSA numbers."""
     reason: str
-    """What a lower version would let somebody do."""
+    """What a lower version would let an attacker do."""
 
 
 @dataclass(frozen=True, slots=True)

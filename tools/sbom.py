@@ -121,7 +121,7 @@ def _validate(text: str) -> None:
 
     version = SchemaVersion.from_version(json.loads(text)["specVersion"])
     if (error := JsonStrictValidator(version).validate_str(text)) is not None:
-        sys.exit(f"The bill of materials is no CycloneDX: {error}")
+        sys.exit(f"The bill of materials is not CycloneDX: {error}")
 
 
 if __name__ == "__main__":

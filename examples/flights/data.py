@@ -61,7 +61,7 @@ def read_flights() -> Iterator[FlightEvent]:
 
 
 class _Numbers(dict[str, int | None]):
-    """Texts to numbers, each converted once: the data set has few thousand different ones."""
+    """Strings to numbers, each converted once: the data set has few thousand different ones."""
 
     def __missing__(self, text: str) -> int | None:
         value = self[text] = None if text in _MISSING else int(text)
@@ -69,7 +69,7 @@ class _Numbers(dict[str, int | None]):
 
 
 class _Texts(dict[str, str | None]):
-    """Texts to themselves, missing ones to None."""
+    """Strings unchanged, missing ones as None."""
 
     def __missing__(self, text: str) -> str | None:
         value = self[text] = None if text in _MISSING else text

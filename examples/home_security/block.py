@@ -214,7 +214,7 @@ class Block:
         return pa.RecordBatch.from_arrays(columns, schema=ALARMS)
 
     def _show_alarms(self, keys: np.ndarray, raised_ms: np.ndarray, kinds: np.ndarray) -> None:
-        """Keep the newest alarms of each home; those of one moment in the order of their texts."""
+        """Keep the newest alarms of each home; those of one moment in the order of their strings."""
         tables = self._tables
         shown = tables.alarms
         homes = np.concatenate([_homes_of(shown.keys), _homes_of(keys)])

@@ -94,7 +94,7 @@ def _is_whole(content: bytes) -> bool:
 
 def _lines_of(content: bytes) -> dict[bytes, bytes]:
     """The lines of a file, each with a comma at its end, by their names. A name has its first quote, and not
-    its second: so the order of these is that of the names' texts."""
+    its second: so the order of these is that of the names' strings."""
     if not _is_whole(content):
         raise _malformed()
     lines = content.split(b"\n")[1:-2]

@@ -162,7 +162,7 @@ def _by_name(keys: np.ndarray, chosen: np.ndarray, names: Names) -> np.ndarray:
 
 
 def _joined(homes_of_texts: np.ndarray, homes: np.ndarray, texts: list[str]) -> list[str]:
-    """Each home's texts, which are in the order of homes, joined by commas."""
+    """Each home's strings, which are in the order of homes, joined by commas."""
     starts = np.searchsorted(homes_of_texts, homes).tolist()
     ends = np.searchsorted(homes_of_texts, homes, side="right").tolist()
     return [",".join(texts[start:end]) for start, end in zip(starts, ends, strict=True)]

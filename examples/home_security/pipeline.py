@@ -8,7 +8,7 @@
                                                          all but the last in one transaction
 
 The checkpoint directory holds the state and must be kept: without it, open doors and half counted minutes are
-forgotten, and the ledger refuses to go on.
+forgotten, and the ledger refuses to continue.
 """
 
 from __future__ import annotations

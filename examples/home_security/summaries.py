@@ -122,7 +122,7 @@ class SummaryStore:
 def _read(files: Any, paths: Sequence[str]) -> list[bytes | None]:
     """Blobs as they are; None: it is not there. Raises what the file system raises for any other reason: a
     blob that could not be read must not be taken for one that is empty, or its pages would be lost."""
-    # Not ``cat``: what it is told to omit is any error, and for Azure it reads one blob after the other.
+    # Not ``cat``: it can only omit all errors, and for Azure it reads one blob after the other.
     found = files.cat_ranges(list(paths), None, None, on_error="return")
     for content in found:
         if isinstance(content, BaseException) and not isinstance(content, FileNotFoundError):

@@ -20,7 +20,7 @@ _ROOTS: Final = {
     "tidegate": Path(inspect.getfile(tidegate)).parent.parent,
     "tools": Path(__file__).parent.parent.parent,
 }
-"""Top-level package → the folder that it lies in; ``tools`` for the states that only pictures know."""
+"""Top-level package → the folder that contains it; ``tools`` for the states that only pictures know."""
 _LINE_MAX: Final = 88
 
 
@@ -123,7 +123,7 @@ def _with_bases(module: str, node: ast.ClassDef) -> Iterator[tuple[str, ast.Clas
         try:
             found, _ = _definition(home, _last(base))
         except LookupError:
-            continue  # Somebody else's class.
+            continue  # A class of another library.
         if isinstance(found, ast.ClassDef):
             yield from _with_bases(home, found)
 

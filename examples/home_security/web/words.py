@@ -119,7 +119,7 @@ def activity_in_words(levels: tuple[int, ...]) -> str:
 
 
 def time_of_day(at: datetime, day: date | None) -> Markup:
-    """``06:15``, with the date where it is another day's; exact for whoever asks."""
+    """``06:15``, with the date if it is another day's; its title is the exact time."""
     words = f"{at:%H:%M}" if at.date() == day else f"{at:%Y-%m-%d %H:%M}"
     exact = at.isoformat(timespec="milliseconds")
     return Markup('<time datetime="{}" title="{}">{}</time>').format(exact, exact, words)
