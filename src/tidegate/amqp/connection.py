@@ -1,18 +1,16 @@
-"""The engine: one AMQP connection, bytes in, events out, time passed in.
+"""The engine of an AMQP connection: bytes in, events out, time passed in.
 
-Theory of operation. The owner feeds what it reads to ``receive_data``, takes events with ``next_event``
-until there are none, and writes what ``data_to_send`` gives; it calls ``handle_deadline`` at
-``next_deadline``. A peer cannot make any of these raise: what it does wrong ends its session or the
-connection, and is reported in an event.
+The owner passes what it reads to ``receive_data``, takes events from ``next_event`` until there are none,
+writes the buffers of ``data_to_send``, and calls ``handle_deadline`` at ``next_deadline``. None of these
+raises because of the peer: a peer's error ends its session or the connection, and is reported in an event.
 
-An owner that has other connections to serve calls ``feed_data`` instead, and ``process_slice`` while there
-is input (``has_input``): a slice is about a millisecond's work, and it means nothing to a peer how its bytes
-are cut into slices.
+An owner with other connections to serve calls ``feed_data`` instead, and ``process_slice`` while there is
+input (``has_input``). A slice is about a millisecond's work; slicing does not change what a peer sees.
 
     bytes -> Negotiation (headers, SASL) -> FrameSplitter -> Connection (open, close, begin, end)
           -> Session (windows, attach, flow, disposition) -> Link (credit, deliveries)
 
-Everything that is sent goes to ``output``, in order; links append to it directly.
+All output goes to ``output``, in order; links append to it directly.
 Source: AMQP 1.0 part 2.
 """
 
@@ -71,32 +69,30 @@ from tidegate.model.errors import (
 )
 
 IDLE_GRACE: Final = 1.25
-"""How much longer than the advertised idle time-out we wait: the service advertises 240 s and closes after
-300 s (its text in azure-sdk-for-js#26073)."""
+"""Factor between the advertised idle time-out and ours: the service advertises 240 s and closes after 300 s
+(its text in azure-sdk-for-js#26073)."""
 
 HEARTBEAT_S_MIN: Final = 0.1
-"""Shortest pause between empty frames, whatever idle time-out the peer asks for (our choice)."""
+"""Shortest pause between empty frames, whatever idle time-out the peer requests (our choice)."""
 
 SLICE_COST: Final = 128
-"""Small settled deliveries in one slice; any other frame counts for ``_FRAME_COST`` of them (measured, with
-what a service does about them: 5 to 10 microseconds, and 20 to 300)."""
+"""Small settled deliveries per slice. Any other frame counts as ``_FRAME_COST`` of them (measured, with the
+service's work on them: 5 to 10 microseconds, and 20 to 300)."""
 
 _FRAME_COST: Final = 8
 
 _COST_BYTES: Final = 256
-"""So many bytes of deliveries also count for a small one (measured: 32 KB of events, annotations or sections
-as small as they can be take 3 to 8 ms)."""
+"""This many bytes of deliveries also count as a small one (measured: 32 KB of the smallest events,
+annotations or sections take 3 to 8 ms)."""
 
 SLICE_EVENTS_MAX: Final = 64
-"""New events that end a slice: each is work for the owner, and a flow may wake many links (our choice)."""
+"""New events that end a slice: the owner must process each, and a flow may wake many links (our choice)."""
 
 UNDECIDED_BYTES_MAX: Final = 16384
-"""Bytes that a client may pipeline behind a SASL response that is not decided yet (our choice)."""
+"""Bytes that a client may pipeline after a SASL response that is still undecided (our choice)."""
 
 
 class Connection:
-    """One AMQP connection, either role."""
-
     def __init__(self, configuration: ConnectionConfiguration, *, role: Role, now: float) -> None:
         is_server = role is Role.SERVER
         mechanisms = configuration.sasl_mechanisms
@@ -106,16 +102,16 @@ class Connection:
         self.role = role
         self.state = CONNECTION.initial
         self.is_finished = False
-        """Nothing more will be received or, after ``data_to_send``, sent: close the byte stream."""
+        """Nothing more is received or, after ``data_to_send``, sent: close the byte stream."""
         self.remote_open: Open | None = None
         self.frame_bytes_max = FRAME_BYTES_MIN if is_server else configuration.max_frame_size
-        """The largest frame that the peer takes. (A client pipelines attaches before it knows.)"""
+        """The largest frame that the peer accepts. (A client pipelines attaches before it knows.)"""
         self.events: deque[Event] = deque()
         self.output: list[Payload] = []
-        """Frames of AMQP, behind whatever the negotiation still has to say."""
+        """AMQP frames, sent after the negotiation's output."""
 
         self.has_input = False
-        """More of what was fed can be worked off: call ``process_slice``."""
+        """Fed input is still unprocessed: call ``process_slice``."""
         self._negotiation = Negotiation(
             is_server=is_server,
             mechanisms=mechanisms,
@@ -130,7 +126,7 @@ class Connection:
         self.account = PeerAccount(configuration.stranger_limits or configuration.peer_limits, now=now)
         """What the peer makes this side hold; sessions and links count in it."""
         self._local_error: Error | None = None
-        self._final_event: ConnectionClosed | ConnectionFailed | None = None  # behind those of the sessions
+        self._final_event: ConnectionClosed | ConnectionFailed | None = None  # after those of the sessions
 
         self._received_at = now
         self._handshake_deadline: float | None = now + configuration.handshake_timeout_s
@@ -146,7 +142,7 @@ class Connection:
 
     @property
     def sasl_mechanism(self) -> str | None:
-        """What the SASL dialogue settled on; None: not yet, or the peer skipped it."""
+        """The negotiated SASL mechanism; None: none yet, or the peer skipped SASL."""
         return self._negotiation.mechanism
 
     @property
@@ -156,23 +152,23 @@ class Connection:
 
     @property
     def held_bytes(self) -> int:
-        """About the bytes that are kept for the peer: input that is not whole yet, frames that wait for a
-        session's window, sessions and links. Not what is in ``output``."""
+        """Approximate bytes kept for the peer: incomplete input, frames that wait for a session's window,
+        sessions and links. Excludes ``output``."""
         return self._splitter.buffered_bytes + self.account.held_bytes + LINK_BYTES * len(self._sessions)
 
     @property
     def blocked_bytes(self) -> int:
-        """Bytes of frames that wait for the window of their session."""
+        """Bytes of frames that wait for their session's window."""
         return self.account.blocked_bytes
 
     def admit_peer(self) -> None:
-        """The peer has proved who it is: from now on ``peer_limits`` hold instead of ``stranger_limits``."""
+        """Apply ``peer_limits`` instead of ``stranger_limits``: the peer has authenticated."""
         self.account.set_limits(self.configuration.peer_limits, now=self._received_at)
         if self._negotiation.is_done:
             self._limit_frames()
 
     def open(self) -> None:
-        """Client: start. Sessions and links may be begun and attached at once; their frames are pipelined."""
+        """Client: start. Sessions and links may be started immediately; their frames are pipelined."""
         self._step(ConnectionInput.SEND_HEADER)
         self._negotiation.start()
         self._send_open()
@@ -181,7 +177,7 @@ class Connection:
         """Begin a session; ``SessionBegun`` follows.
 
         incoming_window: transfer frames; None: the configuration's.
-        Raises LocalProtocolError when the connection is not open(ing), or all channels are taken.
+        Raises LocalProtocolError if the connection is not open(ing), or all channels are in use.
         """
         if not self.can_send_frames:
             raise LocalProtocolError(f"A session cannot begin: the connection is {self.state.name}.")
@@ -192,8 +188,8 @@ class Connection:
         return session
 
     def close(self, error: Error | None = None) -> None:
-        """Say goodbye; ``ConnectionClosed`` follows when the peer has answered, or at once where no open was
-        sent yet. Does nothing when closing or closed."""
+        """Close the connection. ``ConnectionClosed`` follows when the peer has answered, or immediately if no
+        open was sent yet. Does nothing when closing or closed."""
         if self.is_finished or self._is_close_sent():
             return
         self._local_error = error
@@ -203,32 +199,28 @@ class Connection:
             self._finish(ConnectionClosed(error))
 
     def abort(self, error: TidegateError) -> None:
-        """Give the connection up now, without waiting for the peer; ``ConnectionFailed(error)`` follows."""
+        """End the connection without waiting for the peer; ``ConnectionFailed(error)`` follows."""
         self._fail(error)
 
     def complete_sasl(self, is_accepted: bool) -> None:
-        """Server: the word on a ``SaslReceived`` that is not decided.
-
-        Raises LocalProtocolError when there is none.
-        """
+        """Server: decide about an undecided ``SaslReceived``. Raises LocalProtocolError if there is none."""
         if self.is_finished:
             return
         self._negotiation.complete_sasl(is_accepted)
         if is_accepted:
-            self._splitter.feed(b"")  # what the client has pipelined
+            self._splitter.feed(b"")  # process what the client has pipelined
             self.process_slice()
         else:
             self._fail(UnauthorizedError("The client's SASL response was refused."))
 
     def receive_data(self, data: bytes | bytearray | memoryview, *, now: float) -> None:
-        """Take the bytes of one read and work them off; ``data`` may be reused afterwards. Never raises for a
-        peer's doing."""
+        """Process the bytes of one read; ``data`` may then be reused. Never raises because of the peer."""
         self.feed_data(data, now=now)
         while self.has_input:
             self.process_slice()
 
     def feed_data(self, data: bytes | bytearray | memoryview, *, now: float) -> None:
-        """Take the bytes of one read, for ``process_slice``; ``data`` may be reused afterwards."""
+        """Accept the bytes of one read, for ``process_slice``; ``data`` may be reused afterwards."""
         if self.is_finished or not data:
             return
         self._received_at = now
@@ -236,12 +228,12 @@ class Connection:
         self.has_input = True
 
     def drop_input(self) -> None:
-        """Forget what was fed and is not worked off."""
+        """Discard fed input that is not processed yet."""
         self.has_input = False
         self._splitter.drop()
 
     def process_slice(self) -> None:
-        """Work off a part of what was fed, about a millisecond's worth; ``has_input``: there is more."""
+        """Process about a millisecond's worth of the input; ``has_input`` says whether more is left."""
         self.has_input = False
         if self.is_finished:
             return
@@ -257,7 +249,7 @@ class Connection:
                 self._splitter.release()
 
     def receive_eof(self, *, now: float, error: TidegateError | None = None) -> None:
-        """The peer ended the byte stream, or it broke (``error`` says how)."""
+        """The peer ended the byte stream, or it broke with ``error``."""
         if self.is_finished:
             return
         self._received_at = now
@@ -269,7 +261,7 @@ class Connection:
             )
 
     def next_event(self) -> Event | None:
-        """The next event; None when there is none."""
+        """The next event, or None."""
         if not self.events:
             if self._final_event is None:
                 return None
@@ -278,17 +270,15 @@ class Connection:
 
     @property
     def has_events(self) -> bool:
-        """Whether ``next_event`` has one."""
         return bool(self.events) or self._final_event is not None
 
     @property
     def has_data_to_send(self) -> bool:
-        """Whether ``data_to_send`` has something."""
         negotiation = self._negotiation
         return bool(negotiation.output) or (negotiation.is_header_sent and bool(self.output))
 
     def data_to_send(self) -> list[Payload]:
-        """The buffers to write next, in order, and forget about."""
+        """Remove and return the buffers to write next, in order."""
         negotiation = self._negotiation
         chunks: list[Payload] = []
         if negotiation.output:
@@ -300,7 +290,7 @@ class Connection:
         return chunks
 
     def next_deadline(self) -> float | None:
-        """When ``handle_deadline`` is due next, on the clock of ``now``; None: not at all."""
+        """When to call ``handle_deadline`` next, on the clock of ``now``; None: not at all."""
         if self.is_finished:
             return None
         deadlines = []
@@ -313,7 +303,7 @@ class Connection:
         return min(deadlines, default=None)
 
     def handle_deadline(self, *, now: float) -> None:
-        """Do what is due: an empty frame, or give up a silent peer. Early calls do nothing."""
+        """Send an empty frame if due, or fail the connection of a silent peer. Early calls do nothing."""
         if self.is_finished:
             return
         if self._handshake_deadline is not None and now >= self._handshake_deadline:
@@ -329,22 +319,21 @@ class Connection:
             self._heartbeat_at = now + self._heartbeat_s
 
     def excuse_silence(self, *, now: float) -> None:
-        """Count the peer's idle time from now: it could not be heard, as this side did not read."""
+        """Restart the peer's idle time-out: this side was not reading."""
         self._received_at = now
 
     # --- for sessions (``session.SessionConnection``) ---
 
     @property
     def can_send_frames(self) -> bool:
-        """Whether frames of sessions may go out; from our open on, as they are pipelined."""
+        """Whether frames of sessions may be sent. True from our open on: they are pipelined."""
         return not self.is_finished and CONNECTION.allows(self.state, ConnectionInput.SEND_FRAME)
 
     def send_performative(self, channel: int, performative: Performative) -> None:
-        """Queue one frame, shortened to what the peer takes. Raises FrameTooSmallError, with nothing sent."""
+        """Queue one frame, shortened to the peer's limit. Raises FrameTooSmallError, with nothing sent."""
         self.output.append(encode_frame(channel, encode_within(performative, self.frame_bytes_max)))
 
     def forget_session(self, session: Session) -> None:
-        """Free the session's channels."""
         if self._sessions.pop(session.local_channel, None) is not None:
             self._channels.give_back(session.local_channel)
         if session.remote_channel is not None:
@@ -354,7 +343,7 @@ class Connection:
     # --- receiving ---
 
     def _negotiate(self) -> None:
-        """What comes before AMQP: a few headers and frames, more of which are a protocol error."""
+        """Process what precedes AMQP: few headers and frames. More of them are a protocol error."""
         event = self._negotiation.receive(self._splitter)
         while event is not None:
             self.events.append(event)
@@ -375,8 +364,8 @@ class Connection:
             self._step(ConnectionInput.SEND_HEADER)
 
     def _receive_frames(self) -> None:
-        """Whole frames of what was fed, for one slice. Small settled deliveries are recognised by their first
-        bytes, and taken many at a time; all else goes frame by frame."""
+        """Process whole frames for one slice. Small settled deliveries are recognised by their first bytes
+        and taken in runs; all other frames one by one."""
         splitter, cost_left = self._splitter, SLICE_COST
         events_until = len(self.events) + SLICE_EVENTS_MAX
         while not self.is_finished:
@@ -385,12 +374,14 @@ class Connection:
                 return
             view, position = splitter.peek()
             data = view.obj
-            assert type(data) is bytes  # the splitter keeps nothing else
+            assert type(data) is bytes  # the splitter keeps only bytes
+            # Fast path: a run of small settled deliveries.
             if self.state is ConnectionState.OPENED and is_own_transfer(data, position):
                 cost = self._receive_run(data, position, cost_left)
                 cost_left -= cost
                 if cost:
                     continue
+            # General path: one frame.
             frame = splitter.next_frame()
             if frame is None:
                 return
@@ -404,16 +395,16 @@ class Connection:
                 cost_left -= _FRAME_COST
                 if account.partial_bytes <= partial_bytes:  # else its bytes are only kept
                     cost_left -= len(frame.body) // _COST_BYTES
-            else:  # it only keeps the line alive
+            else:  # only keeps the connection alive
                 cost_left -= 1
                 self.account.count_heartbeats(1 + splitter.skip_empty_frames(), now=self._received_at)
 
     def _receive_run(self, data: bytes, position: int, cost_max: int) -> int:
-        """Take small settled deliveries of one link; returns what they count for, 0 where there were none."""
+        """Process small settled deliveries of one link. Returns their cost; 0 if there were none."""
         channel, handle = run_address(data, position)
         session = self._sessions_by_remote_channel.get(channel)
         if session is None or not session.is_receiving:
-            return 0  # the long way knows what to make of it
+            return 0  # the general path handles it
         deliveries, until = take_run(
             data, position, self._splitter.frame_bytes_max, cost_max, cost_max * _COST_BYTES
         )
@@ -424,7 +415,7 @@ class Connection:
         return max(len(deliveries), (until - position) // _COST_BYTES)
 
     def _receive_body(self, channel: int, data: bytes, start: int, until: int) -> None:
-        """One frame: its performative starts at ``start``, its payload ends at ``until``."""
+        """Process a frame whose performative starts at ``start`` and whose payload ends at ``until``."""
         if is_transfer(data, start):
             self._receive_transfer(channel, data, start, until)
             return
@@ -511,9 +502,9 @@ class Connection:
         session.receive_begin(begin, channel)
 
     def _session_at(self, channel: int) -> Session | None:
-        """The session that the peer began there; None where it has ended.
+        """The session that the peer began there; None if it has ended.
 
-        The official Python client sends detaches behind its end: what comes on an ended channel is dropped.
+        The official Python client sends detaches after its end: frames on an ended channel are dropped.
         """
         session = self._sessions_by_remote_channel.get(channel)
         if session is None and channel not in self._ended_channels:
@@ -533,7 +524,7 @@ class Connection:
         self.state = CONNECTION.after(self.state, step)
 
     def _make_session(self, incoming_window: int | None) -> Session | None:
-        """A session on the lowest free channel; None when there is none."""
+        """A session on the lowest free channel; None if all are in use."""
         configuration = self.configuration
         channel_max = configuration.channel_max
         if self.remote_open is not None:
@@ -565,7 +556,7 @@ class Connection:
             desired_capabilities=tuple(map(Symbol, configuration.desired_capabilities)),
             properties=dict(configuration.properties.items()),
         )
-        # What the peer takes is known for sure only once its own open has come.
+        # The peer's frame size is known only after its own open.
         self.output.append(encode_frame(0, encode_within(local, FRAME_BYTES_MIN)))
 
     def _send_close(self, error: Error | None) -> None:
@@ -573,7 +564,7 @@ class Connection:
         self.send_performative(0, Close(error))
 
     def _fail(self, error: TidegateError) -> None:
-        """End the connection because of ``error``: notify the peer, if it has got that far, and the owner."""
+        """End the connection with an error: notify the owner and, if the connection is that far, the peer."""
         if self.is_finished:
             return
         if self.state in (ConnectionState.HDR_EXCH, ConnectionState.OPEN_RCVD):
@@ -583,14 +574,14 @@ class Connection:
         self._finish(ConnectionFailed(error))
 
     def _finish(self, event: ConnectionClosed | ConnectionFailed) -> None:
-        """Nothing more happens; ``next_event`` reports links, sessions and, last, the connection."""
+        """End the connection; ``next_event`` still reports links, sessions and, last, the connection."""
         self._final_event = event
         self.state = ConnectionState.END
         self.is_finished = True
         self.has_input = False
 
     def _end_next(self) -> None:
-        """Make the events of one session's end, or the last of all: thousands of links end in many steps."""
+        """Report the end of one session, or of the connection: thousands of links end in many steps."""
         event = self._final_event
         assert event is not None
         session = next(iter(self._sessions.values()), None)

@@ -1,9 +1,9 @@
-"""AMQP bytes to Python values, and skipping values without building them.
+"""Decodes AMQP values, and skips values without creating them.
 
-Input is hostile until decoded: every declared size is checked against what is there before anything of
-that size is made, nesting is bounded, and whatever is wrong comes out as a DecodeError. The time and memory
-that a value costs grow in proportion to its bytes: no byte makes more than a few objects, and the keys of
-maps are of types whose hashes a peer cannot make collide (``KEY_TYPES``).
+Input is hostile: every declared size is checked against the available bytes before anything of that size is
+allocated, nesting is limited, and any error is a DecodeError. Time and memory grow in proportion to a value's
+bytes: no byte creates more than a few objects, and map keys are of types whose hashes a peer cannot make
+collide (``KEY_TYPES``).
 Source: AMQP 1.0 part 1 section 1.6.
 """
 
@@ -39,37 +39,38 @@ DEPTH_MAX: Final = 32
 """Levels of nesting (our choice: Event Hubs clients send fewer than 8)."""
 
 ZERO_WIDTH_ELEMENTS_MAX: Final = 8
-"""Elements of an array whose elements take no bytes (our choice: nothing sends such arrays, and a count
-alone must not be able to ask for memory and time)."""
+"""Elements of an array whose elements have no bytes (our choice: no client sends such arrays, and a count
+alone must not cost memory and time)."""
 
 ARRAY_DESCRIPTOR_BYTES_MAX: Final = 128
-"""Encoded length of the descriptor that the elements of an array share, of which there may be one (our
-choice: the longest of the standard has 40). Each element has it again in what is made of the array."""
+"""Encoded length of the one descriptor that an array's elements may share (our choice: the longest of the
+standard has 40). Each decoded element holds it again."""
 
 KEY_TYPES: Final = frozenset({Symbol, str, bytes, int, UByte, UShort, UInt, ULong, Byte, Short, Int})
-"""What a map's keys may be: what the protocol's own maps have, and properties that clients set.
+"""Types of a map's keys: those of the protocol's own maps, and of properties that clients set.
 
-Python seeds the hashes of text and bytes for each process, and at most nine integers of 64 bits share a
-hash. Of UUIDs, floats, described values and arrays a peer can write as many with one hash as there is room
-for: a map of n such keys takes n² comparisons (480 KB took 29 s)."""
+Python seeds the hashes of text and bytes per process, and at most nine 64-bit integers share a hash. Of
+UUIDs, floats, described values and arrays a peer can send any number with one hash, and a map of n such keys
+takes n² comparisons (480 KB took 29 s).
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much one call of ``decode_value`` makes."""
+    """Limits of one call of ``decode_value``."""
 
     map_entries_max: int
-    """Of each map."""
+    """Per map."""
     values_max: int
-    """Elements of lists, maps (keys and values) and arrays at all levels together."""
+    """Elements of all lists, maps (keys and values) and arrays, at all levels together."""
 
 
 PROTOCOL_LIMITS: Final = Limits(map_entries_max=1000, values_max=4096)
-"""For what the protocol itself consists of: performatives, annotations, requests (our choice: Event Hubs
-clients send fewer than 100)."""
+"""For the protocol's own values: performatives, annotations, requests (our choice: Event Hubs clients send
+fewer than 100)."""
 
 CONTENT_LIMITS: Final = Limits(map_entries_max=2**32, values_max=2**32)
-"""For bodies and application properties, which are the application's own: the bytes alone limit them."""
+"""For bodies and application properties, which belong to the application: only their size limits them."""
 
 _u16 = struct.Struct(">H").unpack_from
 _u32 = struct.Struct(">I").unpack_from
@@ -83,7 +84,7 @@ _double = struct.Struct(">d").unpack_from
 
 
 class _Room:
-    """What is left of the limits, for one call of ``decode_value``."""
+    """What is left of the limits in one call of ``decode_value``."""
 
     __slots__ = ("depth", "map_entries_max", "values", "values_max")
 
@@ -93,7 +94,7 @@ class _Room:
         self.depth = DEPTH_MAX
 
     def enter(self, count: int) -> None:
-        """Begin a value with ``count`` others inside; when it ends, ``depth`` is to be raised again."""
+        """Enter a value with ``count`` others inside; the caller raises ``depth`` again at its end."""
         if self.depth == 0:
             raise DecodeError(f"Values are nested more than {DEPTH_MAX} deep.")
         self.depth -= 1
@@ -103,13 +104,13 @@ class _Room:
 
 
 _Decoder = Callable[[Buffer, int, _Room], tuple[object, int]]
-"""(data, offset after the constructor, what is left of the limits) -> (value, end)."""
+"""(data, offset after the constructor, remaining limits) -> (value, end)."""
 
 
 def decode_value(data: Buffer, offset: int = 0, limits: Limits = PROTOCOL_LIMITS) -> tuple[object, int]:
-    """The value that starts at ``offset``, and the offset after it.
+    """The value at ``offset``, and the offset after it.
 
-    Raises DecodeError when the bytes are no AMQP value, end before it does, or hold more than ``limits``.
+    Raises DecodeError if the bytes are not an AMQP value, are truncated, or hold more than ``limits``.
     """
     try:
         return _DECODERS[data[offset]](data, offset + 1, _Room(limits))
@@ -118,9 +119,9 @@ def decode_value(data: Buffer, offset: int = 0, limits: Limits = PROTOCOL_LIMITS
 
 
 def decode_value_until(data: Buffer, offset: int, end: int, limits: Limits = PROTOCOL_LIMITS) -> object:
-    """The value that starts at ``offset`` and ends at ``end``, as sizes say.
+    """The value that starts at ``offset`` and must end at ``end``.
 
-    Raises DecodeError as ``decode_value``, and where it ends elsewhere.
+    Raises DecodeError as ``decode_value``, and if it ends elsewhere.
     """
     value, value_end = decode_value(data, offset, limits)
     if value_end != end:
@@ -131,11 +132,11 @@ def decode_value_until(data: Buffer, offset: int, end: int, limits: Limits = PRO
 def skip_value(data: Buffer, offset: int = 0) -> int:
     """The offset after the value at ``offset``, from sizes alone: contents are not examined.
 
-    Raises DecodeError when the constructor is unknown, or the data ends before the value does.
+    Raises DecodeError if the constructor is unknown or the value is truncated.
     """
     try:
         descriptors = 0
-        while data[offset] == 0:  # a described value: its descriptor, then itself
+        while data[offset] == 0:  # a described value: skip its descriptor
             descriptors += 1
             if descriptors > DEPTH_MAX:
                 raise DecodeError(f"Descriptors are nested more than {DEPTH_MAX} deep.")
@@ -195,7 +196,7 @@ def _decode_described(data: Buffer, offset: int, room: _Room) -> tuple[object, i
 
 
 def _decode_descriptor(data: Buffer, offset: int, room: _Room) -> tuple[object, int]:
-    """The standard has symbols and ulongs; clients' other integers and strings are let pass (section 1.2)."""
+    """The standard has symbols and ulongs; clients' other integers and strings are accepted (section 1.2)."""
     if data[offset] == 0:
         _refuse_described_descriptor()
     descriptor, end = _DECODERS[data[offset]](data, offset + 1, room)
@@ -295,7 +296,7 @@ def _decode_symbol32(data: Buffer, offset: int, room: _Room) -> tuple[object, in
 
 
 def _compound_bounds(data: Buffer, offset: int, width: int) -> tuple[int, int, int]:
-    """(number of elements, where they start, where they must end) of a list, map or array."""
+    """(number of elements, their start, their required end) of a list, map or array."""
     if width == 1:
         size, count = data[offset], data[offset + 1]
     else:
@@ -342,7 +343,7 @@ def _map_items(data: Buffer, offset: int, room: _Room, width: int) -> tuple[dict
 
 
 def check_key(key: object) -> None:
-    """Raise DecodeError for what must not be a map's key (``KEY_TYPES``)."""
+    """Raise DecodeError if a value must not be a map's key (``KEY_TYPES``)."""
     if type(key) not in KEY_TYPES:
         raise DecodeError(
             f"A map has a {type(key).__name__} as its key; symbols, strings, integers and binary are allowed."
@@ -354,7 +355,7 @@ def _array_items(data: Buffer, offset: int, room: _Room, width: int) -> tuple[Ar
     if offset == end:
         if count:
             raise DecodeError(f"An array of {count} elements has no bytes.")
-        return Array((), type(None)), end  # without even a constructor: the official Python client sends that
+        return Array((), type(None)), end  # without a constructor: the official Python client sends this
     room.enter(count)
     is_described = data[offset] == 0
     descriptor: object = None

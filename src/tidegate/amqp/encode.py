@@ -1,7 +1,7 @@
-"""Python values to AMQP bytes, each in its shortest encoding.
+"""Encodes Python values as AMQP, each in its shortest encoding.
 
-``append_value`` is the one entry; it dispatches on the exact type, so the subclasses in ``types`` decide
-what is sent. Source: AMQP 1.0 part 1 section 1.6.
+``append_value`` is the entry point. It dispatches on the exact type, so the subclasses in ``types`` select
+the AMQP type. Source: AMQP 1.0 part 1 section 1.6.
 """
 
 from __future__ import annotations
@@ -46,19 +46,16 @@ _DECIMAL_CODES = {4: 0x74, 8: 0x84, 16: 0x94}
 
 
 def encode_value(value: object) -> bytes:
-    """The bytes of one value, constructor included.
-
-    Raises EncodeError when AMQP has no encoding for it.
-    """
+    """Encode one value, with its constructor. Raises EncodeError if AMQP has no encoding for it."""
     output = bytearray()
     append_value(output, value)
     return bytes(output)
 
 
 def append_value(output: bytearray, value: object) -> None:
-    """Append one value to ``output``; on an error what was appended so far stays there.
+    """Append an encoded value to ``output``.
 
-    Raises EncodeError when AMQP has no encoding for it.
+    Raises EncodeError if AMQP has no encoding for it; bytes already appended stay in ``output``.
     """
     encoder = _ENCODERS.get(type(value)) or _encoder_for_subclass(type(value))
     try:
@@ -72,19 +69,17 @@ def append_value(output: bytearray, value: object) -> None:
 
 
 def append_list(output: bytearray, encoded_items: bytes | bytearray, count: int) -> None:
-    """Append a list of ``count`` items that are encoded already, with its header; never ``list0``."""
+    """Append a list of ``count`` encoded items, with its header; never ``list0``."""
     _append_compound(output, 0xC0, 0xD0, encoded_items, count)
 
 
 def append_binary(output: bytearray, value: bytes | bytearray | memoryview) -> None:
-    """Append a binary value."""
     length = len(value)
     output += bytes((0xA0, length)) if length < 256 else _pack_u32(0xB0, length)
     output += value
 
 
 def append_string(output: bytearray, value: str) -> None:
-    """Append a string."""
     encoded = value.encode()
     length = len(encoded)
     output += bytes((0xA1, length)) if length < 256 else _pack_u32(0xB1, length)
@@ -92,7 +87,7 @@ def append_string(output: bytearray, value: str) -> None:
 
 
 def append_symbol(output: bytearray, value: str) -> None:
-    """Append a symbol. Characters outside ASCII go out as UTF-8, as other clients send them."""
+    """Append a symbol. Characters outside ASCII are sent as UTF-8, as other clients do."""
     encoded = value.encode()
     length = len(encoded)
     output += bytes((0xA3, length)) if length < 256 else _pack_u32(0xB3, length)
@@ -247,7 +242,7 @@ _ENCODERS: dict[type, _Encoder] = {
 
 
 def _encoder_for_subclass(kind: type) -> _Encoder:
-    """The encoder of the nearest base: a ``StrEnum`` member is a string, an ``IntEnum`` member a long."""
+    """The nearest base class's encoder: a ``StrEnum`` member is a string, an ``IntEnum`` member a long."""
     if issubclass(kind, Enum) and not issubclass(kind, (str, int)):
         raise EncodeError(f"AMQP has no encoding for {kind.__name__}.")
     for base in kind.__mro__:
@@ -287,7 +282,7 @@ def _append_array(output: bytearray, value: Array) -> None:
 
 
 def _array_elements(kind: type, items: Sequence[Any]) -> bytearray:
-    """The constructor that all elements share, then the elements without one."""
+    """The shared constructor, then the elements without it."""
     if kind in _ARRAY_FORMATS:
         code, letter = _ARRAY_FORMATS[kind]
         return bytearray((code,)) + struct.pack(f">{len(items)}{letter}", *items)

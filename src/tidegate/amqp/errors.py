@@ -1,7 +1,7 @@
-"""What goes wrong inside AMQP itself, and the conditions that AMQP gives names to.
+"""Errors of AMQP itself, and the conditions that AMQP defines.
 
-Errors about the peer's bytes carry the condition to close the connection with. The product's own errors
-and their conditions are in ``tidegate.wire.conditions``.
+Errors about the peer's bytes have the condition to close the connection with. The product's own errors and
+their conditions are in ``tidegate.wire.conditions``.
 """
 
 from __future__ import annotations
@@ -46,28 +46,28 @@ STOLEN: Final = Symbol("amqp:link:stolen")
 
 
 class DecodeError(RemoteProtocolError):
-    """Bytes that are no AMQP value, or not the value that belongs there."""
+    """Bytes that are not an AMQP value, or not the expected one."""
 
     condition: ClassVar[Symbol] = DECODE_ERROR
 
 
 class FramingError(RemoteProtocolError):
-    """Bytes that are no frame: wrong header, impossible size, larger than agreed."""
+    """Bytes that are not a frame: wrong header, impossible size, larger than agreed."""
 
     condition: ClassVar[Symbol] = FRAMING_ERROR
 
 
 class ResourceLimitError(RemoteProtocolError):
-    """More than one connection may ask for."""
+    """The peer exceeded a limit of the connection."""
 
     condition: ClassVar[Symbol] = RESOURCE_LIMIT_EXCEEDED
 
 
 class FrameTooSmallError(LocalProtocolError):
-    """A performative of ours that cannot be made to fit into the peer's frames."""
+    """A performative of ours that does not fit into the peer's frames, even shortened."""
 
     condition: ClassVar[Symbol] = FRAME_SIZE_TOO_SMALL
 
 
 class EncodeError(LocalProtocolError):
-    """A value of ours that AMQP has no encoding for: a wrong type, or out of its type's range."""
+    """A value that AMQP has no encoding for: a wrong type, or out of its type's range."""

@@ -1,9 +1,8 @@
-"""What the engine reports to its owner, and the deliveries that it hands over.
+"""The events that the engine reports to its owner, and deliveries.
 
-Events are values. Order is the order on the wire. For each link ``LinkDetached`` comes exactly once, for each
-session ``SessionEnded`` exactly once after its links, and ``ConnectionClosed`` or ``ConnectionFailed`` is the
-last event of all: cleaning up needs no other bookkeeping. (Only type names come from ``link`` and
-``session`` here.)
+Events are values, in the order of the wire. ``LinkDetached`` comes exactly once per link, ``SessionEnded``
+exactly once per session, after its links, and ``ConnectionClosed`` or ``ConnectionFailed`` is the last event:
+cleaning up needs no other bookkeeping. (From ``link`` and ``session`` only type names are used here.)
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ class Delivery(NamedTuple):
     """One complete incoming message."""
 
     delivery_id: int
-    """Of the session; what ``ReceiverLink.settle`` takes."""
+    """Unique in the session; for ``ReceiverLink.settle``."""
     delivery_tag: bytes
     message_format: int
     is_settled: bool
-    """True: the sender wants no disposition."""
+    """True: the sender expects no disposition."""
     payload: bytes
     """The encoded message; owned by the receiver of the event."""
 
@@ -40,7 +39,7 @@ class SaslReceived:
     initial_response: bytes
     hostname: str | None
     is_decided: bool
-    """False (PLAIN): the connection waits for ``Connection.complete_sasl``. True: accepted already."""
+    """False (PLAIN): the connection waits for ``Connection.complete_sasl``. True: already accepted."""
 
     def __repr__(self) -> str:  # the response of PLAIN is a password
         return f"SaslReceived(mechanism={self.mechanism!r}, is_decided={self.is_decided})"
@@ -56,14 +55,14 @@ class ConnectionOpened:
 
 @dataclass(frozen=True, slots=True)
 class SessionBegun:
-    """A session can be used: the peer began it, or answered ours."""
+    """A session is ready: the peer began it, or answered our begin."""
 
     session: Session
 
 
 @dataclass(frozen=True, slots=True)
 class LinkAttaching:
-    """The peer attaches a link; ``accept`` or ``refuse`` it, now or later."""
+    """The peer attaches a link. Call ``accept`` or ``refuse`` on it, now or later."""
 
     link: Link
     attach: Attach
@@ -71,7 +70,7 @@ class LinkAttaching:
 
 @dataclass(frozen=True, slots=True)
 class LinkAttached:
-    """The peer answered our attach and did not refuse it."""
+    """The peer accepted our attach."""
 
     link: Link
     attach: Attach
@@ -86,7 +85,7 @@ class CreditGranted:
 
 @dataclass(frozen=True, slots=True)
 class LinkDrained:
-    """The sender answered our ``drain``: no credit is outstanding, nothing more will come on it."""
+    """The sender answered our ``drain``: no credit is outstanding."""
 
     link: ReceiverLink
 
@@ -101,13 +100,13 @@ class DeliveriesReceived:
 
 @dataclass(frozen=True, slots=True)
 class DeliveriesSettled:
-    """The receiver decided about deliveries of ours; ids ``first`` to ``last``, both included."""
+    """The receiver settled our deliveries with ids ``first`` to ``last``, both included."""
 
     link: SenderLink
     first_delivery_id: int
     last_delivery_id: int
     state: DeliveryState | None
-    """None: settled without saying how."""
+    """None: settled without an outcome."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,16 +115,16 @@ class LinkDetached:
 
     link: Link
     error: Error | None
-    """Why: the peer's error, else the one we detached with; None where nothing went wrong."""
+    """The peer's error, else the one we detached with; None without an error."""
     closed: bool
     """False: only this attachment ended; the peer may attach the same name again."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkStolen:
-    """The peer has attached another link by this link's name: no more deliveries on this one.
+    """The peer has attached another link with this link's name: no more deliveries on this one.
 
-    It is detached already; ``LinkAttaching`` of the other one is next, ``LinkDetached`` follows later.
+    It is already detached. ``LinkAttaching`` of the other link is next, ``LinkDetached`` follows later.
     """
 
     link: Link
@@ -133,7 +132,7 @@ class LinkStolen:
 
 @dataclass(frozen=True, slots=True)
 class SessionEnded:
-    """The session is gone; its links have been reported before."""
+    """The session has ended; its links were reported before."""
 
     session: Session
     error: Error | None
@@ -141,7 +140,7 @@ class SessionEnded:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionClosed:
-    """Close frames were exchanged. The last event."""
+    """Both sides have sent close. The last event."""
 
     error: Error | None
     """The peer's error, else the one we closed with."""
@@ -149,7 +148,7 @@ class ConnectionClosed:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionFailed:
-    """The connection broke: protocol violation, time-out, lost line, SASL refused. The last event."""
+    """The connection failed: protocol violation, time-out, lost connection, SASL refused. The last event."""
 
     error: TidegateError
 

@@ -1,9 +1,9 @@
-"""Performatives in frames that the peer takes: what can be left out is, what cannot is an error.
+"""Shortens performatives to the peer's frame size.
 
-    performative           what is left out of a frame that would be too large
+    performative           omitted if the frame would be too large
     open                   properties and capabilities
     attach                 link properties, the longest first
-    disposition            the end of an error's description, then all that the state says beyond its name
+    disposition            the end of an error's description, then all of the state but its name
     detach, end, close     the end of the error's description
 
 Transfers are split instead (``transfers``); begin and flow are always small. Source: AMQP 1.0 part 2 section
@@ -34,15 +34,15 @@ from tidegate.amqp.performatives import (
 )
 
 REFUSAL_BYTES: Final = 64
-"""Room for everything but the name in the frame of an attach that refuses a link (it takes 45)."""
+"""Room for everything but the name in the attach that refuses a link (45 bytes are used)."""
 
 _ELLIPSIS: Final = "…"
 
 
 def encode_within(performative: Performative, frame_bytes_max: int) -> bytes:
-    """The bytes of a performative, shortened where its frame would be larger than ``frame_bytes_max``.
+    """Encode a performative, shortened if its frame would be larger than ``frame_bytes_max``.
 
-    Raises FrameTooSmallError when what cannot be left out does not fit.
+    Raises FrameTooSmallError if the rest does not fit.
     """
     bytes_max = frame_bytes_max - FRAME_HEADER_BYTES
     body = encode_performative(performative)
@@ -70,7 +70,7 @@ def _shortened(performative: Performative, excess: int) -> Performative:
 
 
 def _without_longest(properties: dict[object, object], excess: int) -> dict[object, object]:
-    """As few of the longest entries left out as free ``excess`` bytes."""
+    """Omit as few of the longest entries as needed to save ``excess`` bytes."""
     sizes = {key: len(encode_value(key)) + len(encode_value(value)) for key, value in properties.items()}
     left_out = set()
     for key in sorted(sizes, key=sizes.__getitem__, reverse=True):

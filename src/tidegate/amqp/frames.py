@@ -1,6 +1,6 @@
-"""Bytes to frames and back, and the protocol headers before them.
+"""Splits bytes into frames and protocol headers, and encodes them.
 
-A splitter copies each read once, into bytes that payloads may be cut from; frames are views of them.
+A splitter copies each read once, into bytes that payloads may be views of; frames are views of them.
 Source: AMQP 1.0 part 2 sections 2.2 and 2.3.
 """
 
@@ -26,7 +26,7 @@ EMPTY_FRAME: Final = b"\x00\x00\x00\x08\x02\x00\x00\x00"
 
 
 class ProtocolHeader(NamedTuple):
-    """The eight bytes that open each layer: ``AMQP``, protocol id, version."""
+    """The eight bytes that start each layer: ``AMQP``, protocol id, version."""
 
     protocol_id: int
     """0 AMQP, 2 TLS, 3 SASL."""
@@ -35,7 +35,6 @@ class ProtocolHeader(NamedTuple):
     revision: int
 
     def encode(self) -> bytes:
-        """The eight bytes."""
         return b"AMQP" + bytes(self)
 
 
@@ -45,12 +44,12 @@ SASL_HEADER: Final = ProtocolHeader(3, 1, 0, 0)
 
 
 class Frame(NamedTuple):
-    """One frame. ``body`` is a view of bytes that nothing changes."""
+    """One frame. ``body`` is a view of immutable bytes."""
 
     frame_type: int
     channel: int
     body: memoryview
-    """The performative and a transfer's payload; empty in a frame that only keeps the line alive."""
+    """The performative and a transfer's payload; empty in a frame that only keeps the connection alive."""
 
 
 _EMPTY_FRAMES: Final = tuple(EMPTY_FRAME * count for count in (4096, 64, 1))
@@ -60,40 +59,39 @@ _pack_frame_header = struct.Struct(">IBBH").pack
 
 
 def encode_frame(channel: int, body: bytes | bytearray, frame_type: int = AMQP_FRAME) -> bytes:
-    """A whole frame around an encoded body."""
+    """A frame with an encoded body."""
     return _pack_frame_header(len(body) + FRAME_HEADER_BYTES, 2, frame_type, channel) + body
 
 
 class FrameSplitter:
-    """Cuts a byte stream into protocol headers and frames; the caller asks for what is due next.
+    """Splits a byte stream into protocol headers and frames.
 
-    ``feed`` the bytes of a read, then call ``next_header`` or ``next_frame`` until there is nothing, then
-    ``release``, which lets go of them. What was given to ``feed`` may be reused at once; the frames are views
-    of bytes that live as long as the views.
+    Call ``feed`` with the bytes of a read, ``next_header`` or ``next_frame`` until it returns None, then
+    ``release`` to drop these bytes. The buffer given to ``feed`` may be reused immediately.
     """
 
     def __init__(self, *, frame_bytes_max: int) -> None:
         self.frame_bytes_max = frame_bytes_max
-        """The largest frame that the peer may send, header included; may be changed between frames."""
+        """The largest frame that the peer may send, header included. May change between frames."""
         self._buffer: memoryview = memoryview(b"")
         self._position = 0
-        # Of a frame that is not whole yet. In one piece: an object for each of thousands of reads takes far
-        # more than their bytes.
+        # An incomplete frame, in one piece: an object for each of thousands of reads takes far more memory
+        # than their bytes.
         self._kept = bytearray()
         self._needed_bytes = FRAME_HEADER_BYTES  # of the frame that _kept starts with
 
     def feed(self, data: Buffer) -> None:
-        """Take the bytes of one read; bytes of the read before that were not taken are kept (copied)."""
+        """Add the bytes of one read. Earlier bytes that were not consumed are kept (copied)."""
         self.release()
         if self._kept and len(self._kept) + len(data) < self._needed_bytes:
             self._kept += data
         else:
-            # One copy, into bytes of our own: no copy at all where bytes come alone.
+            # At most one copy: joining a single bytes object does not copy it.
             self._buffer = memoryview(b"".join((self._kept, data) if self._kept else (data,)))
             self._kept = bytearray()
 
     def release(self) -> None:
-        """Copy what was not taken yet, and let go of the fed buffer."""
+        """Copy the bytes that were not consumed, and drop the fed buffer."""
         rest = bytes(self._buffer[self._position :])
         self._buffer = memoryview(b"")
         self._position = 0
@@ -101,18 +99,18 @@ class FrameSplitter:
             self._needed_bytes = FRAME_HEADER_BYTES
             if len(rest) >= FRAME_HEADER_BYTES and rest[:4] != b"AMQP":
                 size = int.from_bytes(rest[:4], "big")
-                if size <= self.frame_bytes_max:  # else the frame is refused by its head, without its bytes
+                if size <= self.frame_bytes_max:  # else next_frame refuses it by its header
                     self._needed_bytes = max(FRAME_HEADER_BYTES, size)
             self._kept += rest
 
     def drop(self) -> None:
-        """Forget all that was fed."""
+        """Discard everything that was fed."""
         self._buffer = memoryview(b"")
         self._position = 0
         self._kept = bytearray()
 
     def next_header(self) -> ProtocolHeader | None:
-        """The protocol header that is due; None until its eight bytes are there.
+        """The expected protocol header; None until its eight bytes have arrived.
 
         Raises FramingError as soon as the bytes cannot become one.
         """
@@ -128,7 +126,7 @@ class FrameSplitter:
     def next_frame(self) -> Frame | None:
         """The next whole frame; None until there is one.
 
-        Raises FramingError when the peer's bytes are no frame, or one larger than ``frame_bytes_max``.
+        Raises FramingError if the bytes are not a frame, or one larger than ``frame_bytes_max``.
         """
         buffer, start = self._buffer, self._position
         available = len(buffer) - start
@@ -144,7 +142,7 @@ class FrameSplitter:
         return Frame(frame_type, channel, buffer[start + body_offset : start + size])
 
     def skip_empty_frames(self) -> int:
-        """Skip the empty frames that are next, compared many at a time; returns how many there were."""
+        """Skip the empty frames that are next, many per comparison, and return their number."""
         data, start = self._buffer.obj, self._position
         assert type(data) is bytes
         position = start
@@ -155,16 +153,16 @@ class FrameSplitter:
         return (position - start) // len(EMPTY_FRAME)
 
     def peek(self) -> tuple[memoryview, int]:
-        """What was fed, and the position of the next frame in it, for callers that recognise frames."""
+        """The fed bytes, and the next frame's position in them, for callers that parse frames themselves."""
         return self._buffer, self._position
 
     def skip_to(self, position: int) -> None:
-        """Count the whole frames before ``position`` of what ``peek`` showed as taken."""
+        """Consume the whole frames before ``position`` in what ``peek`` returned."""
         self._position = position
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes that were fed and not taken."""
+        """Bytes that were fed and not consumed."""
         return len(self._kept) + len(self._buffer) - self._position
 
     def _garbled(self, size: int, data_offset: int) -> FramingError:

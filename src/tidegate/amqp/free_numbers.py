@@ -1,4 +1,4 @@
-"""Channels and handles: which numbers of a connection or session are free, without a search."""
+"""Allocates channels and handles without a search."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from heapq import heappop, heappush
 
 
 class FreeNumbers:
-    """Gives the lowest free number from 0 on; each call takes time by the logarithm of those given back."""
+    """Allocates the lowest free number from 0 on, in time logarithmic in the numbers given back."""
 
     __slots__ = ("_given_back", "_next")
 
     def __init__(self) -> None:
-        self._next = 0  # neither this number nor a higher one was ever taken
+        self._next = 0  # this number and higher ones were never allocated
         self._given_back: list[int] = []  # a heap of lower ones
 
     def take(self, highest: int) -> int | None:
-        """The lowest free number, which is taken then; None where it is above ``highest``."""
+        """Allocate the lowest free number; None if it is above ``highest``."""
         lowest = self._given_back[0] if self._given_back else self._next
         if lowest > highest:
             return None
@@ -25,5 +25,4 @@ class FreeNumbers:
         return lowest
 
     def give_back(self, number: int) -> None:
-        """Free a number that was taken."""
         heappush(self._given_back, number)

@@ -1,9 +1,9 @@
-"""The two ends of a link: credit, deliveries out and in.
+"""The two ends of a link: credit, and deliveries in both directions.
 
     application -> SenderLink.send / send_batch                  -> frames in the connection's output
     frames      -> ReceiverLink.receive_run / receive_transfer   -> DeliveriesReceived
 
-Calls on a link that has ended do nothing; only ``SenderLink.send`` raises.
+Calls on a link that has ended do nothing, except that ``SenderLink.send`` raises.
 """
 
 from __future__ import annotations
@@ -53,18 +53,18 @@ class SenderLink(Link):
     def __init__(self, session: LinkSession, name: str, handle: int) -> None:
         super().__init__(session, name, handle)
         self.credit = 0
-        """Deliveries that the receiver still takes."""
+        """Deliveries that the receiver still accepts."""
         self.is_drain = False
-        """The receiver asks to use up the credit now: send what there is, then call ``drained``."""
+        """The receiver asks to use up the credit: send what is available, then call ``drained``."""
         self.delivery_count = 0
         self._is_forgetful = False
         self._front = batch_front(session.local_channel, handle)
 
     @property
     def sendable(self) -> int:
-        """Deliveries that may start now: the credit, as far as the session's window reaches.
+        """Deliveries that may start now, limited by the credit and the session's window.
 
-        Where only the window is in the way, ``CreditGranted`` follows as it opens.
+        If only the window limits it, ``CreditGranted`` follows when the window opens.
         """
         session = self.session
         if self.state is not LinkState.ATTACHED or not session.is_mapped:
@@ -78,17 +78,16 @@ class SenderLink(Link):
 
     @property
     def is_blocked(self) -> bool:
-        """Frames of a delivery that was sent wait for the session's window."""
+        """Frames of a sent delivery wait for the session's window."""
         return self.session.is_link_blocked(self)
 
     @property
     def remote_max_message_size(self) -> int | None:
-        """The largest message, in bytes, that the receiver takes; None: no limit."""
+        """The largest message, in bytes, that the receiver accepts; None: no limit."""
         return self.remote_attach.max_message_size or None
 
     def forget_deliveries(self) -> None:
-        """From now on remember no unsettled delivery: what the receiver decides is answered where it waits
-        for that, and reported nothing."""
+        """Stop tracking unsettled deliveries: outcomes are answered if required, but not reported."""
         self._is_forgetful = self.session.has_forgotten_deliveries = True
 
     def send(
@@ -99,12 +98,12 @@ class SenderLink(Link):
         settled: bool = False,
         delivery_tag: bytes | None = None,
     ) -> int:
-        """Send one message, in as many frames as it takes; returns its delivery id.
+        """Send one message, in as many frames as needed, and return its delivery id.
 
-        What the session's window does not let out now goes out as it opens; ``is_blocked`` until then.
-        payload: the encoded message, whole or in pieces; must not change until it was taken from
-        ``data_to_send``. delivery_tag: at most 32 bytes; None: made from the delivery id.
-        Raises LocalProtocolError when the link is not attached or has no credit.
+        Frames beyond the session's window are sent when it opens; ``is_blocked`` until then.
+        payload: the encoded message, whole or in pieces; must not change until ``data_to_send`` returned it.
+        delivery_tag: at most 32 bytes; None: made from the delivery id.
+        Raises LocalProtocolError if the link is not attached or has no credit.
         """
         session = self.session
         if self.state is not LinkState.ATTACHED or not session.is_mapped or self._is_refused_by_peer:
@@ -140,10 +139,10 @@ class SenderLink(Link):
         message_format: int = 0,
         settled: bool = True,
     ) -> int:
-        """Send messages, a delivery each, as many as ``sendable`` allows; returns how many were taken.
+        """Send messages, one delivery each, as far as ``sendable`` allows, and return the number sent.
 
-        The fast way for many small messages: one small head per message, no other copy. A message is bytes or
-        a list of buffers, and goes the way of ``send`` when it does not fit into one frame.
+        The fast path for many small messages: one small head per message, no other copy. A message is bytes
+        or a list of buffers; one that does not fit into a frame is sent as by ``send``.
         settled: False only after ``forget_deliveries``.
         """
         assert settled or self._is_forgetful
@@ -166,7 +165,7 @@ class SenderLink(Link):
         until: int,
         tail: bytes,
     ) -> int:
-        """Queue deliveries up to the first that does not fit into a frame; returns how many."""
+        """Queue deliveries up to the first that does not fit into a frame, and return their number."""
         session = self.session
         output = session.output
         append, extend = output.append, output.extend
@@ -194,7 +193,7 @@ class SenderLink(Link):
         return count
 
     def drained(self) -> None:
-        """Nothing more to send for now: give the rest of the credit back, as ``is_drain`` asks."""
+        """Return the rest of the credit, as ``is_drain`` asks: nothing more to send for now."""
         if self._is_over() or self.state is not LinkState.ATTACHED or not self.is_drain:
             return
         self.delivery_count = (self.delivery_count + self.credit) & SERIAL_MASK
@@ -203,7 +202,7 @@ class SenderLink(Link):
         self.is_drain = False
 
     def wake(self) -> None:
-        """Notify the owner that it may send, if it may (the session's window opened)."""
+        """The session's window opened: notify the owner if it may send."""
         if self.sendable > 0 or (self.is_drain and self.state is LinkState.ATTACHED):
             self.session.events.append(CreditGranted(self))
 
@@ -237,14 +236,14 @@ class ReceiverLink(Link):
     def __init__(self, session: LinkSession, name: str, handle: int) -> None:
         super().__init__(session, name, handle)
         self.outstanding_credit = 0
-        """Deliveries that we still allow. Some clients send without credit: then it stays at zero."""
+        """Deliveries that the sender may still send. Stays at zero if a client sends without credit."""
         self.delivery_count = 0
         self.is_draining = False
         self.is_oversized_rejected = False
-        """What an unsettled delivery over the size limit meets: false, the end of the link, at once (AMQP 1.0
-        part 2 section 2.7.3); true, rejection once it has been read to its end, and the link continues."""
+        """On an unsettled delivery over the size limit: False ends the link immediately (AMQP 1.0 part 2
+        section 2.7.3); True reads it to its end and rejects it, and the link continues."""
         self.is_one_by_one = False
-        """Whether each delivery is an event of its own, because each is much work for the owner."""
+        """Whether each delivery is reported as a separate event, because each is much work for the owner."""
         self._bytes_max = session.message_bytes_max
         self._group: DeliveriesReceived | None = None
         self._partial = bytearray()
@@ -253,7 +252,7 @@ class ReceiverLink(Link):
         self._dropped_bytes = 0
 
     def grant_credit(self, count: int) -> None:
-        """Allow ``count`` more deliveries. Before the link is attached it is kept, and sent then."""
+        """Allow ``count`` more deliveries. Before the link is attached, the credit is kept and sent later."""
         if count <= 0:
             raise LocalProtocolError(f"Credit grows by at least 1, not {count}.")
         if self._is_over():
@@ -264,7 +263,7 @@ class ReceiverLink(Link):
             self._send_flow()
 
     def drain(self) -> None:
-        """Ask the sender to use up the credit at once; ``LinkDrained`` follows, after what it still sent."""
+        """Ask the sender to use up its credit. ``LinkDrained`` follows its last deliveries."""
         if self._is_over() or self.state is not LinkState.ATTACHED:
             return
         self.is_draining = True
@@ -273,7 +272,7 @@ class ReceiverLink(Link):
     def settle(
         self, first_delivery_id: int, last_delivery_id: int | None = None, state: DeliveryState | None = None
     ) -> None:
-        """Decide about deliveries, both ends included; ``last`` None: only the first. Default: accepted."""
+        """Settle deliveries, both ids included; by default only the first, as accepted."""
         if not self.session.is_mapped:
             return
         self.session.send_performative(
@@ -289,7 +288,7 @@ class ReceiverLink(Link):
     # --- for the session ---
 
     def is_run_plain(self, deliveries: list[Delivery]) -> bool:
-        """Whether ``receive_run`` may take them all, with no word to the peer."""
+        """Whether ``receive_run`` may accept all of them without sending anything."""
         return (
             self.state is LinkState.ATTACHED
             and self._first is None
@@ -297,11 +296,11 @@ class ReceiverLink(Link):
         )
 
     def receive_run(self, deliveries: list[Delivery]) -> None:
-        """Settled deliveries of one frame each, as ``transfers.take_run`` found them, if ``is_run_plain``."""
+        """Settled deliveries of one frame each, from ``transfers.take_run``; requires ``is_run_plain``."""
         self._hand_out(deliveries)
 
     def receive_transfer(self, data: bytes, until: int, transfer: IncomingTransfer) -> None:
-        """One transfer frame, whose payload ends at ``until`` in ``data``."""
+        """One transfer frame, with its payload up to ``until`` in ``data``."""
         self.state = LINK.after(self.state, LinkInput.RECEIVE_TRANSFER)
         if self.state is not LinkState.ATTACHED:
             return  # we have detached: dropped
@@ -322,7 +321,7 @@ class ReceiverLink(Link):
         if size > self._bytes_max:
             self._refuse_oversized(first, size, is_more=transfer.more)
         elif transfer.more:
-            # Copied: a view would keep the whole read alive for a piece of any size, even for an empty one.
+            # Copied: even an empty view would keep the whole read alive.
             self.session.account.add_partial_bytes(until - transfer.payload_start)
             self._partial += memoryview(data)[transfer.payload_start : until]
         else:
@@ -341,7 +340,7 @@ class ReceiverLink(Link):
         self._hand_out([delivery])
 
     def _hand_out(self, deliveries: list[Delivery]) -> None:
-        """Notify the owner, in the preceding event if that is also of this link, unless ``is_one_by_one``."""
+        """Report deliveries, in the last event if that is also of this link, unless ``is_one_by_one``."""
         self._count_deliveries(len(deliveries))
         events = self.session.events
         if self.is_one_by_one:
@@ -366,7 +365,7 @@ class ReceiverLink(Link):
         self._dropped_bytes = 0
 
     def _refuse_oversized(self, first: IncomingTransfer, size: int, *, is_more: bool) -> None:
-        """Drop what has come of the delivery, and reject it at its end, or detach at once."""
+        """Drop the received part of the delivery, and reject it at its end, or detach immediately."""
         self._drop_partial()
         is_rejected = self.is_oversized_rejected and not self._is_settled
         if is_rejected and is_more:
@@ -383,7 +382,7 @@ class ReceiverLink(Link):
             return
         assert first.delivery_id is not None
         self.settle(first.delivery_id, state=Rejected(error))
-        # The owner is not notified, so only this returns the credit.
+        # The owner is not notified, so the credit must be returned here.
         self._count_deliveries(1)
         self.grant_credit(1)
 
@@ -393,7 +392,7 @@ class ReceiverLink(Link):
         self._bytes_max = min(attach.max_message_size or bytes_max, bytes_max)
 
     def end(self, error: Error | None, *, closed: bool) -> None:
-        """See ``Link``; what has come of a delivery goes with it."""
+        """See ``Link``; drops an incomplete delivery."""
         self._drop_partial()
         self._group = None
         super().end(error, closed=closed)
@@ -410,12 +409,12 @@ class ReceiverLink(Link):
             self._send_flow()
 
     def _take_flow(self, flow: Flow) -> None:
-        """A sender's flow matters only in answer to our drain: some clients put their own credit in."""
+        """A sender's flow matters only as the answer to our drain: some clients put their own credit in."""
         if not self.is_draining or flow.delivery_count is None:
             return
         used = (flow.delivery_count - self.delivery_count) & SERIAL_MASK
         if used >= 1 << 31 or used < self.outstanding_credit:
-            return  # it has sent this before it read our drain
+            return  # sent before it read our drain
         self.delivery_count = flow.delivery_count
         self.outstanding_credit = 0
         self.is_draining = False

@@ -1,7 +1,7 @@
-"""What both ends of a link have in common: name, handles, attach and detach.
+"""The common part of both ends of a link: name, handles, attach and detach.
 
-A link acts through its session (``LinkSession``) and never on the connection. Calls on a link that has
-ended do nothing, because the peer may end it at any moment and ``LinkDetached`` notifies the owner.
+A link acts through its session (``LinkSession``), never on the connection. Calls on an ended link do nothing,
+because the peer may end it at any moment and ``LinkDetached`` notifies the owner.
 """
 
 from __future__ import annotations
@@ -37,18 +37,16 @@ SERIAL_MASK: Final = 0xFFFFFFFF
 
 
 def remaining(granted: int, sent: int, seen: int) -> int:
-    """How many more frames (deliveries) a peer accepts that had seen ``seen`` of our ``sent`` when it granted
-    ``granted``, from 0 to 2^32-1.
+    """How many more frames (deliveries) a peer accepts, from 0 to 2^32-1. It had seen ``seen`` of our
+    ``sent`` when it granted ``granted``.
 
-    sent, seen: serial numbers, so their distance wraps; granted: a plain unsigned number that may take all of
-    its 32 bits, as in the official Rust SDK's windows (AMQP 1.0 part 2 sections 2.5.6 and 2.6.7).
+    sent, seen: serial numbers, so their distance wraps; granted: an unsigned number that may use all 32 bits,
+    as in the official Rust SDK's windows (AMQP 1.0 part 2 sections 2.5.6 and 2.6.7).
     """
     return max(0, granted - ((sent - seen) & SERIAL_MASK))
 
 
 class LinkRole(Enum):
-    """Which end of a link this side is."""
-
     SENDER = ROLE_SENDER
     RECEIVER = ROLE_RECEIVER
 
@@ -67,7 +65,7 @@ class LinkSession(Protocol):
 
     @property
     def is_mapped(self) -> bool:
-        """Whether frames may be sent on it."""
+        """Whether frames may be sent."""
         ...
 
     @property
@@ -77,7 +75,7 @@ class LinkSession(Protocol):
 
     @property
     def frame_bytes_max(self) -> int:
-        """The largest frame that the peer takes."""
+        """The largest frame that the peer accepts."""
         ...
 
     @property
@@ -90,7 +88,7 @@ class LinkSession(Protocol):
         ...
 
     def send_frames(self, link: Link, frames: list[list[Payload]]) -> None:
-        """Queue transfer frames, as far as the window allows; the others go out when it opens."""
+        """Queue transfer frames as far as the window allows; the others are sent when it opens."""
         ...
 
     def is_link_blocked(self, link: Link) -> bool:
@@ -98,15 +96,15 @@ class LinkSession(Protocol):
         ...
 
     def wait_for_window(self, link: Link) -> None:
-        """Have ``link.wake`` called once the window lets transfers out again."""
+        """Call ``link.wake`` when the window allows transfers again."""
         ...
 
     def drop_blocked(self, link: Link) -> None:
-        """Forget frames of this link that wait for the window."""
+        """Discard frames of this link that wait for the window."""
         ...
 
     def add_unsettled(self, delivery_id: int, link: Link) -> None:
-        """Remember to whom a disposition of this delivery goes."""
+        """Route a later disposition of this delivery to ``link``."""
         ...
 
     def send_link_flow(
@@ -121,7 +119,7 @@ class LinkSession(Protocol):
 
 
 class Link:
-    """One link; ``SenderLink`` or ``ReceiverLink``."""
+    """A link: ``SenderLink`` or ``ReceiverLink``."""
 
     role: LinkRole
 
@@ -129,15 +127,15 @@ class Link:
         self.session = session
         self.name = name
         self.handle = handle
-        """Ours; what our frames carry."""
+        """Ours, in the frames that we send."""
         self.remote_handle: int | None = None
         self.state = LINK.initial
         self.context: Any = None
-        """Free for the application."""
+        """For the application's use."""
         self.is_ours = False
-        """This side attached it first."""
+        """This side attached first."""
         self.strings_bytes = 0
-        """What name and target address take in memory, as far as that is unusual."""
+        """Memory for name and target address, beyond the usual."""
         self._is_attach_sent = False
         self._remote_attach: Attach | None = None
         self._local_error: Error | None = None
@@ -148,9 +146,9 @@ class Link:
 
     @property
     def remote_attach(self) -> Attach:
-        """The peer's attach; of one that was answered, only its numbers and its target's address.
+        """The peer's attach; once answered, only its numbers and its target's address.
 
-        Raises LocalProtocolError before it came.
+        Raises LocalProtocolError before it has arrived.
         """
         if self._remote_attach is None:
             raise LocalProtocolError(f"The peer has not answered the attach of link {self.name!r} yet.")
@@ -158,12 +156,12 @@ class Link:
 
     @property
     def is_open(self) -> bool:
-        """Attached on both sides, nothing ended yet."""
+        """Attached on both sides, and not ended on either."""
         return self.state is LinkState.ATTACHED
 
     @property
     def is_detach_sent(self) -> bool:
-        """This side has detached it, and waits for the peer's answer."""
+        """This side has detached, and waits for the peer's answer."""
         return self.state in (LinkState.DETACH_SENT, LinkState.DETACH_PIPE)
 
     def accept(
@@ -177,12 +175,12 @@ class Link:
         snd_settle_mode: int | None = None,
         rcv_settle_mode: int | None = None,
     ) -> None:
-        """Answer the peer's attach. What is None is echoed: source, target, properties, settle modes.
+        """Answer the peer's attach. Source, target, properties and settle modes that are None are echoed.
 
-        max_message_size: bytes; also enforced on a receiver.
-        Properties that the peer's frames have no room for are left out; where source and target do not fit,
-        the link is refused instead (``is_open`` is false then).
-        Raises LocalProtocolError when the link was answered before.
+        max_message_size: bytes; also enforced on a receiver. Properties that do not fit into the peer's
+        frames are omitted; if source and target do not fit, the link is refused instead (``is_open`` is then
+        false).
+        Raises LocalProtocolError if the link was already answered.
         """
         if self._is_over():
             return
@@ -250,7 +248,7 @@ class Link:
             self._became_attached()
 
     def receive_detach(self, detach: Detach) -> None:
-        """The peer's detach: answered at once where ours has not gone out yet."""
+        """The peer's detach: answer it unless ours was sent."""
         self.state = LINK.after(self.state, LinkInput.RECEIVE_DETACH)
         if self.state is LinkState.DETACH_RCVD:
             if not self._is_attach_sent:
@@ -259,7 +257,6 @@ class Link:
         self.end(detach.error or self._local_error, closed=detach.closed)
 
     def receive_flow(self, flow: Flow) -> None:
-        """A flow that names this link."""
         self.state = LINK.after(self.state, LinkInput.RECEIVE_FLOW)
         if self.state is LinkState.DETACH_SENT:
             return
@@ -268,7 +265,7 @@ class Link:
             self._send_flow()
 
     def end(self, error: Error | None, *, closed: bool) -> None:
-        """The link is over, by its own detach or with its session: report it once."""
+        """End the link, through its own detach or with its session, and report it once."""
         self.state = LinkState.DETACHED
         self.session.forget_link(self)
         self.session.events.append(LinkDetached(self, error, closed))
@@ -276,7 +273,7 @@ class Link:
     # --- helpers ---
 
     def _forget_details(self) -> None:
-        """Keep of the peer's attach what is asked for later: a peer may have thousands of links."""
+        """Keep of the peer's attach only what is needed later: a peer may have thousands of links."""
         if self._remote_attach is not None:
             target = self._remote_attach.target
             self._remote_attach = replace(
@@ -308,13 +305,13 @@ class Link:
         self.session.send_performative(Detach(handle=self.handle, closed=closed, error=error))
 
     def _take_remote_attach(self, attach: Attach) -> None:
-        """What a role notes of the peer's attach."""
+        """Role-specific handling of the peer's attach."""
 
     def _became_attached(self) -> None:
-        """What a role does once both sides are attached."""
+        """Role-specific handling once both sides are attached."""
 
     def _take_flow(self, flow: Flow) -> None:
-        """What a role notes of a flow."""
+        """Role-specific handling of a flow."""
 
     def _send_flow(self) -> None:
         """Send this link's state to the peer."""

@@ -1,8 +1,8 @@
-"""Messages: walking their sections without decoding them, and whole messages as values.
+"""Messages: iterating their sections without decoding, and whole messages as values.
 
-``iter_sections`` is what the data path uses. ``Message`` is for the few messages that are read and written
-as a whole: requests and responses, and events once their contents are needed. Sections are accepted
-in any order, because the official Python client writes its delivery-annotations after the footer.
+The data path uses ``iter_sections``. ``Message`` is for the few messages that are read or written as a whole:
+requests, responses, and events whose contents are needed. Sections are accepted in any order: the official
+Python client writes its delivery-annotations after the footer.
 Source: AMQP 1.0 part 3 section 3.2.
 """
 
@@ -57,23 +57,21 @@ _CONTENT: Final = frozenset({APPLICATION_PROPERTIES, DATA, AMQP_SEQUENCE, AMQP_V
 """Sections that belong to the application."""
 
 SECTIONS_MAX: Final = 10_000
-"""Of one message (our choice: a body may come in many data sections, and each costs time to walk past)."""
+"""Per message (our choice: a body may have many data sections, and each costs time to skip)."""
 
 T = TypeVar("T")
 
 MessageId = str | bytes | int | UUID
-"""A ULong on the wire where it is an int (part 3 section 3.2.11)."""
+"""An int is a ULong on the wire (part 3 section 3.2.11)."""
 
 
 class _NoValue:
-    """The type of ``NO_VALUE``."""
-
     def __repr__(self) -> str:
         return "NO_VALUE"
 
 
 NO_VALUE: Final = _NoValue()
-"""Stands for the absence of an amqp-value section; None is the presence of one that holds null."""
+"""No amqp-value section; None is a section that holds null."""
 
 
 MESSAGE_ID: Final = Kind(
@@ -121,7 +119,7 @@ class Properties:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A whole message. Its body is ``data``, ``sequences``, ``value``, or nothing where it was left out."""
+    """A whole message. Its body is ``data``, ``sequences`` or ``value``, or missing."""
 
     header: Header | None = None
     delivery_annotations: Mapping[object, object] = field(default_factory=dict)
@@ -137,14 +135,14 @@ class Message:
 
 
 Section = tuple[int, int, int, int]
-"""(code, start, value_start, end): the section is ``payload[start:end]``, and its value, constructor first,
-is ``payload[value_start:end]``."""
+"""(code, start, value_start, end): the section is ``payload[start:end]``, and its value with constructor is
+``payload[value_start:end]``."""
 
 
 def iter_sections(payload: Buffer) -> Iterator[Section]:
-    """The sections of an encoded message, found from sizes alone, in their order.
+    """The sections of an encoded message in order, found from sizes alone.
 
-    Raises DecodeError at the first place that is not a section, after the good ones before it were given.
+    Raises DecodeError at the first bytes that are not a section, after yielding the valid ones before.
     """
     offset, end_of_payload, count = 0, len(payload), 0
     while offset < end_of_payload:
@@ -176,7 +174,7 @@ _SECTION_NAMES: Final = {
 
 
 def _slow_descriptor(payload: Buffer, offset: int) -> tuple[int, int]:
-    """A section's descriptor in one of its rarer forms: a wide ulong or a symbol."""
+    """A section's descriptor in an unusual encoding: a wide ulong or a symbol."""
     if payload[offset] != 0:
         raise DecodeError(f"Byte {offset} of a message is 0x{payload[offset]:02x}, where a section starts.")
     descriptor, value_start = decode_value(payload, offset + 1)
@@ -190,9 +188,9 @@ def _slow_descriptor(payload: Buffer, offset: int) -> tuple[int, int]:
 
 
 def encode_message(message: Message) -> bytes:
-    """The bytes of a message, sections in the specification's order, empty ones left out.
+    """Encode a message, its sections in the specification's order, without empty ones.
 
-    Raises EncodeError when a value in it has no encoding.
+    Raises EncodeError for a value that has no encoding.
     """
     output = bytearray()
     if message.header is not None:
@@ -215,7 +213,7 @@ def encode_message(message: Message) -> bytes:
 
 
 def _append_map_section(output: bytearray, code: int, annotations: Mapping[object, object]) -> None:
-    """A section whose text keys are symbols; nothing when it is empty."""
+    """Append a section whose str keys are encoded as symbols; nothing if it is empty."""
     if annotations:
         symbolic = {Symbol(key) if type(key) is str else key: item for key, item in annotations.items()}
         _append_section(output, code, symbolic)
@@ -227,10 +225,10 @@ def _append_section(output: bytearray, code: int, value: object) -> None:
 
 
 def decode_message(payload: Buffer, content_limits: Limits = CONTENT_LIMITS) -> Message:
-    """A whole message, its sections in any order; of a section that may come once, the last one counts.
+    """Decode a message with sections in any order. Of a section that may occur once, the last one counts.
 
-    content_limits: of body and application properties; the other sections have those of the protocol.
-    Raises DecodeError when the bytes are no message.
+    content_limits: for body and application properties; the protocol's limits apply to the other sections.
+    Raises DecodeError if the bytes are not a message.
     """
     once: dict[int, object] = {}
     data: list[bytes] = []

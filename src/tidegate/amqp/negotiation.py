@@ -1,9 +1,9 @@
-"""What comes before AMQP itself: protocol headers and the SASL dialogue, in both roles.
+"""Everything before AMQP itself: protocol headers and the SASL dialogue, in both roles.
 
     client: SASL header -> mechanisms <- init -> outcome <- AMQP header
-    server: SASL header <- ... the mirror image, or at once the AMQP header where the client skips SASL
+    server: SASL header <- ... the mirror image, or only the AMQP header if the client skips SASL
 
-``Negotiation`` is fed by the connection until ``is_done``; what it writes goes out before any AMQP frame.
+The connection feeds ``Negotiation`` until ``is_done``, and sends its output before any AMQP frame.
 Source: AMQP 1.0 part 2 section 2.2, part 5 section 5.3.2.
 """
 
@@ -40,7 +40,7 @@ from tidegate.amqp.types import Symbol
 from tidegate.model.errors import LocalProtocolError, RemoteProtocolError, UnauthorizedError
 
 SASL_FRAME_BYTES_MAX: Final = 4096
-"""The specification says 512 (part 5 section 5.3.1); our choice: generous, still bounded."""
+"""The specification says 512 (part 5 section 5.3.1). Our choice is generous, but limited."""
 
 
 class Negotiation:
@@ -55,17 +55,17 @@ class Negotiation:
         hostname: str | None = None,
     ) -> None:
         self.is_done = False
-        """Both AMQP headers are settled: frames of AMQP follow."""
+        """Both AMQP headers are exchanged: AMQP frames follow."""
         self.is_header_sent = False
-        """Our AMQP header is in ``output``: frames of AMQP may follow it."""
+        """Our AMQP header is in ``output``: AMQP frames may follow it."""
         self.is_undecided = False
         """Server: a PLAIN response waits for ``complete_sasl``; nothing more is read until then."""
         self.mechanism: str | None = None
-        """What the SASL dialogue settled on; None: there was none."""
+        """The negotiated SASL mechanism; None: none."""
         self.output: list[bytes] = []
         self._is_server = is_server
         self._mechanisms = tuple(map(Symbol, mechanisms))
-        """Server: what it offers. Client: the one it wants, or none at all."""
+        """Server: the mechanisms it offers. Client: the one it wants, or none."""
         self._initial_response = initial_response
         self._hostname = hostname
         self._table = SASL_SERVER if is_server else SASL_CLIENT
@@ -73,7 +73,7 @@ class Negotiation:
         self._is_header_due = True
 
     def start(self) -> None:
-        """Client: the first bytes of the connection."""
+        """Client: send the first bytes of the connection."""
         if self._mechanisms:
             self._step(SaslInput.SEND_HEADER)
             self.output.append(SASL_HEADER.encode())
@@ -81,9 +81,9 @@ class Negotiation:
             self._send_amqp_header()
 
     def receive(self, splitter: FrameSplitter) -> SaslReceived | None:
-        """Take what is there until ``is_done``, an event, or nothing more.
+        """Process the available bytes until ``is_done`` or an event.
 
-        Raises RemoteProtocolError or UnauthorizedError when the connection cannot continue.
+        Raises RemoteProtocolError or UnauthorizedError if the connection cannot continue.
         """
         while not self.is_done and not self.is_undecided:
             if self._is_header_due:
@@ -103,10 +103,7 @@ class Negotiation:
         return None
 
     def complete_sasl(self, is_accepted: bool) -> None:
-        """Server: the application's word on the PLAIN response.
-
-        Raises LocalProtocolError when there is nothing to decide.
-        """
+        """Server: decide about the PLAIN response. Raises LocalProtocolError if there is none."""
         if not self.is_undecided:
             raise LocalProtocolError("There is no SASL response to decide about.")
         self.is_undecided = False
@@ -120,7 +117,7 @@ class Negotiation:
             raise
 
     def _answer_wrong_header(self) -> None:
-        """A server answers with the header that it would have accepted (part 2 section 2.2)."""
+        """Answer with the header that a server would have accepted (part 2 section 2.2)."""
         if self._is_server:
             is_sasl = self._mechanisms and self.sasl_state is SaslState.START
             self.output.append((SASL_HEADER if is_sasl else AMQP_HEADER).encode())

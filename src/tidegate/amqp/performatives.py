@@ -1,8 +1,8 @@
-"""The performatives of AMQP 1.0 part 2, and the sources, targets, states and errors inside them, as values.
+"""The performatives of AMQP 1.0 part 2, with their sources, targets, states and errors, as values.
 
-Written with *every* field, absent ones as explicit nulls: the official Python client reads fields by index
-and crashes on a trimmed list. Read leniently: trimmed lists, ``list0``, symbolic descriptors, a single
-symbol where an array is meant. Field names are the specification's; a null takes the field's default.
+Encoded with *every* field, absent ones as explicit nulls: the official Python client reads fields by index
+and crashes on a trimmed list. Decoded leniently: trimmed lists, ``list0``, symbolic descriptors, a single
+symbol in place of an array. Field names are the specification's; a null becomes the field's default.
 
     field kind      in Python                 on the wire
     UINT, …         int                       that integer type
@@ -48,18 +48,18 @@ SND_MIXED: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """How one field goes to and from the wire."""
+    """How a field is converted to and from the wire."""
 
     name: str
     to_wire: Callable[[Any], object]
-    """A Python value to one that ``encode_value`` takes; never called with None."""
+    """Converts a Python value to one for ``encode_value``; never called with None."""
     from_wire: Callable[[object], object]
-    """A decoded value to the field's; raises TypeError or ValueError when it is of the wrong type."""
+    """Converts a decoded value to the field's; raises TypeError or ValueError for a wrong type."""
 
 
 def _integer(name: str, wire_type: type[int], bits: int, *, is_signed: bool = False) -> Kind:
-    """A number of whatever integer type: some peers write others than the standard's. It must fit into it,
-    because much is answered as it came."""
+    """An integer of any type: some peers do not use the standard's. It must fit into the standard's type,
+    because many are echoed."""
     lowest, until = (-(1 << (bits - 1)), 1 << (bits - 1)) if is_signed else (0, 1 << bits)
 
     def from_wire(value: object) -> int:
@@ -103,7 +103,7 @@ def _symbols_from_wire(value: object) -> tuple[Symbol, ...]:
 
 
 def _fields_to_wire(value: Mapping[object, object]) -> object:
-    """A map whose text keys go out as symbols."""
+    """A map whose str keys are encoded as symbols."""
     if not value:
         return None
     return {Symbol(key) if type(key) is str else key: item for key, item in value.items()}
@@ -147,7 +147,7 @@ FIELDS: Final = Kind("a map with symbols as keys", _fields_to_wire, _fields_from
 
 
 def composite_field(kind: Kind, default: Any = MISSING) -> Any:
-    """A dataclass field of that kind; without a default it must be on the wire."""
+    """A dataclass field of this kind; without a default it must be on the wire."""
     if default is MISSING:
         return field(metadata={"kind": kind})
     if isinstance(default, dict):
@@ -160,7 +160,7 @@ def composite_field(kind: Kind, default: Any = MISSING) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """What is known of one composite class."""
+    """The wire layout of a composite class."""
 
     code: int
     kind: type
@@ -177,7 +177,7 @@ T = TypeVar("T")
 def composite(code: int, name: str) -> Callable[[type[T]], type[T]]:
     """Class decorator: a frozen dataclass that is a described list with this descriptor.
 
-    Other modules of this package (``sasl``, ``message``) also declare theirs with it.
+    ``sasl`` and ``message`` also use it.
     """
 
     def register(cls: type[T]) -> type[T]:
@@ -211,9 +211,9 @@ def _wire_fields(layout: _Layout, value: object) -> list[object]:
 
 
 def append_composite(output: bytearray, value: object) -> None:
-    """Append a composite value, all fields written.
+    """Append a composite value with all its fields.
 
-    Raises EncodeError when it is none, or a field does not fit its type.
+    Raises EncodeError if it is not one, or a field does not fit its type.
     """
     layout = _LAYOUTS.get(type(value))
     if layout is None:
@@ -227,16 +227,16 @@ def append_composite(output: bytearray, value: object) -> None:
 
 
 def encode_composite(value: object) -> bytes:
-    """The bytes of a composite value, all fields written."""
+    """Encode a composite value with all its fields."""
     output = bytearray()
     append_composite(output, value)
     return bytes(output)
 
 
 def from_described(described: Described) -> object:
-    """The composite value that a described list stands for; ``described`` itself if it is none of ours.
+    """The composite value of a described list, or ``described`` itself if it is not one of ours.
 
-    Raises DecodeError when the descriptor is known and the list does not fit it.
+    Raises DecodeError if the descriptor is known and the list does not fit it.
     """
     try:
         layout = _LAYOUTS_BY_DESCRIPTOR.get(described.descriptor)
@@ -298,7 +298,7 @@ class Received:
 @composite(0x24, "accepted")
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The delivery was taken (part 3 section 3.4.2)."""
+    """The delivery was accepted (part 3 section 3.4.2)."""
 
 
 @composite(0x25, "rejected")
@@ -326,7 +326,7 @@ class Modified:
 
 
 DeliveryState = Accepted | Rejected | Released | Modified | Received | Described
-"""``Described``: a state that this side does not know, such as a transactional one."""
+"""``Described``: an unsupported state, such as a transactional one."""
 
 _STATE = _one_of("delivery state", Accepted, Rejected, Released, Modified, Received, Described)
 
@@ -337,7 +337,7 @@ _STATE = _one_of("delivery state", Accepted, Rejected, Released, Modified, Recei
 @composite(0x28, "source")
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a link's messages come from (part 3 section 3.5.3)."""
+    """The source of a link's messages (part 3 section 3.5.3)."""
 
     address: str | None = composite_field(STRING, None)
     durable: int = composite_field(UINT, 0)
@@ -357,7 +357,7 @@ class Source:
 @composite(0x29, "target")
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a link's messages go to (part 3 section 3.5.4)."""
+    """The target of a link's messages (part 3 section 3.5.4)."""
 
     address: str | None = composite_field(STRING, None)
     durable: int = composite_field(UINT, 0)
@@ -372,7 +372,7 @@ class Target:
 @composite(0x30, "coordinator")
 @dataclass(frozen=True, slots=True)
 class Coordinator:
-    """The target of a link that controls transactions (part 4 section 4.5.1); no node of ours takes one."""
+    """The target of a link that controls transactions (part 4 section 4.5.1); no node of ours accepts it."""
 
     capabilities: tuple[Symbol, ...] = composite_field(SYMBOLS, ())
 
@@ -486,7 +486,7 @@ class Transfer:
 @composite(0x15, "disposition")
 @dataclass(frozen=True, slots=True)
 class Disposition:
-    """What became of the deliveries ``first`` to ``last``, both included (part 2 section 2.7.6)."""
+    """The outcome of the deliveries ``first`` to ``last``, both included (part 2 section 2.7.6)."""
 
     role: bool = composite_field(BOOLEAN)
     first: int = composite_field(UINT)
@@ -529,9 +529,9 @@ _PERFORMATIVES = (Open, Begin, Attach, Flow, Transfer, Disposition, Detach, End,
 
 
 def encode_performative(performative: Performative) -> bytes:
-    """The bytes of a frame's performative: every field written, absent ones as nulls.
+    """Encode a frame's performative: every field written, absent ones as nulls.
 
-    Raises EncodeError when a field does not fit its type.
+    Raises EncodeError if a field does not fit its type.
     """
     return encode_composite(performative)
 
@@ -539,7 +539,7 @@ def encode_performative(performative: Performative) -> bytes:
 def decode_performative(data: Buffer, offset: int = 0) -> tuple[Performative, int]:
     """The performative at ``offset``, and the offset after it, where a transfer's payload starts.
 
-    Raises DecodeError when the bytes are no performative.
+    Raises DecodeError if the bytes are not a performative.
     """
     value, end = decode_composite(data, offset)
     if not isinstance(value, _PERFORMATIVES):
@@ -550,7 +550,7 @@ def decode_performative(data: Buffer, offset: int = 0) -> tuple[Performative, in
 def decode_composite(data: Buffer, offset: int = 0) -> tuple[object, int]:
     """The described value at ``offset`` as its class here (or as ``Described``), and the offset after it.
 
-    Raises DecodeError when the bytes are no described value.
+    Raises DecodeError if the bytes are not a described value.
     """
     value, end = decode_value(data, offset)
     if not isinstance(value, Described):

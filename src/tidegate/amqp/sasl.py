@@ -1,6 +1,6 @@
 """SASL frames, for both roles: mechanisms, init, challenge, response, outcome.
 
-Event Hubs authenticates at ``$cbs`` after the connection is open; SASL is a formality before it, usually
+Event Hubs authenticates at ``$cbs`` once the connection is open; SASL before it is a formality, usually
 ANONYMOUS. Source: AMQP 1.0 part 5 section 5.3.
 """
 
@@ -30,7 +30,7 @@ ANONYMOUS: Final = Symbol("ANONYMOUS")
 PLAIN: Final = Symbol("PLAIN")
 EXTERNAL: Final = Symbol("EXTERNAL")
 MSSBCBS: Final = Symbol("MSSBCBS")
-"""Mechanisms that Event Hubs clients ask for; the last is .NET's "the token comes later, at $cbs"."""
+"""Mechanisms that Event Hubs clients request. With the last, .NET sends its token later, at $cbs."""
 
 OUTCOME_OK: Final = 0
 OUTCOME_AUTH: Final = 1
@@ -43,7 +43,7 @@ OUTCOME_SYSTEM_TEMPORARY: Final = 4
 @composite(0x40, "sasl-mechanisms")
 @dataclass(frozen=True, slots=True)
 class SaslMechanisms:
-    """The server's offer."""
+    """The mechanisms that the server offers."""
 
     mechanisms: tuple[Symbol, ...] = composite_field(SYMBOLS)
 
@@ -51,7 +51,7 @@ class SaslMechanisms:
 @composite(0x41, "sasl-init")
 @dataclass(frozen=True, slots=True)
 class SaslInit:
-    """The client's choice."""
+    """The mechanism that the client chose."""
 
     mechanism: Symbol = composite_field(SYMBOL)
     initial_response: bytes | None = composite_field(BINARY, None)
@@ -64,16 +64,12 @@ class SaslInit:
 @composite(0x42, "sasl-challenge")
 @dataclass(frozen=True, slots=True)
 class SaslChallenge:
-    """The server asks for more."""
-
     challenge: bytes = composite_field(BINARY)
 
 
 @composite(0x43, "sasl-response")
 @dataclass(frozen=True, slots=True)
 class SaslResponse:
-    """The client's answer to a challenge."""
-
     response: bytes = composite_field(BINARY)
 
     def __repr__(self) -> str:
@@ -95,15 +91,11 @@ _BODIES = (SaslMechanisms, SaslInit, SaslChallenge, SaslResponse, SaslOutcome)
 
 
 def encode_sasl(body: SaslFrameBody) -> bytes:
-    """The bytes of a SASL frame's body."""
     return encode_composite(body)
 
 
 def decode_sasl(data: Buffer, offset: int = 0) -> SaslFrameBody:
-    """The body of a SASL frame.
-
-    Raises DecodeError when it is none, or has bytes after it.
-    """
+    """Decode a SASL frame's body. Raises DecodeError if it is invalid, or has bytes after it."""
     value, end = decode_composite(data, offset)
     if not isinstance(value, _BODIES):
         raise DecodeError(f"A SASL frame holds {type(value).__name__}.")

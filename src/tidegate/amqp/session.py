@@ -1,15 +1,17 @@
 """Sessions: the windows in both directions, links by name and handle, and dispositions.
 
-The incoming window is topped up by the engine and never enforced: the official Python client counts
-deliveries where it should count frames, and what holds a fast sender back is the byte stream (the driver
-stops reading). The outgoing window is respected frame by frame; what it does not let out waits in order.
+The engine tops the incoming window up and never enforces it: the official Python client counts deliveries
+instead of frames. The byte stream slows a fast sender down (the driver stops reading). The outgoing window is
+respected frame by frame; blocked frames wait in order.
 
-A link of the peer steals the name of an older one of the same session and direction. The specification has
-one name space for all sessions and connections of two containers (part 2 section 2.6.1). Our choice: names
-of different sessions do not meet, because links have no state to resume here, and clients give connections
-of one container links of one name (Qpid Proton makes link names of the container's id and the address).
+A peer's link steals the name of an older link of the same session and direction. The specification has one
+name space for all sessions and connections of two containers (part 2 section 2.6.1). Our choice: names in
+different sessions are independent, because links have no state to resume here, and clients use equal link
+names in several connections of one container (Qpid Proton makes them from the container's id and the
+address).
 
-No frame costs more the more links there are: a flow wakes the links that wait for the window, and no others.
+The cost of a frame does not depend on the number of links: a flow wakes only the links that wait for the
+window.
 """
 
 from __future__ import annotations
@@ -66,7 +68,7 @@ from tidegate.amqp.types import Symbol
 from tidegate.model.errors import LocalProtocolError
 
 OUTGOING_WINDOW = 0x7FFFFFFF
-"""The frames that we offer to send; nothing but its own window limits them (our choice)."""
+"""The number of frames that we offer to send; only the peer's own window limits them (our choice)."""
 
 
 class SessionConnection(Protocol):
@@ -78,12 +80,12 @@ class SessionConnection(Protocol):
 
     @property
     def can_send_frames(self) -> bool:
-        """Whether the connection's state lets frames of sessions out."""
+        """Whether the connection's state allows frames of sessions."""
         ...
 
     @property
     def frame_bytes_max(self) -> int:
-        """The largest frame that the peer takes."""
+        """The largest frame that the peer accepts."""
         ...
 
     def send_performative(self, channel: int, performative: Performative) -> None:
@@ -96,7 +98,7 @@ class SessionConnection(Protocol):
 
 
 class Session:
-    """One session; made by ``Connection.begin_session`` or by the peer."""
+    """A session; created by ``Connection.begin_session`` or by the peer."""
 
     def __init__(
         self,
@@ -109,11 +111,11 @@ class Session:
     ) -> None:
         self.connection = connection
         self.local_channel = local_channel
-        """Ours; what our frames carry."""
+        """Ours, in the frames that we send."""
         self.remote_channel: int | None = None
         self.state = SESSION.initial
         self.context: Any = None
-        """Free for the application."""
+        """For the application's use."""
         self.is_begun_by_peer = False
         self.handle_max = handle_max
         self.message_bytes_max = message_bytes_max
@@ -132,15 +134,15 @@ class Session:
         self._links: dict[int, Link] = {}  # by our handle
         self._links_by_remote_handle: dict[int, Link] = {}
         self._ended_handles: set[int] = set()
-        """The peer's, of links that have ended, until they are used again."""
+        """The peer's handles of ended links, until they are reused."""
         self._links_by_name: dict[tuple[str, LinkRole], Link] = {}
         self._handles = FreeNumbers()
-        self._blocked: deque[tuple[Link, list[Payload], int]] = deque()  # and the frame's bytes
-        self._blocked_counts: dict[Link, int] = {}  # frames per link; none with 0
-        self._waiting: dict[SenderLink, None] = {}  # for the window, in the order in which they met its end
+        self._blocked: deque[tuple[Link, list[Payload], int]] = deque()  # with the frame's bytes
+        self._blocked_counts: dict[Link, int] = {}  # frames per link; links without any are absent
+        self._waiting: dict[SenderLink, None] = {}  # for the window, in the order in which they were blocked
         self._unsettled: dict[int, SenderLink] = {}
         self.has_forgotten_deliveries = False
-        """Unsettled deliveries may have been sent that are not in the account of them."""
+        """Unsettled deliveries may have been sent that ``_unsettled`` lacks."""
         self._local_error: Error | None = None
 
     def __repr__(self) -> str:
@@ -165,8 +167,8 @@ class Session:
     ) -> SenderLink:
         """Attach a link on which this side sends; ``LinkAttached`` or ``LinkDetached`` follows.
 
-        Raises LocalProtocolError when the session has ended, all handles are taken, the name is in use, or
-        the attach does not fit into the peer's frames.
+        Raises LocalProtocolError if the session has ended, all handles are in use, the name is in use, or the
+        attach does not fit into the peer's frames.
         """
         link = SenderLink(self, name, self._free_handle(name, LinkRole.SENDER))
         attach = Attach(
@@ -199,9 +201,8 @@ class Session:
     ) -> ReceiverLink:
         """Attach a link on which this side receives; ``LinkAttached`` or ``LinkDetached`` follows.
 
-        max_message_size: bytes; enforced by the engine; None: ``ConnectionConfiguration.message_bytes_max``.
-        Raises LocalProtocolError when the session has ended, all handles are taken, the name is in use, or
-        the attach does not fit into the peer's frames.
+        max_message_size: bytes, enforced by the engine; None: ``ConnectionConfiguration.message_bytes_max``.
+        Raises LocalProtocolError as ``attach_sender``.
         """
         link = ReceiverLink(self, name, self._free_handle(name, LinkRole.RECEIVER))
         attach = Attach(
@@ -236,7 +237,7 @@ class Session:
         self._send_begin()
 
     def receive_begin(self, begin: Begin, channel: int) -> None:
-        """The peer's begin: answered, unless it is the answer."""
+        """The peer's begin: answer it, unless it is the answer to ours."""
         self.is_begun_by_peer = self.state is SessionState.UNMAPPED
         self.state = SESSION.after(self.state, SessionInput.RECEIVE_BEGIN)
         self.remote_channel = channel
@@ -250,7 +251,7 @@ class Session:
             self.events.append(SessionBegun(self))
 
     def receive_end(self, end: End) -> None:
-        """The peer's end: answered, unless it is the answer."""
+        """The peer's end: answer it, unless it is the answer to ours."""
         self.state = SESSION.after(self.state, SessionInput.RECEIVE_END)
         if self.state is SessionState.END_RCVD:
             self.state = SESSION.after(self.state, SessionInput.SEND_END)
@@ -258,7 +259,7 @@ class Session:
         self.finish(end.error or self._local_error)
 
     def receive_performative(self, performative: Performative) -> None:
-        """Any frame of this session but begin, transfer and end."""
+        """Handle any frame of this session but begin, transfer and end."""
         self.state = SESSION.after(self.state, SessionInput.RECEIVE_FRAME)
         if self.state is not SessionState.MAPPED:
             return  # we have ended: dropped
@@ -277,18 +278,18 @@ class Session:
 
     @property
     def is_receiving(self) -> bool:
-        """Whether transfers that come now count."""
+        """Whether incoming transfers count."""
         return self.state is SessionState.MAPPED
 
     def receive_run(self, handle: int, deliveries: list[Delivery]) -> None:
-        """Deliveries of one frame each that came on one link while ``is_receiving``."""
+        """Deliveries of one frame each on one link, while ``is_receiving``."""
         try:
             link = self._receiver_at(handle)
             if link.is_run_plain(deliveries):
                 self._count_incoming(len(deliveries))
                 link.receive_run(deliveries)
                 return
-            for delivery_id, tag, message_format, _, payload in deliveries:  # the long way judges each
+            for delivery_id, tag, message_format, _, payload in deliveries:  # the general path checks each
                 transfer = IncomingTransfer(handle, delivery_id, tag, message_format, True, False, False, 0)
                 self._count_incoming(1)
                 link.receive_transfer(payload, len(payload), transfer)
@@ -296,7 +297,7 @@ class Session:
             self._end_violated(error)
 
     def receive_transfer(self, data: bytes, start: int, until: int) -> None:
-        """A transfer frame, whose performative starts at ``start`` and whose payload ends at ``until``."""
+        """A transfer frame: its performative starts at ``start``, its payload ends at ``until``."""
         self.state = SESSION.after(self.state, SessionInput.RECEIVE_FRAME)
         if not self.is_receiving:
             return  # we have ended: dropped
@@ -309,8 +310,8 @@ class Session:
             self._end_violated(error)
 
     def _count_incoming(self, count: int) -> None:
-        """Top the window up where its half is reached, even inside a run: so that it does not matter how many
-        frames are worked off at a time."""
+        """Top the window up at its half, even inside a run, so that the result does not depend on how many
+        frames are processed together."""
         half = self._incoming_window_full >> 1
         while count:
             step = min(count, max(1, self.incoming_window - half))
@@ -321,7 +322,7 @@ class Session:
                 self._send_session_flow()
 
     def finish(self, error: Error | None) -> None:
-        """The session is over, by its own end or with its connection: report links and session once."""
+        """End the session, by its own end or with its connection, and report links and session once."""
         self.state = SessionState.ENDED
         self._clear_blocked()
         for link in self.links:
@@ -329,30 +330,26 @@ class Session:
         self.connection.forget_session(self)
         self.events.append(SessionEnded(self, error))
 
-    # --- for links (``link.LinkSession``) ---
+    # --- for links (``link_base.LinkSession``) ---
 
     @property
     def is_mapped(self) -> bool:
-        """Whether frames may be sent on it; from our begin on, as begin and attach are pipelined."""
+        """True from our begin on: begin and attach are pipelined."""
         return SESSION.allows(self.state, SessionInput.SEND_FRAME) and self.connection.can_send_frames
 
     @property
     def has_blocked_frames(self) -> bool:
-        """Whether transfers wait for the window."""
         return bool(self._blocked)
 
     @property
     def frame_bytes_max(self) -> int:
-        """The largest frame that the peer takes."""
         return self.connection.frame_bytes_max
 
     def send_performative(self, performative: Performative) -> None:
-        """Queue one frame. Raises FrameTooSmallError, with nothing sent."""
         self.state = SESSION.after(self.state, SessionInput.SEND_FRAME)
         self.connection.send_performative(self.local_channel, performative)
 
     def send_frames(self, link: Link, frames: list[list[Payload]]) -> None:
-        """Queue transfer frames, as far as the window allows; the others go out when it opens."""
         sizes = [sum(map(len, frame)) for frame in frames]
         self._blocked.extend((link, frame, size) for frame, size in zip(frames, sizes, strict=True))
         self._blocked_counts[link] = self._blocked_counts.get(link, 0) + len(frames)
@@ -360,29 +357,25 @@ class Session:
         self._send_blocked()
 
     def is_link_blocked(self, link: Link) -> bool:
-        """Whether frames of this link wait for the window."""
         return link in self._blocked_counts
 
     def wait_for_window(self, link: Link) -> None:
-        """Have ``link.wake`` called once the window lets transfers out again."""
         assert isinstance(link, SenderLink)
         self._waiting[link] = None
 
     def add_unsettled(self, delivery_id: int, link: Link) -> None:
-        """Remember to whom a disposition of this delivery goes."""
         assert isinstance(link, SenderLink)
         self._unsettled[delivery_id] = link
 
     def send_link_flow(
         self, handle: int, *, delivery_count: int | None, link_credit: int, drain: bool, echo: bool = False
     ) -> None:
-        """Queue a flow with the session's windows and this link's credit."""
         self._send_flow(
             handle=handle, delivery_count=delivery_count, link_credit=link_credit, drain=drain, echo=echo
         )
 
     def drop_blocked(self, link: Link) -> None:
-        """Forget frames of this link that wait for the window: nothing may follow its detach."""
+        """Nothing may follow the link's detach."""
         if link in self._blocked_counts:
             kept = [entry for entry in self._blocked if entry[0] is not link]
             self.account.blocked_bytes -= sum(size for owner, _, size in self._blocked if owner is link)
@@ -391,7 +384,6 @@ class Session:
             self._wake_waiting()
 
     def forget_link(self, link: Link) -> None:
-        """Free the link's handles, name and unsettled deliveries."""
         if self._links.pop(link.handle, None) is not None:
             self.account.add_links(-1, strings_bytes=-link.strings_bytes)
             self._handles.give_back(link.handle)
@@ -402,7 +394,7 @@ class Session:
             self._ended_handles.add(link.remote_handle)
         if isinstance(link, SenderLink):
             self._waiting.pop(link, None)
-            if self._unsettled:  # the service sends everything settled, and never gets here
+            if self._unsettled:  # the service sends everything settled: never true there
                 self._unsettled = {key: owner for key, owner in self._unsettled.items() if owner is not link}
             self.drop_blocked(link)
 
@@ -507,10 +499,12 @@ class Session:
         if attach.role is ROLE_SENDER and attach.initial_delivery_count is None and attach.source is not None:
             raise SessionViolationError(INVALID_FIELD, "A sender's attach lacks its initial-delivery-count.")
         link = self._links_by_name.get((attach.name, role))
+        # A link of ours has this name and direction: the attach is the peer's answer.
         if link is not None and link.is_ours:
             self._links_by_remote_handle[attach.handle] = link
             link.receive_attach(attach)
             return
+        # Otherwise the peer starts a link, perhaps in place of one of its own.
         if link is not None:
             self._steal(link)
         handle = self._take_handle()
@@ -525,7 +519,7 @@ class Session:
         self.events.append(LinkAttaching(link, attach))
 
     def _steal(self, link: Link) -> None:
-        """The peer attaches another link by this link's name: the older one ends (section 2.6.1)."""
+        """End the older link: the peer attaches another one with its name (section 2.6.1)."""
         if not link.is_detach_sent:
             text = f"A new link {link.name!r:.100} of the same session replaced this one, with the same name."
             link.detach(Error(condition=STOLEN, description=text))
@@ -545,8 +539,7 @@ class Session:
             self._send_session_flow()
 
     def _wake_waiting(self) -> None:
-        """Wake the links that met the end of the window, if it is open: those that meet it again will wait
-        again."""
+        """Wake the links that wait for the window, if it is open. Those blocked again wait again."""
         if self._waiting and not self._blocked and self.remote_incoming_window > 0:
             waiting, self._waiting = self._waiting, {}
             for link in waiting:
@@ -573,7 +566,7 @@ class Session:
 
     def _receive_disposition(self, disposition: Disposition) -> None:
         if disposition.role is not ROLE_RECEIVER:
-            return  # a sender settles what we have decided: we remember nothing of it
+            return  # a sender settles what we have decided: we keep no record of it
         if not disposition.settled and isinstance(disposition.state, (Received, type(None))):
             return  # not decided yet
         last = disposition.first if disposition.last is None else disposition.last

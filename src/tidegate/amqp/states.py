@@ -1,7 +1,7 @@
 """The state machines of SASL, connection, session and link, as tables.
 
-What a table lacks is a protocol error: of ours (a ``SEND_`` input) or of the peer (a ``RECEIVE_`` input).
-The names are the specification's; states that it leaves out because it describes no pipelining there end in
+A step that a table lacks is a protocol error: ours (a ``SEND_`` input) or the peer's (a ``RECEIVE_`` input).
+Names are the specification's; states that it omits, because it describes no pipelining there, end in
 ``_PIPE``. Source: AMQP 1.0 part 2 sections 2.4.6 (connection), 2.5.5 (session), 2.6.3 (link), part 5 section
 5.3.2 (SASL).
 """
@@ -19,7 +19,7 @@ from tidegate.model.errors import LocalProtocolError, RemoteProtocolError
 
 
 class IllegalStateError(RemoteProtocolError):
-    """The peer sent something that its state does not allow; ends the connection."""
+    """The peer sent a frame that its state does not allow. The connection ends."""
 
     condition = ILLEGAL_STATE
 
@@ -38,17 +38,14 @@ I = TypeVar("I", bound=Enum)  # noqa: E741
 
 @dataclass(frozen=True, slots=True)
 class StateTable(Generic[S, I]):
-    """The allowed steps of one machine."""
+    """The allowed steps of one state machine."""
 
     name: str
     initial: S
     transitions: Mapping[tuple[S, I], S]
 
     def after(self, state: S, step: I) -> S:
-        """The state that ``step`` leads to.
-
-        Raises LocalProtocolError or IllegalStateError (by whose step it is) when the table lacks it.
-        """
+        """The state after ``step``. Raises LocalProtocolError or IllegalStateError if the table lacks it."""
         following = self.transitions.get((state, step))
         if following is not None:
             return following
@@ -58,7 +55,6 @@ class StateTable(Generic[S, I]):
         raise LocalProtocolError(text[0].upper() + text[1:])
 
     def allows(self, state: S, step: I) -> bool:
-        """Whether the table has this step."""
         return (state, step) in self.transitions
 
 
@@ -66,7 +62,7 @@ class StateTable(Generic[S, I]):
 
 
 class SaslState(Enum):
-    """One machine for both roles; a role takes its half of the steps."""
+    """One machine for both roles; each role uses its half of the steps."""
 
     START = auto()
     HEADER_SENT = auto()
@@ -78,8 +74,6 @@ class SaslState(Enum):
 
 
 class SaslInput(Enum):
-    """Steps of the dialogue."""
-
     SEND_HEADER = auto()
     RECEIVE_HEADER = auto()
     SEND_MECHANISMS = auto()
@@ -106,7 +100,7 @@ SASL_CLIENT: Final = StateTable(
         (SaslState.INIT_EXCHANGED, SaslInput.RECEIVE_OUTCOME_REFUSED): SaslState.FAILED,
     },
 )
-"""Only mechanisms of one message are spoken, so a challenge is an error."""
+"""All supported mechanisms have one message, so a challenge is an error."""
 
 SASL_SERVER: Final = StateTable(
     "SASL dialogue",
@@ -196,7 +190,7 @@ CONNECTION: Final = StateTable(
 
 
 class SessionState(Enum):
-    """Part 2 section 2.5.5; its DISCARDING is END_SENT here: after our end only the peer's counts."""
+    """Part 2 section 2.5.5. Its DISCARDING is END_SENT here: after our end, only the peer's counts."""
 
     UNMAPPED = auto()
     BEGIN_SENT = auto()
@@ -294,7 +288,10 @@ LINK: Final = StateTable(
         (_LS.ATTACHED, _LI.RECEIVE_TRANSFER): _LS.ATTACHED,
         (_LS.ATTACHED, _LI.SEND_DETACH): _LS.DETACH_SENT,
         (_LS.ATTACHED, _LI.RECEIVE_DETACH): _LS.DETACH_RCVD,
-        (_LS.DETACH_RCVD, _LI.SEND_ATTACH): _LS.DETACH_RCVD,  # the peer left before we answered its attach
+        (
+            _LS.DETACH_RCVD,
+            _LI.SEND_ATTACH,
+        ): _LS.DETACH_RCVD,  # the peer detached before we answered its attach
         (_LS.DETACH_RCVD, _LI.SEND_DETACH): _LS.DETACHED,
         (_LS.DETACH_SENT, _LI.RECEIVE_FLOW): _LS.DETACH_SENT,
         (_LS.DETACH_SENT, _LI.RECEIVE_TRANSFER): _LS.DETACH_SENT,

@@ -1,9 +1,9 @@
-"""The bytes of transfer frames, written and read without a dataclass each.
+"""Encodes and decodes transfer frames without a dataclass each.
 
-A transfer is one frame of a delivery and the only frame that comes a million times; everything else goes
-through ``performatives``. Written: always eleven fields (the official Python client finds the payload at
-index 11), in one layout. Read: that layout in one ``struct`` call, other usual encodings field by field, and
-what is left by the general decoder, which also words the error for what is none.
+Transfers are the only frames that come by the million; everything else uses ``performatives``. Encoded:
+always eleven fields (the official Python client finds the payload at index 11), in one layout. Decoded: that
+layout in one ``struct`` call, other usual encodings field by field, and any other by the general decoder,
+which also raises the errors.
 Source: AMQP 1.0 part 2 section 2.7.5.
 """
 
@@ -18,16 +18,16 @@ from tidegate.amqp.events import Delivery
 from tidegate.amqp.performatives import Transfer, decode_performative
 
 Payload = bytes | bytearray | memoryview
-"""Bytes that are sent as they are; they must not change until they were taken from ``data_to_send``."""
+"""Bytes to send; must not change until ``data_to_send`` returned them."""
 
 DELIVERY_TAG_BYTES_MAX: Final = 32
 """AMQP 1.0 part 2 section 2.8.7."""
 
 BATCH_HEAD_BYTES: Final = 42
-"""Frame header and performative of a transfer with a tag of four bytes, as ``batch_head`` makes it."""
+"""Frame header and performative of a transfer with a tag of four bytes, as ``batch_head`` packs it."""
 
 batch_head: Final = struct.Struct(">I16sI2sI12s").pack
-"""(frame size, ``batch_front``, delivery id, ``TAG_OF_4``, tag, ``batch_tail``) -> one delivery's."""
+"""(frame size, ``batch_front``, delivery id, ``TAG_OF_4``, tag, ``batch_tail``) -> a delivery's head."""
 
 TAG_OF_4: Final = b"\xa0\x04"
 
@@ -41,19 +41,18 @@ _pack_frame_header = struct.Struct(">IBBH").pack
 
 
 def batch_front(channel: int, handle: int) -> bytes:
-    """What stands between the size and the delivery id in every transfer of one link (16 bytes)."""
+    """The bytes between frame size and delivery id in every transfer of a link (16 bytes)."""
     return struct.pack(">BBH3sBBBBIB", 2, 0, channel, _TRANSFER, 0xC0, 0x1D, 11, 0x70, handle, 0x70)
 
 
 def batch_tail(message_format: int, *, settled: bool) -> bytes:
-    """What stands between tag and payload of a delivery of one frame (12 bytes)."""
+    """The bytes between tag and payload of a delivery in one frame (12 bytes)."""
     return b"\x70" + _pack_u32(message_format) + (b"\x41\x42" if settled else b"\x42\x42") + _LAST_FIELDS
 
 
 def transfer_head(
     delivery_id: int, delivery_tag: bytes, message_format: int, handle: int, *, settled: bool, more: bool
 ) -> bytes:
-    """The performative of a transfer."""
     fields = b"".join(
         (
             b"\x70",
@@ -102,7 +101,7 @@ def split_delivery(
 
 
 def _pieces(buffers: Sequence[Payload], room: int) -> Iterator[list[Payload]]:
-    """Runs of slices of ``room`` bytes each; the last may be shorter."""
+    """Lists of slices, ``room`` bytes each; the last may be shorter."""
     piece: list[Payload] = []
     left = room
     for buffer in buffers:
@@ -119,7 +118,7 @@ def _pieces(buffers: Sequence[Payload], room: int) -> Iterator[list[Payload]]:
 
 
 class IncomingTransfer(NamedTuple):
-    """The fields of a transfer that mean something here."""
+    """The fields of a transfer that are used here."""
 
     handle: int
     delivery_id: int | None
@@ -132,19 +131,19 @@ class IncomingTransfer(NamedTuple):
 
 
 _OWN_FRAME: Final = struct.Struct(">I16sI2s4s12s")
-"""What ``batch_head`` makes: frame size, ``batch_front``, delivery id, ``TAG_OF_4``, tag, ``batch_tail``."""
+"""``batch_head``'s layout: frame size, ``batch_front``, delivery id, ``TAG_OF_4``, tag, ``batch_tail``."""
 
 _OWN_START: Final = _TRANSFER + b"\xc0\x1d\x0b\x70"
 _OWN_END: Final = b"\x41\x42" + _LAST_FIELDS
 
 
 def is_own_transfer(data: bytes, position: int) -> bool:
-    """Whether the frame at ``position`` starts as ``batch_head`` makes it: worth a try with ``take_run``."""
+    """Whether the frame at ``position`` starts like ``batch_head``'s: worth trying ``take_run``."""
     return data[position + 8 : position + 15] == _OWN_START
 
 
 def run_address(data: bytes, position: int) -> tuple[int, int]:
-    """Channel and handle of the frame at ``position``, if ``is_own_transfer``; else nothing that counts."""
+    """Channel and handle of the frame at ``position``, if ``is_own_transfer``; else arbitrary numbers."""
     return int.from_bytes(data[position + 6 : position + 8], "big"), int.from_bytes(
         data[position + 15 : position + 19], "big"
     )
@@ -153,10 +152,10 @@ def run_address(data: bytes, position: int) -> tuple[int, int]:
 def take_run(
     data: bytes, position: int, frame_bytes_max: int, count_max: int, bytes_max: int
 ) -> tuple[list[Delivery], int]:
-    """Settled deliveries of one link, one whole frame each, as ``batch_head`` makes them.
+    """Consecutive settled deliveries of one link, each in one whole frame with the layout of ``batch_head``.
 
-    From ``position`` on; returns them, and the position after them. The first that differs in anything ends
-    the run, and so does the ``count_max``-th, or the one that reaches ``bytes_max``.
+    Starts at ``position``; returns them, and the position after them. Ends before the first frame that
+    differs, after ``count_max`` deliveries, or after the one that reaches ``bytes_max``.
     """
     deliveries: list[Delivery] = []
     limit = len(data)
@@ -192,7 +191,7 @@ def is_transfer(data: bytes, start: int) -> bool:
 def parse_transfer(data: bytes, start: int, until: int) -> IncomingTransfer:
     """The transfer whose performative starts at ``start`` in a frame that ends at ``until``.
 
-    Raises DecodeError when it is none.
+    Raises DecodeError if it is invalid.
     """
     parsed = _parse_usual(data, start, until)
     if parsed is not None:
@@ -213,7 +212,7 @@ def parse_transfer(data: bytes, start: int, until: int) -> IncomingTransfer:
 
 
 def _parse_usual(data: bytes, start: int, until: int) -> IncomingTransfer | None:
-    """By hand; None for whatever is not plainly right, so that the general decoder judges it."""
+    """Decodes usual encodings; None for any other, which the general decoder checks."""
     try:
         code = data[start + 3]
         if code == 0xC0:
@@ -260,7 +259,7 @@ def _parse_usual(data: bytes, start: int, until: int) -> IncomingTransfer | None
 
 
 def _checked(values: list[int | bytes | bool | None], payload_start: int) -> IncomingTransfer | None:
-    """The fields, if each is of its type."""
+    """The fields, if each has its type; else None."""
     values += [None] * (11 - len(values))
     handle, delivery_id, delivery_tag, message_format, settled, more, _, state, _, aborted, _ = values
     if (

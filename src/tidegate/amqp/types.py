@@ -1,6 +1,6 @@
-"""AMQP's types as Python values, so that a decoded value encodes back to the type it came as.
+"""AMQP's types as Python values: a decoded value is encoded as its original type again.
 
-Python's own types stand for the AMQP type they resemble most; the others get a small subclass:
+Python's own types represent the AMQP type closest to them; the others are small subclasses:
 
     null      None            string    str          list      list
     boolean   bool            symbol    Symbol       map       dict
@@ -10,7 +10,7 @@ Python's own types stand for the AMQP type they resemble most; the others get a 
     ubyte, ushort, uint, ulong, byte, short, int     UByte, UShort, UInt, ULong, Byte, Short, Int
     float     Float
 
-The subclasses compare and hash like their base (``Symbol("a") == "a"``), so callers need not care.
+The subclasses compare and hash like their base (``Symbol("a") == "a"``), so most callers can ignore them.
 Source: AMQP 1.0 part 1 section 1.6.
 """
 
@@ -87,14 +87,14 @@ class Float(float):
 
 
 class Decimal(bytes):
-    """A decimal32, decimal64 or decimal128 as its 4, 8 or 16 bytes; kept, not interpreted."""
+    """A decimal32, decimal64 or decimal128 as its 4, 8 or 16 bytes; not interpreted."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """A value with a descriptor: a filter, a state or an extension that has no class of its own here."""
+    """A value with a descriptor: a filter, a state or an extension without a class here."""
 
     descriptor: object
     """Usually a Symbol or a ULong."""
@@ -107,8 +107,8 @@ class Array:
 
     items: tuple[object, ...]
     element_type: type
-    """One of this module's types or Python's own (``str``, ``dict``, …); kept so that an empty array
-    knows its type. ``type(None)`` for an empty array that came without one."""
+    """One of this module's types or Python's own (``str``, ``dict``, …), so that an empty array keeps its
+    type. ``type(None)``: an empty array without a type."""
 
     @classmethod
     def of(cls, element_type: type, items: Iterable[object] = ()) -> Array:
