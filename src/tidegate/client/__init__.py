@@ -1,7 +1,7 @@
-"""Clients of Event Hubs, Tidegate's or Azure's: producer, consumer, administrator, and blocking ones.
+"""Clients of Event Hubs, Tidegate's or Azure's: producer, consumer, administrator, and blocking clients.
 
-The same connection-string code works against both; where the service is Tidegate, batches are delivered whole
-and stored once. Asyncio throughout, except ``blocking``, which hides a loop in a thread.
+The same connection-string code works against both; Tidegate also delivers batches whole and stores each once.
+All clients use asyncio; those in ``blocking`` run it in a thread.
 """
 
 from tidegate.client.administrator import EventHubAdministrator

@@ -1,6 +1,6 @@
 """``EventHubAdministrator``: lists and changes the entities of a running Tidegate.
 
-It speaks AMQP. Azure has no such requests: use its portal or its own tools there.
+It uses AMQP requests that Azure does not have; for Azure, use its portal or tools.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class EventHubAdministrator(AsyncClosing):
     ) -> None:
         """Connects when first used.
 
-        event_hub: the hub that the policy belongs to, if it is not a policy of the namespace: requests about
-        the hub use a token for it.
+        event_hub: the policy's hub, if it is not a policy of the namespace; requests about the hub then use a
+        token for it.
         """
         self._connector = Connector(namespace, clock=clock)
         self._host = namespace.host
@@ -64,9 +64,8 @@ class EventHubAdministrator(AsyncClosing):
     ) -> EventHubProperties:
         """Create a hub. Settings that are None or omitted get the service's default.
 
-        settings: those of ``HubChanges``.
         Raises AlreadyExistsError, InvalidArgumentError (name or number), UnauthorizedError. The request is
-        repeated after a broken connection: AlreadyExistsError may then be caused by this call.
+        repeated after a broken connection; AlreadyExistsError may then be caused by this call.
         """
         values: dict[str, object] = {"name": name, **checked_changes(settings)}
         if partition_count is not None:
@@ -74,9 +73,8 @@ class EventHubAdministrator(AsyncClosing):
         return event_hub_of(await self._administer("createEventHub", map_in, values))
 
     async def update_event_hub(self, name: str, **changes: Unpack[HubChanges]) -> EventHubProperties:
-        """Change settings of a hub, all of them or none; omitted ones stay.
+        """Change settings of a hub, all or none; None resets a setting to the service's default.
 
-        changes: those of ``HubChanges``; None resets a setting to the service's default.
         Raises NotFoundError, InvalidArgumentError (name or number), UnauthorizedError.
         """
         values = {**checked_changes(changes)}
@@ -111,7 +109,7 @@ class EventHubAdministrator(AsyncClosing):
         return [str(entries.get("name")) for entries in found]
 
     async def delete_consumer_group(self, event_hub: str, name: str) -> None:
-        """Delete a consumer group; receivers in it stay until they close. ``$Default`` cannot be deleted.
+        """Delete a consumer group, except ``$Default``; its receivers stay until they close.
 
         Raises NotFoundError, InvalidArgumentError, UnauthorizedError.
         """
@@ -133,7 +131,7 @@ class EventHubAdministrator(AsyncClosing):
     async def create_policy(
         self, name: str, claims: Iterable[str], *, event_hub: str | None = None
     ) -> PolicyProperties:
-        """Create a policy of a hub, or (None) of the namespace, with random keys; valid at once.
+        """Create a policy of a hub, or (None) of the namespace, with random keys, valid immediately.
 
         claims: Send, Listen, or Manage, which includes the other two. Raises AlreadyExistsError,
         InvalidArgumentError, QuotaExceededError, NotFoundError (the hub), UnauthorizedError. Repeated after
@@ -146,7 +144,7 @@ class EventHubAdministrator(AsyncClosing):
         return _policy(found, event_hub)
 
     async def delete_policy(self, name: str, *, event_hub: str | None = None) -> None:
-        """Delete a policy; clients that use it are disconnected at once.
+        """Delete a policy and disconnect the clients that use it.
 
         Raises NotFoundError, InvalidArgumentError (the namespace's last one with Manage), UnauthorizedError.
         """
@@ -155,7 +153,8 @@ class EventHubAdministrator(AsyncClosing):
     async def regenerate_key(
         self, name: str, *, event_hub: str | None = None, is_secondary: bool = False
     ) -> PolicyProperties:
-        """Replace a policy's primary (or secondary) key by a random one; the old one is invalid at once.
+        """Replace a policy's primary (or secondary) key with a random one; the old key is invalid
+        immediately.
 
         Repeated after a broken connection: the key may be replaced twice; the returned one is valid.
         Raises NotFoundError, UnauthorizedError.
@@ -166,15 +165,12 @@ class EventHubAdministrator(AsyncClosing):
         return _policy(found, event_hub)
 
     async def list_revoked_publishers(self, event_hub: str) -> list[str]:
-        """The revoked publishers of a hub, in the order of revocation.
-
-        Raises NotFoundError, UnauthorizedError.
-        """
+        """A hub's revoked publishers in order of revocation. Raises NotFoundError, UnauthorizedError."""
         found = await self._administer("listRevokedPublishers", maps_in, hub=event_hub)
         return [str(entries.get("name")) for entries in found]
 
     async def revoke_publisher(self, event_hub: str, name: str) -> None:
-        """Forbid a publisher to send, whatever its token; its open links are closed.
+        """Stop a publisher from sending, whatever its token, and close its links.
 
         Raises AlreadyExistsError (already revoked, perhaps by this call before the connection broke),
         NotFoundError (the hub), InvalidArgumentError, QuotaExceededError, UnauthorizedError.
@@ -186,14 +182,12 @@ class EventHubAdministrator(AsyncClosing):
         await self._administer("restorePublisher", nothing_in, hub=event_hub, publisher=name)
 
     async def get_throughput(self) -> ThroughputProperties:
-        """The namespace's throughput units, and what was throttled. Raises UnauthorizedError."""
+        """The namespace's throughput units and throttling counts. Raises UnauthorizedError."""
         return _throughput(await self._administer("readNamespace", map_in))
 
     async def set_throughput_units(self, units: int | None) -> ThroughputProperties:
-        """Set the throughput units, now and for later starts; None means no limit.
-
-        Raises InvalidArgumentError, UnauthorizedError.
-        """
+        """Set the throughput units permanently; None: no limit. Raises InvalidArgumentError,
+        UnauthorizedError."""
         values = {"throughput_units": units}
         return _throughput(await self._administer("updateNamespace", map_in, values))
 
@@ -202,20 +196,17 @@ class EventHubAdministrator(AsyncClosing):
         return _tier(await self._administer("readNamespace", map_in))
 
     async def set_tier(self, tier: Tier) -> Tier:
-        """Apply the limits of another tier; the maximum event size changes at once, entities do not change.
-
-        Raises UnauthorizedError.
-        """
+        """Apply the limits of another tier; existing entities do not change. Raises UnauthorizedError."""
         return _tier(await self._administer("updateNamespace", map_in, {"tier": tier.value}))
 
     async def get_capture(self, event_hub: str) -> CaptureSettings | None:
-        """How a hub's events are captured; None if they are not. Raises NotFoundError, UnauthorizedError."""
+        """A hub's capture settings; None if it is not captured. Raises NotFoundError, UnauthorizedError."""
         return _capture(await self._administer("readEventHub", map_in, hub=event_hub))
 
     async def set_capture(self, event_hub: str, settings: CaptureSettings | None) -> None:
-        """Capture a hub's events in this way from now on, or (None) stop capturing them.
+        """Set how a hub's events are captured; None stops capturing.
 
-        The destination is not checked until the first file is written. Raises NotFoundError,
+        The destination is checked only when the first file is written. Raises NotFoundError,
         UnauthorizedError.
         """
         if settings is not None:
@@ -244,7 +235,7 @@ class EventHubAdministrator(AsyncClosing):
 
 
 def _scoped(operation_id: str, event_hub: str | None) -> str:
-    """The operation on a hub's policies that is ``operation_id`` on the namespace's."""
+    """The id of an operation on policies, for those of ``event_hub`` or (None) of the namespace."""
     return operation_id if event_hub is None else re.sub("(?=Polic|Key)", "EventHub", operation_id)
 
 
@@ -253,7 +244,7 @@ def _policy(
 ) -> PolicyProperties:
     name, claims = entries.get("name"), entries.get("claims")
     if not isinstance(name, str) or not isinstance(claims, list):
-        raise RemoteProtocolError("The answer of $management is no policy.")
+        raise RemoteProtocolError("The response of $management is not a policy.")
     keys = [entries.get(key) if with_keys else None for key in ("primary_key", "secondary_key")]
     primary, secondary = (str(key) if isinstance(key, str) else None for key in keys)
     return PolicyProperties(str(name), event_hub, tuple(str(claim) for claim in claims), primary, secondary)

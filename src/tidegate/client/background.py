@@ -1,6 +1,6 @@
-"""Coroutines for threads without an event loop: one loop per process, in a daemon thread.
+"""Runs coroutines for threads without an event loop, on one loop per process, in a daemon thread.
 
-A forked child (Spark's worker daemon forks) gets its own loop: the parent's thread does not exist in it.
+A forked child (Spark's worker daemon forks) gets its own loop, because it lacks the parent's thread.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _lock = threading.Lock()
 
 
 def _forget_inherited() -> None:
-    """In a forked child: neither the loop's thread nor a thread that holds the lock exists."""
+    """In a forked child: drop the loop and the lock, whose threads do not exist there."""
     global _current, _lock
     _current = None
     _lock = threading.Lock()
@@ -64,6 +64,6 @@ def _background() -> _BackgroundLoop:
 def run_blocking(coroutine: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
     """Run a coroutine on this process's background loop and return its result.
 
-    timeout_s: after it the coroutine is cancelled, and OperationTimeoutError raised; None waits forever.
+    timeout_s: then the coroutine is cancelled and OperationTimeoutError raised; None waits forever.
     """
     return _background().run(coroutine, timeout_s)

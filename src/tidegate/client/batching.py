@@ -1,7 +1,7 @@
-"""Filling batches by encoded size. Pure: sections in, batches out, no time.
+"""Fills batches by encoded size. Pure.
 
-An event travels as one AMQP data section that holds the encoded event; a batch is such sections end to
-end, after a small envelope. Sizes here are those bytes, so that what fits here fits the service.
+An encoded event is sent as one AMQP data section; a batch is a small envelope followed by data sections.
+Sizes count these bytes, as the service does.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tidegate.wire.batch import DATA_SECTION_8, DATA_SECTION_32
 from tidegate.wire.event_codec import encode_event
 
 ENVELOPE_BYTES_MAX: Final = 256
-"""Kept free in each batch for its header and the producer's annotations, which take less."""
+"""Reserved in each batch for its header and the producer's annotations, which are smaller."""
 
 _pack_header = struct.Struct(">II").pack
 _SHORT_HEADERS: Final = tuple(struct.pack(">IB", DATA_SECTION_8, length) for length in range(256))
@@ -25,23 +25,22 @@ _HEADER_BYTES_MAX: Final = 8
 
 
 class BatchAccumulator:
-    """The data sections of one batch being filled, each as two parts: its header, and the encoded event.
+    """The data sections of one batch being filled, each as two parts: its header and the encoded event.
 
-    Kept in parts so that an event's bytes are copied once, when the batch is sent. Owned by one caller;
-    ``take`` empties it for the next batch.
+    Parts are joined only when the batch is sent, so each event's bytes are copied once.
     """
 
     __slots__ = ("bytes_max", "parts", "size_bytes")
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
-        """Most bytes of sections, envelope excluded."""
+        """Maximum bytes of sections, without the envelope."""
         self.parts: list[bytes] = []
-        """Headers at even places, encoded events at odd ones."""
+        """Headers at even indexes, encoded events at odd ones."""
         self.size_bytes = 0
 
     def try_add(self, encoded: bytes) -> int:
-        """Add an encoded event; returns the bytes that it needs, or 0 if there is no room."""
+        """Add an encoded event and return the bytes that it takes, or 0 if there is no room."""
         length = len(encoded)
         header = _SHORT_HEADERS[length] if length < 256 else _pack_header(DATA_SECTION_32, length)
         added_bytes = length + len(header)
@@ -53,19 +52,19 @@ class BatchAccumulator:
         return added_bytes
 
     def take(self) -> list[bytes]:
-        """The parts so far, in order; the accumulator is empty afterwards."""
+        """Remove and return all parts, in order."""
         parts = self.parts
         self.parts = []
         self.size_bytes = 0
         return parts
 
     def __len__(self) -> int:
-        """How many events there are."""
+        """The number of events."""
         return len(self.parts) // 2
 
 
 class EventDataBatch:
-    """Events that are sent together or not at all; get one from ``EventHubProducer.create_batch``."""
+    """Events that are sent all or none. ``EventHubProducer.create_batch`` creates one."""
 
     def __init__(self, *, bytes_max: int, partition_key: str | None, partition_id: str | None) -> None:
         check_destination(partition_key, partition_id)
@@ -74,10 +73,8 @@ class EventDataBatch:
         self._accumulator = BatchAccumulator(bytes_max)
 
     def try_add(self, event: EventData) -> bool:
-        """Add an event; False, without any change, if there is no room.
-
-        Raises EventTooLargeError for an event that no batch of this size could hold.
-        """
+        """Add an event; False if there is no room. Raises EventTooLargeError if even an empty batch has
+        none."""
         encoded = encode_event(event, self.partition_key)
         if self._accumulator.try_add(encoded):
             return True
@@ -86,17 +83,17 @@ class EventDataBatch:
 
     @property
     def size_bytes(self) -> int:
-        """Encoded size of the events so far, envelope excluded."""
+        """Encoded size of the events, without the envelope."""
         return self._accumulator.size_bytes
 
     @property
     def bytes_max(self) -> int:
-        """The size that the batch may reach."""
+        """The maximum of ``size_bytes``."""
         return self._accumulator.bytes_max
 
     @property
     def parts(self) -> list[bytes]:
-        """The sections so far, as ``BatchAccumulator`` holds them; a copy."""
+        """A copy of the sections, as ``BatchAccumulator`` holds them."""
         return list(self._accumulator.parts)
 
     def __len__(self) -> int:
@@ -109,7 +106,7 @@ class EventDataBatch:
 def encode_batch(
     events: Iterable[EventData], *, partition_key: str | None, partition_id: str | None, bytes_max: int
 ) -> EventDataBatch:
-    """One batch of all ``events``. Raises EventTooLargeError, which names sizes, where they do not fit."""
+    """One batch of all ``events``. Raises EventTooLargeError, with the sizes, if they do not fit."""
     batch = EventDataBatch(bytes_max=bytes_max, partition_key=partition_key, partition_id=partition_id)
     for event in events:
         if not batch.try_add(event):
@@ -122,7 +119,7 @@ def encode_batch(
 
 
 def check_size(encoded: bytes, bytes_max: int) -> None:
-    """Raise EventTooLargeError where even a batch of its own could not hold the event."""
+    """Raises EventTooLargeError if the event does not fit into an empty batch."""
     if len(encoded) + _HEADER_BYTES_MAX > bytes_max:
         raise EventTooLargeError(
             f"An event of {len(encoded)} encoded bytes exceeds the limit of {bytes_max - _HEADER_BYTES_MAX}.",
@@ -131,7 +128,7 @@ def check_size(encoded: bytes, bytes_max: int) -> None:
 
 
 def check_destination(partition_key: str | None, partition_id: str | None) -> None:
-    """Raise InvalidArgumentError where an event is sent by key *and* by partition, or by an oversize key."""
+    """Raises InvalidArgumentError if both a key and a partition are given, or if the key is too long."""
     if partition_key is not None:
         if partition_id is not None:
             raise InvalidArgumentError("Use partition_key or partition_id, not both.")
@@ -143,5 +140,5 @@ def check_destination(partition_key: str | None, partition_id: str | None) -> No
 
 
 def largest_batch_bytes(link_message_bytes_max: int | None) -> int:
-    """Bytes of sections that a batch may have on a link with this max-message-size (0, None: no limit)."""
+    """Maximum bytes of a batch's sections on a link with this max-message-size (0, None: no limit)."""
     return min(link_message_bytes_max or EVENT_BYTES_MAX, EVENT_BYTES_MAX) - ENVELOPE_BYTES_MAX

@@ -1,8 +1,7 @@
 """The consumer for threads without an event loop: Spark's Python workers, redrive, scripts.
 
 Each call waits for a coroutine on the loop of ``background``. A forked child (Spark's worker daemon forks)
-opens its own connections; inherited ones belong to the parent. State changes only on the loop's thread, so
-any number of threads may call.
+opens its own connections. Thread-safe: state changes only on the loop's thread.
 """
 
 from __future__ import annotations
@@ -39,26 +38,26 @@ from tidegate.wire.event_codec import decode_event, event_body
 T = TypeVar("T")
 
 _IDLE_S: Final = 2.0
-"""How long a receiver waits for the next range. Short, because a consumer group may have only five receivers
-per partition, and each of Spark's workers may keep one."""
+"""How long a receiver is kept for the next range. Short, because a consumer group may have only five
+receivers per partition, and each Spark worker may keep one."""
 _QUOTA_DELAY_S: Final = 0.25
-"""Between tries while five others read the partition; idle ones of other workers end after ``_IDLE_S``."""
+"""Wait between attempts while five others read the partition; idle ones end after ``_IDLE_S``."""
 _QUOTA_WAIT_S: Final = 600.0
-"""How long a range waits for its turn at least: the ranges before it may be long."""
+"""Minimum wait for a free receiver, because the ranges being read may be long."""
 _CROWDED_S: Final = 60.0
-"""How long a process that was refused a receiver keeps none idle."""
+"""How long a process keeps no idle receivers after it was refused one."""
 _RECEIVER_NAME_MAX: Final = 64
 """Source: ``ReceiverOptions.setIdentifier`` of azure-eventhubs (Java) 3.3."""
 _TOGETHER_BYTES: Final = 16 * 1024 * 1024
-"""Of short ranges that are fetched together (our choice)."""
+"""Maximum bytes of short ranges that are fetched together (our choice)."""
 _CHUNK_BYTES: Final = 512 * 1024
 _CHUNK_EVENTS: Final = 4096
-"""A chunk is not joined with the next from either size on (our choice: a large batch stays alone)."""
+"""A chunk that reaches either size is not joined with the next (our choice: large batches stay separate)."""
 _SKIP_BYTES_MAX: Final = 256 * 1024
-"""Up to here, events that another process has read are fetched and dropped (our choice): opening a receiver
-costs as much. Two of Spark's workers take turns with a partition."""
+"""Up to this size, events that another process has read are fetched and dropped, which costs no more than
+opening a receiver (our choice). Spark workers may alternate on a partition."""
 _RANGE_GAP_MAX: Final = 256
-"""Sequence numbers this near to each other are read together, and the events between them dropped."""
+"""Sequence numbers at most this far apart are read together, dropping the events between them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +76,11 @@ class _Range:
 
 @dataclass(slots=True)
 class _BytesLeft:
-    """How much may still be fetched."""
+    """How many bytes may still be fetched."""
 
     count: int
     each: int
-    """Fetched ahead by one receiver that is opened for it."""
+    """Prefetch size of a newly opened receiver."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +88,14 @@ class FetchedRange:
     """The result of one range that was fetched together with others."""
 
     chunks: tuple[EncodedEvents, ...]
-    """From the start of the range, in order and without gaps; not always the whole range."""
+    """From the start of the range, in order, without gaps; not always the whole range."""
     error: Exception | None
-    """The error that ``read_encoded`` would raise after these chunks; None if it can read the rest."""
+    """The error that ``read_encoded`` would raise after these chunks, if any."""
 
 
 @dataclass(slots=True)
 class _State:
-    """The state of one process: consumers by hub, and receivers that wait for their next range."""
+    """The state of one process: consumers by hub, and idle receivers."""
 
     process_id: int
     consumers: dict[str, EventHubConsumer] = field(default_factory=dict)
@@ -105,7 +104,7 @@ class _State:
     )
     """By hub and partition: the receiver, the sequence number it continues with, and its timer."""
     keeps_none_until: float = 0.0
-    """Time of the loop until which no receiver is kept idle, because one was refused."""
+    """Loop time until which no idle receiver is kept, because one was refused."""
 
 
 class BlockingConsumer(Closing):
@@ -125,8 +124,8 @@ class BlockingConsumer(Closing):
     ) -> None:
         """Connects when first used. The arguments are those of ``EventHubConsumer`` and ``open_receiver``.
 
-        event_hub: None means the connection string's EntityPath. receiver_name: each receiver gets this name
-        with a random suffix, which tells them apart in the service's messages.
+        event_hub: None means the connection string's EntityPath. receiver_name: prefix of the receivers'
+        names in the service's messages; each gets a random suffix.
         """
         self._connection_string = connection_string
         self._event_hub = event_hub
@@ -144,7 +143,7 @@ class BlockingConsumer(Closing):
         return self._ask(EventHubConsumer.get_event_hub_properties)
 
     def get_partition_properties(self, partition_id: str) -> PartitionEnds:
-        """Where a partition's log begins and ends now."""
+        """A partition's current first and last events."""
         return self._ask(lambda consumer: consumer.get_partition_properties(partition_id))
 
     def get_all_partition_properties(
@@ -164,15 +163,14 @@ class BlockingConsumer(Closing):
     ) -> Iterator[EncodedEvents]:
         """The events ``start <= sequence number < until``, in order, in chunks as they arrive.
 
-        The receiver is kept for a short time: a range that starts at or shortly after the end of this one
-        continues at once.
-        is_continued: False if this process will read no such range; then no receiver is kept.
+        The receiver is kept for a short time, for a range that starts at or shortly after the end of this
+        one. If five receivers already read the partition, this waits for one of them to end.
+        is_continued: False if this process reads no such range; then no receiver is kept.
         timeout_s: the longest wait for the next chunk.
-        If five receivers already read the partition, this waits for one of them to end.
+
         Raises PositionOutOfRangeError, which names partition, wanted and first available number, if retention
-        removed the start, or if the start is beyond the end of the log; OperationTimeoutError if events of
-        the range do not arrive in time; and as ``open_receiver``. Chunks yielded before an error are in order
-        and without gaps.
+        removed the start or if it is beyond the end of the log; OperationTimeoutError if events do not arrive
+        in time; and as ``open_receiver``. Chunks yielded before an error are in order and without gaps.
         """
         wanted = _Range(self._hub(), partition_id, start_sequence_number, until_sequence_number)
         return self._read(wanted, timeout_s, is_continued=is_continued)
@@ -182,10 +180,10 @@ class BlockingConsumer(Closing):
     ) -> list[FetchedRange]:
         """Short ranges of different partitions, fetched concurrently.
 
-        ranges: each a partition and the two sequence numbers of ``read_encoded``. At most about 16 MiB are
-        fetched, without waiting for a receiver; ``read_encoded`` reads what is missing of a range.
-        timeout_s: the longest wait for a next chunk. Raises InvalidArgumentError for an invalid range; any
-        other failure of a range is reported in its result.
+        ranges: partition ids with the two sequence numbers of ``read_encoded``. At most about 16 MiB are
+        fetched, without waiting for a receiver; read the rest of a range with ``read_encoded``.
+        timeout_s: the longest wait for a chunk. Raises InvalidArgumentError for an invalid range; any other
+        failure of a range is reported in its result.
         """
         wanted = [_Range(self._hub(), *each) for each in ranges]
         share = max(EVENT_BYTES_MAX, _TOGETHER_BYTES // max(1, len(wanted)))
@@ -204,9 +202,9 @@ class BlockingConsumer(Closing):
         *,
         timeout_s: float = 60.0,
     ) -> Iterator[ReceivedEvent]:
-        """The events of these numbers, each once, in ascending order; neighbours are read together.
+        """The events with these sequence numbers, each once, ascending. Raises as ``read_encoded``.
 
-        event_hub: any hub of the namespace. Raises as ``read_encoded``.
+        event_hub: any hub of the namespace.
         """
         for numbers in group_neighbours(sequence_numbers, gap_max=_RANGE_GAP_MAX):
             wanted = frozenset(numbers)
@@ -241,7 +239,7 @@ class BlockingConsumer(Closing):
 
             run_blocking(close_all())
 
-    # --- internal: all coroutines run on the background loop ------------------------------------------------
+    # --- coroutines, run on the background loop -------------------------------------------------------------
 
     def _ask(self, question: Callable[[EventHubConsumer], Awaitable[T]]) -> T:
         async def ask() -> T:
@@ -287,7 +285,7 @@ class BlockingConsumer(Closing):
             run_blocking(self._check_in(wanted, receiver, wanted.until if is_reusable else None))
 
     async def _fetch(self, wanted: _Range, timeout_s: float, left: _BytesLeft) -> FetchedRange:
-        """As much of a range as the remaining bytes allow. Does not raise."""
+        """Fetch as much of a range as the remaining bytes allow. Does not raise."""
         fetched: list[EncodedEvents] = []
         if wanted.start == wanted.until or left.count <= 0:
             return FetchedRange((), None)
@@ -311,7 +309,7 @@ class BlockingConsumer(Closing):
         return FetchedRange(tuple(_regrouped(fetched)), None)
 
     async def _check_out(self, wanted: _Range, prefetch_bytes: int, quota_wait_s: float) -> PartitionReceiver:
-        """The receiver that waits at or shortly before the start of the range, or a new one.
+        """The idle receiver at or shortly before the start of the range, or a new one.
 
         quota_wait_s: how long to wait if five others read the partition.
         """
@@ -331,7 +329,7 @@ class BlockingConsumer(Closing):
             try:
                 return await self._open(consumer, wanted, prefetch_bytes)
             except QuotaExceededError:
-                # There are more workers than receivers, so idle receivers would block others.
+                # With more workers than receivers, idle receivers would block others.
                 state.keeps_none_until = loop.time() + _CROWDED_S
                 if loop.time() >= deadline:
                     raise
@@ -376,7 +374,7 @@ class BlockingConsumer(Closing):
 async def _next_chunks(
     receiver: PartitionReceiver, wanted: _Range, next_number: int, timeout_s: float
 ) -> list[EncodedEvents]:
-    """The next chunks, at least one; the last may extend beyond the range. Raises OperationTimeoutError."""
+    """One or more next chunks; the last may extend beyond the range. Raises OperationTimeoutError."""
     parts = await receiver.receive_parts(wanted.until - next_number, timeout_s)
     if not parts:
         raise OperationTimeoutError(
@@ -388,7 +386,7 @@ async def _next_chunks(
 
 
 def _within(chunks: Iterable[EncodedEvents], wanted: _Range) -> Iterator[EncodedEvents]:
-    """The part within the range: after a hole in the log, later events arrive, too."""
+    """The part within the range; after a hole in the log, events beyond it arrive as well."""
     for chunk in chunks:
         if chunk.sequence_numbers[-1] >= wanted.until:
             chunk = chunk[: bisect_left(chunk.sequence_numbers, wanted.until)]
@@ -397,7 +395,7 @@ def _within(chunks: Iterable[EncodedEvents], wanted: _Range) -> Iterator[Encoded
 
 
 def _regrouped(parts: Sequence[EncodedEvents]) -> Iterator[EncodedEvents]:
-    """The parts in order, small ones joined: each chunk has a fixed cost."""
+    """The parts in order, with small ones joined, because each chunk has a fixed cost."""
     group: list[EncodedEvents] = []
     size_bytes = count = 0
     for part in parts:
@@ -412,7 +410,7 @@ def _regrouped(parts: Sequence[EncodedEvents]) -> Iterator[EncodedEvents]:
 
 
 def group_neighbours(sequence_numbers: Iterable[int], *, gap_max: int) -> list[list[int]]:
-    """The distinct numbers, ascending, in groups whose neighbours are at most ``gap_max`` apart."""
+    """The distinct numbers, ascending, split where two are more than ``gap_max`` apart."""
     groups: list[list[int]] = []
     for number in sorted(set(sequence_numbers)):
         if groups and number - groups[-1][-1] <= gap_max:

@@ -1,13 +1,13 @@
-"""One AMQP connection of a client, from connecting to its end: sessions, links, authorization.
+"""One AMQP connection of a client, from connecting to its end: sessions and links.
 
-A ``LiveConnection`` never reconnects: once it is over, everyone who waits on it is given the first reason,
-and ``connector`` makes another. Each link has a session of its own, as the official .NET client does it, so
-that no number of partitions meets the service's limit of handles per session.
+A ``LiveConnection`` never reconnects: once it has ended, everything that waits on it gets the first reason,
+and ``connector`` opens another. Each link has its own session, as in the official .NET client, so that the
+service's limit of handles per session does not limit the number of partitions.
 
     what arrives            who handles it
     attach, detach, flow    the link's ``LinkHandler``
     transfers, settlements  the same
-    close, lost line        every link, as ``on_detached``
+    close, lost connection  every link, as ``on_detached``
 """
 
 from __future__ import annotations
@@ -48,21 +48,18 @@ from tidegate.transport.driver import AmqpDriver, connect_amqp
 from tidegate.wire.conditions import error_from_amqp
 
 _MAX_FRAME_SIZE: Final = 1_048_576
-"""Largest frame we take: what azure-eventhub 5.15.1 offers, so that a batch arrives in one or two frames."""
+"""Largest frame accepted: as azure-eventhub 5.15.1, so that a batch arrives in one or two frames."""
 _IDLE_TIMEOUT_S: Final = 60.0
-"""Our choice: a dead line is noticed within a minute."""
+"""Our choice: a dead connection is noticed within a minute."""
 _CLOSE_TIMEOUT_S: Final = 5.0
-"""How long a polite close waits for the peer's answer."""
+"""How long a close waits for the peer's answer."""
 
 
 class LinkHandler:
-    """Callbacks for one link, called on the event loop.
-
-    Subclasses override those that they need. None may block or raise.
-    """
+    """Callbacks for one link, called on the event loop. Overrides must neither block nor raise."""
 
     def on_attached(self, attach: Attach) -> None:
-        """The peer agreed; ``attach`` is its answer."""
+        """The peer accepted the link; ``attach`` is its answer."""
 
     def on_detached(self, error: TidegateError) -> None:
         """The link has ended: refused, detached, or ended with its session or connection. Called once."""
@@ -74,14 +71,11 @@ class LinkHandler:
         """Complete deliveries arrived, in order."""
 
     def on_settled(self, first_delivery_id: int, last_delivery_id: int, state: DeliveryState | None) -> None:
-        """The peer settled the deliveries ``first..last``, both included."""
+        """The peer settled the deliveries ``first..last``, inclusive."""
 
 
 class LiveConnection:
-    """An open connection. Make one with ``open``; end it with ``close``.
-
-    Used by one event loop only, as everything in this package.
-    """
+    """An open connection, for one event loop. Create it with ``open``; end it with ``close``."""
 
     def __init__(self, namespace: Namespace, clock: Clock) -> None:
         self.namespace = namespace
@@ -96,7 +90,7 @@ class LiveConnection:
 
     @classmethod
     async def open(cls, namespace: Namespace, clock: Clock) -> LiveConnection:
-        """Connect, with TLS where the namespace says so, and exchange headers, SASL and open.
+        """Connect, with TLS if the namespace requires it, and exchange headers, SASL and open.
 
         Raises BrokenError (no answer, connection closed), UnauthorizedError (untrusted certificate, SASL),
         RemoteProtocolError.
@@ -141,7 +135,7 @@ class LiveConnection:
         properties: Mapping[str, object] | None = None,
         desired_capabilities: tuple[str, ...] = (),
     ) -> SenderLink:
-        """Begin to attach a sender to ``address``; the handler gets the result.
+        """Begin attaching a sender to ``address``; the handler gets the result.
 
         Raises the reason if the connection has ended.
         """
@@ -167,7 +161,7 @@ class LiveConnection:
         properties: Mapping[str, object] | None = None,
         desired_capabilities: tuple[str, ...] = (),
     ) -> ReceiverLink:
-        """Begin to attach a receiver to ``source``; no credit is granted.
+        """Begin attaching a receiver to ``source``, without credit; the handler gets the result.
 
         Raises the reason if the connection has ended.
         """
@@ -192,7 +186,7 @@ class LiveConnection:
         self.flush()
 
     def flush(self) -> None:
-        """Send the engine's output; call it after commands given outside of handlers."""
+        """Send the engine's output; call it after commands outside of handlers."""
         if self._driver is not None:
             self._driver.flush()
 
@@ -202,7 +196,7 @@ class LiveConnection:
             try:
                 await self._driver.wait_writable()
             except TidegateError as error:
-                # The driver only knows that it was closed; the reason is known here.
+                # The driver only knows that the connection was closed; the reason is known here.
                 raise self._failure or error from error
         if self._failure is not None:
             raise self._failure
@@ -212,7 +206,7 @@ class LiveConnection:
         await self._over.wait()
 
     async def close(self) -> None:
-        """Close the connection, and wait briefly for the answer. Handlers get ClosedError. Idempotent."""
+        """Close the connection and wait briefly for the answer. Handlers get ClosedError. Idempotent."""
         self.fail(ClosedError("The client was closed."))
         if self._driver is None:
             return
@@ -271,12 +265,12 @@ class LiveConnection:
             case ConnectionFailed(error=failure):
                 self.fail(failure)
             case _:
-                pass  # sessions begin and links attach at our own request only
+                pass  # sessions begin and links attach only at our request
 
     def _on_link_detached(self, link: Link, error: Error | None) -> None:
         assert self._engine is not None
         if self._engine.is_finished:
-            return  # the connection's own event comes last, with the reason for all of its links
+            return  # the connection's event follows, with the reason for all of its links
         session = self._sessions.pop(link, None)
         if session is not None:
             session.end()
@@ -301,5 +295,5 @@ def _error_or_broken(error: Error | None, what: str) -> TidegateError:
 
 
 def timed_out(what: str, timeout_s: float) -> OperationTimeoutError:
-    """The error of an operation without a response in time; ``what`` completes "No response to …"."""
+    """The error for a missing response; ``what`` completes "No response to …"."""
     return OperationTimeoutError(f"No response to {what} within {timeout_s:g} s.")

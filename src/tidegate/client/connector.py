@@ -1,7 +1,7 @@
-"""A client's connection over time: made when needed, authorized, made again when it breaks.
+"""Keeps a client connected: opens and authorizes a connection when needed, and replaces it when it breaks.
 
-Every operation uses ``run``: it gets a live connection, has a deadline for each try, and is retried if that
-may help. There is one connection at a time; operations wait while it is being made.
+Every operation uses ``run``, which gives it a live connection, a deadline for each try, and retries. There is
+one connection at a time; operations wait while it is being opened.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class AuthorizedConnection:
-    """A live connection with its ``$cbs`` and ``$management`` channels and the tokens put on it."""
+    """A live connection with its ``$cbs`` and ``$management`` channels and its tokens."""
 
     def __init__(self, connection: LiveConnection, tasks: TaskOwner) -> None:
         self.connection = connection
@@ -39,10 +39,10 @@ class AuthorizedConnection:
         self._kept_fresh: set[str] = set()
 
     async def authorize(self, audience: str) -> bool:
-        """Put a token for ``audience`` once, and keep it fresh while the connection lives.
+        """Send a token for ``audience`` once, and renew it while the connection lives.
 
-        It is put again if it was not replaced in time, as on a machine that was suspended. Returns whether it
-        was put now. Raises UnauthorizedError (key, policy, expiry), NotFoundError (no such hub),
+        It is sent again if it was not renewed in time, for example after the machine was suspended. Returns
+        whether it was sent now. Raises UnauthorizedError (key, policy, expiry), NotFoundError (no such hub),
         BrokenError.
         """
         async with self._lock:
@@ -57,16 +57,16 @@ class AuthorizedConnection:
         return True
 
     def distrust_token(self, audience: str) -> None:
-        """Make the next ``authorize`` put a new token: by the service's clock this one may have expired."""
+        """Make the next ``authorize`` send a new token: by the service's clock this one may have expired."""
         self._valid_until.pop(audience, None)
 
     async def token_for(self, audience: str) -> Token:
-        """A fresh token, for requests that carry one themselves."""
+        """A fresh token, for requests that contain one."""
         credential = self.connection.namespace.credential
         return await credential.token_for(audience, now=self.connection.clock.now_utc().timestamp())
 
     async def management(self) -> RequestChannel:
-        """The ``$management`` channel, attached when first asked for. Authorize first."""
+        """The ``$management`` channel, attached on first use. Call ``authorize`` first."""
         async with self._lock:
             if self._management is None or not self._management.is_open:
                 self._management = await RequestChannel.open(self.connection, MANAGEMENT_NODE)
@@ -81,7 +81,7 @@ class AuthorizedConnection:
         return token
 
     async def _keep_fresh(self, audience: str, token: Token) -> None:
-        """Replace the token before it expires; if that fails, the connection ends with the reason."""
+        """Replace the token before it expires; a failure ends the connection."""
         try:
             while True:
                 now = self.connection.clock.now_utc().timestamp()
@@ -90,7 +90,7 @@ class AuthorizedConnection:
                 async with asyncio.timeout(self.connection.namespace.timeout_s):
                     fresh = await self._put_token(audience)
                 if fresh.expiry <= token.expiry:
-                    return  # a ready-made signature cannot be renewed; the service ends it
+                    return  # a ready-made signature cannot be renewed; the service ends the connection
                 token = fresh
         except TimeoutError:
             self.connection.fail(timed_out("a token refresh", self.connection.namespace.timeout_s))
@@ -98,7 +98,7 @@ class AuthorizedConnection:
             self.connection.fail(error)
 
     async def _is_over_within(self, delay_s: float) -> bool:
-        """False after the delay; True as soon as the connection has ended."""
+        """True as soon as the connection ends; False after the delay."""
         try:
             async with asyncio.timeout(delay_s):
                 await self.connection.wait_over()
@@ -120,7 +120,7 @@ class Connector:
         """Whether ``close`` was called."""
 
     async def connected(self) -> AuthorizedConnection:
-        """The current connection, or a new one. Raises what connecting raises; no retries.
+        """The current connection, or a new one, without retries. Raises what connecting raises.
 
         Cancellation: an incomplete connection is closed.
         """
@@ -129,7 +129,7 @@ class Connector:
                 raise ClosedError("The client is closed.")
             if self._current is None or not self._current.connection.is_open:
                 old, self._current = self._current, None
-                if old is not None:  # do not wait for a peer that does not respond
+                if old is not None:  # closed in the background, because its peer may not respond
                     self.tasks.start(old.connection.close(), name="closing a broken connection")
                 connection = await LiveConnection.open(self.namespace, self.clock)
                 if self.is_closed:
@@ -141,8 +141,8 @@ class Connector:
     async def run(self, what: str, operation: Callable[[AuthorizedConnection], Awaitable[T]]) -> T:
         """Run ``operation`` on a live connection, with retries after transient errors.
 
-        what: the operation's name in errors. Each try has the namespace's time-out, including connecting.
-        Raises the last try's error. Cancellation: ends the running try; the client stays usable.
+        what: the operation's name in errors. The namespace's time-out applies to each try, including
+        connecting. Raises the last try's error. Cancellation: the client stays usable.
         """
         retries_done = 0
         while True:
@@ -167,7 +167,7 @@ class Connector:
             raise timed_out(what, timeout_s) from error
 
     async def wait_before_retry(self, retry: int, error: TidegateError) -> None:
-        """Sleep as the retry policy says before retry number ``retry``."""
+        """Sleep for the retry policy's wait before retry number ``retry``."""
         # Jitter needs no cryptographic randomness.
         await asyncio.sleep(
             self.namespace.retry.delay_before(retry, jitter_fraction=random.random(), error=error)

@@ -35,7 +35,7 @@ class EventHubConsumer(AsyncClosing):
     ) -> None:
         """Connects when first used.
 
-        is_batch_delivery_wanted: False asks for one delivery per event, even of a Tidegate.
+        is_batch_delivery_wanted: False requests one delivery per event, even from Tidegate.
         """
         self.event_hub = event_hub
         self.consumer_group = consumer_group
@@ -74,7 +74,7 @@ class EventHubConsumer(AsyncClosing):
         return await read_event_hub(self._connector, self._hub_audience, self.event_hub)
 
     async def get_partition_properties(self, partition_id: str) -> PartitionEnds:
-        """Where a partition's log begins and ends now. Raises as ``get_event_hub_properties``."""
+        """A partition's current first and last events. Raises as ``get_event_hub_properties``."""
         return await read_partition(self._connector, self._hub_audience, self.event_hub, partition_id)
 
     async def get_all_partition_properties(
@@ -101,13 +101,13 @@ class EventHubConsumer(AsyncClosing):
     ) -> PartitionReceiver:
         """Open a receiver of one partition that starts at ``position``.
 
-        owner_level: makes the receiver exclusive (epoch): receivers of the group with the same or a lower
-        level get ReceiverStolenError; None shares the partition. receiver_name: shown in the service's
-        messages. prefetch_events, prefetch_bytes: about how much is fetched ahead, whichever is less (with
-        batched delivery, bytes alone). must_start_at_position: raise PositionOutOfRangeError if retention
-        removed the starting sequence number, instead of starting at the first event held.
-        until_sequence_number: the end of what is wanted; little more than that is fetched.
-        ``EventPosition.latest()`` means after the last event that is in the partition now.
+        position: ``EventPosition.latest()`` means after the partition's present last event. owner_level:
+        makes the receiver exclusive (epoch): receivers of the group with the same or a lower level get
+        ReceiverStolenError; None shares the partition. receiver_name: shown in the service's messages.
+        prefetch_events, prefetch_bytes: approximate prefetch limits (with batched delivery, bytes only).
+        must_start_at_position: raise PositionOutOfRangeError if retention removed the starting sequence
+        number, instead of starting at the first event held. until_sequence_number: fetch little beyond it.
+
         Raises NotFoundError, UnauthorizedError, ReceiverStolenError (a higher level reads),
         QuotaExceededError (a 6th shared receiver), PositionOutOfRangeError (beyond the end), BrokenError,
         OperationTimeoutError.
@@ -144,7 +144,7 @@ class EventHubConsumer(AsyncClosing):
         return f"<EventHubConsumer {self.event_hub}/{self.consumer_group}>"
 
     async def _pin_latest(self, partition_id: str) -> EventPosition:
-        """The present end of the partition, as a number, so that a reconnection skips no event."""
+        """The partition's present end as a sequence number, so that a reconnection skips no event."""
         properties = await self.get_partition_properties(partition_id)
         if properties.last_enqueued_sequence_number < 0:
             return EventPosition.earliest()

@@ -1,7 +1,7 @@
-"""Credentials: shared keys, ready-made signatures and Entra ID, each of which gives tokens for an audience.
+"""Credentials: shared keys, ready-made signatures and Entra ID.
 
-A credential is asked for a token per audience; the connection puts it on ``$cbs`` and asks again when
-``refresh_delay_s`` says so. Secrets never show in a repr.
+Each returns tokens for an audience; the connection sends them to ``$cbs`` and renews them after
+``refresh_delay_s``. Secrets never appear in a repr.
 
 Source: Azure "Authenticate access to Event Hubs resources using shared access signatures" (2026-09); the
 Entra ID scope is that of azure-eventhub 5.15.1.
@@ -25,7 +25,7 @@ _REFRESH_DELAY_S_MIN: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """What is put on ``$cbs`` for one audience."""
+    """A token for one audience, as sent to ``$cbs``."""
 
     value: str = field(repr=False)
     token_type: str
@@ -34,7 +34,7 @@ class Token:
 
 
 class Credential(Protocol):
-    """Gives tokens for an audience; the protocol of all credentials."""
+    """The protocol of all credentials."""
 
     async def token_for(self, audience: str, *, now: float) -> Token:
         """A token for ``audience`` (``sb://host/hub…``), valid at ``now`` (Unix time in seconds)."""
@@ -56,7 +56,7 @@ class AccessToken(Protocol):
 
 
 class TokenCredential(Protocol):
-    """An Entra ID credential, as azure-identity's ``aio`` classes are."""
+    """An Entra ID credential, such as azure-identity's ``aio`` classes."""
 
     async def get_token(self, *scopes: str) -> AccessToken:
         """A token for the scopes, from a cache or from the identity service."""
@@ -70,7 +70,7 @@ class SharedKeyCredential:
     key_name: str
     key: str = field(repr=False)
     token_lifetime_s: int = 3600
-    """How long each token is valid; refreshed well before (see ``refresh_delay_s``)."""
+    """How long each token is valid; it is refreshed well before (see ``refresh_delay_s``)."""
 
     async def token_for(self, audience: str, *, now: float) -> Token:
         """Sign a token for ``audience``, valid for ``token_lifetime_s`` from ``now``."""
@@ -81,12 +81,12 @@ class SharedKeyCredential:
 
 @dataclass(frozen=True, slots=True)
 class SharedSignatureCredential:
-    """A ready-made signature (``SharedAccessSignature sr=…``): used as it is until it expires."""
+    """A ready-made signature (``SharedAccessSignature sr=…``), used until it expires."""
 
     signature: str = field(repr=False)
 
     async def token_for(self, audience: str, *, now: float) -> Token:
-        """The signature itself, for any audience: the service checks whether it is valid for it.
+        """The signature, for any audience; the service checks whether it is valid for that.
 
         Raises UnauthorizedError if the signature cannot be parsed.
         """
@@ -102,7 +102,7 @@ class EntraCredential:
     async def token_for(self, audience: str, *, now: float) -> Token:
         """A JSON web token for Event Hubs, from the identity service.
 
-        Raises BrokenError for any error of the credential: a later try may succeed.
+        Raises BrokenError for any error of the credential, because a later try may succeed.
         """
         try:
             token = await self.credential.get_token(ENTRA_ID_SCOPE)
@@ -115,10 +115,7 @@ class EntraCredential:
 
 
 def credential_from_connection_string(connection_string: ConnectionString) -> Credential:
-    """The credential inside a connection string.
-
-    Raises ConnectionStringError if it has neither a key nor a signature.
-    """
+    """A connection string's credential. Raises ConnectionStringError if it has neither key nor signature."""
     if connection_string.shared_access_signature is not None:
         return SharedSignatureCredential(connection_string.shared_access_signature)
     if connection_string.shared_access_key_name is None or connection_string.shared_access_key is None:
@@ -131,9 +128,9 @@ def credential_from_connection_string(connection_string: ConnectionString) -> Cr
 
 
 def refresh_delay_s(expiry: float, *, now: float) -> float:
-    """Seconds from ``now`` (Unix time) until a token that ends at ``expiry`` should be replaced.
+    """Seconds from ``now`` (Unix time) until a token that expires at ``expiry`` should be replaced.
 
-    After four fifths of its remaining lifetime: a token of one hour leaves 12 minutes for a slow identity
+    This is four fifths of its remaining lifetime: a one-hour token leaves 12 minutes for a slow identity
     service or a reconnection. At least a second, so that an expired token causes no busy loop.
     """
     return max(_REFRESH_DELAY_S_MIN, (expiry - now) * _REFRESH_PART)

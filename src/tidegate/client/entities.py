@@ -1,4 +1,4 @@
-"""Values: properties of hubs, policies and namespaces, and events that could not be sent."""
+"""Properties of hubs, policies and namespaces, and events that could not be sent."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ class PolicyProperties:
 
     name: str
     event_hub: str | None
-    """The hub that it belongs to; None for the namespace."""
+    """The policy's hub; None for a policy of the namespace."""
     claims: tuple[str, ...]
     """Of Send, Listen and Manage."""
     primary_key: str | None = field(default=None, repr=False)
     secondary_key: str | None = field(default=None, repr=False)
-    """Both are valid; None in lists of policies."""
+    """Both keys are valid; None in lists of policies."""
 
 
 @dataclass(frozen=True, slots=True)
 class ThroughputProperties:
-    """The throughput limit of a namespace (Tidegate), and what it refused since the service started."""
+    """The throughput limit of a namespace (Tidegate), and how often it applied since the service started."""
 
     units: int | None
     """Throughput units; None for no limit."""
     throttled_requests: int
     throttled_events: int
     throttled_bytes: int
-    """Batches refused with ServerBusyError, their events and bytes."""
+    """Batches refused with ServerBusyError, and their events and bytes."""
     delayed_deliveries: int
     """How often a receiver was delayed."""
 
@@ -56,7 +56,7 @@ class FailedEvents:
     error: TidegateError
     """The reason. After BrokenError or OperationTimeoutError the service may have stored them."""
     events: tuple[bytes, ...] = field(repr=False)
-    """Encoded, in the order they were given; ``tidegate.wire.event_codec.decode_event`` reads them."""
+    """Encoded, in sending order; ``tidegate.wire.event_codec.decode_event`` decodes them."""
 
 
 class SendFailedError(TidegateError):
@@ -70,4 +70,4 @@ class SendFailedError(TidegateError):
             next_step="Send them again or save them: they are in the attribute failed.",
         )
         self.failed = failed
-        """One item per batch, in the order of failing."""
+        """One item per batch, in order of failure."""

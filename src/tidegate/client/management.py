@@ -35,10 +35,10 @@ async def ask(
     request: ManagementRequest | AdministrationRequest,
     parse: Callable[[Message], T],
 ) -> T:
-    """Send a request, with retries, and return what ``parse`` makes of the response.
+    """Send a request, with retries, and return the parsed response.
 
-    Raises NotFoundError, UnauthorizedError, AlreadyExistsError, InvalidArgumentError as the service answers;
-    BrokenError and OperationTimeoutError after the retries.
+    Raises the error that the service answers with: NotFoundError, UnauthorizedError, AlreadyExistsError,
+    InvalidArgumentError; BrokenError and OperationTimeoutError after the retries.
     """
 
     async def operation(authorized: AuthorizedConnection) -> Message:
@@ -56,7 +56,7 @@ async def ask(
 
 
 async def read_event_hub(connector: Connector, audience: str, event_hub: str) -> EventHubProperties:
-    """A hub's properties. audience: what the client holds a token for (``sb://host/hub``)."""
+    """A hub's properties. audience: of the client's token (``sb://host/hub``)."""
     request = ManagementRequest(Operation.READ_EVENT_HUB, event_hub)
     return _properties_of(await ask(connector, audience, request, event_hub_in))
 
@@ -72,13 +72,13 @@ async def read_partition(
 async def read_partitions(
     connector: Connector, audience: str, event_hub: EventHubProperties
 ) -> list[PartitionEnds]:
-    """All partitions of a hub, in the order of its ids: with one request, where the service is a Tidegate."""
+    """All partitions of a hub, in the order of its ids; one request suffices for Tidegate."""
     if event_hub.retention_hours is not None:
         request = ManagementRequest(Operation.QUERY_PARTITIONS, event_hub.name)
         try:
             return await ask(connector, audience, request, partitions_in)
         except InvalidArgumentError:
-            pass  # one of an earlier version
+            pass  # an earlier version of Tidegate
     return await asyncio.gather(
         *(read_partition(connector, audience, event_hub.name, each) for each in event_hub.partition_ids)
     )
@@ -95,13 +95,10 @@ def _properties_of(description: EventHubDescription) -> EventHubProperties:
 
 
 def event_hub_of(entries: Mapping[str, object]) -> EventHubProperties:
-    """The administration's description of a hub as the client's value.
-
-    Raises RemoteProtocolError when it is none.
-    """
+    """The administration's description of a hub as the client's value. Raises RemoteProtocolError."""
     name, created_at, ids = (entries.get(name) for name in ("name", "created_at", "partition_ids"))
     if not isinstance(name, str) or not isinstance(created_at, str) or not isinstance(ids, list):
-        raise RemoteProtocolError("The answer of $management is no event hub.")
+        raise RemoteProtocolError("The response of $management is not an event hub.")
     return EventHubProperties(
         name=str(name),
         created_at=datetime.fromisoformat(created_at),

@@ -1,4 +1,4 @@
-"""Where a client connects, and with which credential: shared by producers, consumers and administrators."""
+"""Address and credential of a namespace, shared by producers, consumers and administrators."""
 
 from __future__ import annotations
 
@@ -22,35 +22,35 @@ _AMQP_PORT = 5672
 
 
 class ConnectionOptions(TypedDict, total=False):
-    """How a client connects, beside its connection string: keywords of every ``from_connection_string``."""
+    """Options in addition to the connection string: keywords of every ``from_connection_string``."""
 
     retry: RetryPolicy
-    """How often and how soon a failed operation is tried again."""
+    """How often and how soon a failed operation is retried."""
     timeout_s: float
-    """How long one try of an operation may take; 60 unless given."""
+    """How long one try of an operation may take; 60 by default."""
     ssl_context: ssl.SSLContext | None
     """Used unchanged, instead of ``ca_file``."""
     ca_file: str | Path | None
-    """Certificates to trust beside the system's (see ``ca_file`` in the ready file of a Tidegate)."""
+    """Certificates to trust in addition to the system's (see ``ca_file`` in Tidegate's ready file)."""
     credential: TokenCredential | Credential | None
-    """Used instead of the key or signature in the string, which may then have none."""
+    """Used instead of the connection string's key or signature, which may then be missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
     """An Event Hubs namespace (Tidegate's or Azure's), with credential, time-out and retry policy.
 
-    Build one with the class methods. Each client made from it has a connection of its own.
+    Create it with the class methods. Each of its clients has its own connection.
     """
 
     host: str
     port: int
     credential: Credential = field(repr=False)
     ssl_context: ssl.SSLContext | None = None
-    """None: plain AMQP, for services on the same machine."""
+    """None: AMQP without TLS, for services on the same machine."""
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     timeout_s: float = 60.0
-    """How long one try of any operation may take, before it is an OperationTimeoutError."""
+    """How long one try of an operation may take before it fails with OperationTimeoutError."""
 
     def __post_init__(self) -> None:
         if self.timeout_s <= 0:
@@ -62,7 +62,7 @@ class Namespace:
         connection_string: str | ConnectionString,
         **options: Unpack[ConnectionOptions],
     ) -> Namespace:
-        """The namespace of a connection string; with TLS unless it has ``UseDevelopmentEmulator=true``.
+        """The namespace of a connection string, with TLS unless it has ``UseDevelopmentEmulator=true``.
 
         Raises ConnectionStringError; InvalidArgumentError if ``ca_file`` cannot be read.
         """
@@ -92,9 +92,9 @@ class Namespace:
         ssl_context: ssl.SSLContext | None = None,
         ca_file: str | Path | None = None,
     ) -> Namespace:
-        """A namespace by host name, with any credential: ours, or azure-identity's ``aio`` ones.
+        """A namespace by host name, with a credential of Tidegate's or of azure-identity's ``aio``.
 
-        port: None means 5671 with TLS and 5672 without. The rest is as in ``ConnectionOptions``.
+        port: None means 5671 with TLS and 5672 without. Other arguments: see ``ConnectionOptions``.
         """
         return cls(
             host=host,
@@ -107,10 +107,7 @@ class Namespace:
 
 
 def event_hub_of(connection_string: str | ConnectionString, event_hub: str | None) -> str:
-    """The event hub to use: the argument, else the connection string's EntityPath.
-
-    Raises ConnectionStringError where neither names one.
-    """
+    """``event_hub``, else the connection string's EntityPath. Raises ConnectionStringError without either."""
     name = event_hub if event_hub is not None else _parse(connection_string).entity_path
     if not name:
         raise ConnectionStringError(
@@ -127,7 +124,7 @@ def _parse(connection_string: str | ConnectionString) -> ConnectionString:
 
 
 def _adapt(credential: TokenCredential | Credential) -> Credential:
-    # Distinguished by the method's name: azure-identity's classes do not derive from ours.
+    # Distinguished by method name, because azure-identity's classes do not derive from ours.
     if hasattr(credential, "token_for"):
         return cast(Credential, credential)
     return EntraCredential(credential)

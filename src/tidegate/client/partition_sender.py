@@ -1,23 +1,23 @@
-"""Everything that a producer sends to one partition, in order: batches, and the link that they leave by.
+"""Sends a producer's batches for one partition, in order, and keeps their link.
 
 Theory of operation
 -------------------
-Batches wait in ``_queue``, are sent in that order, and stand in ``_in_flight`` until the service decides.
-Where the service offers ``tidegate:idempotent-batch``, each batch carries the number of its first event; a
-batch whose acknowledgement was lost is sent again with the same number and stored once. Several may then be
-in flight: when one is turned away, those behind it are turned away as well (their numbers leave a gap), and
-all are sent again in order. Elsewhere (Azure) one batch is in flight at a time, because a second one that
-overtakes a refused first would break the order; a re-send after a lost acknowledgement may then store twice.
+Batches wait in ``_queue``, are sent in order, and stay in ``_in_flight`` until the service settles them. If
+the service offers ``tidegate:idempotent-batch``, each batch has the number of its first event; a batch whose
+acknowledgement was lost is sent again with the same number and stored once. Several may then be in flight: if
+one is refused, the later ones are refused as well (their numbers leave a gap), and all are sent again in
+order. Otherwise (Azure) one batch is in flight at a time, because a second one that overtakes a refused first
+would break the order; a batch whose acknowledgement was lost may then be stored twice.
 
-    outcome                          the batch          the ones in flight behind it
+    outcome                          the batch          later ones in flight
     accepted                         done               unaffected
-    refused, passing reason          sent again         sent again, in order
-    line lost, or no answer          sent again         sent again, in order
-    refused for good, or retries     fails              fail too where the service may have stored them,
-    used up                                             else go on under a new producer id
+    refused, transient reason        sent again         sent again, in order
+    connection lost, or no answer    sent again         sent again, in order
+    refused permanently, or          fails              fail if the service may have stored them,
+    retries exhausted                                   else continue under a new producer id
 
-The producer id changes after a final failure so that a straggler of the old id, still on its way inside the
-service, can never fill the gap that the failed batch left.
+The producer id changes after a final failure, so that a delayed batch of the old id inside the service cannot
+fill the gap that the failed batch left.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ from tidegate.wire.conditions import error_from_amqp
 from tidegate.wire.names import IDEMPOTENT_BATCH_CAPABILITY
 
 IDEMPOTENT_IN_FLIGHT_MAX: Final = 4
-"""Batches on their way per partition where re-sends are recognised. Our choice: one being stored, one on the
-line, and as many again so that neither waits for the other."""
+"""Batches in flight per partition if the service recognises repeats. Our choice: one being stored, one being
+transmitted, and as many again so that neither waits for the other."""
 _SEQUENCE_NUMBERS: Final = 1 << 31
-"""Events that one producer id can number (an AMQP int)."""
+"""Number of events that one producer id can number (an AMQP int)."""
 
 
 class OutgoingBatch:
@@ -58,20 +58,20 @@ class OutgoingBatch:
     __slots__ = ("acknowledged", "event_count", "is_unknown", "parts", "sequence", "size_bytes")
 
     def __init__(self, parts: list[bytes], size_bytes: int, event_count: int | None = None) -> None:
-        """parts, size_bytes: as a ``BatchAccumulator`` has them. event_count: None: an event is two parts."""
+        """parts, size_bytes: as in ``BatchAccumulator``. event_count: None if each event has two parts."""
         self.parts = parts
         self.size_bytes = size_bytes
         self.event_count = len(parts) // 2 if event_count is None else event_count
         self.acknowledged: asyncio.Future[None] | None = None
-        """Set when it is stored or has failed; None for buffered events, which use ``on_failed``."""
+        """Done when the batch is stored or has failed; None for buffered events, which use ``on_failed``."""
         self.sequence: int | None = None
-        """The number of its first event under the current producer id; None before it was sent under it."""
+        """The number of its first event under the current producer id; None before it is sent."""
         self.is_unknown = False
-        """True once a try ended without a response: it may be stored."""
+        """True once a try ended without a response: the batch may be stored."""
 
 
 class PartitionSender(LinkHandler):
-    """Sends batches to one partition, in the order of ``submit``, until each is stored or has failed."""
+    """Sends batches to one partition in the order of ``submit``; each is stored or fails."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class PartitionSender(LinkHandler):
         on_done: Callable[[OutgoingBatch], None],
         on_failed: Callable[[FailedEvents], None],
     ) -> None:
-        """on_done: called once per batch, stored or failed. on_failed: before that, for buffered ones."""
+        """on_done: called once per batch, stored or failed. on_failed: called before, for buffered events."""
         self.partition_id = partition_id
         self._connector = connector
         self._address = address
@@ -94,21 +94,21 @@ class PartitionSender(LinkHandler):
         self._on_failed = on_failed
         self._queue: deque[OutgoingBatch] = deque()
         self._in_flight: dict[int, OutgoingBatch] = {}
-        """By delivery id, in the order of sending."""
+        """By delivery id, in sending order."""
         self._connection: LiveConnection | None = None
         self._link: SenderLink | None = None
         self._is_attached = False
         self._failure: TidegateError | None = None
-        """What ended the current try; None while it goes well."""
+        """The error that ended the current try, if any."""
         self._refused: OutgoingBatch | None = None
-        """The batch whose refusal ended the current try; None where something else did."""
+        """The batch whose refusal ended the current try, if one did."""
         self._may_token_be_over = False
-        """Whether the token was valid before: if the service refuses something now, a new one may help."""
+        """Whether the token was accepted before: after a refusal now, a new one may help."""
         self._is_token_renewed = False
-        """Whether a new token is being tried, and nothing was accepted with it so far."""
+        """Whether a new token is being tried and nothing was accepted with it yet."""
         self._distrust_token: Callable[[], None] = lambda: None
         self.is_idempotent = False
-        """Whether the service agreed to numbered batches when the link was last attached."""
+        """Whether the service accepted numbered batches when the link was last attached."""
         self._producer_id = _new_producer_id()
         self._producer_epoch = 0
         self._next_sequence = 0
@@ -117,26 +117,26 @@ class PartitionSender(LinkHandler):
         self._message_bytes_max: int | None = None
         self.submitted_count = 0
         self.finished_count = 0
-        """Batches submitted, and of those stored, failed or withdrawn; both only grow."""
+        """Total batches submitted, and those of them that were stored, failed or withdrawn."""
 
     async def learn_message_bytes_max(self) -> int | None:
         """Attach, with retries, and return the service's maximum message size; None for no limit.
 
-        Raises what the service refuses the link with. Only before the first ``submit``.
+        Call it before the first ``submit`` only. Raises the error that the service refuses the link with.
         """
         await self._connector.run(f"the attach of {self._address}", self._attach)
         return self._message_bytes_max
 
     def submit(self, batch: OutgoingBatch) -> None:
-        """Queue a batch; it is sent after all that were submitted before."""
+        """Queue a batch behind those submitted before."""
         self._queue.append(batch)
         self.submitted_count += 1
         self._wake()
 
     def withdraw(self, batch: OutgoingBatch) -> bool:
-        """Take back a batch that was never tried; False where it may be on its way.
+        """Remove a batch that was never sent; False if it may have been.
 
-        A numbered batch is never withdrawn: it would leave a gap.
+        A numbered batch is never withdrawn, because it would leave a gap.
         """
         if batch.is_unknown or batch.sequence is not None or batch not in self._queue:
             return False
@@ -145,13 +145,13 @@ class PartitionSender(LinkHandler):
         return True
 
     def close(self, error: ClosedError) -> None:
-        """Fail what is left with ``error`` and leave the link to its connection's end."""
+        """Fail the remaining batches with ``error``; the link ends with its connection."""
         self._take_back(is_unknown=True)
         while self._queue:
             self._finish(self._queue.popleft(), error)
 
     def release(self) -> None:
-        """Detach the link of a sender that has nothing left to send; it attaches again when it has."""
+        """Detach an idle sender's link; the next batch attaches it again."""
         self._detach()
         self._changed.set()
 
@@ -164,7 +164,7 @@ class PartitionSender(LinkHandler):
             self._connector.tasks.start(self._run(), name=f"sender of {self._address}")
 
     async def _run(self) -> None:
-        """Send what is queued; ends when nothing is left, so that an idle producer has no tasks."""
+        """Send queued batches until none are left, so that an idle producer has no tasks."""
         retries_done = 0
         try:
             while self._queue:
@@ -176,13 +176,13 @@ class PartitionSender(LinkHandler):
                 except TidegateError as error:
                     self._take_back(is_unknown=self._refused is None)
                     if self._queue and self._queue[0] is not head:
-                        retries_done = 0  # something got through since: this is a new trouble
+                        retries_done = 0  # a batch was stored since the last error: this is a new problem
                     retries_done = await self._recover(error, retries_done)
         finally:
             self._is_running = False
 
     async def _send_all(self) -> None:
-        """One try: attach where needed, send everything, return when all of it is acknowledged."""
+        """One try: attach if needed, send everything, return when all is acknowledged."""
         if self._link is None:
             await self._connector.run_once(f"the attach of {self._address}", self._attach)
         assert self._connection is not None
@@ -229,7 +229,7 @@ class PartitionSender(LinkHandler):
             raise
 
     def _link_properties(self) -> dict[str, object] | None:
-        """What the attach says beside the address."""
+        """The properties of the attach."""
         return None
 
     def _detach(self) -> None:
@@ -238,7 +238,8 @@ class PartitionSender(LinkHandler):
         self._link = None
 
     def _send_some(self) -> bool:
-        """Send what credit, window and the bound of batches in flight allow; whether it was anything."""
+        """Send as many batches as credit, window and the in-flight limit allow; returns whether any was
+        sent."""
         link = self._link
         if link is None:
             return False
@@ -249,7 +250,7 @@ class PartitionSender(LinkHandler):
             if self.is_idempotent and not self._number(batch):
                 break
             self._queue.popleft()
-            # One buffer per batch, built again for a re-send: its envelope may have changed.
+            # Built again for each send, because the envelope may have changed.
             payload = b"".join((self._envelope(batch), *batch.parts))
             delivery_id = link.send(payload, message_format=BATCH_MESSAGE_FORMAT)
             self._in_flight[delivery_id] = batch
@@ -283,7 +284,7 @@ class PartitionSender(LinkHandler):
     # --- outcomes ---------------------------------------------------------------------------------------
 
     def on_attached(self, attach: Attach) -> None:
-        """The service agreed: note what it offers."""
+        """Note the capabilities that the service offers."""
         self._is_attached = True
         self._may_token_be_over = not self._is_token_renewed
         self.is_idempotent = IDEMPOTENT_BATCH_CAPABILITY in attach.offered_capabilities
@@ -291,11 +292,11 @@ class PartitionSender(LinkHandler):
         self._changed.set()
 
     def on_credit(self) -> None:
-        """Go on sending."""
+        """Continue sending."""
         self._changed.set()
 
     def on_detached(self, error: TidegateError) -> None:
-        """End the try under way, if any; an idle link is attached again when there is something to send."""
+        """End the current try, if any; an idle link is attached again for the next batch."""
         self._link = None
         if self._failure is None or self._is_undecided_before_refused():
             self._failure = error
@@ -303,7 +304,7 @@ class PartitionSender(LinkHandler):
         self._changed.set()
 
     def on_settled(self, first_delivery_id: int, last_delivery_id: int, state: DeliveryState | None) -> None:
-        """Finish what was accepted; the refusal of the batch that was sent first ends the try."""
+        """Finish accepted batches; the refusal of the earliest batch ends the try."""
         for delivery_id in range(first_delivery_id, last_delivery_id + 1):
             batch = self._in_flight.get(delivery_id)
             if batch is None:
@@ -327,25 +328,26 @@ class PartitionSender(LinkHandler):
         return False
 
     def _is_undecided_before_refused(self) -> bool:
-        """Whether batches before the refused one are undecided: they may be stored, so wait for them."""
+        """Whether batches before the refused one are unsettled: they may be stored, so wait for them."""
         first = next(iter(self._in_flight.values()), None)
         return first is not None and self._is_before_refused(first)
 
     def _take_back(self, *, is_unknown: bool) -> None:
-        """Put what is in flight back in front of the queue, in order."""
+        """Return the batches in flight to the front of the queue, in order."""
         for batch in reversed(self._in_flight.values()):
             batch.is_unknown = batch.is_unknown or is_unknown
             self._queue.appendleft(batch)
         self._in_flight.clear()
 
     async def _recover(self, error: TidegateError, retries_done: int) -> int:
-        """Wait before the next try, or fail what cannot be saved; returns how many retries were done."""
+        """Wait before the next try, or fail batches that cannot be retried; returns the retries done so
+        far."""
         head = self._queue[0] if self._queue else None
         if head is None:
             return 0
         is_refusal, retry = self._refused is head, self._connector.namespace.retry
         if isinstance(error, OutOfOrderSequenceError) and is_refusal and not head.is_unknown:
-            # The service forgot this producer (the hub was created again): nothing is stored, so start over.
+            # The service does not know this producer (the hub was created again): nothing is stored.
             if retry.retries_max > retries_done:
                 self._renew_producer_id()
                 return retries_done + 1
@@ -354,7 +356,7 @@ class PartitionSender(LinkHandler):
         elif retry.decide_retry(error, retries_done=retries_done):
             await self._connector.wait_before_retry(retries_done + 1, error)
             return retries_done + 1
-        # A refusal concerns one batch; any other error would meet all of them in turn.
+        # A refusal concerns one batch; any other error would repeat for every batch.
         self._finish(self._queue.popleft(), error)
         while self._queue and (self._queue[0].is_unknown or not is_refusal):
             self._finish(self._queue.popleft(), error)
@@ -362,7 +364,7 @@ class PartitionSender(LinkHandler):
         return 0
 
     def _is_token_perhaps_over(self, error: TidegateError) -> bool:
-        """Whether the service has ended a link that it had agreed to, or refused a batch, for want of rights.
+        """Whether the service ended an attached link, or refused a batch, as unauthorized.
 
         Either may come first when a token expires.
         """
@@ -370,7 +372,7 @@ class PartitionSender(LinkHandler):
         return isinstance(error, UnauthorizedError) and self._may_token_be_over and is_retried
 
     def _try_new_token(self, retries_done: int) -> int:
-        """Make the next try use a new token: a suspended or busy machine did not replace it in time."""
+        """Make the next try use a new token; a suspended or busy machine may not have renewed it in time."""
         self._is_token_renewed, self._may_token_be_over = True, False
         self._distrust_token()
         self._detach()
@@ -404,5 +406,5 @@ def _refusal(state: DeliveryState | None) -> TidegateError:
 
 
 def _new_producer_id() -> int:
-    """63 random bits: two producers never meet in practice, and an AMQP long holds it."""
+    """63 random bits, which fit an AMQP long and make collisions of producers negligible."""
     return secrets.randbits(63)

@@ -1,12 +1,12 @@
-"""``EventHubProducer``: events in, acknowledged batches out.
+"""``EventHubProducer``: sends events in acknowledged batches.
 
-One path for everything: whatever is sent becomes batches of one partition, in order, each drained by that
-partition's ``PartitionSender``. A partition key is hashed here, with the service's own hash, so that events
-of different keys share a batch; the key stays inside each event. Events with neither key nor partition take
-turns over the partitions, a batch each. A named publisher has one lane, as its name is each event's key.
+All events become batches of one partition, sent in order by that partition's ``PartitionSender``. A partition
+key is hashed here with the service's hash function, so that events with different keys share a batch; each
+event keeps its key. Batches of events with neither key nor partition alternate over the partitions. A named
+publisher has one lane, because its name is each event's key.
 
 ``send`` and ``send_batch`` wait for the acknowledgement. ``enqueue…`` only put events into a bounded buffer;
-``flush`` and ``on_error`` say what became of them.
+``flush`` and ``on_error`` report failures.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ from tidegate.wire.event_codec import encode_event
 logger = logging.getLogger(__name__)
 
 _BUFFER_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Our choice: a second of a fast producer, and small beside any machine's memory."""
+"""Our choice: a second of a fast producer, and small compared to a machine's memory."""
 _LINGER_MS: Final = 5.0
-"""Our choice: unnoticed by people, and long enough to fill batches from any steady stream."""
+"""Our choice: too short for people to notice, and long enough to fill batches from a steady stream."""
 _KEYS_REMEMBERED: Final = 65_536
 _EVENTS_PER_TURN: Final = 512
-"""Events that ``enqueue_many`` buffers before it lets the loop send: about a millisecond's work."""
+"""Events that ``enqueue_many`` buffers before it yields to the event loop: about a millisecond of work."""
 
 
 class _Lane:
-    """One partition as the producer sees it: the batch being filled, and the sender of full ones."""
+    """One partition's batch being filled, and its sender."""
 
     __slots__ = ("accumulator", "linger", "sender")
 
@@ -63,11 +63,11 @@ class _Lane:
 
 
 class EventHubProducer(AsyncClosing):
-    """Sends events to one event hub. Use as ``async with``, or ``close`` it: closing flushes.
+    """Sends events to one event hub. Use ``async with``, or ``close`` it: closing flushes.
 
-    Order: events for one partition are stored in the order in which they were given, whichever method gave
-    them. Where the service is Tidegate, each is stored once, however often the line breaks; elsewhere a batch
-    whose acknowledgement was lost may be stored twice, and so may one of a named publisher.
+    Events for one partition are stored in the order of the calls, whichever method sent them. Tidegate stores
+    each event once, however often the connection breaks; elsewhere, and for named publishers, a batch whose
+    acknowledgement was lost may be stored twice.
     Not thread-safe: use it on one event loop.
     """
 
@@ -87,16 +87,16 @@ class EventHubProducer(AsyncClosing):
         """Connects when first used.
 
         publisher: send as this named publisher; the credential may then be valid for it alone.
-        linger_ms: how long a buffered event may wait for its batch to fill. batch_bytes_max: most encoded
-        bytes per batch. buffer_bytes_max: most encoded bytes of buffered events not yet acknowledged.
-        is_idempotent: number the batches where the service offers it. on_error: called on the event loop with
-        each batch of buffered events that finally failed; without it ``flush`` raises them.
+        linger_ms: how long a buffered event may wait for its batch to fill. batch_bytes_max: maximum encoded
+        bytes per batch. buffer_bytes_max: maximum encoded bytes of unacknowledged buffered events.
+        is_idempotent: number batches if the service supports it. on_error: called on the event loop with each
+        failed batch of buffered events; without it ``flush`` raises them.
         """
         if linger_ms < 0 or batch_bytes_max <= 0 or buffer_bytes_max <= 0:
             raise InvalidArgumentError("linger_ms, batch_bytes_max and buffer_bytes_max cannot be negative.")
         self.event_hub = event_hub
         self.publisher = publisher
-        """The publisher it sends as, if any."""
+        """The name of the publisher, if any."""
         self._connector = Connector(namespace, clock=clock)
         entity = event_hub if publisher is None else f"{event_hub}/publishers/{publisher}"
         self._audience = entity_audience(namespace.host, entity)
@@ -108,12 +108,12 @@ class EventHubProducer(AsyncClosing):
         self._lanes: list[_Lane] = []
         self._lanes_by_id: dict[str, _Lane] = {}
         self._lanes_by_key: dict[str | None, _Lane] = {}
-        """Checked and hashed keys, so that the hot path looks one up; None is never among them."""
+        """Cache of checked and hashed keys for the hot path; None is never a key."""
         self._start_lock = asyncio.Lock()
         self._turn = 0
         self._buffered_bytes = 0
         self._changed = asyncio.Event()
-        """Set whenever a batch is done: wakes those who wait for room or for a flush."""
+        """Set whenever a batch is done, to wake callers that wait for room or for a flush."""
         self._failed: list[FailedEvents] = []
         self._is_closed = False
 
@@ -155,7 +155,7 @@ class EventHubProducer(AsyncClosing):
         partition_key: str | None = None,
         partition_id: str | None = None,
     ) -> None:
-        """Send events as one batch and return once the service has stored them; all of them or none.
+        """Send events as one batch, all or none, and return once the service has stored them.
 
         Raises EventTooLargeError before anything is sent, NotFoundError (hub, partition), UnauthorizedError,
         and after the retries BrokenError, OperationTimeoutError or ServerBusyError.
@@ -177,10 +177,9 @@ class EventHubProducer(AsyncClosing):
         partition_id: str | None = None,
         bytes_max: int | None = None,
     ) -> EventDataBatch:
-        """An empty batch to fill with ``try_add`` and to give to ``send_batch``.
+        """An empty batch to fill with ``try_add`` and send with ``send_batch``.
 
-        bytes_max: None means the largest that the service allows; InvalidArgumentError if it is larger.
-        Raises as ``start``.
+        bytes_max: None means the service's maximum. Raises InvalidArgumentError for more, and as ``start``.
         """
         await self.start()
         if bytes_max is not None and not 0 < bytes_max <= self._batch_bytes_max:
@@ -200,7 +199,7 @@ class EventHubProducer(AsyncClosing):
         await self.start()
         lane = self._lane_for(batch.partition_key, batch.partition_id)
         self._turn += 1
-        self._seal(lane)  # what was enqueued before for this partition goes first
+        self._seal(lane)  # events enqueued before for this partition are sent first
         outgoing = OutgoingBatch(batch.parts, batch.size_bytes)
         outgoing.acknowledged = asyncio.get_running_loop().create_future()
         self._buffered_bytes += outgoing.size_bytes
@@ -217,10 +216,10 @@ class EventHubProducer(AsyncClosing):
     async def enqueue(
         self, event: EventData, *, partition_key: str | None = None, partition_id: str | None = None
     ) -> None:
-        """Put an event into the buffer, once it has room; it is sent when its batch fills or lingered.
+        """Put an event into the buffer once it has room; it is sent when its batch is full or has lingered.
 
         Raises EventTooLargeError, NotFoundError (hub, partition), UnauthorizedError; and SendFailedError with
-        earlier events that failed, which is then not raised by ``flush`` again.
+        earlier events that failed, which ``flush`` then does not raise again.
         Cancellation: the event is not in the buffer.
         """
         await self.start()
@@ -233,7 +232,7 @@ class EventHubProducer(AsyncClosing):
     ) -> None:
         """As ``enqueue``, without waiting.
 
-        Raises WouldBlockError where the buffer is full or the producer has not connected yet (``start``).
+        Raises WouldBlockError if the buffer is full or the producer has not connected yet (``start``).
         """
         if self._buffered_bytes >= self._buffer_bytes_max or not self._lanes:
             self._raise_if_closed()
@@ -251,11 +250,11 @@ class EventHubProducer(AsyncClosing):
         partition_key: str | None = None,
         partition_id: str | None = None,
     ) -> int:
-        """Put many events into the buffer; faster than ``enqueue``, because it waits for a full buffer only.
+        """Put many events into the buffer and return their number; faster than calling ``enqueue`` for each.
 
-        partition_keys: the key of each event, in the same order; instead of one ``partition_key`` for all.
-        Returns the number of events. Raises as ``enqueue``; the events before the invalid one are buffered.
-        Cancellation: some of the first events are in the buffer.
+        partition_keys: the key of each event, in order, instead of one ``partition_key`` for all.
+        Raises as ``enqueue``; the events before the invalid one are buffered.
+        Cancellation: the buffer has some of the events, in order from the first.
         """
         if partition_keys is not None and (partition_key is not None or partition_id is not None):
             raise InvalidArgumentError("Use only one of partition_keys, partition_key and partition_id.")
@@ -280,10 +279,11 @@ class EventHubProducer(AsyncClosing):
         return count
 
     async def flush(self) -> None:
-        """Send what is buffered now and return once all of it is acknowledged or has failed.
+        """Send the buffered events and return once all are acknowledged or have failed.
 
         Does not wait for events that are enqueued meanwhile.
-        Raises SendFailedError with the failed events since the last flush, unless ``on_error`` gets them.
+        Raises SendFailedError with the events that failed since the last flush, unless ``on_error`` gets
+        them.
         Cancellation: sending continues.
         """
         for lane in self._lanes:
@@ -296,13 +296,13 @@ class EventHubProducer(AsyncClosing):
 
     @property
     def buffered_bytes(self) -> int:
-        """Encoded bytes of events that are not acknowledged yet."""
+        """Encoded bytes of unacknowledged buffered events."""
         return self._buffered_bytes
 
     # --- life ---------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Connect, and learn the hub's partitions and the largest batch. Optional: sending does it, too.
+        """Connect and read the hub's partitions and maximum batch size. Optional: sending calls it if needed.
 
         Raises NotFoundError, UnauthorizedError, BrokenError and OperationTimeoutError (after the retries).
         """
@@ -329,15 +329,13 @@ class EventHubProducer(AsyncClosing):
         return await read_event_hub(self._connector, self._audience, self.event_hub)
 
     async def close(self) -> None:
-        """Flush and close. Idempotent.
-
-        Raises as ``flush``; the producer is closed all the same.
+        """Flush and close. Idempotent. Raises as ``flush``, after closing.
 
         Cancellation: the producer is closed without waiting for unsent events, which fail with ClosedError.
         """
         if self._is_closed:
             return
-        # From here on every way into the buffer goes through ``_lane_for``, which says that it is closed.
+        # From here on ``_lane_for`` raises ClosedError to everything that would add to the buffer.
         self._is_closed = True
         self._lanes_by_key.clear()
         try:
@@ -365,7 +363,7 @@ class EventHubProducer(AsyncClosing):
             raise SendFailedError(tuple(failed))
 
     def _sender(self, partition_id: str | None) -> PartitionSender:
-        """The sender to a partition; None: the publisher's own."""
+        """The sender for a partition; None: the publisher's."""
         address = NodeAddress.for_sending(self.event_hub, partition_id=partition_id, publisher=self.publisher)
         return PartitionSender(
             self._connector,
@@ -402,7 +400,7 @@ class EventHubProducer(AsyncClosing):
                     next_step=f"Its partitions are {', '.join(self._lanes_by_id)}.",
                 )
             return named
-        # Without a key: one lane until its batch is full or lingered (``_seal`` moves on), then the next.
+        # Without a key: one lane until its batch is sealed (full or lingered), then the next.
         return self._lanes[self._turn % len(self._lanes)]
 
     def _add(self, event: EventData, partition_key: str | None, partition_id: str | None) -> None:
@@ -422,7 +420,7 @@ class EventHubProducer(AsyncClosing):
             lane.linger = asyncio.get_running_loop().call_later(self._linger_s, self._seal, lane)
 
     def _seal(self, lane: _Lane) -> None:
-        """Hand the batch being filled to the lane's sender."""
+        """Pass the batch being filled to the lane's sender."""
         if lane.linger is not None:
             lane.linger.cancel()
             lane.linger = None
@@ -449,7 +447,7 @@ class EventHubProducer(AsyncClosing):
         try:
             self._on_error(failed)
         except Exception:
-            # The callback is the caller's code: if it fails, the events are kept for flush.
+            # If the caller's callback fails, the events are kept for flush.
             logger.exception("on_error failed for %r; flush will raise the events", failed)
             self._failed.append(failed)
 

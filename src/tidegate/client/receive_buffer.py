@@ -1,6 +1,6 @@
-"""Events that a receiver has fetched and not yet returned, and how many more to ask for. Pure.
+"""A receiver's fetched events, and how many more to request. Pure.
 
-Events are kept encoded, in the chunks in which they arrived; a chunk is cut only if fewer are wanted.
+Events are kept encoded, in the chunks in which they arrived; a chunk is cut only if fewer events are wanted.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Final
 from tidegate.wire.encoded_events import EncodedEvents
 
 _CREDIT_MAX: Final = 4096
-"""Deliveries under way at most: enough for the smallest events on a slow line."""
+"""Maximum outstanding deliveries: enough for the smallest events on a slow connection."""
 _DELIVERY_BYTES_DECAY: Final = 0.9
-"""How fast a large delivery is forgotten when small ones follow."""
+"""How fast the size estimate falls when small deliveries follow a large one."""
 
 
 class ReceiveBuffer:
@@ -23,15 +23,15 @@ class ReceiveBuffer:
 
     def __init__(self) -> None:
         self._chunks: deque[tuple[EncodedEvents, int]] = deque()
-        """Each with its bytes, whose sum is not free."""
+        """Each with its size in bytes, which is costly to compute."""
         self._position = 0
-        """Events of the first chunk that were handed out."""
+        """Number of events of the first chunk that were returned."""
         self.event_count = 0
         self.size_bytes = 0
-        """Approximate once a chunk is partly handed out: it counts in the part that is left."""
+        """Approximate while a chunk is partly returned."""
 
     def add(self, chunk: EncodedEvents) -> None:
-        """Append a chunk; an empty one leaves no trace."""
+        """Append a chunk; an empty one is ignored."""
         if len(chunk):
             size_bytes = chunk.size_bytes
             self._chunks.append((chunk, size_bytes))
@@ -39,11 +39,11 @@ class ReceiveBuffer:
             self.size_bytes += size_bytes
 
     def take(self, events_max: int) -> EncodedEvents:
-        """Remove and return up to ``events_max`` events from the front; of length 0 where there are none."""
+        """Remove and return up to ``events_max`` events from the front; length 0 if there are none."""
         return EncodedEvents.joined(self.take_parts(events_max))
 
     def take_parts(self, events_max: int) -> list[EncodedEvents]:
-        """As ``take``, in the chunks that they came in, so that nothing is copied to join them."""
+        """As ``take``, in the chunks as they arrived, without copying."""
         taken: list[EncodedEvents] = []
         left = min(events_max, self.event_count)
         while left > 0:
@@ -60,11 +60,11 @@ class ReceiveBuffer:
             left -= count
             taken.append(part)
         if not self.event_count:
-            self.size_bytes = 0  # the divisions above may have left some
+            self.size_bytes = 0  # corrects rounding by the divisions above
         return taken
 
     def drop_before(self, sequence_number: int) -> None:
-        """Forget the events before that number."""
+        """Drop the events before that number."""
         while self._chunks:
             numbers = self._chunks[0][0].sequence_numbers
             start = self._position
@@ -74,42 +74,42 @@ class ReceiveBuffer:
             self.take_parts(dropped)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop all events."""
         self._chunks.clear()
         self._position = self.event_count = self.size_bytes = 0
 
 
 class PrefetchWindow:
-    """Decides about credit: keeps fetched and expected bytes near a bound without knowing sizes beforehand.
+    """Decides how much credit to grant, to keep fetched and expected bytes near a limit.
 
-    A delivery's size is estimated from those that came: the largest lately; its events: their average lately.
-    Credit is renewed when half of the window is free, so that flows are rare.
+    A delivery's size is estimated as the largest recent one, its event count as the recent average. Credit is
+    renewed when half of the window is free, so that flows are rare.
     """
 
     def __init__(self, *, bytes_max: int, events_max: int | None, delivery_bytes: int) -> None:
-        """events_max: where each delivery is one event, most events; None where it is a batch.
+        """events_max: the maximum of events if each delivery is one event; None if it is a batch.
 
-        delivery_bytes: what to expect of a delivery before the first came.
+        delivery_bytes: the expected size of a delivery before the first arrives.
         """
         self._bytes_max = bytes_max
         self._events_max = events_max
         self._delivery_bytes = float(max(1, delivery_bytes))
         self._delivery_events = 1.0 if events_max is not None else None
-        """None before the first batch came: of a range, it alone is asked for, for it may hold all of it."""
+        """None before the first batch: it alone is requested of a range, because it may hold all of it."""
         self._event_bytes: float | None = None
 
     def estimate_bytes(self, events: int) -> float:
-        """Of that many events, by the average of those that came lately; infinite before the first came."""
+        """The estimated size of that many events, by the recent average; infinite before the first."""
         if self._event_bytes is None:
             return math.inf if events else 0.0
         return events * self._event_bytes
 
     def widen(self, bytes_max: int) -> None:
-        """Keep that many bytes from now on, if they are more."""
+        """Raise the limit to ``bytes_max`` if it is lower."""
         self._bytes_max = max(self._bytes_max, bytes_max)
 
     def observe(self, deliveries: int, events: int, size_bytes: int) -> None:
-        """Note what deliveries that came together held."""
+        """Update the estimates with deliveries that arrived together."""
         average = size_bytes / max(1, deliveries)
         self._delivery_bytes = max(1.0, average, self._delivery_bytes * _DELIVERY_BYTES_DECAY)
         event_bytes = size_bytes / max(1, events)
@@ -123,7 +123,7 @@ class PrefetchWindow:
     ) -> int:
         """How many more deliveries to allow now; 0 while the window is more than half used.
 
-        events_left: how many are wanted at all that have not come yet; None: whatever there is.
+        events_left: how many of the wanted events have not arrived yet; None: no limit.
         """
         window = self._deliveries(self._bytes_max)
         free = self._deliveries(self._bytes_max - buffered_bytes)
@@ -131,7 +131,7 @@ class PrefetchWindow:
             window = min(window, self._events_max)
             free = min(free, self._events_max - buffered_events)
         if buffered_events == 0:
-            free = max(1, free)  # a single delivery larger than the window must still come through
+            free = max(1, free)  # a single delivery larger than the window must still arrive
         if events_left is not None:
             each = self._delivery_events
             needed = min(1, events_left) if each is None else math.ceil(events_left / each)

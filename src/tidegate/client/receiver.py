@@ -1,11 +1,11 @@
-"""``PartitionReceiver``: the events of one partition, in order, from a position on, with reconnection.
+"""``PartitionReceiver``: receives one partition's events in order from a position, with reconnection.
 
 Theory of operation
 -------------------
 A task keeps the link attached and fills a bounded buffer; ``receive…`` empties it. After a break the link is
-attached again after the last event in the buffer, so nothing is skipped or repeated. Events that arrive twice
-are dropped. A jump in the numbers is checked: if retention overtook the reader it is an error, because events
-would be lost silently; if the log itself has holes (compacted hubs on Azure) the reader continues.
+attached again after the last buffered event, so no event is skipped or repeated. Events that arrive twice are
+dropped. A gap in the numbers is checked: if retention overtook the reader it is an error, because events
+would be lost silently; if the log has holes (compacted hubs on Azure) the reader continues.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ from tidegate.wire.selector import selector_filter
 
 PREFETCH_EVENTS: Final = 3000
 PREFETCH_BYTES: Final = 16 * 1024 * 1024
-"""Our choice: some tens of milliseconds of a fast reader."""
+"""Our choice: tens of milliseconds of a fast reader."""
 _FIRST_CREDIT: Final = 300
-"""Events asked for before any size is known; what azure-eventhub 5.15.1 keeps prefetched."""
+"""Events requested before any size is known; the prefetch of azure-eventhub 5.15.1."""
 
 
 class PartitionReceiver(LinkHandler, AsyncClosing):
-    """Reads one partition. Get one from ``EventHubConsumer.open_receiver``; ``async with`` or ``close`` it.
+    """Reads one partition. Open it with ``EventHubConsumer.open_receiver``; ``async with`` or ``close`` it.
 
-    Not for several readers at once: each event goes to one ``receive`` call.
+    Not for concurrent readers: each event is returned by one ``receive`` call.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class PartitionReceiver(LinkHandler, AsyncClosing):
         must_start_at_position: bool,
         until_sequence_number: int | None,
     ) -> None:
-        """For ``EventHubConsumer``; call ``start`` before anything else."""
+        """For ``EventHubConsumer``, which then calls ``start``."""
         if prefetch_events <= 0 or prefetch_bytes <= 0:
             raise InvalidArgumentError("prefetch_events and prefetch_bytes must be at least 1.")
         self.event_hub = event_hub
@@ -92,48 +92,48 @@ class PartitionReceiver(LinkHandler, AsyncClosing):
         self._prefetch_bytes = prefetch_bytes
         self._is_batch_delivery_wanted = is_batch_delivery_wanted
         self.is_batched = False
-        """Whether the service delivers slices of batches (Tidegate) instead of single events."""
+        """Whether the service delivers parts of batches (Tidegate) instead of single events."""
         self._until = until_sequence_number
         self._buffer = ReceiveBuffer()
         self._window = self._new_window()
         self._next: int | None = None
-        """The number that must come next; None while only the service knows it."""
+        """The next expected number; None while only the service knows it."""
         if must_start_at_position and position.kind is PositionKind.SEQUENCE_NUMBER:
             assert isinstance(position.value, int)
             self._next = position.value if position.is_inclusive else position.value + 1
         self._unwanted = 0
-        """Events before ``_next`` that the link still brings, to be dropped."""
+        """Number of events before ``_next`` that will still arrive, to be dropped."""
         self._jump: int | None = None
-        """The number that came where ``_next`` was due."""
+        """The number that arrived instead of ``_next``."""
         self._connection: LiveConnection | None = None
         self._link: ReceiverLink | None = None
         self._is_attached = False
         self._break: TidegateError | None = None
-        """Why the link is gone; None while it is attached."""
+        """Why the link was lost; None while it is attached."""
         self._failure: TidegateError | None = None
         """Why the receiver has ended; None while it has not."""
         self._has_progressed = False
         self._may_token_be_over = False
-        """Whether the link was attached with its token: if the service ends it now, a new one may help."""
+        """Whether the token was accepted for the link: if the service ends it now, a new one may help."""
         self._distrust_token: Callable[[], None] = lambda: None
         self._changed = asyncio.Event()
-        """Something arrived or ended: wakes ``receive``."""
+        """Wakes ``receive`` when events arrive or the receiver ends."""
         self._link_changed = asyncio.Event()
-        """The link was attached or is gone: for the task that keeps it."""
+        """Wakes the task that keeps the link when it is attached or lost."""
 
     # --- receiving ----------------------------------------------------------------------------------------
 
     async def receive(self, max_events: int = 1000, max_wait_s: float | None = None) -> list[ReceivedEvent]:
-        """Up to ``max_events`` events as soon as there is one; [] if none arrived within ``max_wait_s``.
+        """Up to ``max_events`` events as soon as there is one; [] if none arrives within ``max_wait_s``.
 
         max_wait_s: seconds; None waits forever. Contents are decoded when first accessed.
-        Raises ReceiverStolenError at once; after the events that arrived before: PositionOutOfRangeError
-        (retention overtook this reader), and what a reconnection finally failed with.
+        Raises ReceiverStolenError immediately; after the buffered events, PositionOutOfRangeError (retention
+        overtook this reader) and the final error of a reconnection.
         Cancellation: no event is lost; the next call returns it.
         """
         events: list[ReceivedEvent] = []
         for encoded in await self.receive_parts(max_events, max_wait_s):
-            # Made inside ``map`` and by position: that is half of what a comprehension with keywords costs.
+            # ``map`` with positional arguments costs half as much as a comprehension with keywords.
             events.extend(
                 map(
                     ReceivedEvent,
@@ -151,13 +151,13 @@ class PartitionReceiver(LinkHandler, AsyncClosing):
     async def receive_encoded(
         self, max_events: int = 10_000, max_wait_s: float | None = None
     ) -> EncodedEvents:
-        """As ``receive``, without an object per event; of length 0 where nothing came in time."""
+        """As ``receive``, without an object per event; length 0 if none arrives in time."""
         return EncodedEvents.joined(await self.receive_parts(max_events, max_wait_s))
 
     async def receive_parts(
         self, max_events: int = 10_000, max_wait_s: float | None = None
     ) -> list[EncodedEvents]:
-        """As ``receive_encoded``, in the chunks that arrived: nothing is copied to make one of them."""
+        """As ``receive_encoded``, in the chunks as they arrived, without copying."""
         if max_events <= 0:
             raise InvalidArgumentError(f"max_events must be at least 1, got {max_events}.")
         if not self._buffer.event_count:
@@ -171,7 +171,7 @@ class PartitionReceiver(LinkHandler, AsyncClosing):
         return taken
 
     async def __aiter__(self) -> AsyncIterator[ReceivedEvent]:
-        """Every event from here on, for as long as the receiver lives."""
+        """Every further event, until the receiver ends."""
         while True:
             for event in await self.receive():
                 yield event
@@ -179,10 +179,10 @@ class PartitionReceiver(LinkHandler, AsyncClosing):
     def go_on(
         self, until_sequence_number: int | None, prefetch_bytes: int, *, from_sequence_number: int = 0
     ) -> None:
-        """Fetch up to there from now on, and that much ahead if it is more than before; as when opened.
+        """Change the end of the range, and raise the prefetch limit; both as when opened.
 
-        from_sequence_number: events before it are dropped, and those that are still to come, too, where it is
-        known by now which one comes next (``next_sequence_number``).
+        from_sequence_number: drop buffered events before it, and also those still to arrive if
+        ``next_sequence_number`` is known.
         """
         self._buffer.drop_before(from_sequence_number)
         if self._next is not None and self._next < from_sequence_number:
@@ -195,21 +195,18 @@ class PartitionReceiver(LinkHandler, AsyncClosing):
 
     @property
     def next_sequence_number(self) -> int | None:
-        """The next event to arrive: earlier ones were fetched or are not wanted.
-
-        None before the first event, if only the service knows its number.
-        """
+        """The next event to arrive; None before the first one, if only the service knows its number."""
         return self._next
 
     def estimate_skip_bytes(self, sequence_number: int) -> float:
-        """Bytes that ``go_on`` from there would fetch and drop; infinite if unknown."""
+        """Bytes that ``go_on`` from that event would fetch and drop; infinite if unknown."""
         if self._next is None or self.is_over:
             return math.inf
         return self._window.estimate_bytes(max(0, sequence_number - self._next) + self._unwanted)
 
     @property
     def buffered_event_count(self) -> int:
-        """Events that ``receive`` would return at once."""
+        """Number of events that ``receive`` would return without waiting."""
         return self._buffer.event_count
 
     @property
@@ -218,11 +215,11 @@ class PartitionReceiver(LinkHandler, AsyncClosing):
         return self._failure is not None
 
     async def close(self) -> None:
-        """Detach, and drop buffered events; open another receiver after the last handled event."""
+        """Detach and drop buffered events; a later receiver should start after the last handled event."""
         self.close_nowait()
 
     def close_nowait(self) -> None:
-        """As ``close``, from where nothing can be awaited."""
+        """As ``close``, for callers that cannot await."""
         self._fail(ClosedError("The receiver is closed."))
         self._buffer.clear()
         self._detach()
@@ -235,7 +232,7 @@ class PartitionReceiver(LinkHandler, AsyncClosing):
     # --- keeping the link ---------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Attach, with retries, and keep attached from then on. Called once, by the consumer."""
+        """Attach, with retries, and stay attached. Called once, by the consumer."""
         try:
             await self._connector.run(f"the attach of {self._address}", self._attach)
         except BaseException as error:
@@ -245,7 +242,7 @@ class PartitionReceiver(LinkHandler, AsyncClosing):
         self._connector.tasks.start(self._keep_attached(), name=f"receiver of {self._address}")
 
     async def _keep_attached(self) -> None:
-        """The receiver's task: attach again after each break, until that finally fails."""
+        """The receiver's task: attach again after each break, until retries are exhausted."""
         try:
             await self._attach_until_failed()
         finally:  # cancelled with its client: ``receive`` must not wait forever
@@ -262,16 +259,16 @@ class PartitionReceiver(LinkHandler, AsyncClosing):
                 continue
             if self._has_progressed or clock.monotonic() - attached_at > quiet_s:
                 retries_done = breaks_in_vain = 0
-            attached_at = math.inf  # only a link that held counts, not the time spent trying
+            attached_at = math.inf  # time spent trying to attach does not count
             self._has_progressed = False
             try:
                 if self._break is not None and not self._may_retry(self._break, 0):
                     raise self._break
                 if isinstance(self._break, UnauthorizedError):
-                    # Considered once: errors of the next tries are considered separately.
+                    # Only once: errors of the next tries are judged separately.
                     self._break = BrokenError("The link's token expired.")
                 if self._break is not None and breaks_in_vain:
-                    # A service that accepts and breaks at once must not be asked without pause.
+                    # If the service accepts links and ends them immediately, wait between attempts.
                     await self._connector.wait_before_retry(breaks_in_vain, self._break)
                 if self._jump is not None:
                     await self._look_into_jump()
@@ -288,12 +285,12 @@ class PartitionReceiver(LinkHandler, AsyncClosing):
     def _may_retry(self, error: TidegateError, retries_done: int) -> bool:
         retry = self._connector.namespace.retry
         if isinstance(error, UnauthorizedError) and self._may_token_be_over and retry.retries_max:
-            # A suspended or busy machine did not replace it in time. The next try has a new one.
+            # A suspended or busy machine may not have renewed the token in time. The next try has a new one.
             self._may_token_be_over = False
             self._distrust_token()
             return True
         if isinstance(error, QuotaExceededError):
-            # Our own link on the broken connection may still be counted for a while.
+            # The service may still count our link on the broken connection for a while.
             return retries_done < retry.retries_max
         return retry.decide_retry(error, retries_done=retries_done)
 
@@ -311,7 +308,7 @@ class PartitionReceiver(LinkHandler, AsyncClosing):
         self._detach()
         self._break = None
         self._is_attached = False
-        self._unwanted = 0  # the link begins at ``_next``
+        self._unwanted = 0  # the new link starts at ``_next``
         self._connection = authorized.connection
         self._link = authorized.connection.attach_receiver(
             Source(address=self._address, filter=selector_filter(self._resume_position())),
@@ -339,7 +336,7 @@ class PartitionReceiver(LinkHandler, AsyncClosing):
         return EventPosition.from_sequence_number(self._next)
 
     async def _look_into_jump(self) -> None:
-        """Continue after a hole in the log; raise PositionOutOfRangeError if retention made it."""
+        """Continue after a hole in the log. Raises PositionOutOfRangeError if retention caused the gap."""
         assert self._next is not None
         assert self._jump is not None
         properties = await read_partition(
@@ -355,7 +352,7 @@ class PartitionReceiver(LinkHandler, AsyncClosing):
         self._next = max(self._next, self._jump)  # ``go_on`` may have skipped more meanwhile
         self._jump = None
         if self._until is not None:
-            # If the hole extends beyond the end, the event after it shows that the end is reached.
+            # If the hole extends beyond the end of the range, the event after it ends the range.
             self._until = max(self._until, self._next + 1)
 
     def _detach(self) -> None:
@@ -372,7 +369,7 @@ class PartitionReceiver(LinkHandler, AsyncClosing):
     # --- what the link says -------------------------------------------------------------------------------
 
     def on_attached(self, attach: Attach) -> None:
-        """The service agreed: note how it will deliver, and ask for events."""
+        """Note how the service delivers, and request events."""
         self._is_attached = self._may_token_be_over = True
         self.is_batched = BATCH_DELIVERY_CAPABILITY in attach.offered_capabilities
         self._window = self._new_window()
@@ -380,7 +377,7 @@ class PartitionReceiver(LinkHandler, AsyncClosing):
         self._link_changed.set()
 
     def on_detached(self, error: TidegateError) -> None:
-        """The link is gone: attach again, or end with the reason."""
+        """Attach again, or end with the error."""
         self._link = None
         self._is_attached = False
         self._break = error
@@ -389,7 +386,7 @@ class PartitionReceiver(LinkHandler, AsyncClosing):
         self._link_changed.set()
 
     def on_deliveries(self, deliveries: list[Delivery]) -> None:
-        """Put events into the buffer, as far as they are the next ones."""
+        """Put events into the buffer as long as they are contiguous."""
         if self._jump is not None or self._failure is not None:
             return
         link = self._link
@@ -429,7 +426,7 @@ class PartitionReceiver(LinkHandler, AsyncClosing):
             self._jump = numbers[0]
             self._link_changed.set()
             return
-        # Deliveries of single events come in groups, and a jump may lie within one.
+        # Deliveries of single events arrive in groups; the gap may be inside a group.
         count = _contiguous_count(numbers)
         if count < len(numbers):
             self._add(chunk[:count])
@@ -437,7 +434,7 @@ class PartitionReceiver(LinkHandler, AsyncClosing):
             return
         self._buffer.add(chunk)
         self._next = numbers[-1] + 1
-        self._unwanted = 0  # with holes in the log there were fewer
+        self._unwanted = 0  # with holes in the log fewer arrived
 
     def _renew_credit(self) -> None:
         link = self._link
@@ -455,7 +452,7 @@ class PartitionReceiver(LinkHandler, AsyncClosing):
             self._connection.flush()
 
     def _events_left(self) -> int | None:
-        """How many are to come until all that are wanted have; None: no end of them is known."""
+        """How many wanted events have not arrived yet; None if the range has no known end."""
         if self._until is None or self._next is None:
             return None
         left = self._until - self._next
@@ -473,7 +470,7 @@ class PartitionReceiver(LinkHandler, AsyncClosing):
         )
 
     async def _wait_events(self, max_wait_s: float | None) -> None:
-        """Return when there are events or the receiver is over, or after ``max_wait_s``."""
+        """Return when there are events, the receiver has ended, or after ``max_wait_s``."""
         try:
             async with asyncio.timeout(max_wait_s):
                 while not self._buffer.event_count and self._failure is None:
@@ -484,7 +481,7 @@ class PartitionReceiver(LinkHandler, AsyncClosing):
 
 
 def _contiguous_count(numbers: Sequence[int]) -> int:
-    """How many of the ascending numbers, which are some, follow each other without a jump."""
+    """How many of the ascending numbers (not empty), from the first, are contiguous."""
     first = numbers[0]
     if numbers[-1] - first == len(numbers) - 1:
         return len(numbers)

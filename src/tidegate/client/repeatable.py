@@ -1,21 +1,23 @@
-"""``RepeatableProducer``: numbered batches under an identity of the caller's choice; repeats are stored once.
+"""``RepeatableProducer``: numbered batches under an identity that the caller chooses; repeats are stored
+once.
 
 Theory of operation
 -------------------
-``EventHubProducer`` makes a new identity in each process, so what it protects from storing twice is a resend.
-Here the identity (a producer id and an epoch) comes from outside and names a piece of work that may be begun
-again by another process: a task of Spark in a micro-batch. Its events are numbered from 0 per partition. When
-a link is attached, the service says how many of them are stored:
+``EventHubProducer`` has a new identity in each process, so it recognises only its own repeats. Here the
+caller gives the identity (a producer id and an epoch) of work that another process may repeat, such as a
+Spark task in a micro-batch. Its events are numbered from 0 per partition. When a link is attached, the
+service reports how
+many of them are stored:
 
     batch                                what happens
-    wholly below that number             left out: it is stored
-    the last one below it                sent once more, to be compared: other bytes are a RepeatDiffersError
-    across it                            RepeatDiffersError, for the batches were cut otherwise
+    entirely below that number           skipped: it is stored
+    the last one below it                sent again to be compared: other bytes are a RepeatDiffersError
+    across it                            RepeatDiffersError: the batches were cut differently
     from that number on                  sent
 
-So two that do the same work at once (a speculative attempt) help each other along, and one of an earlier
-epoch is shut out. What the caller has to bring: for an identity, the same events in the same order, cut into
-the same batches. A service without ``tidegate:idempotent-batch`` (Azure) stores repeats again.
+So concurrent attempts at the same work (speculative execution) complement each other, and one of an earlier
+epoch is refused. For an identity, the caller must always send the same events in the same order, cut into the
+same batches. A service without ``tidegate:idempotent-batch`` (Azure) stores repeats again.
 """
 
 from __future__ import annotations
@@ -49,18 +51,18 @@ from tidegate.wire.addresses import NodeAddress, entity_audience
 from tidegate.wire.names import PRODUCER_EPOCH, PRODUCER_ID, PRODUCER_SEQUENCE_NUMBER
 
 _UNACKNOWLEDGED_BYTES_MAX: Final = 32 * 1024 * 1024
-"""Our choice: as in ``EventHubProducer``, halved, for a machine runs one of these per core."""
+"""Our choice: half that of ``EventHubProducer``, because a machine runs one producer per core."""
 _EPOCHS: Final = 1 << 15
 
 
 @dataclass(frozen=True, slots=True)
 class ProducerIdentity:
-    """Whose work the batches are."""
+    """The work that batches belong to."""
 
     producer_id: int
-    """0 to 2**63 - 1; the service remembers some thousand of them per partition."""
+    """0 to 2**63 - 1; the service remembers about a thousand per partition."""
     epoch: int = 0
-    """0 to 32767: which piece of its work. A higher one shuts out the lower ones."""
+    """0 to 32767: which part of its work. After a higher epoch, lower ones are refused."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.producer_id < 1 << 63 or not 0 <= self.epoch < _EPOCHS:
@@ -69,17 +71,17 @@ class ProducerIdentity:
 
 @dataclass(frozen=True, slots=True)
 class HubLayout:
-    """What a batch has to be cut for."""
+    """The hub's properties that determine how batches are cut."""
 
     partition_ids: tuple[str, ...]
     batch_bytes_max: int
-    """Bytes of data sections in a batch at most."""
+    """Maximum bytes of data sections in a batch."""
     is_repeat_safe: bool
-    """Whether the service knows numbered batches; otherwise what is sent again is stored again."""
+    """Whether the service supports numbered batches; otherwise repeats are stored again."""
 
 
 class RepeatableProducer(Closing):
-    """The connection of one process to one event hub, for any number of ``begin``. ``close`` it."""
+    """One process's connection to one event hub, for any number of ``begin`` calls. ``close`` it."""
 
     def __init__(
         self,
@@ -103,17 +105,17 @@ class RepeatableProducer(Closing):
 
     @property
     def layout(self) -> HubLayout:
-        """Partitions and sizes, asked for once. Raises as ``EventHubProducer.start``."""
+        """Partitions and sizes, read once. Raises as ``EventHubProducer.start``."""
         if self._layout is None:
             self._layout = run_blocking(self._learn_layout())
         return self._layout
 
     def begin(self, identity: ProducerIdentity) -> RepeatableWork:
-        """Begin or continue the work of an identity. Close the result."""
+        """Begin or continue the work of an identity. The caller must close the result."""
         return RepeatableWork(self, self.layout, identity)
 
     def close(self) -> None:
-        """Close the connection. Idempotent; in a forked child nothing happens."""
+        """Close the connection. Idempotent; does nothing in a forked child."""
         connector, self._connector = self._connector, None
         if connector is not None and self._process_id == os.getpid():
             run_blocking(connector.close())
@@ -121,7 +123,7 @@ class RepeatableProducer(Closing):
     # --- on the background loop ---------------------------------------------------------------------------
 
     def sender(self, partition_id: str, identity: ProducerIdentity) -> RepeatableSender:
-        """A sender of its own to one partition; only on the background loop."""
+        """A new sender for one partition; call it only on the background loop."""
         return RepeatableSender(
             self._own_connector(),
             address=NodeAddress.for_sending(self.event_hub, partition_id=partition_id).format(),
@@ -155,9 +157,9 @@ class RepeatableProducer(Closing):
 
 
 class RepeatableWork(Closing):
-    """The events of one identity, from the first on. Used by one thread; ``close`` it.
+    """The events of one identity, from the first. Not thread-safe; ``close`` it.
 
-    Every batch is numbered after the one before it in its partition, whether it was stored earlier or not.
+    Batches are numbered consecutively per partition, whether they were stored earlier or not.
     """
 
     def __init__(self, producer: RepeatableProducer, layout: HubLayout, identity: ProducerIdentity) -> None:
@@ -168,16 +170,15 @@ class RepeatableWork(Closing):
         self._senders: dict[str, RepeatableSender] = {}
         self._waiting: set[asyncio.Future[None]] = set()
         self._settled = asyncio.Event()
-        """Set when a batch is no longer waited for: to wait for all of them at once costs as many steps as
-        there are, each time that one is settled."""
+        """Set when a batch is settled; waiting for all futures would cost a step per future each time."""
         self._unacknowledged_bytes = 0
         self._failure: BaseException | None = None
 
     def submit(self, partition_id: str, sections: bytes, event_count: int) -> None:
         """Send the next batch of a partition; returns when there is room for another one.
 
-        sections: data sections end to end (``wire.batch``), ``event_count`` of them, in at most the layout's
-        ``batch_bytes_max`` bytes. Raises what an earlier batch failed with, and NotFoundError (partition).
+        sections: ``event_count`` consecutive data sections (``wire.batch``), at most the layout's
+        ``batch_bytes_max`` bytes. Raises the error of an earlier batch, and NotFoundError (partition).
         """
         if partition_id not in self._layout.partition_ids:
             raise NotFoundError(
@@ -187,15 +188,15 @@ class RepeatableWork(Closing):
         run_blocking(self._submit(partition_id, sections, event_count))
 
     def flush(self) -> int:
-        """Return once everything is stored; how many events an earlier run of this work had stored.
+        """Wait until everything is stored, and return how many events an earlier run of this work had stored.
 
-        Raises RepeatDiffersError where an earlier run stored more, or others; ProducerEpochStolenError where
-        a later epoch has begun; after the retries BrokenError, OperationTimeoutError or ServerBusyError.
+        Raises RepeatDiffersError if an earlier run stored more or different events; ProducerEpochStolenError
+        if a later epoch has begun; after the retries BrokenError, OperationTimeoutError or ServerBusyError.
         """
         return run_blocking(self._flush())
 
     def close(self) -> None:
-        """Detach; unacknowledged events may or may not be stored. Idempotent."""
+        """Detach; unacknowledged events may be stored. Idempotent."""
         run_blocking(self._close())
 
     # --- on the background loop ---------------------------------------------------------------------------
@@ -244,7 +245,7 @@ class RepeatableWork(Closing):
 
 
 class RepeatableSender(PartitionSender):
-    """Sends the batches of one identity to one partition, as the table above says."""
+    """Sends the batches of one identity to one partition, by the table in this module's docstring."""
 
     def __init__(
         self,
@@ -274,10 +275,10 @@ class RepeatableSender(PartitionSender):
         """Events that were stored before this began."""
         self._is_first_attach = True
         self._final_error: TidegateError | None = None
-        """Once a batch has failed, no later one may be stored, or there would be a gap."""
+        """The error of a failed batch: no later batch may be stored, because there would be a gap."""
 
     def submit(self, batch: OutgoingBatch) -> None:
-        """Number a batch after the ones before it, and queue it."""
+        """Number and queue a batch."""
         batch.sequence = self._next_sequence
         self._next_sequence += batch.event_count
         assert self._next_sequence < 1 << 31
@@ -286,7 +287,7 @@ class RepeatableSender(PartitionSender):
             self._fail_all(self._final_error)
 
     def check_complete(self) -> None:
-        """Raise RepeatDiffersError where the service has more events than were submitted."""
+        """Raises RepeatDiffersError if the service has more events than were submitted."""
         if self._stored_count > self._next_sequence:
             raise self._differs(f"{self._next_sequence} in all")
 
@@ -296,7 +297,7 @@ class RepeatableSender(PartitionSender):
         return {PRODUCER_ID: self._producer_id, PRODUCER_EPOCH: Short(self._producer_epoch)}
 
     def on_attached(self, attach: Attach) -> None:
-        """Learn how much is stored."""
+        """Note how many events are stored."""
         super().on_attached(attach)
         last = attach.properties.get(PRODUCER_SEQUENCE_NUMBER)
         if not self.is_idempotent or not isinstance(last, int):
@@ -325,7 +326,7 @@ class RepeatableSender(PartitionSender):
         return super()._send_some()
 
     def _in_flight_max(self) -> int:
-        # Alone until it is known to be the same: later batches must not be stored if it differs.
+        # Sent alone until it is known to be the same: if it differs, later batches must not be stored.
         is_compared = self._acknowledged_count >= self._stored_count
         return super()._in_flight_max() if is_compared else 1
 
@@ -335,11 +336,11 @@ class RepeatableSender(PartitionSender):
         super()._finish(batch, error)
 
     async def _recover(self, error: TidegateError, retries_done: int) -> int:
-        """Wait before the next try, or fail all that is left: its numbers cannot be used again."""
+        """Wait before the next try, or fail all remaining batches: their numbers cannot be used again."""
         retry = self._connector.namespace.retry
         if isinstance(error, OutOfOrderSequenceError) and retries_done < retry.retries_max:
-            # Somebody who does the same work is so far ahead that the service does not remember where this
-            # batch lies: it says how far when it is asked again.
+            # Another attempt at the same work is so far ahead that the service no longer remembers this
+            # batch. Attaching again reports how many events are stored.
             self._detach()
             await asyncio.sleep(0)
             return retries_done + 1
@@ -370,7 +371,7 @@ def _until(batch: OutgoingBatch) -> int:
 
 
 def _ignore(batch: OutgoingBatch) -> None:
-    """Does nothing: the batch's future is awaited."""
+    """Ignored, because the batch's future is awaited."""
 
 
 def _ignore_failed(failed: FailedEvents) -> None:

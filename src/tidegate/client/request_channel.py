@@ -1,8 +1,8 @@
 """Requests and responses over a pair of links, for ``$cbs`` and ``$management``.
 
-The receiver's target is an address of our own that each request names as its reply-to, as the official
-JavaScript client does it; the official Python client names none, and the service accepts both.
-Source: what azure-eventhub 5.15.1 and @azure/event-hubs 6.0.4 do on the wire.
+The receiver's target is an address that each request names as its reply-to, as in the official JavaScript
+client; the official Python client names none, and the service accepts both.
+Source: azure-eventhub 5.15.1 and @azure/event-hubs 6.0.4 on the wire.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from tidegate.model.errors import BrokenError, ProtocolError, TidegateError
 from tidegate.wire.conditions import error_from_amqp
 
 _CREDIT: Final = 100
-"""Responses on their way at once."""
+"""Maximum responses in flight."""
 
 
 class RequestChannel(LinkHandler):
-    """A node that answers requests, on one connection. Make one with ``open``; it ends with the connection.
+    """Sends requests to a node on one connection, concurrently; a message-id matches each response.
 
-    Requests may overlap; each gets the response with its own message-id.
+    Create it with ``open``; it ends with the connection.
     """
 
     def __init__(self, connection: LiveConnection, node: str) -> None:
@@ -47,7 +47,7 @@ class RequestChannel(LinkHandler):
 
     @classmethod
     async def open(cls, connection: LiveConnection, node: str) -> RequestChannel:
-        """Attach both links. Raises what the service refuses them with. Cancellation: nothing is left."""
+        """Attach both links. Raises the service's refusal. Cancellation: both are detached."""
         channel = cls(connection, node)
         channel._receiver = connection.attach_receiver(
             Source(address=node),
@@ -72,9 +72,10 @@ class RequestChannel(LinkHandler):
         return self._failure is None
 
     async def request(self, message: Message) -> Message:
-        """Send a request (its message-id and reply-to are set here) and return the response, good or bad.
+        """Send a request (its message-id and reply-to are set here) and return the response, whatever its
+        status.
 
-        Raises BrokenError and what else ends the links. Cancellation: a response that comes later is dropped.
+        Raises BrokenError, and any other error that ends the links. Cancellation: a late response is dropped.
         """
         await self._wait(lambda: self._sendable() > 0)
         assert self._sender is not None
@@ -94,14 +95,14 @@ class RequestChannel(LinkHandler):
             self._request_ids.pop(delivery_id, None)
 
     def close(self) -> None:
-        """Detach both links; requests under way end with BrokenError."""
+        """Detach both links; pending requests fail with BrokenError."""
         self.on_detached(BrokenError(f"The link to {self._node} was closed."))
         for link in (self._sender, self._receiver):
             if link is not None:
                 self._connection.detach(link)
 
     def on_detached(self, error: TidegateError) -> None:
-        """One of the two links is gone: end all requests with ``error``; the first reason counts."""
+        """Fail all requests with ``error``, as one of the two links was lost; the first reason counts."""
         if self._failure is None:
             self._failure = error
             self._changed.set()
@@ -119,7 +120,7 @@ class RequestChannel(LinkHandler):
         self._changed.set()
 
     def on_deliveries(self, deliveries: list[Delivery]) -> None:
-        """Hand each response to the request it belongs to."""
+        """Pass each response to its request."""
         assert self._receiver is not None
         for delivery in deliveries:
             try:
@@ -137,7 +138,7 @@ class RequestChannel(LinkHandler):
             self._receiver.grant_credit(_CREDIT - self._receiver.outstanding_credit)
 
     def on_settled(self, first_delivery_id: int, last_delivery_id: int, state: DeliveryState | None) -> None:
-        """A request that the service rejects outright gets no response: end it here."""
+        """Fail a request that the service rejects, because it gets no response."""
         if not isinstance(state, Rejected):
             return
         for delivery_id in range(first_delivery_id, last_delivery_id + 1):

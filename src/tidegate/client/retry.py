@@ -1,7 +1,4 @@
-"""When to retry, and after how long.
-
-Pure: the jitter is an argument, nothing here sleeps, reads a clock or draws a random number.
-"""
+"""Decides when to retry, and after how long. Pure: the jitter is an argument."""
 
 from __future__ import annotations
 
@@ -14,12 +11,11 @@ from tidegate.model.errors import InvalidArgumentError, TidegateError
 class RetryPolicy:
     """Exponential back-off with jitter.
 
-    The defaults bridge about 30 s without the service (our choice): an upgrade of ``tidegate serve`` does not
-    interrupt a producer.
+    The defaults cover an outage of about 30 s (our choice), such as an upgrade of ``tidegate serve``.
     """
 
     retries_max: int = 10
-    """Tries after the first; 0 raises every error at once."""
+    """Tries after the first; 0 raises every error immediately."""
     delay_s: float = 0.1
     """Wait before the first retry."""
     delay_s_max: float = 5.0
@@ -44,7 +40,7 @@ class RetryPolicy:
         error: the error that is retried; the wait is at least its ``retry_after_s``.
         """
         assert retry >= 1
-        # The exponent is bounded so that a very long row of retries does not overflow a float.
+        # The exponent is limited so that very many retries do not overflow a float.
         back_off_s = min(self.delay_s_max, self.delay_s * self.multiplier ** min(retry - 1, 64))
         delay_s = back_off_s * (1.0 - self.jitter * jitter_fraction)
         if error is not None and error.retry_after_s is not None:
@@ -52,9 +48,9 @@ class RetryPolicy:
         return delay_s
 
     def decide_retry(self, error: TidegateError, *, retries_done: int) -> bool:
-        """Whether an operation that failed with ``error`` after ``retries_done`` retries is tried again.
+        """Whether to retry an operation that failed with ``error`` after ``retries_done`` retries.
 
-        Transient errors are, and errors of no known kind: internal errors of the service often pass.
+        Transient errors are retried, and errors of unknown kind: internal errors of the service often pass.
         """
         is_worth_it = error.is_transient or type(error) is TidegateError
         return is_worth_it and retries_done < self.retries_max
