@@ -58,6 +58,7 @@ class HubSettings:
     """A note of people or tools about the hub, such as its owner; None: nothing, or not reported."""
 
     def settings(self) -> HubChanges:
+        """Every setting by name, in the form that a change of the hub accepts."""
         return cast(HubChanges, {setting.name: getattr(self, setting.name) for setting in HUB_SETTINGS})
 
 
