@@ -1,1 +1,1 @@
-"""For users' tests: a real hub in a thread or in a process, faults on demand, and the suite for stores."""
+"""For users' tests: a real hub in a thread or process, fault injection, and a test suite for stores."""

@@ -1,19 +1,19 @@
 """An event hub for tests in any language: ``python -m tidegate.testing``, a child process of the test run.
 
-It starts a service on free ports with a temporary log and prints one line of JSON: connection strings, of
-the namespace and of each event hub, and what else is to be known. Then it reads commands, one JSON object a
-line, from its standard input, and answers each with one line; at the end of its input it stops, so that it
-never outlives the tests.
+It starts a service on free ports with a temporary log, and prints one line of JSON with the connection
+strings of the namespace and of each event hub. Then it reads commands from standard input, one JSON object
+per line, and answers each with one line. It stops at the end of its input, so that it never outlives the
+tests.
 
     {"do": "create", "name": "orders", "partition_count": 2}     {"ok": true, "connection_string": "…"}
     {"do": "delete", "name": "orders"}                           {"ok": true}
     {"do": "cut"}                                                {"ok": true, "connections": 3}
 
 ``refuse`` {"is_refused"}, ``hold`` {"is_held"}, ``delay`` {"seconds"}, ``throttle`` {"seconds"},
-``steal_epoch`` {"name", "partition_id", "consumer_group"} and ``mend`` are ``Faults``' methods. What is wrong
-with a command is answered {"ok": false, "error": "…"}.
+``steal_epoch`` {"name", "partition_id", "consumer_group"} and ``mend`` are ``Faults``' methods. The answer to
+an invalid command is {"ok": false, "error": "…"}.
 
-In the place of the official emulator, for tests that have its addresses and its key written into them:
+As a replacement for the official emulator, in tests that contain its addresses and key:
 
     python -m tidegate.testing --config Config.json --port 5672 --http-port 5300
 """
@@ -59,7 +59,7 @@ def main() -> int:
         help="key of RootManageSharedAccessKey (a random one; with the emulator's file the emulator's)",
     )
     arguments = parser.parse_args()
-    # As at the end of the input: nothing is left behind where a test run ends its children by a signal.
+    # As at the end of the input: nothing is left behind if a test run ends its children by a signal.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         with TestedService(
@@ -84,7 +84,7 @@ def main() -> int:
 
 
 class Commands:
-    """What may be asked for, each a line in and a line out."""
+    """The commands, each a line in and a line out."""
 
     def __init__(self, service: TestedService) -> None:
         self._service = service
@@ -101,7 +101,7 @@ class Commands:
         }
 
     def answer_line(self, line: str) -> Answer:
-        """The answer to a line; what is wrong with it is told in the answer, too."""
+        """The answer to a line; an error is part of the answer."""
         try:
             command = json.loads(line)
             if not isinstance(command, dict):
@@ -111,7 +111,7 @@ class Commands:
             return {"ok": False, "error": str(error)}
 
     def answer(self, command: Answer) -> Answer:
-        """Do one command. Raises TidegateError; TypeError for arguments that it does not have."""
+        """Run one command. Raises TidegateError; TypeError for invalid arguments."""
         arguments = dict(command)
         name = str(arguments.pop("do", ""))
         known: dict[str, Callable[..., Answer | None]] = {

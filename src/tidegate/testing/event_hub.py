@@ -1,12 +1,12 @@
-"""An event hub for one test of yours: a connection string for any SDK, and switches for faults.
+"""An event hub for one test: a connection string for any SDK, and fault injection.
 
     with TestedService() as service:
         with service.event_hub() as event_hub:
             … EventHubProducerClient.from_connection_string(event_hub.connection_string) …
             event_hub.faults.cut()
 
-In pytest it is the fixture ``event_hub``; other languages get it from ``python -m tidegate.testing``. SDKs
-connect through a proxy in front of the service, which is where lines are cut and delayed.
+In pytest, use the fixture ``event_hub``; in other languages, ``python -m tidegate.testing``. SDKs connect
+through a proxy in front of the service, which cuts and delays connections.
 """
 
 from __future__ import annotations
@@ -34,17 +34,16 @@ _EPOCH_MAX = 2**63 - 1
 
 
 class TestedService:
-    """A service in this process, and the proxy that clients reach it through. ``with`` it."""
+    """A service in this process, and the proxy that clients reach it through. A context manager."""
 
     __test__ = False  # pytest takes classes of this name for tests
 
     def __init__(
         self, *, config: Path | None = None, root_key: str | None = None, port: int = 0, http_port: int = 0
     ) -> None:
-        """config: as of ``HubService``: what is declared there is there from the start. root_key: None makes
-        one up, or is the official emulator's with a file of its form, as its users have it in their
-        connection strings. port, http_port: where clients connect, 0 is any free port; the emulator's are
-        5672 and 5300.
+        """config: as of ``HubService``; its entities exist from the start. root_key: None generates one, or
+        is the emulator's if config is in the emulator's form. port, http_port: where clients connect, 0 is
+        any free port; the emulator's are 5672 and 5300.
         """
         if root_key is None and config is not None and is_emulator_file(config):
             root_key = EMULATOR_KEY
@@ -55,18 +54,18 @@ class TestedService:
 
     @property
     def connection_string(self) -> str:
-        """Through the proxy, plain AMQP, without an event hub."""
+        """For plain AMQP through the proxy, without an event hub."""
         direct = ConnectionString.parse(self.service.connection_string)
         return replace(direct, port=self.proxy.port).format()
 
     @property
     def proxy(self) -> CuttingProxy:
-        """Where lines are cut; lives on the service's event loop."""
+        """The proxy that cuts connections; runs on the service's event loop."""
         assert self._proxy is not None, "the service is not running"
         return self._proxy
 
     def __enter__(self) -> Self:
-        """Raises InvalidArgumentError for a port that cannot be had."""
+        """Raises InvalidArgumentError if a port is not available."""
         self.service.start()
 
         async def start_proxy(server: TidegateServer) -> CuttingProxy:
@@ -98,7 +97,7 @@ class TestedService:
             self.service.close()
 
     def event_hubs(self) -> Mapping[str, TestedEventHub]:
-        """Those that there are, by name."""
+        """The existing event hubs, by name."""
 
         async def find(server: TidegateServer) -> dict[str, int]:
             hubs = server.broker.list_event_hubs()
@@ -114,7 +113,7 @@ class TestedService:
         retention_hours: int | None = None,
         consumer_groups: Sequence[str] = (),
     ) -> TestedEventHub:
-        """A new event hub; name: None makes one up. Raises AlreadyExistsError, InvalidArgumentError."""
+        """Create an event hub; name: None generates one. Raises AlreadyExistsError, InvalidArgumentError."""
         made = self.service.create_hub(name, partition_count=partition_count, retention_hours=retention_hours)
 
         async def add_groups(server: TidegateServer) -> None:
@@ -125,7 +124,7 @@ class TestedService:
         return TestedEventHub(made, partition_count, self)
 
     def delete(self, name: str) -> None:
-        """Remove an event hub with its events; nothing where the test has removed it."""
+        """Delete an event hub with its events, unless the test already has."""
 
         self.service.call(lambda server: _delete(server, name))
 
@@ -138,7 +137,7 @@ class TestedService:
         retention_hours: int | None = None,
         consumer_groups: Sequence[str] = (),
     ) -> Iterator[TestedEventHub]:
-        """As ``create``; at the end the faults are mended and the hub is removed."""
+        """As ``create``; at the end, mends the faults and deletes the hub."""
         made = self.create(
             name,
             partition_count=partition_count,
@@ -151,9 +150,7 @@ class TestedService:
             self._leave(made.name, is_awaited=name is not None)
 
     def _leave(self, name: str, *, is_awaited: bool) -> None:
-        """Mend the faults and remove a hub. Not awaited: the next test, whose hub has another name, need not
-        wait until the disk has forgotten this one.
-        """
+        """Mend the faults and delete a hub. Not awaited: the next test need not wait for the deletion."""
 
         async def leave(server: TidegateServer) -> None:
             _mend(server, self.proxy)
@@ -176,7 +173,7 @@ class TestedEventHub:
 
     @property
     def connection_string(self) -> str:
-        """For any SDK that speaks AMQP over TCP; names the event hub in ``EntityPath``, asks for no TLS."""
+        """For any SDK that speaks AMQP over TCP; includes ``EntityPath``, and does not use TLS."""
         return ConnectionString.parse(self._owner.connection_string).with_entity_path(self.name).format()
 
     @property
@@ -191,13 +188,13 @@ class TestedEventHub:
 
     @property
     def faults(self) -> Faults:
-        """What can be made to go wrong."""
+        """The faults to inject."""
         return Faults(self._owner, self.name)
 
     def send(
         self, *bodies: bytes | str, partition_id: str | None = None, partition_key: str | None = None
     ) -> None:
-        """Publish events past all faults, such as what the code under test is to read; one batch."""
+        """Send events in one batch, bypassing all faults; for example what the code under test is to read."""
 
         async def send() -> None:
             async with EventHubProducer.from_connection_string(
@@ -209,7 +206,7 @@ class TestedEventHub:
         run_blocking(send())
 
     def events(self) -> list[ReceivedEvent]:
-        """All events there are, past all faults, partition by partition, in order."""
+        """All events, bypassing all faults: partition by partition, in order."""
         found: list[ReceivedEvent] = []
         with BlockingConsumer(self._owner.service.hub_connection_string(self.name)) as consumer:
             for partition in consumer.get_all_partition_properties():
@@ -220,13 +217,13 @@ class TestedEventHub:
 
 @dataclass(frozen=True)
 class Faults:
-    """What goes wrong for clients until ``mend``; lines and throughput are the service's, not one hub's."""
+    """Faults for clients until ``mend``; those of connections and throughput affect the whole service."""
 
     _owner: TestedService = field(repr=False)
     _event_hub: str
 
     def cut(self) -> int:
-        """Reset every connection, as a network does that fails; returns how many there were."""
+        """Reset every connection, as a failing network does; returns how many there were."""
 
         async def cut(server: TidegateServer) -> int:
             return self._owner.proxy.cut_now()
@@ -234,7 +231,7 @@ class Faults:
         return self._owner.service.call(cut)
 
     def refuse(self, is_refused: bool = True) -> None:
-        """Reset new connections (the service is down), or take them again."""
+        """Reset new connections (as if the service were down), or accept them again."""
 
         async def refuse(server: TidegateServer) -> None:
             self._owner.proxy.refuse(is_refused)
@@ -242,7 +239,7 @@ class Faults:
         self._owner.service.call(refuse)
 
     def delay(self, seconds: float) -> None:
-        """Hold every piece of data back for so long, each way."""
+        """Delay all data by this long, each way."""
 
         async def delay(server: TidegateServer) -> None:
             self._owner.proxy.delay_s = seconds
@@ -250,7 +247,7 @@ class Faults:
         self._owner.service.call(delay)
 
     def hold(self, is_held: bool = True) -> None:
-        """Pass nothing on, without an error anywhere (a line that has gone dead), or go on."""
+        """Forward nothing, without an error anywhere (a dead connection), or continue."""
 
         async def hold(server: TidegateServer) -> None:
             self._owner.proxy.hold(is_held)
@@ -258,7 +255,7 @@ class Faults:
         self._owner.service.call(hold)
 
     def throttle(self, seconds: float) -> None:
-        """Refuse what is sent as server-busy, and send receivers nothing, for so long."""
+        """Refuse sends as server-busy, and send nothing to receivers, for this long."""
 
         async def throttle(server: TidegateServer) -> None:
             throughput = server.broker.throughput
@@ -270,8 +267,8 @@ class Faults:
     def steal_epoch(self, partition_id: str, consumer_group: str = DEFAULT_CONSUMER_GROUP) -> None:
         """Disconnect the readers of a partition, as a new owner with a higher epoch does.
 
-        They may come back at once. Raises NotFoundError, and ReceiverStolenError where one reads with the
-        highest epoch that there is.
+        They may reconnect at once. Raises NotFoundError, and ReceiverStolenError if one reads with the
+        highest possible epoch.
         """
 
         async def steal(server: TidegateServer) -> None:
@@ -283,7 +280,7 @@ class Faults:
         self._owner.service.call(steal)
 
     def mend(self) -> None:
-        """Undo all of them."""
+        """Undo all faults."""
 
         async def mend(server: TidegateServer) -> None:
             _mend(server, self._owner.proxy)
@@ -304,4 +301,4 @@ async def _delete(server: TidegateServer, name: str) -> None:
 
 
 def _ignore(error: ReceiverStolenError) -> None:
-    """A receiver that is closed at once hears of nobody."""
+    """The receiver is closed at once, so there is no one to notify."""

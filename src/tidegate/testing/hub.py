@@ -4,8 +4,8 @@
         hub = service.create_hub(partition_count=2)
         producer = EventHubProducer.from_connection_string(service.connection_string, hub)
 
-Both kinds listen on free ports of loopback, keep them over a restart, and delete the data directory at the
-end if they made it themselves.
+Both kinds listen on free ports of loopback, keep them across restarts, and finally delete the data directory
+if they created it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ T = TypeVar("T")
 _START_TIMEOUT_S = 90.0
 _STOP_TIMEOUT_S = 60.0
 _CAPTURE_DESTINATIONS = (tempfile.gettempdir(), "memory://captured")
-"""Where tests let Capture write."""
+"""Where Capture may write in tests."""
 
 
 class _Hub(ABC):
@@ -59,7 +59,7 @@ class _Hub(ABC):
             data_dir = Path(tempfile.mkdtemp(prefix="tidegate-hub-"))
             self._cleanup.callback(shutil.rmtree, data_dir, ignore_errors=True)
         self.data_dir = data_dir
-        """Where the log is; kept over ``stop`` and ``start``."""
+        """Where the log is; kept across ``stop`` and ``start``."""
         self._ports: dict[str, int | None] = {
             "amqp_port": 0,
             "amqps_port": 0 if is_tls_used else None,
@@ -87,14 +87,14 @@ class _Hub(ABC):
 
     @abstractmethod
     def start(self) -> Self:
-        """Start, and return once the service serves; on the ports it had before, if it ran before."""
+        """Start, and return once the service is ready; a restarted service has the same ports as before."""
 
     @abstractmethod
     def stop(self) -> None:
-        """Stop in order; nothing happens where it is not running."""
+        """Stop in order; harmless if it is not running."""
 
     def restart(self) -> None:
-        """``stop`` and ``start``: the same data directory and ports."""
+        """``stop`` and ``start``, with the same data directory and ports."""
         self.stop()
         self.start()
 
@@ -132,9 +132,9 @@ class HubService(_Hub):
         root_key: str | None = None,
         http_port: int = 0,
     ) -> None:
-        """data_dir: None is a temporary one. config: a configuration file as ``tidegate serve`` takes it, the
-        official emulator's among them; of its own ports and directory nothing is taken. root_key: None is
-        the file's, or made up. http_port: 0 is any free one. Nothing runs before ``start`` (or ``with``).
+        """data_dir: None is a temporary one. config: a configuration file as for ``tidegate serve``, or the
+        official emulator's; its ports and data directory are ignored. root_key: None is the file's, or a
+        generated one. http_port: 0 is any free one. Nothing runs before ``start`` (or ``with``).
         """
         super().__init__(data_dir, is_tls_used=is_tls_used, is_http_used=is_http_used)
         if is_http_used:
@@ -148,7 +148,7 @@ class HubService(_Hub):
         self._failure: BaseException | None = None
 
     def start(self) -> Self:
-        """Start, and return once the service serves; raises what the start raised."""
+        """Start, and return once the service is ready; raises the service's error if it fails to start."""
         assert self._thread is None, "the service is running already"
         started = threading.Event()
         self._failure = None
@@ -164,7 +164,7 @@ class HubService(_Hub):
         return self
 
     def stop(self) -> None:
-        """Stop in order; raises what the service failed with, if it did."""
+        """Stop in order; raises the error that the service failed with, if it did."""
         thread, self._thread = self._thread, None
         if thread is None:
             return
@@ -191,7 +191,7 @@ class HubService(_Hub):
     def create_hub(
         self, name: str | None = None, *, partition_count: int = 4, retention_hours: int | None = None
     ) -> str:
-        """Create an event hub and return its name; None makes one up."""
+        """Create an event hub and return its name; None generates one."""
         chosen = name if name is not None else _make_name()
 
         async def create(server: TidegateServer) -> None:
@@ -208,7 +208,7 @@ class HubService(_Hub):
         try:
             with asyncio.Runner(loop_factory=new_event_loop) as runner:
                 runner.run(self._serve(started))
-        except BaseException as error:  # handed to start() or stop(), in the caller's thread
+        except BaseException as error:  # raised by start() or stop(), in the caller's thread
             self._failure = error
         finally:
             started.set()
@@ -238,7 +238,7 @@ class HubService(_Hub):
 
 
 class HubProcess(_Hub):
-    """The service in a process of its own, which ``kill`` ends without any warning."""
+    """The service in a process of its own, which ``kill`` ends without warning."""
 
     def __init__(
         self,
@@ -248,7 +248,7 @@ class HubProcess(_Hub):
         is_http_used: bool = False,
         tls_names: Sequence[str] = (),
     ) -> None:
-        """data_dir: None is a temporary one. tls_names: those of ``--tls-name``; connection strings hold the
+        """data_dir: None is a temporary one. tls_names: as for ``--tls-name``; connection strings use the
         first. Nothing runs before ``start`` (or ``with``).
         """
         super().__init__(data_dir, is_tls_used=is_tls_used, is_http_used=is_http_used)
@@ -257,7 +257,7 @@ class HubProcess(_Hub):
         self._work_dir = Path(tempfile.mkdtemp(prefix="tidegate-process-"))
         self._cleanup.callback(shutil.rmtree, self._work_dir, ignore_errors=True)
         self.log_file = self._work_dir / "service.log"
-        """What the service wrote to its standard output and error, over all its starts."""
+        """The standard output and error of the service, across restarts."""
 
     @property
     def process_id(self) -> int:
@@ -268,7 +268,7 @@ class HubProcess(_Hub):
     def create_hub(
         self, name: str | None = None, *, partition_count: int = 4, retention_hours: int | None = None
     ) -> str:
-        """Create an event hub and return its name; None makes one up. Works before ``start``, too."""
+        """Create an event hub and return its name; None generates one. Also works before ``start``."""
         if self._process is None:
             with HubService(self.data_dir) as service:
                 return service.create_hub(
@@ -288,7 +288,7 @@ class HubProcess(_Hub):
         return chosen
 
     def start(self) -> Self:
-        """Start the process; returns once it serves. Raises BrokenError with its output when it does not."""
+        """Start the process; returns once it is ready. Raises BrokenError, with its output, if that fails."""
         assert self._process is None, "the service is running already"
         ready_file = self._work_dir / "ready.json"
         ready_file.unlink(missing_ok=True)
@@ -315,7 +315,7 @@ class HubProcess(_Hub):
         return self
 
     def kill(self) -> None:
-        """End the process with SIGKILL: nothing is flushed, closed or said. Harmless where none runs."""
+        """End the process with SIGKILL: nothing is flushed, closed or reported. Harmless if none runs."""
         self._end(signal.SIGKILL)
 
     def stop(self) -> None:

@@ -1,12 +1,12 @@
-"""A TCP proxy that misbehaves on purpose: cuts lines, refuses connections, holds bytes back.
+"""A TCP proxy that misbehaves on purpose: cuts connections, refuses them, holds bytes back.
 
     async with CuttingProxy(host, port, seed=7, cut_after_bytes=(1_000, 50_000)) as proxy:
         client = … connect to proxy.host, proxy.port …
 
-Each connection through it is cut after a number of bytes (both directions together) that the seed decides,
-with a reset, so that what was under way is lost on both sides. The seed also decides whether the bytes that
-reach the limit are lost, or still pass and what follows them is: a request that never came, or a lost answer.
-``cut_now`` cuts all at once; ``cut_at`` cuts where a given request passes, such as a COMMIT.
+The seed determines after how many bytes (both directions together) each connection is cut, with a reset, so
+that data in flight is lost on both sides. It also determines whether the bytes that reach the limit are lost,
+or are forwarded and the following ones lost: a request that never arrived, or a lost answer. ``cut_now`` cuts
+all connections at once; ``cut_at`` cuts where a given request passes, such as a COMMIT.
 """
 
 from __future__ import annotations
@@ -20,24 +20,23 @@ from typing import Self
 
 _CHUNK_BYTES = 65536
 _LINGER_RESET = struct.pack("ii", 1, 0)
-"""SO_LINGER on, zero seconds: close sends a reset and drops what is buffered."""
+"""SO_LINGER on, zero seconds: close sends a reset and drops buffered data."""
 
 
 class CuttingProxy:
-    """Listens on a free port of loopback and forwards to one address. ``async with`` it."""
+    """Listens on a free port of loopback and forwards to one address. An async context manager."""
 
     def __init__(
         self, host: str, port: int, *, seed: int = 0, cut_after_bytes: tuple[int, int] | None = None
     ) -> None:
-        """cut_after_bytes: each connection ends after so many bytes, drawn from this range (both ends
-        included); None: only when told."""
+        """cut_after_bytes: the range, ends included, of each connection's random limit; None: no limit."""
         self.host = "127.0.0.1"
         self.port = 0
         self.seed = seed
         self.connection_count = 0
-        """Connections that were forwarded so far."""
+        """Connections forwarded so far."""
         self.cut_count = 0
-        """Connections that were cut so far."""
+        """Connections cut so far."""
         self._target = (host, port)
         self._random = random.Random(seed)
         self._cut_after_bytes = cut_after_bytes
@@ -47,7 +46,7 @@ class CuttingProxy:
         self._marked_cuts_left = 0
         self._may_accept = True
         self.delay_s = 0.0
-        """What every piece waits before it is passed on, each way."""
+        """How long each piece of data waits before it is forwarded, each way."""
         self._flow = asyncio.Event()
         self._flow.set()
 
@@ -59,10 +58,10 @@ class CuttingProxy:
         return len(lines)
 
     def cut_at(self, marker: bytes, count: int = 1) -> None:
-        """Cut the next ``count`` connections that send a piece with ``marker`` in it to the address behind.
+        """Cut the next ``count`` connections that send a piece with ``marker`` in it to the service.
 
-        The seed decides for each whether that piece is lost, or passes and its answer is lost. A marker that
-        two reads happen to split is not seen. Calling it again replaces what was asked for before.
+        For each, the seed determines whether that piece is lost, or is forwarded and its answer lost. A
+        marker that is split between two reads is not found. Another call replaces the marker and count.
         """
         self._marker, self._marked_cuts_left = marker, count
 
@@ -71,26 +70,26 @@ class CuttingProxy:
         self._may_accept = not is_refused
 
     def hold(self, is_held: bool = True) -> None:
-        """Stop forwarding, both ways, without closing anything (True), or go on (False)."""
+        """Stop forwarding, both ways, without closing anything (True), or continue (False)."""
         if is_held:
             self._flow.clear()
         else:
             self._flow.set()
 
     def stop_cutting(self) -> None:
-        """Let present and new connections live."""
+        """Cut no more connections, present or new."""
         self._cut_after_bytes = None
         self._marked_cuts_left = 0
         for line in self._lines:
             line.bytes_left = None
 
     async def start(self, port: int = 0) -> None:
-        """Listen, on any free port where it is 0; ``host`` and ``port`` are set afterwards."""
+        """Listen; port: 0 is any free one. Sets ``host`` and ``port``."""
         self._server = await asyncio.start_server(self._forward, self.host, port)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def close(self) -> None:
-        """Stop listening and cut what is left."""
+        """Stop listening and cut the remaining connections."""
         self._flow.set()
         if self._server is not None:
             self._server.close()
@@ -170,11 +169,11 @@ class _Line:
         self._writers = (here, there)
 
     def limit(self, bytes_left: int, *, is_last_passed: bool) -> None:
-        """Cut after so many more bytes; is_last_passed: what goes beyond them passes, what follows is cut."""
+        """Cut after this many more bytes. is_last_passed: first forward the piece that exceeds them."""
         self.bytes_left, self._is_last_passed = bytes_left, is_last_passed
 
     def may_pass(self, size: int) -> bool:
-        """Count bytes; cuts, and says False, when they were too many."""
+        """Count bytes; cuts the connection and returns False if the limit is reached."""
         if self.bytes_left is not None:
             self.bytes_left -= size
             if self.bytes_left < 0 and self._is_last_passed:

@@ -1,14 +1,14 @@
-"""The conformance suite of processor stores: what a host relies on, for every store, yours included.
+"""The conformance suite of processor stores: what a host relies on, for any store.
 
     class TestMyStore(ProcessorStoreConformance):
         async def make_store(self) -> ProcessorStore:
             return MyStore(...)
 
-pytest runs it as it stands; its tests are coroutines, so pytest-asyncio must be there, in auto mode or with
-``@pytest.mark.asyncio`` on the class. Fixtures reach ``make_store`` as attributes that an autouse fixture of
-the class sets. Nothing here imports pytest: any runner that finds ``test_…`` coroutines will do.
+pytest runs it unchanged; the tests are coroutines, so pytest-asyncio is required, in auto mode or with
+``@pytest.mark.asyncio`` on the class. Pass fixtures to ``make_store`` as attributes, set by an autouse
+fixture of the class. Nothing here imports pytest: any runner that finds ``test_…`` coroutines works.
 
-Every test takes a consumer group of its own, so all of them can run on one place, even at once.
+Every test uses a consumer group of its own, so all can run against one location, even concurrently.
 """
 
 from __future__ import annotations
@@ -30,34 +30,34 @@ from tidegate.processor.store import ProcessorStore
 _HOSTS: Final = 8
 """How many hosts race for a partition."""
 _LEASE_DURATION_S: Final = 2.0
-"""More than the whole second by which some stores' clocks tell the time."""
+"""Longer than one second, the precision of some stores' clocks."""
 _WAIT_S_MAX: Final = 30.0
 
 
 class _Suite(ABC):
-    """What the tests stand on: two stores on one place, a group nobody has used, and the store's time."""
+    """What the tests share: two stores on one location, an unused group, and the store's time."""
 
     has_lease_epochs: bool | None = None
     """Whether leases have epochs that rise and fence; None: as the store's ``has_epochs`` says."""
     has_namespaces: bool = True
-    """False: a place holds one namespace, and a store refuses a second one with an InvalidArgumentError."""
+    """False: a location holds one namespace, and a store refuses a second one with InvalidArgumentError."""
     walk_steps: int = 150
-    """How many random operations the random walk makes; lower it where each one is slow."""
+    """Operations of the random walk; lower it for a slow store."""
 
     @abstractmethod
     async def make_store(self) -> ProcessorStore:
-        """A new store object; every one made within a test is on the same place.
+        """Create a store object; all those of one test use the same location.
 
-        A store that lives in its object alone returns the same one each time. The suite closes each one that
-        it was given once, at the end of the test.
+        A store that exists only in its object returns the same one each time. The suite closes each returned
+        object once, at the end of the test.
         """
 
     async def pass_time(self, store: ProcessorStore, seconds: float) -> None:
-        """Wait until the store's clock has gone on by ``seconds``; override it for a clock that is set."""
+        """Wait until the store's clock has advanced by ``seconds``; override it for a simulated clock."""
         group = make_group()
         until = (await store.list_leases(group)).now.timestamp() + seconds
         async with asyncio.timeout(_WAIT_S_MAX):
-            # A store's clock tells nobody that it has moved.
+            # Polled: a store's clock reports nothing.
             while (await store.list_leases(group)).now.timestamp() < until:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
 
@@ -66,12 +66,12 @@ class _Suite(ABC):
         return store.has_epochs if self.has_lease_epochs is None else self.has_lease_epochs
 
     def next_epoch(self, store: ProcessorStore, lease: Lease) -> int:
-        """The epoch of whoever acquires the partition after ``lease``."""
+        """The epoch of the next owner of the partition after ``lease``."""
         return lease.epoch + 1 if self.are_epochs_kept(store) else 0
 
     @asynccontextmanager
     async def open_stores(self) -> AsyncIterator[tuple[ProcessorStore, ProcessorStore]]:
-        """Two stores on one place, as two hosts have them."""
+        """Two stores on one location, as two hosts have them."""
         async with AsyncExitStack() as stack:
             stores = [await self.make_store() for _ in range(2)]
             for store in {id(store): store for store in stores}.values():
@@ -83,14 +83,14 @@ class LeaseStoreConformance(_Suite):
     """Leases: one winner, versions, epochs, renewal, release, expiry."""
 
     async def test_a_new_group_has_no_leases(self) -> None:
-        """A host that comes first finds nothing, and a time to judge leases by."""
+        """The first host finds no leases, and the time against which leases are judged."""
         async with self.open_stores() as (store, _):
             snapshot = await store.list_leases(make_group())
             assert dict(snapshot.leases) == {}
             assert snapshot.now.tzinfo is not None
 
     async def test_an_acquired_lease_is_listed(self) -> None:
-        """What the winner was given is what every host sees, with times of the store's clock."""
+        """Every host sees the winner's lease, with times of the store's clock."""
         group = make_group()
         async with self.open_stores() as (store, other):
             before = (await store.list_leases(group)).now
@@ -104,7 +104,7 @@ class LeaseStoreConformance(_Suite):
             assert before <= lease.renewed_at <= snapshot.now
 
     async def test_one_of_many_gets_a_new_partition(self) -> None:
-        """Hosts that start at once do not get the same partition twice."""
+        """Hosts that start simultaneously do not get the same partition twice."""
         group = make_group()
         async with self.open_stores() as stores:
             answers = await asyncio.gather(
@@ -118,7 +118,7 @@ class LeaseStoreConformance(_Suite):
             assert dict((await stores[0].list_leases(group)).leases) == {"0": winners[0]}
 
     async def test_one_of_many_steals_a_partition(self) -> None:
-        """A partition that several hosts steal at once goes to one of them, and to nobody else."""
+        """If several hosts steal a partition simultaneously, exactly one gets it."""
         group = make_group()
         async with self.open_stores() as stores:
             first = await acquire(stores[0], group, "0", "host-a")
@@ -135,7 +135,7 @@ class LeaseStoreConformance(_Suite):
             assert dict((await stores[1].list_leases(group)).leases) == {"0": winners[0]}
 
     async def test_a_lease_that_is_there_is_not_new(self) -> None:
-        """A host that has not seen the lease of another one cannot overwrite it, released or not."""
+        """A host that has not seen another's lease cannot overwrite it, released or not."""
         group = make_group()
         async with self.open_stores() as (store, other):
             lease = await acquire(store, group, "0", "host-a")
@@ -144,7 +144,7 @@ class LeaseStoreConformance(_Suite):
             assert await other.acquire(group, "0", "host-b", expected=None) is None
 
     async def test_a_renewal_comes_before_a_steal(self) -> None:
-        """A thief who looked before the renewal is refused: the owner lives."""
+        """A steal based on the lease before its renewal is refused, because the owner is alive."""
         group = make_group()
         async with self.open_stores() as (store, other):
             seen = await acquire(store, group, "0", "host-a")
@@ -153,7 +153,7 @@ class LeaseStoreConformance(_Suite):
             assert dict((await other.list_leases(group)).leases) == {"0": renewed}
 
     async def test_a_stolen_lease_is_lost(self) -> None:
-        """The old owner can neither renew nor release what is no longer its own."""
+        """The former owner can neither renew nor release the lease."""
         group = make_group()
         async with self.open_stores() as (store, other):
             old = await acquire(store, group, "0", "host-a")
@@ -163,7 +163,7 @@ class LeaseStoreConformance(_Suite):
             assert dict((await store.list_leases(group)).leases) == {"0": new}
 
     async def test_an_owner_may_acquire_its_own_lease_anew(self) -> None:
-        """A host that restarts under its name gets a new epoch, and its former self is out."""
+        """A host that restarts under its name gets a new epoch, which fences its former self."""
         group = make_group()
         async with self.open_stores() as (store, _):
             old = await acquire(store, group, "0", "host-a")
@@ -172,7 +172,7 @@ class LeaseStoreConformance(_Suite):
             assert dict(await store.renew(group, [old])) == {}
 
     async def test_many_leases_are_renewed_at_once(self) -> None:
-        """The answer holds those that are still as given, and no other; a renewal is no new epoch."""
+        """The answer contains exactly the leases that are still current; a renewal keeps the epoch."""
         group = make_group()
         async with self.open_stores() as (store, other):
             leases = [await acquire(store, group, str(partition), "host-a") for partition in range(6)]
@@ -192,7 +192,7 @@ class LeaseStoreConformance(_Suite):
             assert sorted(again) == ["0", "1", "3", "5"]
 
     async def test_nothing_to_renew_or_release(self) -> None:
-        """A host without partitions asks for nothing and is told nothing."""
+        """A host without partitions renews and releases nothing, and gets an empty answer."""
         group = make_group()
         async with self.open_stores() as (store, _):
             assert dict(await store.renew(group, [])) == {}
@@ -200,7 +200,7 @@ class LeaseStoreConformance(_Suite):
             assert dict((await store.list_leases(group)).leases) == {}
 
     async def test_a_released_lease_is_free_at_once(self) -> None:
-        """The next owner need not wait for the lease to run out, and epochs go on from where they were."""
+        """The next owner need not wait for the lease to expire, and epochs continue from where they were."""
         group = make_group()
         async with self.open_stores() as (store, other):
             leases = [await acquire(store, group, str(partition), "host-a") for partition in range(3)]
@@ -216,7 +216,7 @@ class LeaseStoreConformance(_Suite):
             assert new.epoch == self.next_epoch(store, leases[0])
 
     async def test_a_lease_runs_out_by_the_stores_clock(self) -> None:
-        """A lease that nobody renews may be taken; one that is renewed may not."""
+        """An expired lease can be acquired; a renewed one cannot."""
         group = make_group()
         async with self.open_stores() as (store, other):
             kept = await acquire(store, group, "0", "host-a")
@@ -228,11 +228,11 @@ class LeaseStoreConformance(_Suite):
             snapshot = await other.list_leases(group)
             assert not snapshot.leases["0"].is_expired(snapshot.now, _LEASE_DURATION_S)
             assert snapshot.leases["1"].is_expired(snapshot.now, _LEASE_DURATION_S)
-            # Run out is not gone: until somebody takes it, its owner may still come back.
+            # Expired is not gone: until another host acquires it, its owner may still renew it.
             assert sorted(await store.renew(group, [left])) == ["1"]
 
     async def test_groups_do_not_meet(self) -> None:
-        """Namespace, hub and group each make another place; their spelling does not."""
+        """Each namespace, hub and group is a separate location; different spellings of a name are not."""
         group = make_group()
         elsewhere = replace(group, fully_qualified_namespace="other.servicebus.windows.net")
         others = [
@@ -258,7 +258,7 @@ class LeaseStoreConformance(_Suite):
             assert sorted(await other.list_checkpoints(shouted)) == ["0"]
 
     async def test_a_random_walk_agrees_with_the_model(self) -> None:
-        """Hosts that act on what they saw, fresh or stale: only what is fresh changes anything."""
+        """Hosts act on what they saw, fresh or stale: only fresh knowledge changes anything."""
         seed = random.randrange(2**32)
         print(f"random walk: seed {seed}")
         group = make_group()
@@ -274,7 +274,7 @@ class CheckpointStoreConformance(_Suite):
     """Checkpoints: kept as given, forward only, fenced by epoch."""
 
     async def test_a_checkpoint_is_kept(self) -> None:
-        """Another host goes on from the same event; what a store does not keep, it says as None."""
+        """Another host continues from the same event; values that a store does not keep are None."""
         group = make_group()
         given = ProcessorCheckpoint("7", 41, "4294967296", 1_700_000_000_123, 1_600_000_000_456)
         async with self.open_stores() as (store, other):
@@ -292,14 +292,14 @@ class CheckpointStoreConformance(_Suite):
             assert kept["7"].event_hub_created_at_ms in (None, given.event_hub_created_at_ms)
 
     async def test_a_checkpoint_moves_forward_only(self) -> None:
-        """A slow worker's old checkpoint does not undo a newer one, unless that is what was asked for."""
+        """A slow worker's old checkpoint does not undo a newer one, unless explicitly requested."""
         group = make_group()
         async with self.open_stores() as (store, other):
             lease = await acquire(store, group, "0", "host-a")
             for number, expected in ((10, 10), (9, 10), (10, 10), (11, 11), (0, 11)):
                 await store.update_checkpoint(group, _checkpoint("0", number), lease=lease)
                 assert await _position(other, group) == expected
-            # A store object that has never seen this partition's checkpoint must not move it back, either.
+            # Nor may a store object that has never seen this partition's checkpoint move it back.
             await other.update_checkpoint(group, _checkpoint("0", 3), lease=None)
             assert await _position(store, group) == 11
             await other.update_checkpoint(group, _checkpoint("0", 2), lease=None, is_rewind_allowed=True)
@@ -310,7 +310,7 @@ class CheckpointStoreConformance(_Suite):
             assert await _position(other, group) == -1
 
     async def test_a_checkpoint_needs_no_lease(self) -> None:
-        """A person may set a checkpoint of a partition that nobody has processed yet."""
+        """A person may set the checkpoint of a partition that was never processed."""
         group = make_group()
         async with self.open_stores() as (store, other):
             await store.update_checkpoint(group, _checkpoint("0", 4), lease=None)
@@ -318,9 +318,9 @@ class CheckpointStoreConformance(_Suite):
             assert dict((await other.list_leases(group)).leases) == {}
 
     async def test_an_old_owner_is_fenced(self) -> None:
-        """Once the new owner has moved the checkpoint, the old one is told that it is out.
+        """Once the new owner has moved the checkpoint, the old owner is fenced.
 
-        Without epochs nobody is told, and the checkpoint still moves forward only.
+        Without epochs the old owner gets no error, but the checkpoint still only moves forward.
         """
         group = make_group()
         async with self.open_stores() as (store, other):
@@ -335,7 +335,7 @@ class CheckpointStoreConformance(_Suite):
             late = store.update_checkpoint(group, _checkpoint("0", 9), lease=old)
             assert await _is_refused(late, FencedError) == is_fenced
             assert await _position(store, group) == (7 if is_fenced else 9)
-            # A tool that moves it without a lease does not let the old owner in again.
+            # A tool that moves it without a lease does not readmit the old owner.
             await other.update_checkpoint(group, _checkpoint("0", 8), lease=None, is_rewind_allowed=True)
             late = store.update_checkpoint(group, _checkpoint("0", 12), lease=old)
             assert await _is_refused(late, FencedError) == is_fenced
@@ -343,7 +343,7 @@ class CheckpointStoreConformance(_Suite):
             assert await _position(store, group) == 20
 
     async def test_a_slow_new_owner_fences_as_well(self) -> None:
-        """The new owner's epoch counts from its first checkpoint on, even where that one moves nothing."""
+        """The new owner's epoch counts from its first checkpoint on, even if that does not move it."""
         group = make_group()
         async with self.open_stores() as (store, other):
             old = await acquire(store, group, "0", "host-a")
@@ -354,13 +354,13 @@ class CheckpointStoreConformance(_Suite):
             assert await _is_refused(late, FencedError) == self.are_epochs_kept(store)
 
     async def test_a_checkpoint_belongs_to_one_hub(self) -> None:
-        """A hub that was deleted and made anew under its name counts from the start: no mixing up."""
+        """A hub that was deleted and recreated under its name starts without checkpoints."""
         group = make_group()
         async with self.open_stores() as (store, other):
             first = replace(_checkpoint("0", 5), event_hub_created_at_ms=1_000)
             await store.update_checkpoint(group, first, lease=None)
             if (await other.list_checkpoints(group))["0"].event_hub_created_at_ms is None:
-                return  # as in the official layout, which has no room for it
+                return  # as in the official layout, which cannot record it
             second = replace(_checkpoint("0", 9), event_hub_created_at_ms=2_000)
             mixed = other.update_checkpoint(group, second, lease=None)
             assert await _is_refused(mixed, EventHubReplacedError)
@@ -370,7 +370,7 @@ class CheckpointStoreConformance(_Suite):
             assert (await store.list_checkpoints(group))["0"].event_hub_created_at_ms == 2_000
 
     async def test_a_released_partition_keeps_its_checkpoint(self) -> None:
-        """Leases come and go; where the next owner goes on stays."""
+        """A checkpoint outlives its lease, so the next owner continues from it."""
         group = make_group()
         async with self.open_stores() as (store, other):
             lease = await acquire(store, group, "0", "host-a")
@@ -381,7 +381,7 @@ class CheckpointStoreConformance(_Suite):
             assert await _position(other, group) == 5
 
     async def test_the_furthest_of_many_checkpoints_stays(self) -> None:
-        """Checkpoints that arrive at once, in any order, from two hosts, leave the furthest one."""
+        """Checkpoints that arrive concurrently, in any order, from two hosts, leave the furthest one."""
         group = make_group()
         numbers = list(range(24))
         random.Random(4).shuffle(numbers)
@@ -398,17 +398,17 @@ class CheckpointStoreConformance(_Suite):
 
 
 class ProcessorStoreConformance(LeaseStoreConformance, CheckpointStoreConformance):
-    """All that a host relies on. Subclass it with ``make_store``."""
+    """Everything that a host relies on. Subclass it with ``make_store``."""
 
     async def test_closing_twice_is_harmless(self) -> None:
-        """A host closes a store that its user closes as well."""
+        """A host closes its store even if its user closes it as well."""
         async with self.open_stores() as (store, _):
             await store.list_leases(make_group())
             await store.close()
 
 
 class _Walk:
-    """Random operations on the leases of a few partitions, and what must come of them."""
+    """Random operations on the leases of a few partitions, and their expected results."""
 
     def __init__(self, source: random.Random, group: GroupKey) -> None:
         self.random = source
@@ -417,7 +417,7 @@ class _Walk:
         self._seen: list[Lease] = []
 
     async def step(self, store: ProcessorStore) -> None:
-        """One operation through ``store``, compared with the model."""
+        """Do one operation through ``store``, and compare the result with the model."""
         partition = str(self.random.randrange(3))
         known = [None, *(lease for lease in self._seen if lease.partition_id == partition)]
         expected = self.random.choice(known[-4:] if self.random.random() < 0.8 else known)
@@ -470,14 +470,14 @@ class _Walk:
 
 
 def make_group() -> GroupKey:
-    """A consumer group that nobody has used, named as awkwardly as Event Hubs allows."""
+    """A new consumer group, with as awkward a name as Event Hubs allows."""
     return GroupKey("Name-1.servicebus.windows.net", f"Hub.{uuid.uuid4().hex[:12]}_x", "$Default")
 
 
 async def acquire(
     store: ProcessorStore, group: GroupKey, partition_id: str, owner: str, *, expected: Lease | None = None
 ) -> Lease:
-    """A lease that must be had: nobody else is there."""
+    """Acquire a lease without competition."""
     lease = await store.acquire(group, partition_id, owner, expected=expected)
     assert lease is not None, f"{owner} did not get partition {partition_id}"
     return lease
