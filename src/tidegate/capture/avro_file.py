@@ -49,9 +49,7 @@ class AvroEncoder:
     def append(
         self, start_sequence_number: int, enqueued_time_ms: int, payload: memoryview, lengths: Sequence[int]
     ) -> None:
-        """Add events that were enqueued together. payload: stored sections, end to end; lengths: of each
-        event.
-        """
+        """Add events enqueued together. payload: stored sections, end to end; lengths: of each event."""
         time, write = enqueued_time_text(enqueued_time_ms), self._writer.write
         at = 0
         for number, length in enumerate(lengths, start_sequence_number):

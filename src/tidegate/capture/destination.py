@@ -120,9 +120,7 @@ def _addresses_of(place: CapturePlace) -> set[str]:
 
 
 class DirectoryDestination:
-    """A directory of this machine, created when missing, for this user alone. Files appear when complete, and
-    survive a power loss.
-    """
+    """A private local directory, created when missing. Files appear complete, and survive power loss."""
 
     def __init__(self, root: Path) -> None:
         self.root = root

@@ -69,9 +69,7 @@ class HubCapture:
         self._partitions = self._start_partitions()
 
     async def close(self) -> None:
-        """Stop. Files already decided are written when the hub is next captured; a running upload is
-        abandoned.
-        """
+        """Stop: decided files are written when the hub is next captured; a running upload is abandoned."""
         await self._tasks.close()
 
     def progress(self) -> list[CaptureProgress]:

@@ -27,9 +27,7 @@ _logger = logging.getLogger(__name__)
 
 
 class CaptureService:
-    """Captures from ``start`` until ``close``. Events in no file by then stay in the log, to be captured
-    later.
-    """
+    """Captures from ``start`` until ``close``; events in no file by then are captured later."""
 
     def __init__(
         self,

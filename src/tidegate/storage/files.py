@@ -26,7 +26,7 @@ class WritableFile(Protocol):
     """A file open for writing at positions; used by one thread at a time."""
 
     def write_at(self, buffers: Sequence[bytes], position: int) -> int:
-        """Write the buffers end to end at ``position``; returns the bytes written, perhaps fewer. Raises
+        """Write buffers end to end at ``position``; returns how many bytes (perhaps fewer). Raises
         OSError.
         """
         ...

@@ -30,9 +30,7 @@ _logger = logging.getLogger(__name__)
 
 
 class LogManager:
-    """All logs of a data directory. Create it with ``await LogManager.open(...)``, and ``await close()``
-    it.
-    """
+    """All logs of a data directory; create it with ``await LogManager.open(...)``, then ``await close()``."""
 
     def __init__(
         self,
@@ -94,9 +92,7 @@ class LogManager:
         )
 
     async def close(self) -> None:
-        """Refuse new appends, finish the queued ones, write snapshots, release the directory. Harmless
-        twice.
-        """
+        """Refuse new appends, finish queued ones, save snapshots, unlock the directory. Harmless twice."""
         self._is_closing = True
         for log in self._logs.values():
             log.close()
@@ -112,9 +108,7 @@ class LogManager:
     # -- logs
 
     def create_logs(self, hub_id: str, partition_count: int) -> None:
-        """Create the directories of a hub's logs; durable on return. Raises LogFullError, ServerBusyError,
-        OSError.
-        """
+        """Create a hub's directories; durable on return. Raises LogFullError, ServerBusyError, OSError."""
         directory = self._logs_directory / hub_id
         try:
             for index in range(partition_count):

@@ -202,9 +202,7 @@ class PartitionLog:
                 raise self._unreadable(error) from error
 
     async def wait_appended(self, sequence_number: int) -> None:
-        """Wait until the event ``sequence_number`` can be read. Raises ClosedError. Cancellation: leaves no
-        trace.
-        """
+        """Wait until ``sequence_number`` can be read. Raises ClosedError. Cancellation: leaves no trace."""
         sequence_number = self._skip_gaps(sequence_number)
         if self.next_sequence_number > sequence_number:
             return
@@ -219,9 +217,7 @@ class PartitionLog:
                 self._waiters.remove(waiter)
 
     def add_append_listener(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call ``listener`` on the loop whenever more can be read, and once at close; returns a function that
-        removes it.
-        """
+        """Call ``listener`` on the loop when more can be read, and at close; returns what removes it."""
         key = object()
         self._listeners[key] = listener
         return partial(self._remove_listener, key)

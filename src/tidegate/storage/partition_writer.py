@@ -282,9 +282,7 @@ class PartitionWriter:
     # -- segments
 
     def _roll(self) -> None:
-        """Begin a new segment. Raises LogFullError, ServerBusyError or LogFailedError; the log is unchanged
-        then.
-        """
+        """Begin a new segment, or leave the log unchanged: LogFullError, ServerBusyError, LogFailedError."""
         # All segments but the last are complete and synced: recovery relies on it.
         error = self._flush()
         self.sync()
@@ -372,9 +370,7 @@ class PartitionWriter:
         return removed
 
     def save_snapshot(self, *, is_durable: bool) -> OSError | None:
-        """Write a snapshot of the durable state; returns the error if that fails (a start then reads more of
-        the log).
-        """
+        """Save the durable state; returns the error if that fails (a start then reads more of the log)."""
         if not self.view.segments:
             return None
         index = self.view.segments[-1].index

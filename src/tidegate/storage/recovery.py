@@ -111,9 +111,7 @@ def read_snapshot(files: Files, directory: Path) -> Snapshot | None:
 
 
 def find_batch(file: ReadableFile, salt: int, start: int, end: int) -> tuple[int, BatchHeader] | None:
-    """The first intact header at byte ``start`` or later, at any position; None if there is none before
-    ``end``.
-    """
+    """The first intact header at byte ``start`` or later, at any position; None: none before ``end``."""
     position = start
     while position + HEADER_BYTES <= end:
         chunk = file.read_at(_CHUNK_BYTES, position)
@@ -278,9 +276,7 @@ class _Tail:
         return index, time_ms
 
     def _read_sealed(self, base: int, start: int) -> int | None:
-        """Record the producers of a sealed segment from byte ``start`` on; returns its last time, None if
-        empty.
-        """
+        """Record the producers of a sealed segment from byte ``start``; returns its last time, if any."""
         path = segment_path(self.directory, base)
         file = self._files.open_readable(path)
         time_ms: int | None = None
@@ -298,9 +294,7 @@ class _Tail:
     def _scan(
         self, segment: Segment, file: ReadableFile, index: SparseIndex, size: int
     ) -> tuple[int, int | None]:
-        """Verify the batches after the index and add them to it; returns where they end, and the last
-        time.
-        """
+        """Verify the batches after the index and add them to it; returns their end, and the last time."""
         time_ms: int | None = None
         for position, header, batch in iter_batches(file, self.salt, index.end_position, size):
             if header is None or batch is None or header.base_sequence_number != index.until_sequence_number:

@@ -126,9 +126,7 @@ def iter_headers(
 
 
 def corrupt_error(path: Path, position: int, what: str) -> LogCorruptError:
-    """The error for damage that recovery must not guess about: file, byte offset, and the command that
-    helps.
-    """
+    """The error for damage that needs a person: names file, byte offset, and the command that helps."""
     data_directory = path.parents[3] if len(path.parents) > 3 else path.parent
     return LogCorruptError(
         f"The log is damaged at byte {position} of {path}: {what}.",

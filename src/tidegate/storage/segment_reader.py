@@ -53,9 +53,7 @@ class SegmentCache:
         return file, segment.salt
 
     def index(self, segment: Segment) -> SparseIndex:
-        """The segment's index: in memory, from its file, or rebuilt. Raises FileNotFoundError,
-        LogCorruptError.
-        """
+        """The index: in memory, from its file, or rebuilt. Raises FileNotFoundError, LogCorruptError."""
         if segment.index is None:
             segment.index = load_index(self._files, segment, self.file(segment), self._index_interval_bytes)
             segment.sealed_bytes = segment.index.end_position

@@ -69,9 +69,7 @@ class SparseIndex:
         self.last_time_ms = time_ms
 
     def find_sequence_number(self, sequence_number: int) -> int:
-        """A batch position at or before the batch that holds ``sequence_number``; the index must not be
-        empty.
-        """
+        """A batch position at or before the batch with ``sequence_number``; the index must not be empty."""
         count = len(self._positions)
         return self._positions[max(bisect_right(self._sequence_numbers, sequence_number, 0, count) - 1, 0)]
 
