@@ -62,3 +62,18 @@ def test_bytes_that_are_not_json_are_refused(body: bytes) -> None:
     """Nothing but JSON gets as far as the check of its fields."""
     with pytest.raises(InvalidArgumentError, match="not JSON"):
         decoded(body, _Item)
+
+
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [
+        ({"name": "a", f" - at `${'[' * 2_000}": 1}, "Unknown field ' - at `$[["),
+        ({"name": "a", "limit": f"' - at `${'[' * 2_000}"}, "limit: invalid value"),
+    ],
+)
+def test_no_value_passes_for_a_place(value: object, sentence: str) -> None:
+    """A request quotes at most a line of its own, and its brackets are not searched: 64 KB took a minute."""
+    with pytest.raises(InvalidArgumentError) as caught:
+        validated(value, _Item)
+    assert str(caught.value).startswith(sentence)
+    assert len(str(caught.value)) < 250

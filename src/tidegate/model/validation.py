@@ -22,9 +22,14 @@ NOT_GIVEN: Final = {"is_given": False}
 
 T = TypeVar("T")
 
-_REFUSAL: Final = re.compile(r"(?P<problem>.*?)(?: - at `(?:key` in `)?\$\.?(?P<path>.*)`)?", re.DOTALL)
+_REFUSAL: Final = re.compile(
+    r"(?P<problem>.*?)(?: - at `(?:key` in `)?\$\.?(?P<path>[\w.\[\]]{0,200})`)?", re.DOTALL
+)
+"""The path ends the refusal; an unknown name or a value that is quoted before it may contain anything."""
 _TYPES: Final = re.compile(r"Expected `(?P<wanted>.*?)`(?P<bound> .*?)?(?:, got `(?P<found>.*)`)?", re.DOTALL)
 _NAMED: Final = re.compile(r"Object (?P<kind>contains|missing) \w+ field `(?P<name>.*)`", re.DOTALL)
+_QUOTED_MAX: Final = 120
+"""Characters of a refusal that quotes a value."""
 _STEP: Final = re.compile(r"\w+|\[")
 _WORDS: Final = {
     "array": "a list",
@@ -115,7 +120,7 @@ def _refusal(error: msgspec.ValidationError, kind: object, where: str) -> Invali
     if types is None:
         known = ", ".join(_choices_at(kind, path))
         # "Invalid enum value 'x'" is the only message that quotes the value.
-        invalid = problem[0].lower() + problem[1:].replace("enum ", "")
+        invalid = problem[0].lower() + problem[1:_QUOTED_MAX].replace("enum ", "", 1)
         return InvalidArgumentError(f"{place}: {invalid}.", next_step=f"Known: {known}." if known else "")
     wanted = " or ".join(_WORDS.get(each, each) for each in types["wanted"].split(" | "))
     if types["found"] is None:
