@@ -1,19 +1,18 @@
-"""Which connections the service holds at a time: in total, per address, and without a token.
+"""Limits the service's connections: in total, per address, and without a token.
 
-Pure: no sockets, and the time is passed in. Theory of operation: each connection that is accepted has a
-``Ticket``, whatever it speaks, and keeps it until it ends (a WebSocket that of its HTTP request).
+Pure: no sockets, and the time is passed in. Each accepted connection has a ``Ticket``, whatever its protocol,
+and keeps it until it ends (a WebSocket keeps that of its HTTP request).
 
     all tickets                    connections_max; per address connections_per_address_max
     without a token, AMQP | HTTP   connections_without_token_max each; per address
                                    connections_without_token_per_address_max
-    HTTP beyond its limits         health_max more, which may only ask for /health
+    HTTP beyond its limits         health_max more, which may only request /health
 
-A ticket *waits* while its peer has not said what it wants: over AMQP until a token was accepted, over HTTP
-while no complete request is there (without a token: its body included). Where a limit is reached, one that
-waits makes room: the one that has waited longest, of the address that has most of them. So a client that
-opens many connections and says nothing loses its own, not those of others. Over AMQP a newcomer displaces
-none of its own address that came less than GRACE_S ago: otherwise a fleet of devices that reconnects would
-never get through a handshake.
+A ticket *waits* until its peer has said what it wants: over AMQP until a token is accepted, over HTTP until a
+request is complete (without a token, including its body). At a limit, a waiting connection is displaced: the
+one that has waited longest, of the address with the most. So a client that opens many connections and sends
+nothing loses its own, not those of others. Over AMQP, a new connection displaces none of its own address that
+is younger than GRACE_S: otherwise a reconnecting fleet of devices would never complete a handshake.
 """
 
 from __future__ import annotations
@@ -28,56 +27,56 @@ from typing import Any, Final, NamedTuple
 from tidegate.transport.peers import IpAddress, TrustedProxies, site_of
 
 GRACE_S: Final = 2.0
-"""How long an AMQP connection may have no token before others of its address take its place (our choice: four
-round trips at 500 ms, which TLS, SASL and a token need)."""
+"""How long an AMQP connection without a token is safe from others of its address (our choice: four round
+trips at 500 ms, which TLS, SASL and a token need)."""
 
 CONNECTIONS_MAX_DEFAULT: Final = 20_000
 PER_ADDRESS_MAX_DEFAULT: Final = 5_000
-"""What Azure's standard tier allows a whole namespace ("Event Hubs quotas and limits", brokered connections):
-a site behind one address is hardly larger, and four of them fit."""
+"""Azure's standard tier allows this for a whole namespace ("Event Hubs quotas and limits", brokered
+connections): a site behind one address is hardly larger, and four of them fit."""
 WITHOUT_TOKEN_MAX_DEFAULT: Final = 1_000
 WITHOUT_TOKEN_PER_ADDRESS_MAX_DEFAULT: Final = 100
 
 _DESCRIPTORS_RESERVED: Final = 416
-"""256 for segments that are read (``LogOptions.open_segments_max``), 32 for ``/health``, 128 for other files
-or sockets: listening, Capture, the console's database (our choice)."""
+"""256 for segments being read (``LogOptions.open_segments_max``), 32 for ``/health``, 128 for other files and
+sockets: listening, Capture, the console's database (our choice)."""
 _DESCRIPTORS_PER_PARTITION: Final = 2
-"""Its segment open for writing, and a file that replaces another."""
+"""The segment being written, and a file that replaces another."""
 
 TICKET: Final = "ticket"
-"""Where the ``state`` of an ASGI request's scope has the ``Ticket`` of its connection."""
+"""Key of a connection's ``Ticket`` in the ``state`` of an ASGI request's scope."""
 
 
 class Face(Enum):
-    """What a connection speaks."""
+    """A connection's protocol."""
 
     AMQP = "amqp"
     """Over TCP, TLS or WebSocket."""
     HTTP = "http"
     HEALTH = "health"
-    """HTTP that is only answered what ``/health`` says."""
+    """HTTP that may only request ``/health``."""
 
 
 class Refusal(Enum):
-    """Why a connection is not, or no longer, held."""
+    """Why a connection is refused or ended."""
 
     DESCRIPTORS = "descriptors"
-    """Those that are left are the log's."""
+    """The remaining ones are reserved for the log."""
     TOTAL = "total"
     ADDRESS = "address"
     WITHOUT_TOKEN = "without_token"
     WITHOUT_TOKEN_ADDRESS = "without_token_address"
     DISPLACED = "displaced"
-    """It had said nothing, and made room for another one."""
+    """It was waiting, and was displaced by another."""
 
     @property
     def words(self) -> str:
-        """The words for an operator, with the setting."""
+        """The reason for an operator, with the setting."""
         return _WORDS[self]
 
     @property
     def is_about_all(self) -> bool:
-        """Whether it says that the service is full, not that one address has its share."""
+        """Whether the whole service is full, not the share of one address."""
         return self in (Refusal.DESCRIPTORS, Refusal.TOTAL, Refusal.WITHOUT_TOKEN)
 
 
@@ -95,53 +94,52 @@ _WORDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """How many connections there may be at a time."""
+    """Maximum numbers of connections."""
 
     connections_max: int = CONNECTIONS_MAX_DEFAULT
     connections_per_address_max: int = PER_ADDRESS_MAX_DEFAULT
     connections_without_token_max: int = WITHOUT_TOKEN_MAX_DEFAULT
-    """Of AMQP and of HTTP, each."""
+    """For AMQP and HTTP separately."""
     connections_without_token_per_address_max: int = WITHOUT_TOKEN_PER_ADDRESS_MAX_DEFAULT
     loopback_connections_per_address_max: int | None = None
-    """For addresses of loopback; None: no limit, as one of them is many programs."""
+    """For loopback addresses; None: no limit, because many programs share one."""
     loopback_connections_without_token_per_address_max: int | None = None
     health_max: int = 32
     descriptors_max: int | None = None
-    """A socket with this number or a higher one is not taken: the system gives out the lowest that is free.
-    None: no limit."""
+    """Sockets from this number on are refused; the system allocates the lowest free one. None: no limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionStatistics:
-    """Connections now, and what was refused since the start."""
+    """Current connections, and refusals since the start."""
 
     limits: ConnectionLimits
     open: Mapping[tuple[Face, bool], int]
-    """By what they speak, and whether they have shown a token."""
+    """By protocol, and by whether they have a token."""
     refused: Mapping[Refusal, int]
     full_at: Mapping[Refusal, float]
-    """When the service was last found full, on the clock of ``admit``, by what it had too many of."""
+    """When the service was last full, by exceeded limit, on the clock of ``admit``."""
 
 
 class _Address(NamedTuple):
-    """An address as it counts."""
+    """An address as the limits count it."""
 
     version: int
-    """4, 6, or 0 where it is not known."""
+    """4, 6, or 0 if unknown."""
     bits: int
-    """The whole address, or of IPv6 its network."""
+    """The whole address, or the network of an IPv6 address."""
     is_loopback: bool
     is_proxy: bool
     """Whether it is a trusted proxy, which has no limits of its own."""
 
 
 class Ticket:
-    """The place of one connection. ``end`` it with the connection; that is harmless twice."""
+    """The place of one connection. Call ``end`` when the connection ends; more calls do nothing."""
 
     __slots__ = ("_address", "_admission", "admitted_at", "close", "face", "has_token", "is_waiting")
 
     def __init__(self, admission: Admission, address: _Address, face: Face, admitted_at: float) -> None:
-        """Use ``Admission.admit``."""
+        """Created by ``Admission.admit``."""
         self._admission: Admission | None = admission
         self._address = address
         self.face = face
@@ -149,7 +147,7 @@ class Ticket:
         self.has_token = False
         self.is_waiting = True
         self.close: Callable[[], object] = _do_nothing
-        """Ends the connection at once; set it as soon as there is one to end."""
+        """Aborts the connection. Set it as soon as there is one."""
 
     def __repr__(self) -> str:
         state = "with a token" if self.has_token else "waiting" if self.is_waiting else "without a token"
@@ -157,11 +155,11 @@ class Ticket:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the connection has ended, or made room for another one."""
+        """Whether the connection has ended or was displaced."""
         return self._admission is None
 
     def authenticate(self) -> None:
-        """A token of the peer was accepted."""
+        """The peer's token was accepted."""
         if self._admission is not None and not self.has_token and self.face is not Face.HEALTH:
             self._admission._leave(self)
             self.has_token = True
@@ -172,22 +170,21 @@ class Ticket:
         self._set_waiting(False)
 
     def end_request(self) -> None:
-        """HTTP: the request is answered, and the peer may begin another one."""
+        """HTTP: the request is answered; another may follow."""
         self._set_waiting(True)
 
     def move(self, address: IpAddress | None, now: float) -> Refusal | None:
-        """HTTP: the request comes from ``address``, as a trusted proxy says. Forgets an earlier one's token.
+        """HTTP: a trusted proxy says that the request comes from ``address``. Drops an earlier one's token.
 
-        Returns why the address may not have this connection; nothing is changed then.
+        Returns the reason if the address is refused; nothing changes then.
         """
         return None if self._admission is None else self._admission._move(self, address, now)
 
     def become_amqp(self, now: float) -> Refusal | None:
-        """The HTTP connection is a WebSocket from now on. Returns why that may not be."""
+        """The HTTP connection becomes a WebSocket. Returns the reason if refused."""
         return None if self._admission is None else self._admission._become_amqp(self, now)
 
     def end(self) -> None:
-        """The connection is gone."""
         if self._admission is not None:
             self._admission._leave(self)
             self._admission = None
@@ -200,21 +197,21 @@ class Ticket:
 
 
 def authenticate_peer(scope: Mapping[str, Any]) -> None:
-    """Count the connection of an ASGI request as one whose peer has shown who it is."""
+    """Count the connection of an ASGI request as authenticated."""
     ticket = scope.get("state", {}).get(TICKET)
     if isinstance(ticket, Ticket):
         ticket.authenticate()
 
 
 class Admission:
-    """All connections of a service, over AMQP and HTTP."""
+    """Admits all connections of a service, over AMQP and HTTP."""
 
     def __init__(
         self, limits: ConnectionLimits | None = None, *, trusted: TrustedProxies | None = None
     ) -> None:
-        """trusted: proxies, whose own address has no limits over HTTP: that of their clients counts."""
+        """trusted: proxies without limits of their own over HTTP; their clients' addresses count instead."""
         self.limits = limits or ConnectionLimits()
-        """May be replaced; connections that are there stay."""
+        """May be replaced; existing connections stay."""
         self.trusted = trusted or TrustedProxies()
         self._by_address: Counter[_Address] = Counter()
         self._total = 0
@@ -226,9 +223,9 @@ class Admission:
     def admit(
         self, address: IpAddress | None, face: Face, *, now: float, descriptor: int = 0
     ) -> Ticket | Refusal:
-        """A place for a connection from ``address``, or why there is none. May end another connection.
+        """A ticket for a connection, or the reason for refusing it. May displace another connection.
 
-        now: seconds on a clock that does not go back. descriptor: the number of its socket.
+        now: seconds on a monotonic clock. descriptor: the number of its socket.
         """
         ticket = Ticket(self, self._address_of(address, face), face, now)
         refusal = self._refusal(ticket, descriptor, now)
@@ -240,11 +237,10 @@ class Admission:
 
     @property
     def displaced(self) -> int:
-        """Connections that made room for others, since the start."""
+        """Connections displaced since the start."""
         return self._refused[Refusal.DISPLACED]
 
     def statistics(self) -> AdmissionStatistics:
-        """Connections now, and what was refused."""
         return AdmissionStatistics(
             self.limits,
             MappingProxyType({(face, has): self._open[face, has] for face in Face for has in (False, True)}),
@@ -255,7 +251,7 @@ class Admission:
     # -- limits
 
     def _refusal(self, ticket: Ticket, descriptor: int, now: float) -> Refusal | None:
-        """Why there is no place for a new connection, after those that wait have made what room they can."""
+        """Why a new connection is refused, after displacing waiting ones as far as possible."""
         limits = self.limits
         pool = self._pools[ticket.face]
         if ticket.face is Face.HEALTH:
@@ -286,7 +282,7 @@ class Admission:
         return None
 
     def _displace(self, pools: tuple[_Pool, ...], newcomer: Ticket, now: float) -> bool:
-        """End the one that has waited longest of the address that has most; False if none may go."""
+        """End the longest-waiting connection of the address with the most; False if none may be ended."""
         pool = max(pools, key=lambda each: each.waiting_max)
         if pool.waiting_max > pool.waiting_count_of(newcomer._address):
             self._end(pool.oldest_of_most())
@@ -392,15 +388,15 @@ class _Place:
 
 
 class _Pool:
-    """Connections without a token over one protocol, by address, and which address has most that wait."""
+    """Connections without a token over one protocol, by address, and the address with the most waiting."""
 
     def __init__(self) -> None:
         self.count = 0
         self.waiting_max = 0
-        """How many wait at the address that has most of them."""
+        """The most connections that wait at one address."""
         self._places: dict[_Address, _Place] = {}
         self._by_waiting: dict[int, dict[_Address, None]] = {}
-        """The addresses that have so many waiting, for each number above 0 that there is."""
+        """Number of waiting connections (above 0) → the addresses that have it."""
 
     def add(self, ticket: Ticket) -> None:
         self.count += 1
@@ -437,7 +433,7 @@ class _Pool:
         return next(iter(self._places[address].waiting))
 
     def _rank(self, address: _Address, before: int, after: int) -> None:
-        """An address has one more or one fewer that waits; ``waiting_max`` moves by one at most."""
+        """Move an address by one waiting connection; ``waiting_max`` changes by one at most."""
         if before:
             same = self._by_waiting[before]
             del same[address]
@@ -458,11 +454,10 @@ def connection_limits(
     connections_without_token_max: int = WITHOUT_TOKEN_MAX_DEFAULT,
     connections_without_token_per_address_max: int | None = None,
 ) -> ConnectionLimits:
-    """The limits of a process that may have so many descriptors open, with so many partitions.
+    """The limits of a process with this many descriptors and partitions.
 
-    None is the default. A limit per address counts for loopback only where it is given. However many
-    connections are asked for, there are no more than leave the log its descriptors; of few descriptors,
-    connections get a quarter.
+    None is the default. A limit per address applies to loopback only if given. Connections never use the
+    log's descriptors; if there are few descriptors, connections get a quarter.
     """
     reserved = _DESCRIPTORS_RESERVED + _DESCRIPTORS_PER_PARTITION * partitions
     room = max(descriptors - reserved, descriptors // 4, 1)
@@ -482,7 +477,7 @@ def connection_limits(
 
 
 def _is_reached(count: int, address: _Address, most: int, most_of_loopback: int | None) -> bool:
-    """Whether an address has as many connections as it may have."""
+    """Whether an address has reached its limit."""
     if address.is_proxy:
         return False
     if address.is_loopback:
@@ -495,4 +490,4 @@ def _is_displaceable(ticket: Ticket, now: float) -> bool:
 
 
 def _do_nothing() -> None:
-    """Closes a connection that is not there yet."""
+    """Closes a connection that does not exist yet."""

@@ -1,4 +1,4 @@
-"""The real clock: the only module that reads the machine's time."""
+"""The system clock: the only module that reads the machine's time."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from datetime import UTC, datetime
 
 
 class SystemClock:
-    """``tidegate.model.clock.Clock`` on the machine's own clocks."""
+    """``tidegate.model.clock.Clock`` on the system's clocks."""
 
     def now_utc(self) -> datetime:
         """The wall clock: timezone-aware, in UTC."""
         return datetime.now(UTC)  # noqa: TID251 (this is the Clock)
 
     def monotonic(self) -> float:
-        """Seconds on a clock that never goes back; the one asyncio's loops use."""
+        """Seconds on the clock of asyncio's loops."""
         return time.monotonic()

@@ -1,13 +1,12 @@
-"""One AMQP engine on one byte stream: reads into it, events out of it, one write per turn, one timer.
+"""Drives an AMQP engine on a byte stream: feeds it, delivers its events, one write per turn, one timer.
 
     stream.data_received -> Connection.feed_data -> a slice -> on_event (each event, synchronously)
                                                        ^-------'
                          -> Connection.data_to_send -> stream.write (once)
 
-A service works slices off in turns with its other connections (``turns``); what is left over waits, and
-meanwhile the stream is not read. Commands to the engine (``link.send…``, ``session.end`` …) go out with the
-next ``flush``; inside ``on_event`` that is automatic. The first reason to stop is kept and raised to
-every waiter.
+A service processes slices in turns with its other connections (``turns``). While input is left over, the
+stream is not read. Commands to the engine (``link.send…``, ``session.end`` …) are sent by the next ``flush``,
+which is automatic inside ``on_event``. The first reason to stop is kept and raised to every waiter.
 """
 
 from __future__ import annotations
@@ -43,29 +42,29 @@ from tidegate.transport.turns import Share, Turns
 logger = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S: Final = 5.0
-"""How long a peer may take to answer our close, or to read what is left for it (our choice)."""
+"""How long a peer may take to answer our close, or to read the remaining output (our choice)."""
 
 PASS_BYTES: Final = 512 * 1024
 STRANGER_PASS_BYTES: Final = 16 * 1024
-"""What is read from one peer in a pass of the event loop; the second before it has proved who it is. Our
-choice: time is the limit in general (``turns``), so the first only bounds what is kept."""
+"""Bytes read from one peer per pass of the event loop; the second before it has authenticated. Our choice:
+time is the general limit (``turns``), so the first only limits memory."""
 
 TURN_BUFFERS_MAX: Final = 32
-"""Buffers that pieces of the owner's work may leave unwritten (our choice: a burst has more, and small
+"""Buffers that the owner's work may leave unwritten between pieces (our choice: a burst has more, and small
 deliveries to several links still share a write)."""
 
 EventHandler = Callable[[Event], None]
-"""Takes one event; called from the event loop; must not block."""
+"""Handles one event. Called from the event loop; must not block."""
 
 
 class InternalFailureError(TidegateError):
-    """Code of ours raised while it handled an event: the connection was closed, the cause is chained."""
+    """Our own code failed to handle an event. The connection was closed; the cause is chained."""
 
     condition: Final = INTERNAL_ERROR
 
 
 class AmqpDriver:
-    """Drives one ``Connection``. Made by ``connect_amqp`` and ``serve_amqp``."""
+    """Drives one ``Connection``. Created by ``connect_amqp`` and ``serve_amqp``."""
 
     def __init__(
         self,
@@ -79,22 +78,22 @@ class AmqpDriver:
         turns: Turns | None = None,
         age_s: float = 0.0,
     ) -> None:
-        """on_ended: called once, after the stream has ended and all events are out. budget: counts what is
-        held for the peer; None: not counted. turns: shared with other drivers of the event loop; None: all
-        input is worked off as it comes. age_s: seconds since the peer has connected."""
+        """on_ended: called once, after the stream has ended and all events were delivered. budget: counts
+        memory held for the peer; None: not counted. turns: shared with other drivers of the event loop; None:
+        all input is processed immediately. age_s: seconds since the peer connected."""
         self.connection = connection
         self.clock = clock
         self.on_event = on_event
         self.on_writable = on_writable
         """Called when the stream becomes writable again; None to ignore."""
         self.on_turn: Callable[[], bool] | None = None
-        """Does a piece of the owner's work, about a millisecond at most, and returns whether there is more;
-        called when its turn comes after ``request_turn``."""
+        """Does up to a millisecond of the owner's work and returns whether there is more. Called in this
+        connection's turn after ``request_turn``."""
         self._on_ended = on_ended
         self.on_memory_pressure: Callable[[bool], None] | None = None
-        """Called when memory becomes short, and when it no longer is; None to ignore."""
+        """Called with True when memory becomes short, and with False when it no longer is; None to ignore."""
         self.stop_reason: TidegateError | None = None
-        """Why this driver stopped; None while it runs. ClosedError after ``close``."""
+        """Why this driver stopped; None while it runs, ClosedError after ``close``."""
         self._stream: ByteStream | None = None
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
@@ -112,14 +111,14 @@ class AmqpDriver:
         self._pass_bytes_max = PASS_BYTES
         self._is_turn_wanted = False
         self._is_in_turn = False
-        self._has_eof = False  # behind what was fed
+        self._has_eof = False  # after what was fed
         self._has_stream_ended = False
         self._end_error: TidegateError | None = None
         self._owner_bytes = 0
         self._budget = budget
         self._account: MemoryAccount | None = None
         self.age_s = age_s
-        """Seconds between the peer's connecting and this driver's beginning: a TLS handshake."""
+        """Seconds from the peer's connecting to this driver's start: a TLS handshake."""
         self._writable = asyncio.Event()
         self._writable.set()
         self._closed = asyncio.Event()
@@ -131,16 +130,16 @@ class AmqpDriver:
 
     @property
     def peer_name(self) -> str:
-        """Who is at the other end, for logs."""
+        """The peer, for logs."""
         return self._stream.peer_name if self._stream is not None else "?"
 
     @property
     def is_writable(self) -> bool:
-        """Whether the stream takes more without piling it up."""
+        """Whether more can be written without building up a queue."""
         return self._stream is not None and self._stream.is_writable
 
     def add_held(self, change: int) -> None:
-        """Count bytes that the owner holds for the peer and that only the peer can free."""
+        """Count bytes that the owner holds for the peer and only the peer can free."""
         self._owner_bytes += change
 
     def admit_peer(self) -> None:
@@ -151,71 +150,67 @@ class AmqpDriver:
             self._stream.admit_peer()
 
     def flush(self) -> None:
-        """Hand out events and write what the engine has to send. Inside ``on_event`` it is automatic."""
+        """Deliver events and write the engine's output. Automatic inside ``on_event``."""
         if self._is_pumping:
             return
         if self._has_work:
             self._share.serve()
             if not self._share.is_waiting:
-                return  # it has written
+                return  # that call has written
         self._write()
 
     def request_turn(self) -> None:
-        """Have ``on_turn`` called when this connection's turn comes; what it leaves to send is written."""
+        """Schedule ``on_turn`` for this connection's next turn; its output is then written."""
         self._is_turn_wanted = True
         if self._is_in_turn:
-            return  # what is wanted in a turn is seen at its end
+            return  # the turn checks for this at its end
         if self._turns is None:
             self._loop.call_soon(self._output_share.serve)
         else:
             self._output_share.wait()
 
     async def wait_writable(self) -> None:
-        """Wait until the stream takes more.
-
-        Raises the reason why the driver stopped, if it did.
-        """
+        """Wait until the stream is writable. Raises the reason if the driver has stopped."""
         await self._writable.wait()
         if self.stop_reason is not None:
             raise self.stop_reason
 
     def pause_reading(self) -> None:
-        """Read nothing more for now: the peer's sends stall, and its silence does not count as idleness."""
+        """Stop reading: the peer's sends stall, and its silence does not count as idleness."""
         self._is_reading_paused = True
         self._update_reading()
 
     def resume_reading(self) -> None:
-        """Read again."""
         self._is_reading_paused = False
         if not self._is_pumping and self.connection.has_input:
             self._share.serve()
         self._update_reading()
 
     async def close(self, error: Error | None = None, *, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-        """Close the connection and wait until the stream has ended; at the latest after ``timeout_s``.
+        """Close the connection and wait until the stream has ended, up to ``timeout_s``.
 
-        Cancellation: the stream ends all the same, after ``timeout_s`` at the latest.
+        Cancellation: the stream still ends within ``timeout_s``.
         """
         self.start_closing(error, timeout_s=timeout_s)
         await self._closed.wait()
 
     def start_closing(self, error: Error | None = None, *, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-        """``close`` without the wait."""
+        """``close`` without waiting."""
         if self.stop_reason is None and not self._is_closing:
             self._is_closing = True
-            self.resume_reading()  # the peer's answer must come through
+            self.resume_reading()  # the peer's answer must be read
             self.connection.close(error)
             self.flush()
         self._abort_after(timeout_s)
 
     async def wait_closed(self) -> None:
-        """Wait until the stream has ended; ``stop_reason`` then says why."""
+        """Wait until the stream has ended; ``stop_reason`` is then set."""
         await self._closed.wait()
 
     # --- StreamReceiver ---
 
     def start(self, stream: ByteStream) -> None:
-        """Take over the stream. A client opens its connection."""
+        """Attach to the stream. A client opens its connection."""
         self._stream = stream
         site = site_in(stream.peer_name)
         for share in (self._share, self._output_share):
@@ -233,7 +228,6 @@ class AmqpDriver:
         self.flush()
 
     def data_received(self, data: memoryview) -> None:
-        """Bytes from the stream."""
         self.connection.feed_data(data, now=self.clock.monotonic())
         if self._turns is not None:
             self._count_read(len(data))
@@ -242,20 +236,18 @@ class AmqpDriver:
             self._update_reading()
 
     def eof_received(self) -> None:
-        """The peer sends no more."""
         self._has_eof = True
         self._share.serve()
 
     def stream_ended(self, error: TidegateError | None) -> None:
-        """The stream has ended."""
         self._has_eof = self._has_stream_ended = True
         self._end_error = error
         if self._is_closing:
-            self.connection.drop_input()  # its events have no reader any more
+            self.connection.drop_input()  # its events are no longer read
         self._share.serve()
 
     def _end(self) -> None:
-        """All that came is worked off, and all events are out."""
+        """End the driver: all input is processed, and all events were delivered."""
         self._share.close()
         self._output_share.close()
         self._stop(BrokenError("The connection has ended."))
@@ -269,12 +261,11 @@ class AmqpDriver:
         self._closed.set()
         if self._on_ended is not None:
             self._on_ended(self)
-        # No reference cycle is left: thousands of connections that end make no work for the collector.
+        # Break reference cycles: thousands of ending connections must not burden the garbage collector.
         self.on_event, self._on_ended = _ignore, None
         self.on_writable = self.on_turn = self.on_memory_pressure = None
 
     def writing_resumed(self) -> None:
-        """The stream takes more again."""
         self._writable.set()
         self._update_reading()
         if self.on_writable is not None and self.stop_reason is None:
@@ -284,8 +275,8 @@ class AmqpDriver:
     # --- helpers ---
 
     def _work(self) -> bool:
-        """Input and events, a piece of each in turn, then one write; returns whether there is more when the
-        time is over."""
+        """Process input and events, a piece of each in turn, then write once. Returns whether more is left
+        when the time is over."""
         is_outer = not self._is_pumping
         self._is_pumping = True
         try:
@@ -309,11 +300,11 @@ class AmqpDriver:
 
     @property
     def _may_process(self) -> bool:
-        """Whether fed input is worked off: not while reading is paused, unless nothing more is read."""
+        """Whether to process fed input: not while reading is paused, unless nothing more will be read."""
         return not (self._is_reading_paused or self._is_stalled) or self._has_eof
 
     def _do_piece(self) -> bool:
-        """Returns False when there was nothing to do."""
+        """Process one piece. Returns False if there was none."""
         connection = self.connection
         if connection.has_events:
             event = connection.next_event()
@@ -334,7 +325,7 @@ class AmqpDriver:
         return False
 
     def _work_output(self) -> bool:
-        """The owner's work, and what it leaves to send; returns whether there is more when time is over."""
+        """Do the owner's work and write its output; returns whether more is left when the time is over."""
         is_outer = not self._is_pumping
         self._is_pumping = self._is_in_turn = True
         try:
@@ -344,7 +335,7 @@ class AmqpDriver:
                 if self._output_share.is_time_over:
                     break
                 if len(self.connection.output) >= TURN_BUFFERS_MAX:
-                    self._write()  # so that ``is_writable`` shows it before the owner sends more
+                    self._write()  # so that ``is_writable`` is up to date before the owner sends more
         finally:
             self._is_pumping, self._is_in_turn = not is_outer, False
         self.flush()
@@ -360,7 +351,7 @@ class AmqpDriver:
         self._pass_bytes += size
 
     def _write(self) -> None:
-        """What the engine has to send; and what else follows from its state."""
+        """Write the engine's output, and apply the other effects of its state."""
         connection = self.connection
         stream = self._stream
         if stream is None:
@@ -389,7 +380,7 @@ class AmqpDriver:
             self._call(self.on_memory_pressure, is_short)
 
     def _end_for_memory(self) -> None:
-        """Give the peer up at once: what is unsent waits for a peer that does not read."""
+        """Abort the connection: its unsent bytes wait for a peer that does not read."""
         self.connection.abort(
             ResourceLimitError(
                 "The service's memory for clients is exhausted, and this connection holds much of it.",
@@ -403,11 +394,11 @@ class AmqpDriver:
             stream.abort()
 
     def _call(self, function: Callable[..., None], *arguments: object) -> None:
-        """Call code of the owner; what it raises ends the connection, not the event loop's callback."""
+        """Call the owner's code; an exception ends the connection, not the event loop's callback."""
         try:
             function(*arguments)
         except Exception as exc:
-            # Nothing of the event is logged: it may hold a token, or be of any size.
+            # The event's contents are not logged: they may hold a token, and have any size.
             kinds = ", ".join(type(argument).__name__ for argument in arguments)
             logger.exception("%r: handling %s failed", self, kinds or "its turn")
             failure = InternalFailureError(f"Handling an event failed: {type(exc).__name__}.")
@@ -428,15 +419,15 @@ class AmqpDriver:
         )
 
     def _stop(self, reason: TidegateError) -> None:
-        """Keep the first reason, and release all waiters."""
+        """Keep the first reason, and wake all waiters."""
         if self.stop_reason is None:
             self.stop_reason = reason
         self._writable.set()
 
     def _update_reading(self) -> None:
-        """Pause the stream if the owner wants it, or, as a server, while the peer does not read.
+        """Pause the stream if the owner asks or, as a server, while the peer does not read.
 
-        A client always reads: so whichever way both are busy, one side moves on.
+        A client always reads, so that two busy sides cannot block each other.
         """
         if self._stream is None:
             return
@@ -461,7 +452,7 @@ class AmqpDriver:
         return self.connection.role is Role.SERVER and not self._writable.is_set()
 
     def _arm_timer(self) -> None:
-        """Have the one timer fire no later than the next deadline; firing too early is harmless."""
+        """Set the one timer to fire no later than the next deadline; firing early is harmless."""
         deadline = self.connection.next_deadline()
         if deadline is None or (self._timer is not None and self._timer_at <= deadline):
             return
@@ -479,15 +470,15 @@ class AmqpDriver:
         self.flush()
 
     def _abort_after(self, timeout_s: float) -> None:
-        """End the stream the hard way if it has not ended by then."""
+        """Abort the stream if it has not ended by then."""
         if self._abort_handle is None and self._stream is not None and not self._closed.is_set():
             self._abort_handle = self._loop.call_later(timeout_s, self._stream.abort)
 
 
 class AmqpServer:
-    """A listening socket and the drivers of its connections. Made by ``serve_amqp``.
+    """A listening socket and the drivers of its connections. Created by ``serve_amqp``.
 
-    Or without a socket: then ``accept`` is given the streams that came in elsewhere.
+    Without a socket, streams accepted elsewhere are passed to ``accept``.
     """
 
     def __init__(
@@ -499,8 +490,9 @@ class AmqpServer:
         budget: MemoryBudget | None = None,
         turns: Turns | None = None,
     ) -> None:
-        """on_connection: gives each new driver its event handler, before its first event. budget: counts what
-        is held for clients. turns: in which all connections of the event loop are served; None: of these."""
+        """on_connection: gives each new driver its event handler, before its first event. budget: counts
+        memory held for clients. turns: shared by all connections of the event loop; None: by this server's.
+        """
         self.drivers: set[AmqpDriver] = set()
         """Connections that have not ended."""
         self.listener: Listener | None = None
@@ -511,8 +503,8 @@ class AmqpServer:
         self.turns = turns_of_loop(clock) if turns is None else turns
 
     def accept(self, stream: ByteStream) -> AmqpDriver:
-        """Serve a client on a stream that is up; give what it reads to the driver that is returned."""
-        # Time to open counts from when the client connected, before its TLS handshake.
+        """Serve a client on a connected stream; pass what it reads to the returned driver."""
+        # The time to open starts when the client connected, before its TLS handshake.
         age_s = stream.age_s
         now = self._clock.monotonic() - age_s
         connection = Connection(self._configuration, role=Role.SERVER, now=now)
@@ -543,7 +535,7 @@ class AmqpServer:
     async def close(self, error: Error | None = None, *, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Stop listening and close all connections; ``error`` defaults to ``amqp:connection:forced``.
 
-        Cancellation: connections that are not closed by then end within ``timeout_s``.
+        Cancellation: the remaining connections end within ``timeout_s``.
         """
         if self.listener is not None:
             self.listener.close()
@@ -571,7 +563,7 @@ async def connect_amqp(
 ) -> AmqpDriver:
     """Connect and start to open; ``ConnectionOpened`` follows through ``on_event``.
 
-    Sessions may be begun and links attached at once: their frames are pipelined behind the open.
+    Sessions may be begun and links attached immediately: their frames are pipelined after the open.
     Raises BrokenError and OperationTimeoutError as ``connect_stream`` does. Cancellation: nothing stays open.
     """
     connection = Connection(configuration, role=Role.CLIENT, now=clock.monotonic())
@@ -599,11 +591,11 @@ async def serve_amqp(
     admission: Admission | None = None,
     turns: Turns | None = None,
 ) -> AmqpServer:
-    """Listen for AMQP connections; port 0: any free one. A TLS handshake may take as long as the opening.
+    """Listen for AMQP connections; port 0: any free one. The time limit of the opening applies to TLS too.
 
     on_connection: gives each new driver its event handler, before its first event. budget, turns: see
-    ``AmqpServer``. admission: limits connections, shared with HTTP; None: one of its own.
-    Raises BrokenError when the address cannot be listened on.
+    ``AmqpServer``. admission: limits connections, shared with HTTP; None: a separate one.
+    Raises BrokenError if it cannot listen on the address.
     """
     server = AmqpServer(configuration, clock=clock, on_connection=on_connection, budget=budget, turns=turns)
     server.listener = await serve_streams(
@@ -619,11 +611,11 @@ async def serve_amqp(
 
 
 def turns_of_loop(clock: Clock) -> Turns:
-    """Turns for the connections of the running event loop."""
+    """Create turns for the connections of the running event loop."""
     return Turns(
         monotonic=clock.monotonic, call_soon=lambda function: asyncio.get_running_loop().call_soon(function)
     )
 
 
 def _ignore(event: Event) -> None:
-    """Handles the events of a driver that has no owner yet: there are none."""
+    """Handles events of a driver without an owner: there are none."""

@@ -1,13 +1,13 @@
-"""Accepting connections: each is asked for a ticket before anything is spent on it.
+"""Accepts connections; each needs a ticket before anything is allocated for it.
 
-Instead of ``loop.create_server``: asyncio accepts up to its whole backlog in one turn of the loop and makes a
-transport for each before it can be refused; uvloop without descriptors accepts and drops connections, or
+Replaces ``loop.create_server``: asyncio accepts up to its whole backlog in one turn of the loop and creates a
+transport for each before it can be refused; uvloop, out of descriptors, accepts and drops connections, or
 closes the listening socket for good (libuv ``uv__emfile_trick``). Here a refused connection costs an
-``accept`` and a ``close``, and where the system has no descriptor accepting resumes PAUSE_S later.
+``accept`` and a ``close``, and when descriptors run out, accepting resumes PAUSE_S later.
 
-The system's queue is in order of arrival: a client behind a thousand others waits for them all.
-So a turn of the event loop takes ACCEPTS_PER_TURN out of it, which is quick, and begins CONNECTS_PER_TURN,
-one of each address after the other.
+The system's queue is in order of arrival, so a client behind a thousand others waits for all of them.
+Therefore each turn of the event loop accepts ACCEPTS_PER_TURN connections, which is quick, and connects
+CONNECTS_PER_TURN of them, alternating between addresses.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from tidegate.transport.peers import parse_address, site_of
 from tidegate.transport.tasks import TaskOwner
 
 ACCEPTS_PER_TURN: Final = 64
-"""Our choice: some milliseconds of work, as each is about 0.05 ms."""
+"""Our choice: some milliseconds of work, at about 0.05 ms each."""
 
 CONNECTS_PER_TURN: Final = 4
-"""Our choice: some milliseconds of work, as each is 0.3 ms until it is up."""
+"""Our choice: some milliseconds of work, at 0.3 ms until each is connected."""
 
 PAUSE_S: Final = 0.25
-"""Our choice: until accepting is tried again after the system gave no descriptor."""
+"""Our choice: the pause before accepting again when the system has no descriptor."""
 
 REFUSALS_TOLD_EVERY_S: Final = 10.0
-"""Our choice: one line of the log for all refusals of a while."""
+"""Our choice: the interval of log lines about refusals."""
 
 BACKLOG: Final = 1024
 
@@ -58,10 +58,10 @@ class Listener:
         ssl: ssl_module.SSLContext | None = None,
         handshake_timeout_s: float | None = None,
     ) -> None:
-        """make_protocol: of a connection that has a ticket, which it ends when the connection is lost.
+        """make_protocol: for a connection with a ticket, which the protocol ends when the connection is lost.
 
-        ssl: has the event loop speak TLS; None where the protocol does it, or there is no TLS. HTTP
-        connections over the limits are admitted as Face.HEALTH where there is room for that.
+        ssl: for TLS in the event loop; None if the protocol does TLS, or without TLS. HTTP connections over
+        the limits are admitted as Face.HEALTH while there is room for that.
         """
         self.sockets = tuple(sockets)
         self._make_protocol = make_protocol
@@ -72,7 +72,7 @@ class Listener:
         self._loop = asyncio.get_running_loop()
         self._tasks = TaskOwner(f"listener for {face.value}")
         self._waiting: OrderedDict[object, deque[tuple[socket.socket, Ticket]]] = OrderedDict()
-        """Accepted, without a protocol yet; by site, the next one first."""
+        """Accepted, without a protocol yet; by site, in the order of their turns."""
         self._is_connecting = False
         self._pauses: dict[socket.socket, asyncio.TimerHandle] = {}
         self._refused: Counter[Refusal] = Counter()
@@ -94,7 +94,7 @@ class Listener:
         return [(str(name[0]), int(name[1])) for name in names]
 
     def close(self) -> None:
-        """Accept no more. Harmless twice."""
+        """Stop accepting. Repeated calls do nothing."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -112,7 +112,7 @@ class Listener:
             self._tell()
 
     async def wait_closed(self) -> None:
-        """Give up connections whose protocol is not made yet; call ``close`` first."""
+        """Close connections that have no protocol yet; call ``close`` first."""
         await self._tasks.close()
 
     def _on_readable(self, listening: socket.socket) -> None:
@@ -127,7 +127,7 @@ class Listener:
             except (BlockingIOError, InterruptedError):
                 return
             except ConnectionError:
-                continue  # the client has given up already
+                continue  # the client has already disconnected
             except OSError as error:
                 self._pause(listening, error)
                 return
@@ -135,8 +135,8 @@ class Listener:
 
     def _on_accepted(self, accepted: socket.socket, address: object) -> None:
         accepted.setblocking(False)
-        # asyncio leaves that to the socket's maker.
-        with contextlib.suppress(OSError):  # macOS: the client has given up already
+        # asyncio leaves this to the socket's creator.
+        with contextlib.suppress(OSError):  # macOS: the client has already disconnected
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         host = parse_address(address[0] if isinstance(address, tuple) else None)
         now, descriptor = self._loop.time(), accepted.fileno()
@@ -156,7 +156,7 @@ class Listener:
         self._waiting.setdefault(site, deque()).append((accepted, ticket))
 
     def _connect_next(self) -> None:
-        """Begin some of the connections that wait, one of each site after the other."""
+        """Connect some of the waiting connections, alternating between sites."""
         for _ in range(CONNECTS_PER_TURN):
             if not self._waiting:
                 return
@@ -174,12 +174,12 @@ class Listener:
         self._connect_next()
 
     async def _connect(self, accepted: socket.socket, ticket: Ticket) -> None:
-        """Have the event loop carry the connection, and TLS where it does that."""
+        """Create the event loop's transport, with TLS if the event loop does it."""
         if accepted.fileno() < 0:
-            return  # displaced before it began
+            return  # displaced before it started
         task = asyncio.current_task()
         assert task is not None
-        # Without TLS there is a transport in the next turn of the loop, and with it something to abort.
+        # Without TLS the transport exists in the next turn of the loop, with a way to abort it.
         ticket.close = _do_nothing if self._ssl is None else task.cancel
         timeout_s = None if self._ssl is None else self._handshake_timeout_s
         try:
@@ -203,7 +203,7 @@ class Listener:
                 transport.abort()
 
     def _pause(self, listening: socket.socket, error: OSError) -> None:
-        """The system gives no descriptor: come again when it may."""
+        """Out of descriptors: accept again after PAUSE_S."""
         _logger.warning("No connection can be accepted: %s. Trying again.", error.strerror or error)
         self._loop.remove_reader(listening)
         self._pauses[listening] = self._loop.call_later(PAUSE_S, self._resume, listening)
@@ -213,7 +213,7 @@ class Listener:
         self._loop.add_reader(listening, self._on_readable, listening)
 
     def _note_refusal(self, refusal: Refusal, address: object) -> None:
-        """Log the first refusal at once, and then how many there are in a while."""
+        """Log the first refusal immediately, later ones as a count per interval."""
         if self._telling is None:
             _logger.warning("A connection of %s was refused or ended: %s.", address, refusal.words)
             self._telling = self._loop.call_later(REFUSALS_TOLD_EVERY_S, self._tell)
@@ -231,9 +231,9 @@ class Listener:
 
 
 def listening_sockets(host: str, port: int) -> list[socket.socket]:
-    """A listening socket on each address of ``host``. Port 0: any free one, of each.
+    """A listening socket on each address of ``host``. Port 0: any free one for each.
 
-    Raises OSError when an address cannot be listened on.
+    Raises OSError if it cannot listen on an address.
     """
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     sockets: list[socket.socket] = []
@@ -242,7 +242,7 @@ def listening_sockets(host: str, port: int) -> list[socket.socket]:
             try:
                 sockets.append(socket.create_server(address, family=family, backlog=BACKLOG))
             except OSError as error:
-                # A system without IPv6 may still have a name for its loopback address.
+                # A system without IPv6 may still resolve its loopback name to ::1.
                 if error.errno != errno.EAFNOSUPPORT or not sockets:
                     raise
     except BaseException:
@@ -253,10 +253,10 @@ def listening_sockets(host: str, port: int) -> list[socket.socket]:
 
 
 def _end_unless_done(ticket: Ticket, task: asyncio.Task[None]) -> None:
-    """Give the place back where the connection was given up, or our own code failed."""
+    """End the ticket if the connection attempt was cancelled or our code failed."""
     if task.cancelled() or task.exception() is not None:
         ticket.end()
 
 
 def _do_nothing() -> None:
-    """Ends a connection that is not there yet."""
+    """Ends a connection that does not exist yet."""

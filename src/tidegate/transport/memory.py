@@ -1,15 +1,15 @@
-"""What a service holds in memory for its peers, in one count, and what happens over the limit.
+"""The memory that a service holds for its peers, as one count, and the measures over the limit.
 
 An account belongs to one peer and counts bytes that only the peer can free, by reading or by finishing what
-it began; bytes that wait for the disk are counted beside them (``add_queued``). An account is measured once
-per read or write, so a silent peer costs nothing.
+it began; bytes that wait for the disk are added (``add_queued``). An account is measured once per read or
+write, so a silent peer costs nothing.
 
     used                      state        what happens
     below half of the limit   plenty       nothing
-    from half on, until it    short        accounts are measured again and give back what can be read again;
-    is below a quarter                     work that fills memory asks ``is_short`` and holds less
-    from the limit on         exhausted    new peers are refused, and peers that hold most for longest without
-                                           progress are ended, until a tenth is free again
+    from half on, until it    short        accounts are measured again and free what can be read again;
+    is below a quarter                     work that fills memory checks ``is_short`` and holds less
+    from the limit on         exhausted    new peers are refused, and the peers that hold most for longest
+                                           without progress are ended, until a tenth is free again
 """
 
 from __future__ import annotations
@@ -22,25 +22,23 @@ from typing import Final
 from tidegate.model.errors import ServerBusyError
 
 RELIEF_INTERVAL_S: Final = 0.25
-"""How often accounts are measured again while memory is short (our choice: 5,000 take about 10 ms)."""
+"""How often accounts are measured while memory is short (our choice: 5,000 take about 10 ms)."""
 
 _SHORT_PART: Final = 0.5
 _PLENTY_PART: Final = 0.25
-"""Apart, because what was given back comes again at once: were they one, each crossing would leave more with
-those who do not read."""
+"""Separate limits, because freed memory fills again immediately: with one limit, each crossing would leave
+more to peers that do not read."""
 
 _RELIEVED_PART: Final = 0.9
 _PROGRESS_PART: Final = 0.75
-"""An account has made progress when it holds so much less than it did at most since the last time."""
+"""An account has made progress when it holds this part of its maximum since the last time, or less."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryStatistics:
-    """A budget at one moment."""
-
     bytes_max: int
     used_bytes: int
-    """Held by peers, and queued for the disk."""
+    """Held for peers, and queued for the disk."""
     ended_peers: int
     """Ended since the start because memory was exhausted."""
 
@@ -62,17 +60,16 @@ class MemoryBudget:
         return f"<MemoryBudget {self._used_bytes} of {self.bytes_max} accounts={len(self._accounts)}>"
 
     def statistics(self) -> MemoryStatistics:
-        """What is used now."""
         return MemoryStatistics(self.bytes_max, self._used_bytes, self._ended_peers)
 
     def take_peak_bytes(self) -> int:
-        """The most that was used since this was asked last."""
+        """The most that was used since the last call."""
         peak, self._peak_bytes = self._peak_bytes, self._used_bytes
         return peak
 
     @property
     def is_short(self) -> bool:
-        """Whether to hold as little as work allows."""
+        """Whether to hold as little as possible."""
         part = _PLENTY_PART if self._was_short else _SHORT_PART
         return self._used_bytes >= self.bytes_max * part
 
@@ -99,8 +96,8 @@ class MemoryBudget:
     ) -> MemoryAccount:
         """An account for one peer; ``close`` it with the peer.
 
-        measure: bytes that only the peer can free, now. end: gives the peer up, and frees them. on_pressure:
-        called when memory becomes short, and when it no longer is.
+        measure: returns the bytes that only the peer can free. end: ends the peer, and frees them.
+        on_pressure: called with True when memory becomes short, and with False when it no longer is.
         """
         account = MemoryAccount(self, measure, end, on_pressure, asyncio.get_running_loop().time)
         self._accounts.add(account)
@@ -109,7 +106,7 @@ class MemoryBudget:
         return account
 
     def add_queued(self, change: int) -> None:
-        """Count bytes that wait for the disk: they need no peer to free them."""
+        """Count bytes that wait for the disk."""
         self._add(change)
 
     # -- for accounts
@@ -135,7 +132,7 @@ class MemoryBudget:
     def _relieve(self) -> None:
         self._relief = None
         self._is_relief_soon = False
-        # What the kernel has taken meanwhile of a socket's unsent bytes shows only when it is measured.
+        # Whether the kernel has accepted more of a socket's unsent bytes shows only when it is measured.
         for account in tuple(self._accounts):
             account.update()
         self._tell_pressure(self.is_short)
@@ -164,7 +161,7 @@ class MemoryBudget:
 
 
 class MemoryAccount:
-    """What one peer holds. Made by ``MemoryBudget.open_account``."""
+    """The memory held for one peer. Created by ``MemoryBudget.open_account``."""
 
     __slots__ = (
         "_budget",
@@ -187,7 +184,7 @@ class MemoryAccount:
         time: Callable[[], float],
     ) -> None:
         self.held_bytes = 0
-        """As last measured."""
+        """At the last measurement."""
         self._budget = budget
         self._measure = measure
         self._end = end
@@ -198,7 +195,7 @@ class MemoryAccount:
         self._is_closed = False
 
     def update(self) -> None:
-        """Measure again; call it once per read or write, not per event."""
+        """Measure again. Call it once per read or write, not per event."""
         if self._is_closed:
             return
         held = self._measure()
@@ -209,22 +206,22 @@ class MemoryAccount:
 
     @property
     def burden(self) -> float:
-        """How much for how long without progress, in byte seconds."""
+        """Bytes held without progress times how long, in byte seconds."""
         return self.held_bytes * (self._time() - self._progress_at)
 
     def end(self) -> None:
-        """Give the peer up. What it held is on its way out, and counts no more."""
+        """End the peer. Its bytes are about to be freed, and no longer count."""
         self._end()
         self.close()
 
     def tell_pressure(self, is_short: bool) -> None:
-        """Memory has become short, or no longer is."""
+        """Report that memory has become short, or no longer is."""
         if self._on_pressure is not None and not self._is_closed:
             self._on_pressure(is_short)
             self.update()
 
     def close(self) -> None:
-        """The peer is gone, and all that it held. Harmless when repeated."""
+        """The peer is gone, with all it held. Repeated calls do nothing."""
         if not self._is_closed:
             self._is_closed = True
             self._budget._add(-self.held_bytes)

@@ -1,7 +1,7 @@
-"""Where a peer is, according to its connection and its headers.
+"""A peer's address, from its connection and its headers.
 
-The rule: a header is believed only where the connection comes from a trusted proxy, and there only the part
-that trusted proxies have written.
+A header is trusted only if the connection comes from a trusted proxy, and then only the part that trusted
+proxies have written.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ _PROXY_HEADERS: Final = frozenset(
         *("true-client-ip", "x-proxyuser-ip", "fastly-client-ip", "wl-proxy-client-ip"),
     }
 )
-"""What proxies, load balancers and CDNs add to the requests that they pass on, with the prefixes above: of
-RFC 9110, RFC 7239 and the manuals of nginx, HAProxy, Envoy, Traefik, Apache, IIS, AWS, Azure, Google,
-Cloudflare, Fastly, Akamai and Fly."""
+"""Headers that proxies, load balancers and CDNs add to requests, with the prefixes above: of RFC 9110, RFC
+7239 and the manuals of nginx, HAProxy, Envoy, Traefik, Apache, IIS, AWS, Azure, Google, Cloudflare, Fastly,
+Akamai and Fly."""
 
 _IPV6_HOST_BITS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
 class TrustedProxies:
-    """Proxies whose word about their clients' addresses is believed; none by default."""
+    """Proxies that are trusted to report their clients' addresses; none by default."""
 
     networks: tuple[IpNetwork, ...] = ()
 
     @classmethod
     def parse(cls, names: Iterable[str]) -> TrustedProxies:
-        """From addresses (``10.0.0.7``) and networks (``10.0.0.0/8``, ``fd00::/8``).
+        """Parse addresses (``10.0.0.7``) and networks (``10.0.0.0/8``, ``fd00::/8``).
 
         Raises InvalidArgumentError for anything else.
         """
@@ -73,11 +73,10 @@ class TrustedProxies:
     ) -> IpAddress | None:
         """The address that a request came from, as far as trusted proxies report it.
 
-        peer: the connection's. headers: names in lower case, in the order they came. A peer that is no
-        trusted proxy speaks for itself. Else it is the rightmost address in ``X-Forwarded-For`` or
-        ``Forwarded`` that is not a trusted proxy itself; where none is left, or what stands there is not an
-        address, the last proxy that is known. None where both headers are there and disagree: one of them was
-        set by the client, and it is unknown which.
+        peer: the connection's. headers: names in lower case, in order of arrival. An untrusted peer's own
+        address counts. Otherwise it is the rightmost address in ``X-Forwarded-For`` or ``Forwarded`` that is
+        not a trusted proxy; without one, or if that entry is not an address, the last known proxy. None if
+        both headers are present and differ: the client has set one of them, and it is unknown which.
         """
         if peer not in self:
             return peer
@@ -88,9 +87,8 @@ class TrustedProxies:
         return address
 
     def is_https(self, peer: IpAddress | None, headers: Iterable[tuple[bytes, bytes]]) -> bool:
-        """Whether a trusted proxy says that a request reached it by HTTPS: in ``X-Forwarded-Proto``, or as
-        ``proto`` in ``Forwarded``, of which the last counts. Arguments as in ``client_address``.
-        """
+        """Whether a trusted proxy reports that it received a request by HTTPS: in ``X-Forwarded-Proto``, or
+        as ``proto`` in ``Forwarded``; the last entry counts. Arguments as in ``client_address``."""
         if peer not in self:
             return False
         schemes = ""
@@ -115,9 +113,9 @@ class TrustedProxies:
 
 
 def parse_address(host: str | None) -> IpAddress | None:
-    """An address as ``getpeername`` or a header has it, perhaps with brackets and a port; or None.
+    """Parse an address from ``getpeername`` or a header, perhaps with brackets and a port; None if invalid.
 
-    IPv4 inside IPv6 (``::ffff:192.0.2.1``) is IPv4; the zone of a link-local address (``%eth0``) is dropped.
+    IPv4 inside IPv6 (``::ffff:192.0.2.1``) becomes IPv4; a link-local address's zone (``%eth0``) is dropped.
     """
     if host is None:
         return None
@@ -135,15 +133,14 @@ def parse_address(host: str | None) -> IpAddress | None:
 
 
 def site_of(address: IpAddress) -> tuple[int, int]:
-    """What counts as one peer: an IPv4 address, or the /64 of an IPv6 address, as that much a single customer
-    has. Its version, and its bits.
-    """
+    """The unit that counts as one peer, as version and bits: an IPv4 address, or the /64 of an IPv6 address,
+    because a single customer has that much."""
     bits = int(address)
     return address.version, bits if address.version == 4 else bits >> _IPV6_HOST_BITS
 
 
 def peer_name_of(transport: asyncio.BaseTransport) -> str:
-    """Who is at the other end, for logs: ``address:port``."""
+    """The peer for logs: ``address:port``."""
     peer = transport.get_extra_info("peername")
     return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer or "local")
 
@@ -155,7 +152,7 @@ def address_in(peer_name: str) -> str:
 
 
 def site_in(peer_name: str) -> tuple[int, int] | None:
-    """``site_of`` the address in a stream's ``peer_name``; None where there is none."""
+    """``site_of`` the address in a stream's ``peer_name``; None without an address."""
     address = parse_address(address_in(peer_name))
     return None if address is None else site_of(address)
 
@@ -165,10 +162,10 @@ def is_from_this_machine(
 ) -> bool:
     """Whether a local client sent an HTTP request, and not a proxy on behalf of another.
 
-    peer: the connection's address; None where it is not known. headers: names in lower case. A proxy, which
-    may speak for any client, is known by its headers, its address (``proxies``), or HTTP/1.0, which nginx
-    speaks where nothing else is configured, and no browser. And ``Host`` must be loopback: a page of another
-    site, whose name an attacker's name server made point here (DNS rebinding), sends that name.
+    peer: the connection's address; None if unknown. headers: names in lower case. A proxy is recognised by
+    its headers, its address (``proxies``), or HTTP/1.0, which nginx uses by default and no browser does.
+    ``Host`` must also be loopback: a page of another site, whose name an attacker's name server points to
+    this machine (DNS rebinding), sends that name.
     """
     address = parse_address(peer)
     return (
@@ -195,7 +192,7 @@ def _forwarded_for(headers: Iterable[tuple[bytes, bytes]]) -> tuple[list[str], l
 
 
 def _said_of(what: str, element: str) -> str:
-    """What an element of ``Forwarded`` says of ``for`` or ``proto``; empty: nothing."""
+    """The value of ``for`` or ``proto`` in an element of ``Forwarded``, or an empty string."""
     for pair in element.split(";"):
         name, _, value = pair.partition("=")
         if name.strip().lower() == what:

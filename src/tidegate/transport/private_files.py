@@ -1,4 +1,4 @@
-"""Files and directories that only this user may read: whatever holds what is in events."""
+"""Files and directories that only this user may read, for anything that holds event data."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 
 def open_private(path: str | os.PathLike[str], flags: int) -> int:
-    """The ``opener`` of ``open`` for such a file: one that is made has mode 0600."""
+    """An ``opener`` for ``open`` that creates files with mode 0600."""
     return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
 
 def write_private_file(path: Path, content: bytes, *, mode: int = 0o600) -> None:
-    """Write a file in one step: a reader sees the old content or all of the new.
+    """Write a file atomically: a reader sees the old content or all of the new.
 
     mode: the permissions; by default only this user may read it.
     """
@@ -25,9 +25,8 @@ def write_private_file(path: Path, content: bytes, *, mode: int = 0o600) -> None
 
 
 def make_private_directory(directory: Path) -> None:
-    """Make a directory, and those above it that are missing, each with mode 0700. (``Path.mkdir`` gives it to
-    the last one alone.) What is there stays as it is. Raises OSError.
-    """
+    """Create a directory and its missing parents, each with mode 0700. (``Path.mkdir`` applies the mode only
+    to the last.) Existing ones are unchanged. Raises OSError."""
     if directory.is_dir():
         return
     if not directory.parent.exists():

@@ -1,7 +1,7 @@
-"""Long work on the event loop, a millisecond at a time, so that other connections wait no longer.
+"""Long work on the event loop, a millisecond at a time, so that other connections do not wait longer.
 
-A thread would not help: what takes long here holds the interpreter's lock, and each turn of the event loop
-would wait 5 ms for it (``sys.getswitchinterval``).
+A thread would not help: such work holds the interpreter's lock, and each turn of the event loop would wait 5
+ms for it (``sys.getswitchinterval``).
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ T = TypeVar("T")
 
 
 class SlicedWork:
-    """Works iterators off, one at a time in the order of the calls: so many of them cost no more per turn."""
+    """Consumes iterators one at a time, in call order, so that many cost no more per turn than one."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
 
     async def collect(self, items: Iterator[T]) -> list[T]:
-        """All that ``items`` yields. Each step should be short; nothing comes between two of a slice.
+        """All items of an iterator. Each step should be short; a slice runs without interruption.
 
-        Raises what ``items`` raises. Cancellation: ``items`` goes no further.
+        Raises what ``items`` raises. Cancellation: ``items`` is not advanced further.
         """
         found: list[T] = []
         append, clock = found.append, time.perf_counter

@@ -1,13 +1,13 @@
-"""The status of pipelines on this machine: one directory per name, one file that is replaced atomically.
+"""The status of pipelines on this machine: a directory per name, with a file that is replaced atomically.
 
-    <state directory>/pipelines/<name>/status.json     how it is, or was; see ``model.pipeline_status``
-                                       checkpoint/     Spark's, where nothing else was said
-                                       spark.log       Spark's own words since its last start
+    <state directory>/pipelines/<name>/status.json     current or last status; see ``model.pipeline_status``
+                                       checkpoint/     Spark's, by default
+                                       spark.log       Spark's output since its last start
                                        lock            held by the process that runs it
 
-It stands this low because both sides use it: a pipeline writes, and commands and the console read, which
-must not know each other. A status outlives its process, so a reader asks whether that is still there, by its
-number and its start: numbers are given again.
+This module is in a low layer because both sides use it without importing each other: pipelines write;
+commands and the console read. A status outlives its process, so readers check whether the process still runs,
+by its number and start time: numbers are reused.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PS_TIMEOUT_S = 5.0
 
 
 class ForeignPipelineError(TidegateError):
-    """A pipeline that runs on another machine, or for another user, and cannot be stopped from here."""
+    """A pipeline runs on another machine or as another user, and cannot be stopped from here."""
 
 
 class PipelineFiles:
@@ -40,7 +40,7 @@ class PipelineFiles:
 
     @classmethod
     def of_user(cls, environment: Mapping[str, str]) -> PipelineFiles:
-        """Those in ``TIDEGATE_STATE_DIR``, else in the XDG state directory."""
+        """The pipelines in ``TIDEGATE_STATE_DIR``, else in the XDG state directory."""
         own = environment.get("TIDEGATE_STATE_DIR")
         if own:
             return cls(Path(own))
@@ -48,18 +48,18 @@ class PipelineFiles:
         return cls((Path(base) if base else Path.home() / ".local" / "state") / "tidegate")
 
     def log_file(self, name: str) -> Path:
-        """Where Spark's own words go."""
+        """Where Spark's output is written."""
         return self.root / name / "spark.log"
 
     def checkpoint_dir(self, name: str) -> Path:
-        """Where Spark's checkpoint of a pipeline is stored by default."""
+        """Where Spark stores a pipeline's checkpoint by default."""
         return self.root / name / "checkpoint"
 
     @contextmanager
     def owned(self, name: str) -> Iterator[None]:
-        """Be the one process of this machine that runs the pipeline; ends with the process at the latest.
+        """Hold the lock of the one process on this machine that runs the pipeline. Ends with the process.
 
-        Raises DirectoryInUseError where another one runs it.
+        Raises DirectoryInUseError if another process holds it.
         """
         directory = self.root / name
         directory.mkdir(parents=True, exist_ok=True)
@@ -83,7 +83,7 @@ class PipelineFiles:
             return ""
 
     def write(self, status: PipelineStatus) -> None:
-        """Replace a pipeline's status; a reader sees the old one or the new one. Raises OSError."""
+        """Replace a pipeline's status atomically. Raises OSError."""
         directory = self.root / status.name
         directory.mkdir(parents=True, exist_ok=True)
         temporary = directory / f".{_STATUS_NAME}.{os.getpid()}"
@@ -91,9 +91,9 @@ class PipelineFiles:
         os.replace(temporary, directory / _STATUS_NAME)
 
     def read(self, name: str) -> PipelineStatus:
-        """How a pipeline is, as true now: ``killed`` where its process ended without reporting it.
+        """A pipeline's current status: ``killed`` if its process ended without reporting it.
 
-        Raises NotFoundError where none of that name ever ran here, InvalidArgumentError for a damaged file.
+        Raises NotFoundError if it never ran here, InvalidArgumentError for a damaged file.
         """
         path = self.root / name / _STATUS_NAME
         try:
@@ -113,24 +113,24 @@ class PipelineFiles:
         return status.seen_by_reader(is_process_there=is_there(status.process))
 
     def read_all(self) -> list[PipelineStatus]:
-        """All pipelines that ever ran here, by name; damaged files are left out."""
+        """All pipelines that ever ran here, by name, without damaged files."""
         found: list[PipelineStatus] = []
         for name in self.names():
             try:
                 found.append(self.read(name))
             except (NotFoundError, InvalidArgumentError):
-                continue  # one bad file must not hide the others
+                continue  # a damaged file must not hide the others
         return found
 
     def names(self) -> list[str]:
-        """Pipelines that ever ran here, in order, including those with a damaged file. Raises OSError."""
+        """Sorted names of pipelines that ever ran here, with damaged files or not. Raises OSError."""
         return sorted(path.parent.name for path in self.root.glob(f"*/{_STATUS_NAME}"))
 
 
 def ask_to_stop(found: PipelineStatus) -> bool:
-    """Send a running pipeline the signal to stop in order; False: it is gone already. Waits for nothing.
+    """Send a running pipeline the signal to stop gracefully, without waiting; False: it has already ended.
 
-    Raises ForeignPipelineError where it cannot be reached from here.
+    Raises ForeignPipelineError if it cannot be reached from here.
     """
     process = found.process
     is_found = is_there(process)
@@ -139,7 +139,7 @@ def ask_to_stop(found: PipelineStatus) -> bool:
             f"The pipeline {found.name} runs on {process.host}.", next_step="Stop it there."
         )
     if not is_found:
-        return False  # the number may be another process's by now
+        return False  # another process may have the number now
     try:
         os.kill(process.pid, signal.SIGTERM)
     except ProcessLookupError:
@@ -158,7 +158,7 @@ def this_process() -> ProcessIdentity:
 
 
 def is_there(process: ProcessIdentity) -> bool | None:
-    """Whether a process still runs; None where it is one of another machine."""
+    """Whether a process still runs; None if it is on another machine."""
     if process.host != socket.gethostname():
         return None
     start = process_start(process.pid)
@@ -166,16 +166,16 @@ def is_there(process: ProcessIdentity) -> bool | None:
 
 
 def process_start(pid: int) -> str | None:
-    """When a process of this machine started, in the operating system's words; None: there is none.
+    """The operating system's start time of a process on this machine; None if it does not exist.
 
-    A process that has ended and waits for its parent to notice (a zombie) counts as gone.
+    A process that has ended but was not waited for (a zombie) does not count.
     """
     if Path("/proc/self/stat").exists():
         try:
             text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
         except OSError:
             return None
-        # The command's name stands in parentheses and may hold anything; after it: state, then field 22,
+        # The command's name is in parentheses and may contain anything; after it: state, then field 22,
         # "starttime" in ticks since boot (proc(5)).
         words = text[text.rindex(")") + 2 :].split()
         return None if words[0] in "ZX" else f"{_boot()}:{words[19]}"
@@ -187,7 +187,7 @@ def process_start(pid: int) -> str | None:
 
 
 def _boot() -> str:
-    """Which boot of the machine this is: ticks since boot mean nothing without it."""
+    """Identifies this boot of the machine: ticks since boot are meaningless without it."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:

@@ -1,8 +1,8 @@
-"""Byte streams: TCP and TLS over asyncio, behind a seam for other carriers of bytes.
+"""Byte streams: TCP and TLS over asyncio, behind an interface for other carriers of bytes.
 
-A stream hands what it reads to its ``StreamReceiver`` in a buffer that is used again for the next read, and
-takes whole lists of buffers to write. Its queue is always visible: ``is_writable`` and
-``wait_writable`` show when the peer reads too slowly, ``pause_reading`` slows the peer when we do.
+A stream passes what it reads to its ``StreamReceiver``, in a buffer that the next read reuses, and writes
+lists of buffers. Its queue is visible: ``is_writable`` and ``wait_writable`` show when the peer reads too
+slowly, ``pause_reading`` slows the peer when we do.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from tidegate.transport.tls import CONNECTED_AT, HANDSHAKE_TIMEOUT_S, TlsServerC
 from tidegate.transport.turns import Turns
 
 READ_BUFFER_BYTES: Final = 256 * 1024
-"""What one read takes at most. The streams of one listener read into one buffer, so that an idle connection
+"""The most that one read returns. The streams of one listener share a read buffer, so that an idle connection
 holds none: each read is passed on before the event loop does another."""
 
 STRANGER_READ_BYTES: Final = 16 * 1024
-"""The same before the peer has proved who it is (our choice: the frames that do so take some KB)."""
+"""The same before the peer has authenticated (our choice: the frames that do so take some KB)."""
 
 WRITE_HIGH_BYTES: Final = 256 * 1024
 WRITE_HIGH_BYTES_SHORT: Final = 64 * 1024
-"""A stream is not writable from so many unsent bytes on, until a quarter of them is left; the second where
-memory is short. Our choice: the kernel's own buffer, of some megabytes, keeps the line busy."""
+"""With more unsent bytes than this a stream is not writable, until a quarter is left; the second applies
+while memory is short. Our choice: the kernel's own buffer, of some megabytes, keeps the line busy."""
 
 Payload = bytes | bytearray | memoryview
 
@@ -39,15 +39,15 @@ class StreamReceiver(Protocol):
     """Receives what a stream reads. All calls come from the event loop; none may block."""
 
     def data_received(self, data: memoryview) -> None:
-        """Bytes, valid until this call returns."""
+        """Process bytes that are valid until this call returns."""
         ...
 
     def eof_received(self) -> None:
-        """The peer sends no more; the stream closes once what is queued was sent."""
+        """The peer sends no more; the stream closes once its queue is sent."""
         ...
 
     def stream_ended(self, error: TidegateError | None) -> None:
-        """The stream is gone. None: it was closed, by either side; else how it broke. Called once."""
+        """The stream has ended: closed by either side (None) or broken. Called once."""
         ...
 
     def writing_resumed(self) -> None:
@@ -56,42 +56,42 @@ class StreamReceiver(Protocol):
 
 
 class ByteStream(Protocol):
-    """What the drivers need of a stream."""
+    """A stream as drivers use it."""
 
     @property
     def peer_name(self) -> str:
-        """Who is at the other end, for logs."""
+        """The peer, for logs."""
         ...
 
     @property
     def is_writable(self) -> bool:
-        """Whether the unsent bytes are few enough to write more."""
+        """Whether the unsent bytes are below the limit."""
         ...
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that are kept for the peer: unsent ones, and what it has not sent to its end."""
+        """Bytes kept for the peer: unsent ones, and incomplete input."""
         ...
 
     @property
     def age_s(self) -> float:
-        """Seconds since the peer has connected, its TLS handshake included."""
+        """Seconds since the peer connected, its TLS handshake included."""
         ...
 
     def write(self, buffers: Sequence[Payload]) -> None:
-        """Send, or queue; the buffers may be reused when it returns. After the end: does nothing."""
+        """Send or queue; the buffers may be reused when it returns. Does nothing after the end."""
         ...
 
     def limit_unsent(self, high: int) -> None:
-        """Be writable up to so many unsent bytes."""
+        """Set the number of unsent bytes up to which the stream is writable."""
         ...
 
     def admit_peer(self) -> None:
-        """The peer has proved who it is, and may send larger pieces from now on."""
+        """The peer has authenticated, and may send larger pieces."""
         ...
 
     def pause_reading(self) -> None:
-        """Read nothing more for now; the peer's sends will stall."""
+        """Stop reading; the peer's sends will stall."""
         ...
 
     def resume_reading(self) -> None:
@@ -99,19 +99,19 @@ class ByteStream(Protocol):
         ...
 
     def close(self) -> None:
-        """Send what is queued, then end the stream."""
+        """Send the queue, then end the stream."""
         ...
 
     def abort(self) -> None:
-        """End the stream now; what is queued is lost."""
+        """End the stream immediately; queued bytes are lost."""
         ...
 
 
 class TransportStream:
-    """What the ``ByteStream``s on a transport of asyncio share."""
+    """The common part of ``ByteStream`` implementations on an asyncio transport."""
 
     def __init__(self, ticket: Ticket | None) -> None:
-        """ticket: the place of an accepted connection."""
+        """ticket: of an accepted connection."""
         self._receiver: StreamReceiver | None = None
         self._transport: asyncio.Transport | None = None
         self._is_writing_paused = False
@@ -122,30 +122,27 @@ class TransportStream:
 
     @property
     def is_writable(self) -> bool:
-        """Whether the unsent bytes are few enough to write more."""
         return not self._is_writing_paused and not self._has_ended
 
     @property
     def age_s(self) -> float:
-        """Seconds since the peer has connected, or asked for a WebSocket."""
+        """Seconds since the peer connected, or asked for a WebSocket."""
         return asyncio.get_running_loop().time() - self._connected_at
 
     def limit_unsent(self, high: int) -> None:
-        """Be writable up to so many unsent bytes."""
         if self._transport is not None and not self._has_ended and not self._transport.is_closing():
             self._transport.set_write_buffer_limits(high=high, low=high // 4)
 
     def abort(self) -> None:
-        """End the stream now."""
         if self._transport is not None:
             self._transport.abort()
 
     def pause_writing(self) -> None:
-        """The unsent bytes have passed the limit."""
+        """The unsent bytes exceed the limit."""
         self._is_writing_paused = True
 
     def resume_writing(self) -> None:
-        """The unsent bytes are down to a quarter of it."""
+        """The unsent bytes have fallen to a quarter of the limit."""
         self._is_writing_paused = False
         if self._receiver is not None and not self._has_ended:
             self._receiver.writing_resumed()
@@ -166,9 +163,8 @@ class SocketStream(TransportStream, asyncio.BufferedProtocol):
         read_buffer: memoryview | None = None,
         ticket: Ticket | None = None,
     ) -> None:
-        """read_buffer: shared with streams of the same event loop; None: one of its own. ticket: the place of
-        an accepted connection.
-        """
+        """read_buffer: shared with streams of the same event loop; None: a separate one. ticket: of an
+        accepted connection."""
         super().__init__(ticket)
         self._on_connected = on_connected
         self._buffer = new_read_buffer() if read_buffer is None else read_buffer
@@ -192,37 +188,34 @@ class SocketStream(TransportStream, asyncio.BufferedProtocol):
         return self._transport.get_write_buffer_size()
 
     def admit_peer(self) -> None:
-        """Count the connection as one with a token, and read whole buffers at once from now on."""
+        """Count the connection as one with a token, and read whole buffers."""
         self._used_buffer = self._buffer
         if self._ticket is not None:
             self._ticket.authenticate()
 
     def write(self, buffers: Sequence[Payload]) -> None:
-        """Send, or queue; joined, as ``sendmsg`` takes 1,024 slices at most."""
+        """Send or queue, joined: ``sendmsg`` accepts at most 1,024 slices."""
         transport = self._transport
         if transport is None or self._has_ended or transport.is_closing():
             return
         transport.write(buffers[0] if len(buffers) == 1 else b"".join(buffers))
 
     def pause_reading(self) -> None:
-        """Read nothing more for now."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """Read again."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
 
     def close(self) -> None:
-        """Send what is queued, then end the stream."""
         if self._transport is not None:
             self._transport.close()
 
     # --- asyncio.BufferedProtocol ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The transport is up (TLS: the handshake is done)."""
+        """The transport is connected (TLS: after the handshake)."""
         self._transport = cast(asyncio.Transport, transport)
         self.limit_unsent(WRITE_HIGH_BYTES)
         connected_at = transport.get_extra_info(CONNECTED_AT)
@@ -231,27 +224,25 @@ class SocketStream(TransportStream, asyncio.BufferedProtocol):
         self._receiver = self._on_connected(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """The one buffer: receivers copy what they keep, so it is free again after ``buffer_updated``."""
+        """The shared buffer: receivers copy what they keep, so it is free again after ``buffer_updated``."""
         return self._used_buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Bytes came."""
         if self._receiver is not None:
             self._receiver.data_received(self._buffer[:nbytes])
 
     def eof_received(self) -> bool:
-        """The peer sends no more: an AMQP peer then wants no more, either."""
+        """Close: an AMQP peer that sends no more does not read either."""
         if self._receiver is not None:
             self._receiver.eof_received()
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The transport is gone."""
         error = None if exc is None else self._broken(exc)
         self._has_ended = True
         if self._ticket is not None:
             self._ticket.end()
-        receiver, self._receiver = self._receiver, None  # no reference cycle is left
+        receiver, self._receiver = self._receiver, None  # break the reference cycle
         if receiver is not None:
             receiver.stream_ended(error)
 
@@ -273,7 +264,7 @@ async def connect_stream(
     """Connect over TCP, with TLS if there is a context.
 
     server_name: the name that the certificate must have; None: ``host``.
-    Raises BrokenError when the connection fails, OperationTimeoutError after ``timeout_s``.
+    Raises BrokenError if the connection fails, OperationTimeoutError after ``timeout_s``.
     Cancellation: nothing stays open.
     """
     loop = asyncio.get_running_loop()
@@ -310,11 +301,11 @@ async def serve_streams(
     admission: Admission | None = None,
     turns: Turns | None = None,
 ) -> Listener:
-    """Listen; ``on_connected`` is called for each connection (TLS: after its handshake). Port 0: any.
+    """Listen, and call ``on_connected`` for each connection (TLS: after its handshake). Port 0: any.
 
-    handshake_timeout_s: how long TLS's may take. admission: shared with HTTP; None: one of its own. turns: in
-    which connections decrypt; None: as bytes come.
-    Raises BrokenError when the address cannot be listened on.
+    handshake_timeout_s: for TLS. admission: shared with HTTP; None: a separate one. turns: for decryption;
+    None: decrypt immediately.
+    Raises BrokenError if it cannot listen on the address.
     """
     read_buffer, encrypted_buffer = new_read_buffer(), new_read_buffer()
 

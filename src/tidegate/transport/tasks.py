@@ -1,4 +1,4 @@
-"""Supervised tasks: every task has an owner that sees it end. The only module that makes asyncio tasks."""
+"""Supervised tasks: every task has an owner that sees it end. Only this module creates asyncio tasks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class TaskOwner:
-    """Starts tasks, reports the first that fails, and ends them all.
+    """Starts tasks, reports the first that fails, and cancels them all when closed.
 
     Also an async context manager that closes on exit.
     """
@@ -36,10 +36,7 @@ class TaskOwner:
         return len(self._tasks)
 
     def start(self, coroutine: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
-        """Run a coroutine as a task of this owner.
-
-        Raises RuntimeError when the owner is closed: no task may start after ``close``.
-        """
+        """Start a coroutine as a task of this owner. Raises RuntimeError after ``close``."""
         if self._is_closed:
             coroutine.close()
             raise RuntimeError(f"The task owner {self.name} is closed.")
@@ -49,9 +46,9 @@ class TaskOwner:
         return task
 
     async def close(self) -> None:
-        """Cancel what still runs, and wait until it has ended; the calling task is left out.
+        """Cancel the running tasks, except the calling one, and wait until they have ended.
 
-        Cancellation: the tasks are cancelled all the same; only the wait for them is given up.
+        Cancellation: the tasks are still cancelled; only the wait ends.
         """
         self._is_closed = True
         current = asyncio.current_task()

@@ -1,6 +1,5 @@
-"""Blocking calls (storage of other people, databases) in daemon threads: one that hangs holds up neither the
-service nor its end.
-"""
+"""Blocking calls (external storage, databases) in daemon threads: one that hangs blocks neither the service
+nor its shutdown."""
 
 from __future__ import annotations
 
@@ -15,21 +14,21 @@ T = TypeVar("T")
 
 
 class Threads:
-    """Runs calls, at most ``count`` at a time; the others wait their turn."""
+    """Runs at most ``count`` calls at a time; others wait."""
 
     def __init__(self, count: int, *, name: str) -> None:
         self._turns = asyncio.Semaphore(count)
         self._name = name
 
     async def run(self, call: Callable[[], T], *, release: Callable[[T], None] | None = None) -> T:
-        """What ``call`` returns or raises.
+        """Run ``call`` in a thread and return its result.
 
-        Cancellation: the call continues, and its turn ends with it, not before. Its result is handed to
+        Cancellation: the call continues and occupies its slot until it ends. Its result is passed to
         ``release``, which must not raise and runs in a thread.
         """
         future = await self._begin(call)
         try:
-            await asyncio.wait([future])  # a cancellation does not reach the call's future
+            await asyncio.wait([future])  # cancellation does not reach the call's future
         except asyncio.CancelledError:
             if release is not None:
                 future.add_done_callback(partial(self._release, release))
@@ -37,7 +36,7 @@ class Threads:
         return future.result()
 
     async def run_whole(self, call: Callable[[], T]) -> T:
-        """As ``run``. Cancellation: waits for the call's end first, once it has begun."""
+        """As ``run``. Cancellation: a call that has begun is waited for first."""
         future = await self._begin(call)
         try:
             return await asyncio.shield(future)
@@ -46,11 +45,11 @@ class Threads:
             raise
 
     def leave(self, call: Callable[[], None]) -> None:
-        """Run ``call`` at once, out of turn, without waiting for it; it must not raise."""
+        """Run ``call`` immediately, without a slot and without waiting for it; it must not raise."""
         threading.Thread(target=call, name=self._name, daemon=True).start()
 
     async def _begin(self, call: Callable[[], T]) -> asyncio.Future[T]:
-        """Wait for a turn, which the end of the call gives back."""
+        """Wait for a slot, which the end of the call frees."""
         await self._turns.acquire()
         try:
             future = self._start(call)
@@ -67,7 +66,7 @@ class Threads:
     def _note_end(self, future: asyncio.Future[T]) -> None:
         self._turns.release()
         if not future.cancelled():
-            future.exception()  # read, so that asyncio does not report it as overlooked
+            future.exception()  # read it, so that asyncio does not report it as unretrieved
 
     def _start(self, call: Callable[[], T]) -> asyncio.Future[T]:
         loop = asyncio.get_running_loop()

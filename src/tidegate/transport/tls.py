@@ -1,9 +1,8 @@
-"""TLS for accepted connections, with buffers shared by all of them.
+"""TLS for accepted connections, with shared buffers.
 
-asyncio's TLS, and uvloop's, gives each connection a read buffer of 256 KB of its own. Recycled memory is
-resident whether it is used or not, so 5,000 idle connections took 63 KB each; here they take what OpenSSL
-itself keeps. The engine is the standard library's ``SSLObject``; this module only carries bytes between it,
-the socket and the stream.
+asyncio's TLS, and uvloop's, give each connection a read buffer of 256 KB. Recycled memory is resident even if
+unused, so 5,000 idle connections took 63 KB each; here they take only what OpenSSL keeps. The TLS engine is
+the standard library's ``SSLObject``; this module moves bytes between it, the socket and the stream.
 """
 
 from __future__ import annotations
@@ -21,22 +20,21 @@ from tidegate.transport.turns import Share, Turns
 _logger = logging.getLogger(__name__)
 
 HANDSHAKE_TIMEOUT_S: Final = 10.0
-"""A client that has not finished its handshake by then is cut off, unless the service sets another time."""
+"""A client that has not finished its handshake by then is disconnected; the service may set another time."""
 
 CONNECTED_AT: Final = "connected_at"
 """Extra information of the inner transport: when the client connected, on the event loop's clock."""
 
 _PIECE_BYTES: Final = 64 * 1024
-"""What OpenSSL is given at once: its in-memory pipes never shrink, so this is what a connection may keep."""
+"""Bytes given to OpenSSL at once: its in-memory pipes never shrink, so a connection may keep this much."""
 
 
 class HandshakeFailures:
-    """Counts the handshakes that fail in a context, whatever drives them."""
+    """Counts the failed handshakes of an SSL context."""
 
     def __init__(self, context: ssl.SSLContext) -> None:
-        """Counts from now on: clients without the certificate authority, without TLS, with none of our
-        versions. Handshakes that are cut off or never end are not counted.
-        """
+        """Starts counting: clients without the certificate authority, without TLS, or without a common
+        version. Handshakes that are cut off or never end are not counted."""
         self.count = 0
         failures = self
 
@@ -54,9 +52,9 @@ class HandshakeFailures:
 
 
 class TlsServerConnection(asyncio.BufferedProtocol, asyncio.Transport):
-    """The protocol of a socket's transport, and the transport of a protocol that knows nothing of TLS.
+    """The protocol of a socket's transport, and the transport of an inner protocol without TLS.
 
-    The inner protocol is also a BufferedProtocol. It is made, and connected, once the handshake is done.
+    The inner protocol is also a BufferedProtocol, created and connected after the handshake.
     """
 
     def __init__(
@@ -71,8 +69,8 @@ class TlsServerConnection(asyncio.BufferedProtocol, asyncio.Transport):
     ) -> None:
         """read_buffer: for encrypted bytes; shared with other connections of the same event loop.
 
-        on_ended: called when the socket is gone, also before the handshake is done. turns: in which
-        connections decrypt; None: as bytes come.
+        on_ended: called when the socket has closed, even before the handshake is done. turns: for decryption;
+        None: decrypt immediately.
         """
         asyncio.Transport.__init__(self)
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -82,7 +80,7 @@ class TlsServerConnection(asyncio.BufferedProtocol, asyncio.Transport):
         self._on_ended = on_ended
         self._socket: asyncio.Transport | None = None
         self._protocol: asyncio.BufferedProtocol | None = None
-        """None: the handshake is under way."""
+        """None during the handshake."""
         self._handshake_timeout_s = handshake_timeout_s
         self._handshake_deadline: asyncio.TimerHandle | None = None
         self._connected_at = 0.0
@@ -90,13 +88,12 @@ class TlsServerConnection(asyncio.BufferedProtocol, asyncio.Transport):
         self._is_socket_paused = False
         self._is_closing = False
         self._share = Share(None if turns is None else turns.for_arrivals, self._work)
-        self._encrypted = memoryview(b"")  # what has come and OpenSSL was not given yet
+        self._encrypted = memoryview(b"")  # received, and not given to OpenSSL yet
         self._is_more_decrypted = False
 
     # --- the protocol of the socket ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The client has connected and is to begin its handshake."""
         self._socket = cast(asyncio.Transport, transport)
         self._share.join(site_in(peer_name_of(transport)))
         loop = asyncio.get_running_loop()
@@ -106,26 +103,25 @@ class TlsServerConnection(asyncio.BufferedProtocol, asyncio.Transport):
         )
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """The shared buffer: what it takes is given to OpenSSL before the next read."""
+        """The shared buffer: its bytes are given to OpenSSL before the next read."""
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Encrypted bytes came; none are left of those before, as the socket is paused while there are."""
+        """Process encrypted bytes. No earlier ones are left: the socket is paused while there are."""
         self._encrypted = self._buffer[:nbytes]
         self._share.serve()
-        if self._encrypted:  # the buffer is for others now
+        if self._encrypted:  # the buffer is shared: keep a copy
             self._encrypted = memoryview(bytes(self._encrypted))
         self._update_socket()
 
     def eof_received(self) -> bool:
-        """The client sends no more, with or without having said so in TLS."""
-        self._advance()  # what came while reading was paused
+        """The client sends no more, with or without TLS's close_notify."""
+        self._advance()  # process what arrived while reading was paused
         if self._protocol is not None and not self._is_closing:
             self._protocol.eof_received()
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The socket is gone."""
         self._is_closing = True
         self._share.close()
         self._encrypted = memoryview(b"")
@@ -136,19 +132,17 @@ class TlsServerConnection(asyncio.BufferedProtocol, asyncio.Transport):
             self._protocol.connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """The client reads too slowly."""
         if self._protocol is not None:
             self._protocol.pause_writing()
 
     def resume_writing(self) -> None:
-        """It has caught up."""
         if self._protocol is not None:
             self._protocol.resume_writing()
 
     # --- the transport of the inner protocol ---
 
     def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
-        """Encrypt and send, or queue in the socket's transport. After the end: does nothing."""
+        """Encrypt and send, or queue in the socket's transport. Does nothing after the end."""
         if self._is_closing:
             return
         view = memoryview(data)
@@ -160,7 +154,7 @@ class TlsServerConnection(asyncio.BufferedProtocol, asyncio.Transport):
             self._break(error)
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """The socket's, in encrypted bytes."""
+        """Limits of the socket's transport, in encrypted bytes."""
         self._transport.set_write_buffer_limits(high, low)
 
     def get_write_buffer_size(self) -> int:
@@ -168,22 +162,20 @@ class TlsServerConnection(asyncio.BufferedProtocol, asyncio.Transport):
         return self._transport.get_write_buffer_size() + self._outgoing.pending
 
     def get_extra_info(self, name: str, default: object = None) -> Any:
-        """What the socket's transport knows, and CONNECTED_AT."""
+        """The socket transport's information, and CONNECTED_AT."""
         if name == CONNECTED_AT:
             return self._connected_at
         return self._transport.get_extra_info(name, default)
 
     def is_closing(self) -> bool:
-        """Whether the end has begun."""
         return self._is_closing
 
     def pause_reading(self) -> None:
-        """Give the protocol nothing more for now."""
         self._is_reading_paused = True
         self._update_socket()
 
     def resume_reading(self) -> None:
-        """Read again, first what is decrypted already."""
+        """Read again, first what is already decrypted."""
         if not self._is_reading_paused:
             return
         self._is_reading_paused = False
@@ -192,18 +184,17 @@ class TlsServerConnection(asyncio.BufferedProtocol, asyncio.Transport):
         asyncio.get_running_loop().call_soon(self._share.serve)
 
     def close(self) -> None:
-        """Send what is queued and TLS's word that nothing follows, then end."""
+        """Send the queue and TLS's close_notify, then end."""
         if self._is_closing:
             return
         self._is_closing = True
-        # The client's own last word is not waited for (RFC 8446 section 6.1 allows that).
+        # The client's close_notify is not waited for (RFC 8446 section 6.1 allows this).
         with contextlib.suppress(ssl.SSLError):
             self._ssl.unwrap()
         self._flush()
         self._transport.close()
 
     def abort(self) -> None:
-        """End now; what is queued is lost."""
         self._is_closing = True
         self._transport.abort()
 
@@ -215,7 +206,7 @@ class TlsServerConnection(asyncio.BufferedProtocol, asyncio.Transport):
         return self._socket
 
     def _work(self) -> bool:
-        """Decrypt, a piece at a time; returns whether there is more when the time is over."""
+        """Decrypt, a piece at a time; returns whether more is left when the time is over."""
         while self._has_work:
             self._is_more_decrypted = False
             piece, self._encrypted = self._encrypted[:_PIECE_BYTES], self._encrypted[_PIECE_BYTES:]
@@ -233,7 +224,7 @@ class TlsServerConnection(asyncio.BufferedProtocol, asyncio.Transport):
         return is_wanted and (self._is_more_decrypted or len(self._encrypted) > 0)
 
     def _update_socket(self) -> None:
-        """Read from the socket only what can be passed on."""
+        """Pause or resume the socket, so that it reads only what can be passed on."""
         is_paused = self._is_reading_paused or len(self._encrypted) > 0
         if is_paused is self._is_socket_paused or self._transport.is_closing():
             return
@@ -261,13 +252,13 @@ class TlsServerConnection(asyncio.BufferedProtocol, asyncio.Transport):
             self._break(error)
 
     def _shake_hands(self) -> bool:
-        """One step; returns True when it was the last. Raises SSLWantReadError where the client is next."""
+        """One step; returns True if it was the last. Raises SSLWantReadError if the client must send next."""
         try:
             self._ssl.do_handshake()
         except ssl.SSLWantReadError:
             raise
         except ssl.SSLError as error:
-            self._flush()  # the alert with the reason
+            self._flush()  # send the alert with the reason
             self._give_up(error.reason or str(error))
             return False
         self._flush()
@@ -277,7 +268,7 @@ class TlsServerConnection(asyncio.BufferedProtocol, asyncio.Transport):
         return True
 
     def _hand_on(self) -> None:
-        """Give decrypted bytes to the protocol, a buffer at a time, until more have to come."""
+        """Pass decrypted bytes to the protocol, a buffer at a time, until more must arrive."""
         assert self._protocol is not None
         while not self._is_reading_paused and not self._is_closing:
             buffer = cast(memoryview, self._protocol.get_buffer(-1))

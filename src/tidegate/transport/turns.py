@@ -1,30 +1,29 @@
-"""Turns: connections share their event loop, so that none of them owns it.
+"""Turns: connections share their event loop, so that none monopolises it.
 
-Whatever a peer can cause goes through a ``Share``, in slices of about a millisecond.
+Any work that a peer can cause goes through a ``Share``, in slices of about a millisecond.
 
-    a share has work         a slice of it is done at once, if time is left in this pass of the event loop;
-                             else, or if a slice did not do, the share waits
-    a pass of the loop       shares that wait get slices until the pass's time is used up
+    a share has work         one slice runs immediately if this pass of the event loop has time left;
+                             otherwise, or if work is left after the slice, the share waits
+    a pass of the loop       waiting shares get slices until the pass's time is used up
 
-So work shorter than a slice waits for no backlog of others. Of those that wait, the next one is that of the
-address that has had least, and of its shares the one that has had least: each has a tag that grows with the
-time it was served, and after a pause it starts where the others are by now, less a small credit (start-time
-fair queueing, in two levels: Goyal, Vin and Cheng, IEEE/ACM Transactions on Networking 5(5), 1997). A single
-busy connection has the whole loop, and a thousand connections of one address have no more of it than the
-only one of another.
+So work shorter than a slice never waits for a backlog of others. The next waiting share belongs to the
+address that has had least time, and is the one of its shares that has had least. Each has a tag that grows
+with the time it was served; after a pause it starts at the others' current tag, less a small credit
+(start-time fair queueing, in two levels: Goyal, Vin and Cheng, IEEE/ACM Transactions on Networking 5(5),
+1997). A single busy connection has the whole loop, and a thousand connections of one address get no more of
+it than the only one of another.
 
-Some work has turns of its own. What is sent to receivers (``for_output``), and what connections cause before
-they have been served for ARRIVAL_S (``for_arrivals``), have up to a third of the time each: a thousand
-connections that arrive at once each have a right to their share, and would leave nothing for the established
-ones. Requests for ``/health`` (``for_health``) have a little beside: a monitor's new connection would wait
-behind all those arrivals, and report a service as dead that is only busy.
+Some work has separate turns. Output to receivers (``for_output``), and work of connections that have been
+served for less than ARRIVAL_S (``for_arrivals``), get up to a third of the time each: a thousand connections
+that arrive together each have a right to their share, and would leave nothing to the established ones.
+Requests for ``/health`` (``for_health``) get a little extra time: behind all those arrivals a monitor's new
+connection would time out and report a busy service as dead.
 
-The loop rests for a moment after each REST_AFTER_S of such work, for the sake of other threads, such as the
-writer of the log. A loop that is busy keeps Python's global interpreter lock from them: it gives it up for
-each system call, which is over before a thread that waits has woken up, and as that thread was woken its
-request for the lock (``sys.setswitchinterval``) starts again each time (CPython 3.11, Python/ceval_gil.h,
-``take_gil``). Without rests a round of the writer took 0.1 to 2 s beside a single connection that attaches
-link after link.
+The loop rests briefly after each REST_AFTER_S of such work, for other threads, such as the log's writer. A
+busy loop keeps Python's global interpreter lock from them: each system call releases it, but returns before a
+waiting thread wakes up, and that thread's request for the lock (``sys.setswitchinterval``) then starts again
+(CPython 3.11, Python/ceval_gil.h, ``take_gil``). Without rests, a round of the writer took 0.1 to 2 s beside
+a single connection that attached link after link.
 """
 
 from __future__ import annotations
@@ -37,36 +36,36 @@ from typing import Final, Generic, TypeVar
 from weakref import WeakValueDictionary
 
 SLICE_S: Final = 0.001
-"""After so long, work is to stop at the next occasion."""
+"""After this time, work must stop at the next opportunity."""
 
 ARRIVAL_SLICE_S: Final = 0.00025
-"""The same for connections that arrive: a request of one that only asks something waits for one of each that
-come with it (our choice: about what a frame or the head of a request takes)."""
+"""The same for arriving connections: a short request waits for one slice of each connection that arrives with
+it (our choice: about the time for a frame or a request's head)."""
 
 PASS_S: Final = 0.001
-"""What a pass of the event loop spends on shares that wait, and again on those whose bytes come in it. Our
+"""Time per pass of the event loop for waiting shares, and again for those whose bytes arrive in it. Our
 choice: an answer takes some passes, of three kinds of turns each. A pass costs some 0.04 ms."""
 
 HEALTH_PASS_S: Final = 0.00025
-"""The same for requests for ``/health`` (our choice: parsing two of them, which are then answered)."""
+"""The same for requests for ``/health`` (our choice: parsing two, which are then answered)."""
 
 REST_AFTER_S: Final = 0.004
 """Our choice: a round of the writer needs the lock some five times."""
 
 REST_S: Final = 0.00005
-"""What is asked for: with the system's own delay about 0.1 ms, in which a thread wakes up."""
+"""The requested sleep: with the system's own delay about 0.1 ms, enough for a thread to wake up."""
 
 CREDIT_S: Final = 0.005
-"""How much earlier than other connections of its address one that is back may start: some requests in a row.
-Addresses have no credit: those of a hundred, one after the other, would be half a second."""
+"""How far ahead of other connections of its address a returning one may start: some requests in a row.
+Addresses have no credit: a hundred in sequence would add up to half a second."""
 
 ARRIVAL_S: Final = 0.005
-"""For how long a connection that is served counts as arriving (our choice: opening it, a token and a link
-take about 2 ms)."""
+"""Service time during which a connection counts as arriving (our choice: opening it, a token and a link take
+about 2 ms)."""
 
 
 class _Tagged:
-    """Something that is served in turns with its like."""
+    """A member of a ``_FairQueue``."""
 
     __slots__ = ("is_waiting", "tag_s")
 
@@ -80,14 +79,14 @@ _T = TypeVar("_T", bound=_Tagged)
 
 
 class _FairQueue(Generic[_T]):
-    """Who waits, in the order of their tags."""
+    """Waiting members, in the order of their tags."""
 
     __slots__ = ("_credit_s", "_heap", "_puts", "start_s")
 
     def __init__(self, credit_s: float) -> None:
         self._credit_s = credit_s
         self.start_s = 0.0
-        """The tag of who was served last: where who is new begins."""
+        """The tag of the last member served; new members start here."""
         self._heap: list[tuple[float, int, _T]] = []
         self._puts = 0
 
@@ -95,22 +94,21 @@ class _FairQueue(Generic[_T]):
         return len(self._heap)
 
     def put(self, item: _T) -> None:
-        """Let it wait."""
         item.is_waiting = True
         self._puts += 1
         heappush(self._heap, (self._tag(item), self._puts, item))
 
     def take(self) -> _T:
-        """Who is next; it waits no longer."""
+        """Remove and return the next member."""
         while True:
             tag_s, _, item = heappop(self._heap)
             if item.tag_s <= tag_s:
                 item.is_waiting = False
                 return item
-            self.put(item)  # it was served while it waited: an address has many shares
+            self.put(item)  # served while it waited: an address has many shares
 
     def enter(self, item: _T) -> None:
-        """It is served from now on."""
+        """Update the tags as a member is about to be served."""
         item.tag_s = self._tag(item)
         self.start_s = max(self.start_s, item.tag_s)
 
@@ -134,9 +132,9 @@ class Share(_Tagged):
     __slots__ = ("_address", "_turns", "_until_s", "_work", "is_closed", "party", "served_s")
 
     def __init__(self, turns: Turns | None, work: Callable[[], bool]) -> None:
-        """work: does what there is until ``is_time_over``; returns whether to be called again.
+        """work: works until ``is_time_over``; returns whether to call it again.
 
-        turns: None has all work done at once.
+        turns: None does all work immediately.
         """
         super().__init__(0.0)
         self._turns = turns
@@ -148,13 +146,13 @@ class Share(_Tagged):
         self.join(None)
 
     def join(self, address: object) -> None:
-        """Count among the shares of an address (anything with a hash), from the first work on."""
+        """Join the shares of an address (any hashable), before the first work."""
         self._address = address
         if self._turns is not None:
             self.move(self._turns)
 
     def move(self, turns: Turns) -> None:
-        """Be served in other turns; not while it waits."""
+        """Continue in other turns; not while it waits."""
         assert not self.is_waiting
         self._turns = turns
         self.party = turns.party(self._address)
@@ -162,11 +160,11 @@ class Share(_Tagged):
 
     @property
     def pass_number(self) -> int:
-        """Counts the passes of the event loop in which there was work; 0 where turns are None."""
+        """Counts the passes of the event loop with work; 0 without turns."""
         return 0 if self._turns is None else self._turns.pass_number
 
     def serve(self) -> None:
-        """There is work: do it now, or when its turn comes."""
+        """Do the available work now, or when its turn comes."""
         if self._turns is not None:
             self._turns.serve(self)
             return
@@ -175,37 +173,37 @@ class Share(_Tagged):
 
     @property
     def is_time_over(self) -> bool:
-        """Whether work under way is to stop now, and to be continued later."""
+        """Whether the current work must stop now and continue later."""
         return self._turns is not None and self._turns.monotonic() >= self._until_s
 
     def wait(self) -> None:
-        """Be called in the next pass of the event loop, or later. Nothing where turns are None."""
+        """Wait for a later pass of the event loop. Does nothing without turns."""
         if self._turns is not None:
             self._turns.put_next(self)
 
     def close(self) -> None:
-        """Do no more work, and release the one that would do it."""
+        """Do no more work, and drop the reference to ``work``."""
         self.is_closed = True
         self._work = _nothing
 
     def run(self, until_s: float) -> bool:
-        """Do work until a time on the turns' clock; returns whether there is more."""
+        """Work until a time on the turns' clock; returns whether more is left."""
         self._until_s = until_s
         return not self.is_closed and self._work()
 
 
 class Rests:
-    """When an event loop is to rest, whatever turns its work was done in."""
+    """Decides when an event loop rests, over all its turns."""
 
     __slots__ = ("_rest", "_worked_s")
 
     def __init__(self, rest: Callable[[], object] | None = None) -> None:
-        """rest: lets other threads run for a moment; None: REST_S."""
+        """rest: lets other threads run for a moment; None: sleep for REST_S."""
         self._rest = rest or partial(time.sleep, REST_S)
         self._worked_s = 0.0
 
     def add_work(self, work_s: float) -> None:
-        """So much was done; rest where that is due."""
+        """Count work, and rest if due."""
         self._worked_s += work_s
         if self._worked_s >= REST_AFTER_S:
             self._worked_s = 0.0
@@ -213,7 +211,7 @@ class Rests:
 
 
 class Turns:
-    """What shares of one event loop have in common."""
+    """Schedules the shares of one event loop."""
 
     def __init__(
         self,
@@ -222,23 +220,23 @@ class Turns:
         call_soon: Callable[[Callable[[], None]], object],
         rests: Rests | None = None,
     ) -> None:
-        """call_soon: has a function called in the next pass of the event loop. rests: of the event loop."""
+        """call_soon: calls a function in the next pass of the event loop. rests: of the event loop."""
         self.pass_number = 0
-        """Counts the passes of the event loop in which there was work."""
+        """Counts the passes of the event loop with work."""
         self.monotonic = monotonic
         self._call_soon = call_soon
         self._rests = rests or Rests()
         self._queue: _FairQueue[_Party] = _FairQueue(0.0)
         self._parties: WeakValueDictionary[object, _Party] = WeakValueDictionary()
         self._next_pass: list[Share] = []
-        """Shares that wait, but are not in a queue before the next pass."""
+        """Shares that wait, and enter a queue in the next pass."""
         self._is_pass_due = False
         self._slice_s = SLICE_S
         self._pass_s = PASS_S
         self._served_s = 0.0  # in this pass
         self._inner_s = 0.0  # by shares that were served inside another's work
         self._settled: Turns | None = None
-        """Where shares are served that have been served here for ARRIVAL_S; None: here."""
+        """Turns for shares that were served here for ARRIVAL_S; None: these turns."""
         self._for_output: Turns | None = None
         self._for_arrivals: Turns | None = None
         self._for_health: Turns | None = None
@@ -248,14 +246,14 @@ class Turns:
 
     @property
     def for_output(self) -> Turns:
-        """Turns of the same event loop for what is sent to receivers."""
+        """Turns of the same event loop for output to receivers."""
         if self._for_output is None:
             self._for_output = self._other()
         return self._for_output
 
     @property
     def for_arrivals(self) -> Turns:
-        """Turns of the same event loop for connections that are new, which move from there to these."""
+        """Turns of the same event loop for new connections, which later move to these."""
         if self._for_arrivals is None:
             self._for_arrivals = self._other()
             self._for_arrivals._settled = self
@@ -275,7 +273,7 @@ class Turns:
         return Turns(monotonic=self.monotonic, call_soon=self._call_soon, rests=self._rests)
 
     def party(self, address: object) -> _Party:
-        """Whom shares of an address belong to, for as long as there are any."""
+        """The party of an address; it exists while any share belongs to it."""
         party = self._parties.get(address)
         if party is None:
             party = self._parties[address] = _Party(self._queue.start_s)
@@ -365,5 +363,5 @@ class Turns:
 
 
 def _nothing() -> bool:
-    """The work of a share that is closed."""
+    """The work of a closed share."""
     return False

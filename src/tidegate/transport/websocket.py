@@ -1,12 +1,12 @@
-"""A ``ByteStream`` inside a WebSocket: AMQP as clients send it through proxies that let only HTTPS pass.
+"""A ``ByteStream`` in a WebSocket: for AMQP clients behind proxies that allow only HTTPS.
 
-The server's end, on a transport whose HTTP request asked for the upgrade. Bytes are bytes: how the peer cuts
-them into messages and fragments means nothing, and what we write is cut at ``MESSAGE_BYTES_MAX``.
+The server's end, on a transport whose HTTP request asked for the upgrade. How the peer splits its bytes into
+messages and fragments has no meaning; our output is split at ``MESSAGE_BYTES_MAX``.
 
-    request -> path, origin and subprotocol judged -> 101 -> binary frames both ways -> close frames -> end
+    request -> check path, origin, subprotocol -> 101 -> binary frames both ways -> close frames -> end
 
-Source: RFC 6455; AMQP WebSocket Binding 1.0 (OASIS) names the subprotocol ``amqp``, Event Hubs' clients ask
-for ``AMQPWSB10`` (azure-eventhub 5.15.1, @azure/core-amqp) and its Go client for ``amqp``.
+Source: RFC 6455; AMQP WebSocket Binding 1.0 (OASIS) names the subprotocol ``amqp``, Event Hubs' clients
+request ``AMQPWSB10`` (azure-eventhub 5.15.1, @azure/core-amqp) and its Go client ``amqp``.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from tidegate.transport.streams import WRITE_HIGH_BYTES, Payload, StreamReceiver
 from tidegate.transport.turns import Share, Turns
 
 SUBPROTOCOLS: Final = ("AMQPWSB10", "amqp")
-"""The first that a client offers, in this order, is agreed on."""
+"""The first of these that a client offers is selected."""
 
 MESSAGE_BYTES_MAX: Final = 65_536
-"""Of what we write. Our choice: an AMQP frame of the size that the service asks for; aiohttp's client takes
-messages of 4 MB at most."""
+"""Of our output. Our choice: an AMQP frame of the service's maximum size; aiohttp's client accepts messages
+of at most 4 MB."""
 
 FRAME_BYTES_MAX: Final = 4 * 1024 * 1024
-"""Of what a peer may send in one WebSocket frame, which is held in memory until it is whole (our choice)."""
+"""Of a peer's WebSocket frame, which is held in memory until it is complete (our choice)."""
 
 STRANGER_FRAME_BYTES_MAX: Final = 64 * 1024
-"""The same before the peer has proved who it is (our choice: requests to $cbs take some KB)."""
+"""The same before the peer has authenticated (our choice: requests to $cbs take some KB)."""
 
 CLOSE_TIMEOUT_S: Final = 5.0
 """How long a peer may take to answer our close frame (our choice)."""
@@ -49,15 +49,15 @@ CLOSE_TIMEOUT_S: Final = 5.0
 PIECE_BYTES_MIN: Final = 2048
 PIECE_BYTES_MAX: Final = 64 * 1024
 FRAMES_PER_PIECE: Final = 16
-"""What is parsed before others may get their turn; the least where more frames than that were in a piece (our
-choice: 340 frames of six bytes, at some microseconds each)."""
+"""Bytes parsed before others may have a turn; the minimum if the last piece had more than FRAMES_PER_PIECE
+(our choice: 340 frames of six bytes, at some microseconds each)."""
 
 PINGS_MAX: Final = 1000
-"""Pings that are answered while the peer does not read what was written (our choice: clients send one in
-seconds). Each answer is up to 127 bytes that stay in memory."""
+"""Pings that are answered while the peer does not read (our choice: clients send one every few seconds). Each
+answer is up to 127 bytes, which stay in memory."""
 
 _PROTOCOL_LOG = logging.getLogger(f"{__name__}.protocol")
-# The library writes the contents of frames to a log for debugging, and tokens are among them.
+# The library logs the contents of frames at debug level, including tokens.
 _PROTOCOL_LOG.setLevel(logging.ERROR)
 
 _TEXT_REFUSED: Final = 1003
@@ -80,14 +80,14 @@ class WebSocketStream(TransportStream, asyncio.Protocol):
         turns: Turns | None = None,
         client_name: str | None = None,
     ) -> None:
-        """path: the one path served, in lower case, without a slash at its end.
+        """path: the only path served, in lower case, without a trailing slash.
 
         client_name: ``address:port`` of the client behind a trusted proxy; None: the connection's.
-        admits_origin: whether a page of an origin may open it, by a request with that Host header; asked only
-        where a browser says the origin.
-        on_connected: called after the handshake, may raise a TidegateError that refuses it; on_ended: called
-        once when the transport is gone. format_refusal: content type and body of an error's answer. ticket:
-        the place of the connection. turns: in which what came is parsed; None: as it comes.
+        admits_origin: whether a page of this origin may open the WebSocket, given the request's Host header;
+        called only if a browser sends an origin.
+        on_connected: called after the handshake; may raise a TidegateError to refuse it. on_ended: called
+        once, when the transport is gone. format_refusal: content type and body for an error. ticket: of the
+        connection. turns: for parsing; None: parse immediately.
         """
         super().__init__(ticket)
         self._path = path
@@ -108,7 +108,7 @@ class WebSocketStream(TransportStream, asyncio.Protocol):
         self._unparsed = memoryview(b"")
         self._piece_bytes = PIECE_BYTES_MIN
         self._pings_unread = 0
-        """Pings that came since writing is paused."""
+        """Pings received since writing was paused."""
         self._is_closing = False
         self._client_name = client_name
 
@@ -119,24 +119,24 @@ class WebSocketStream(TransportStream, asyncio.Protocol):
 
     @property
     def peer_name(self) -> str:
-        """``address:port``, and that it is a WebSocket."""
+        """``address:port``, marked as a WebSocket."""
         return f"{self._peer_name} (WebSocket)"
 
     @property
     def held_bytes(self) -> int:
-        """Unsent bytes, and those of a frame that is not whole yet."""
+        """Unsent bytes, and those of an incomplete frame."""
         if self._transport is None or self._has_ended:
             return 0
         return self._transport.get_write_buffer_size() + len(self._protocol.reader.buffer)
 
     def admit_peer(self) -> None:
-        """Take frames of up to FRAME_BYTES_MAX from now on, and count as a connection with a token."""
+        """Accept frames of up to FRAME_BYTES_MAX, and count as a connection with a token."""
         if self._ticket is not None:
             self._ticket.authenticate()
         self._protocol.max_fragment_size = FRAME_BYTES_MAX
 
     def write(self, buffers: Sequence[Payload]) -> None:
-        """Send, or queue, in binary messages."""
+        """Send or queue, in binary messages."""
         if self._is_closing or self._has_ended or self._protocol.state is not OPEN:
             return
         joined = memoryview(buffers[0] if len(buffers) == 1 else b"".join(buffers))
@@ -145,23 +145,21 @@ class WebSocketStream(TransportStream, asyncio.Protocol):
         self._send()
 
     def pause_reading(self) -> None:
-        """Read nothing more for now."""
         if not self._is_closing:
             self._is_reading_paused = True
             self._update_transport()
 
     def resume_reading(self) -> None:
-        """Read again."""
         self._is_reading_paused = False
         self._update_transport()
         if self._unparsed:
             asyncio.get_running_loop().call_soon(self._share.serve)
 
     def close(self) -> None:
-        """Send what is queued and a close frame; the stream ends with the peer's answer, or its end.
+        """Send the queue and a close frame; the stream ends with the peer's answer, or with the peer.
 
-        A transport that is closed at once would answer the peer's close frame with a reset, which may cost
-        the peer what it has not read yet.
+        Closing the transport immediately would answer the peer's close frame with a reset, and the peer might
+        lose bytes that it has not read yet.
         """
         self._start_closing(_NORMAL)
 
@@ -172,29 +170,27 @@ class WebSocketStream(TransportStream, asyncio.Protocol):
     # --- asyncio.Protocol ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The transport is up; its HTTP request comes as the first data."""
+        """The transport is connected; its HTTP request is the first data."""
         self._transport = cast(asyncio.Transport, transport)
         self._connected_at = asyncio.get_running_loop().time()
         self._peer_name = self._client_name or peer_name_of(transport)
         self._share.join(site_in(self._peer_name))
 
     def data_received(self, data: bytes) -> None:
-        """Bytes came: the request, or frames, whole or in parts."""
+        """Process bytes: the request, or whole or partial frames."""
         if self._has_ended:
             return
-        # Mostly nothing is left of what came before: the transport is paused while there is.
+        # Usually nothing is left of earlier bytes: the transport is paused while there is.
         self._unparsed = memoryview(bytes(self._unparsed) + data if self._unparsed else data)
         self._share.serve()
         self._update_transport()
 
     def eof_received(self) -> bool:
-        """The peer sends no more."""
         if self._receiver is not None and not self._is_closing:
             self._receiver.eof_received()
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The transport is gone."""
         if self._has_ended:
             return
         self._has_ended = True
@@ -206,22 +202,21 @@ class WebSocketStream(TransportStream, asyncio.Protocol):
             self._abort_timer.cancel()
         if exc is not None and self._error is None:
             self._error = self._broken(exc)
-        receiver, self._receiver = self._receiver, None  # no reference cycle is left
+        receiver, self._receiver = self._receiver, None  # break the reference cycle
         if receiver is not None:
             receiver.stream_ended(self._error)
         self._on_ended(self)
 
     def resume_writing(self) -> None:
-        """The unsent bytes are down to a quarter of it."""
         self._pings_unread = 0
         super().resume_writing()
 
     # --- helpers ---
 
     def _work(self) -> bool:
-        """Parse what came, a piece at a time; returns whether there is more when the time is over.
+        """Parse the input, a piece at a time; returns whether more is left when the time is over.
 
-        Pieces are small where frames are, since each frame costs as much as some KB do.
+        Pieces are small if frames are, because each frame costs as much as some KB.
         """
         while self._unparsed and not self._is_reading_paused:
             piece, self._unparsed = self._unparsed[: self._piece_bytes], self._unparsed[self._piece_bytes :]
@@ -234,7 +229,7 @@ class WebSocketStream(TransportStream, asyncio.Protocol):
         return len(self._unparsed) > 0 and not self._is_reading_paused
 
     def _parse(self, piece: bytes) -> int:
-        """Returns how many frames ended in it."""
+        """Parse a piece, and return the number of frames that ended in it."""
         protocol = self._protocol
         protocol.receive_data(piece)
         events = protocol.events_received()
@@ -249,7 +244,7 @@ class WebSocketStream(TransportStream, asyncio.Protocol):
         return len(events)
 
     def _update_transport(self) -> None:
-        """Read only what can be parsed."""
+        """Pause or resume reading, so that only what can be parsed is read."""
         transport = self._transport
         is_paused = self._is_reading_paused or len(self._unparsed) > 0
         if transport is None or transport.is_closing() or is_paused is self._is_transport_paused:
@@ -289,7 +284,7 @@ class WebSocketStream(TransportStream, asyncio.Protocol):
 
     def _on_frame(self, frame: Frame) -> None:
         if frame.opcode is Opcode.PING and self._is_writing_paused:
-            # The library has queued the answer already, and reading continues whatever is unsent.
+            # The library has already queued the answer, and reading continues whatever is unsent.
             self._pings_unread += 1
             if self._pings_unread == PINGS_MAX:
                 self._error = RemoteProtocolError(
@@ -319,7 +314,7 @@ class WebSocketStream(TransportStream, asyncio.Protocol):
         if self._protocol.state is OPEN:
             self._protocol.send_close(code)
             self._send()
-            self.resume_reading()  # the peer's close frame must come through
+            self.resume_reading()  # the peer's close frame must be read
             self._abort_soon()
         else:
             self._transport.close()
@@ -335,13 +330,13 @@ class WebSocketStream(TransportStream, asyncio.Protocol):
             return
         self._is_closing = True
         if self._protocol.parser_exc is not None and transport.can_write_eof():
-            # The peer broke the protocol and may still be sending: what comes is read and dropped a while,
-            # because a transport that is closed meanwhile resets, which may cost the peer our close frame.
+            # The peer violated the protocol and may still be sending: read and drop its bytes for a while.
+            # Closing the transport meanwhile would reset it, and the peer might lose our close frame.
             transport.write_eof()
             self._abort_soon()
-        else:  # a refusal, or both close frames are out
+        else:  # a refusal, or both close frames were sent
             transport.close()
-            self._abort_soon()  # earlier answers of HTTP may be unread
+            self._abort_soon()  # earlier HTTP responses may be unread
 
     def _abort_soon(self) -> None:
         if self._abort_timer is None:
