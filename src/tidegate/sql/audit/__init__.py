@@ -1,1 +1,1 @@
-"""Whether a table holds exactly what the log, the dead letters and the checkpoints say."""
+"""Checks that a table holds exactly what the log, the dead letters and the checkpoints imply."""

@@ -1,8 +1,8 @@
 """The audit's arithmetic: one partition's rows and dead letters against its checkpoint. Pure.
 
-``table`` feeds it from a database. What is compared: every event in ``[start, checkpoint)`` must have
-left a row, or an open or discarded dead letter; no event two rows; none a row and an open dead letter; none
-anything beyond the checkpoint, for it would be processed again.
+``table`` feeds it from a database. Every event in ``[start, checkpoint)`` must have left a row, or an open or
+discarded dead letter. No event may have two rows, or both a row and an open dead letter. Nothing may be
+beyond the checkpoint, because it would be processed again.
 
     row   dead letter       verdict
     -     -                 gap
@@ -10,7 +10,7 @@ anything beyond the checkpoint, for it would be processed again.
     -     open, discarded   accounted for
     1     open              row and dead letter: redriving it would write a second row
     1     none or closed    accounted for
-    2..   any               duplicate, besides what a single row would be
+    2..   any               duplicate, in addition to the verdict for one row
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from tidegate.model.errors import InvalidArgumentError
 from tidegate.sql.core.values import DeadLetterStatus
 
 FINDINGS_MAX: Final = 100
-"""Ranges that are listed for each kind and partition by default (our choice: a page for people)."""
+"""Ranges listed per kind and partition by default (our choice: a page that people can read)."""
 
 
 class FindingKind(StrEnum):
-    """What can be wrong with events of a partition."""
+    """What can be wrong with a partition's events."""
 
     GAP = "gap"
     """Before the checkpoint, with neither row nor dead letter: lost, or skipped by the handler."""
@@ -38,8 +38,8 @@ class FindingKind(StrEnum):
     ROW_AND_DEAD_LETTER = "row_and_dead_letter"
     """A row, although its dead letter is open."""
     BEYOND_CHECKPOINT = "beyond_checkpoint"
-    """A row or a dead letter at or after the checkpoint: it was not committed with it, or the checkpoint was
-    moved back."""
+    """A row or a dead letter at or after the checkpoint: not committed together with it, or the checkpoint
+    was moved back."""
     BEYOND_LOG = "beyond_log"
     """Before the checkpoint, but not in the log yet: the log is older than the checkpoint, and will assign
     these numbers to other events."""
@@ -58,7 +58,6 @@ class Finding:
 
     @property
     def events(self) -> int:
-        """How many they are."""
         return self.until_sequence_number - self.start_sequence_number
 
 
@@ -79,29 +78,29 @@ class PartitionAudit:
     rows: int
     """Rows from ``start`` on."""
     dead_letters_open: int
-    """From ``start`` on, as the next two."""
+    """From ``start`` on, like the next two counts."""
     dead_letters_redriven: int
     dead_letters_discarded: int
     gaps: int
-    """Events of each kind of finding."""
+    """Events with this kind of finding, as are the next four."""
     duplicates: int
     rows_and_dead_letters: int
     beyond_checkpoint: int
     beyond_log: int
     finding_count: int
-    """How many ranges there are."""
+    """Ranges of all kinds, including those not listed."""
     findings: tuple[Finding, ...]
-    """By kind, ascending; of each kind as many as were asked for."""
+    """By kind, ascending; at most ``findings_max`` of each kind."""
 
     @property
     def events(self) -> int:
-        """How many events are expected to be accounted for."""
+        """The number of events that must be accounted for."""
         if self.checkpoint_sequence_number is None:
             return 0
         return max(0, self.checkpoint_sequence_number - self.start_sequence_number)
 
     def count(self, kind: FindingKind) -> int:
-        """How many events have this finding."""
+        """The number of events with this finding."""
         return {
             FindingKind.GAP: self.gaps,
             FindingKind.DUPLICATE: self.duplicates,
@@ -118,12 +117,12 @@ class StrayRows:
     partition: str | None
     """What the partition column holds."""
     rows: int
-    """All of them where the hub has no such partition, else those without a sequence number."""
+    """All rows if the hub has no such partition, otherwise those without a sequence number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What a whole hub's audit found."""
+    """The result of auditing a whole hub."""
 
     partitions: tuple[PartitionAudit, ...]
     strays: tuple[StrayRows, ...] = ()
@@ -135,7 +134,7 @@ class Audit:
         )
 
     def count(self, kind: FindingKind) -> int:
-        """How many events of all partitions have this finding."""
+        """The number of events with this finding, in all partitions."""
         return sum(partition.count(kind) for partition in self.partitions)
 
 
@@ -151,12 +150,11 @@ def audit_partition(
 ) -> PartitionAudit:
     """Compare the sequence numbers of a partition's rows and dead letters with its checkpoint.
 
-    rows: ascending, one number for each row. dead_letters: ascending, each number once. Both are read once
-    and not kept, so they may be longer than memory. What lies before ``start_sequence_number`` is left out.
-    checkpoint_sequence_number: the resume point, up to which events are expected; None expects none.
-    log_until_sequence_number: None looks for nothing beyond the log. findings_max: ranges of each kind that
-    are listed; all are counted.
-    Raises InvalidArgumentError where the numbers descend.
+    rows: ascending, one number per row. dead_letters: ascending, each number once. Both are streamed, so they
+    may exceed memory. Events before ``start_sequence_number`` are ignored. checkpoint_sequence_number: the
+    resume point, up to which events are expected; None expects none. log_until_sequence_number: None skips
+    the check against the log's end. findings_max: ranges to list per kind; all are counted. Raises
+    InvalidArgumentError if the numbers descend.
     """
     start = start_sequence_number
     until = start if checkpoint_sequence_number is None else max(start, checkpoint_sequence_number)
@@ -210,13 +208,13 @@ def audit_partition(
 
 
 class _Piece(NamedTuple):
-    """Neighbouring numbers of one kind: rows of single events, one event's several rows, one dead letter."""
+    """Neighbouring numbers of one kind: single-row events, one event's several rows, or one dead letter."""
 
     start: int
     until: int
     rows: int
     status: DeadLetterStatus | None
-    """None: rows."""
+    """None: these are rows."""
 
 
 def _order(piece: _Piece) -> tuple[int, bool]:
@@ -224,8 +222,8 @@ def _order(piece: _Piece) -> tuple[int, bool]:
 
 
 def _row_pieces(numbers: Iterable[int]) -> Iterator[_Piece]:
-    """Runs of neighbouring numbers, those that come more than once each by itself: a million rows without a
-    gap are one piece."""
+    """Runs of neighbouring numbers; a repeated number is a piece of its own. A million rows without a gap are
+    one piece."""
     start = until = surplus = 0  # [start, until), of which the only number came 1 + surplus times
     for number in numbers:
         if number == until and not surplus and start < until:

@@ -1,8 +1,7 @@
-"""The audit of a table: reads rows, dead letters and checkpoints of one moment, and compares them.
+"""Audits a table: reads rows, dead letters and checkpoints in one snapshot, and compares them.
 
-Everything is read in one transaction that sees one state of the database, so a pipeline may run meanwhile.
-Rows are streamed in order, partition by partition; an index on partition and sequence number saves the
-database a sort.
+One transaction reads everything, so a pipeline may run meanwhile. Rows are streamed in order, partition by
+partition; an index on partition and sequence number saves the database a sort.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from tidegate.sql.core.schema import checkpoint, dead_letter
 from tidegate.sql.core.values import ConsumerKey, DeadLetterStatus
 
 _ROWS_AT_ONCE: Final = 10_000
-"""Rows fetched together (our choice: little memory, few round trips)."""
+"""Rows per fetch (our choice: little memory, few round trips)."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -46,7 +45,7 @@ class AuditedLog(Protocol):
     """Reports where a hub's log begins and ends. ``BlockingConsumer`` is one."""
 
     def get_event_hub_properties(self) -> EventHubProperties:
-        """The hub's partitions and age."""
+        """The hub's partitions and creation time."""
         ...
 
     def get_all_partition_properties(self) -> Sequence[PartitionEnds]:
@@ -66,13 +65,13 @@ def audit_table(
     findings_max: int = FINDINGS_MAX,
     progress: Callable[[int, int], None] | None = None,
 ) -> Audit:
-    """Compare a table that carries partitions and sequence numbers with the log, checkpoints, dead letters.
+    """Compare a table that has partitions and sequence numbers with log, checkpoints and dead letters.
 
     table: its name, or ``schema.name``. A partition's audit starts where its log begins, or at the table's
     first row if that is earlier, because only the table knows of events that retention deleted.
     is_first_row_start: expect nothing before the first row or dead letter, for consumers that did not start
-    at the log's beginning; a loss right at their start is then not found. findings_max: ranges listed for
-    each kind and partition. progress: called with (partitions done, partitions).
+    at the log's beginning; this cannot find a loss at their very start. findings_max: ranges to list per kind
+    and partition. progress: called with (partitions done, partitions).
     Raises NotFoundError (no such table; no checkpoint of this consumer), InvalidArgumentError (a column that
     is missing or cannot hold the numbers), EventHubReplacedError (the checkpoint counts in another hub of
     this name), DatabaseError, DatabaseUnavailableError, and what ``log`` raises.
@@ -84,7 +83,7 @@ def audit_table(
         checkpoints = _read_checkpoints(connection, consumer)
         if not checkpoints:
             raise _no_checkpoint(connection, database, consumer)
-        # Asked after the first read, so that a sound log ends after all that was read.
+        # Asked after the first read, so that an intact log ends beyond everything that was read.
         _check_same_hub(consumer, checkpoints, log.get_event_hub_properties())
         partitions = log.get_all_partition_properties()
         extents = sink.extents(connection)
@@ -112,7 +111,7 @@ class _Extent:
     """What a table holds of one partition."""
 
     value: object
-    """As the partition column has it: text or a number."""
+    """As stored in the partition column: text or a number."""
     rows: int
     unnumbered: int
     first: int | None
@@ -120,7 +119,7 @@ class _Extent:
 
 @dataclass(frozen=True, slots=True)
 class _Sink:
-    """The table that is audited, by its two columns."""
+    """The audited table, reduced to its two columns."""
 
     table: Table
     partition: ColumnElement[object]
@@ -158,7 +157,7 @@ class _Sink:
         return cls(table, partition, number if is_whole else cast(number, BigInteger))
 
     def extents(self, connection: Connection) -> Mapping[str | None, _Extent]:
-        """What there is, by partition id; in one pass over the table."""
+        """What the table holds, by partition id; reads the table once."""
         statement = select(
             self.partition, func.count(), func.count(self.sequence_number), func.min(self.sequence_number)
         ).group_by(self.partition)
@@ -168,7 +167,7 @@ class _Sink:
         }
 
     def sequence_numbers(self, connection: Connection, extent: _Extent) -> Iterator[int]:
-        """Of the rows of one partition, ascending."""
+        """The sequence numbers of one partition's rows, ascending."""
         statement = (
             select(self.sequence_number)
             .where(self.partition == extent.value, self.sequence_number.is_not(None))

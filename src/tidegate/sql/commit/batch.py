@@ -1,11 +1,11 @@
-"""Rows of partitions, computed before anything is locked, committed exactly once by ``engine``.
+"""Commits rows that were computed before anything was locked, exactly once, through ``engine``.
 
-Theory of operation. The first transaction inserts the rows in bulk. When the database refuses some, a careful
-one halves the batch behind savepoints until each offending event stands alone; those become dead letters with
-the database's own reason. The careful pass costs a savepoint per halving and runs only when something failed.
+Theory of operation. The first transaction inserts the rows in bulk. If the database refuses some, a second,
+careful one halves the batch behind savepoints until each offending event is isolated and becomes a dead
+letter with the database's own reason. Only a failure costs these savepoints.
 
-Small batches of several partitions share a transaction, because what a transaction costs besides its rows is
-then paid once. Refused rows, and a deadlock with another's rows, give each batch a transaction of its own.
+Small batches of several partitions share a transaction, and so its fixed cost. After refused rows or a
+deadlock, each batch gets its own transaction.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ def process_partition_batch(
     owner: str | None = None,
     lease_epoch: int | None = None,
 ) -> BatchResult:
-    """Run the pipeline's handler over ``events`` and commit its rows, its dead letters and the checkpoint.
+    """Run the pipeline's handler over ``events``; commit its rows, dead letters and checkpoint together.
 
     events: ascending, within ``[start_sequence_number, until_sequence_number)``, not necessarily all of it.
-    The checkpoint moves to ``until_sequence_number``. Events below the checkpoint have no effect a second
-    time. event_hub_created_at_ms: which hub of this name; None: not checked. is_gap_allowed: accept a batch
-    that starts beyond the checkpoint, when the events between are known to be lost. owner: recorded; None:
-    ``host:process``. lease_epoch: the lease that this owner holds; None: none. A checkpoint under a higher
-    epoch refuses the batch, done or not.
+    The checkpoint moves to ``until_sequence_number``. Events below the checkpoint are not processed again.
+    event_hub_created_at_ms: which hub of this name; None: not checked. is_gap_allowed: accept a batch that
+    starts beyond the checkpoint, if the events between are known to be lost. owner: recorded; None:
+    ``host:process``. lease_epoch: of the owner's lease; None: it has none. A checkpoint with a higher epoch
+    refuses the batch, even if it is already done.
 
     Raises InvalidArgumentError (events out of order or range), BatchResultError (see ``ArrowHandler``), and
     what ``commit_batches`` raises.
@@ -72,15 +72,14 @@ def process_partition_batch(
 
 
 def commit_batches(database: Database, batches: Sequence[PartitionBatch]) -> list[BatchResult]:
-    """Commit batches of different partitions in one transaction; the results are in their order.
+    """Commit batches of different partitions in one transaction; returns their results in the same order.
 
-    batches: at least one; of one pipeline, hub, owner and table.
+    batches: at least one; all of the same pipeline, hub, owner and table.
 
     Raises CheckpointGapError, EventHubReplacedError, FencedError, InvalidArgumentError (batches that do not
-    belong together), DatabaseError and DatabaseUnavailableError. Whatever it raises, nothing was committed,
-    unless the error says that this could not be found out, or that another owner has moved on; or the
-    database had refused rows, so that each batch got a transaction of its own: some of those may be done.
-    Running the same batches again is safe each time.
+    belong together), DatabaseError and DatabaseUnavailableError. After an error nothing was committed, with
+    two exceptions: the error says that the outcome is unknown or that another owner has moved on; or refused
+    rows gave each batch its own transaction, some of which may be done. Repeating the batches is always safe.
     """
     _check_together(batches)
     ordered = sorted(batches, key=lambda batch: batch.scope.partition_id)
@@ -89,7 +88,7 @@ def commit_batches(database: Database, batches: Sequence[PartitionBatch]) -> lis
     except RowsRefusedError as refused:
         failure: DatabaseError = refused
     except DatabaseUnavailableError as error:
-        # Two transactions that write the same unique keys of the user's table, in another order.
+        # Two transactions wrote the same unique keys of the user's table in different orders.
         if len(ordered) == 1 or error.__cause__ is None or not is_deadlock(error.__cause__):
             raise
         failure = error
@@ -119,7 +118,7 @@ def _check_together(batches: Sequence[PartitionBatch]) -> None:
 def _attempt(
     database: Database, batches: Sequence[PartitionBatch], *, refused: TransactionFailure | None = None
 ) -> dict[str, BatchResult]:
-    """refused: why the attempt before failed, so this one is careful; None: this is the first."""
+    """refused: why the previous attempt failed, which makes this one careful; None: this is the first."""
     by_partition = {batch.scope.partition_id: batch for batch in batches}
 
     def write(unit: UnitOfWork, shares: list[Share]) -> None:
@@ -161,12 +160,12 @@ def insert_carefully(
     *,
     is_commit_refused: bool = False,
 ) -> tuple[int, list[NewDeadLetter]]:
-    """Insert what the database accepts, event by event where it must be; the rest become dead letters.
+    """Insert what the database accepts, event by event if necessary; the rest become dead letters.
 
-    Returns how many rows were inserted, and the dead letters. Of two events that exclude each other (a unique
-    key), the earlier one stays.
+    Returns the number of inserted rows, and the dead letters. If two events exclude each other (a unique
+    key), the earlier one is kept.
     """
-    # A refusal at the commit could not be put down to an event.
+    # A refusal at the commit could not be attributed to an event.
     unit.make_constraints_immediate(is_commit_refused=is_commit_refused)
     numbers = sorted({number for group in groups for number in group.numbers()})
     row_count = 0

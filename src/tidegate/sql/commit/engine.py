@@ -1,13 +1,13 @@
-"""The one transaction that commits batches of partitions, whatever they write.
+"""The one transaction that commits batches of partitions.
 
-Theory of operation. Lock the checkpoints, leave out what is done (a retried task, a second attempt of an
-overtaken owner), write, add the dead letters, move the checkpoints by compare-and-set, COMMIT. What is
-written is the caller's: rows computed before anything was locked (``batch``), or the statements of a handler
-that runs inside (``transactions``). When the database refuses rows, the transaction is rolled back, and a
-careful one halves the batch behind savepoints to find the events at fault (``repeat_carefully``).
+Theory of operation. Lock the checkpoints, skip what is done (a retried task, an overtaken owner's second
+attempt), write, add the dead letters, move the checkpoints by compare-and-set, COMMIT. The caller decides
+what is written: rows computed before anything was locked (``batch``), or the statements of a handler that
+runs inside (``transactions``). If the database refuses rows, the transaction is rolled back, and a careful
+one halves the batch behind savepoints to find the events at fault (``repeat_carefully``).
 
-A micro-batch of Spark whose rows belong to no partition has no checkpoint to move; ``ledger.commit``
-enters it into the ledger instead.
+A Spark micro-batch whose rows belong to no partition has no checkpoint; ``ledger.commit`` records it in the
+ledger instead.
 """
 
 from __future__ import annotations
@@ -31,17 +31,16 @@ class BatchScope:
     consumer: ConsumerKey
     partition_id: str
     start: int
-    """The first sequence number."""
     until: int
-    """One past the last: where the checkpoint goes."""
+    """One past the last sequence number: the new checkpoint."""
     event_hub_created_at_ms: int | None = None
     """Which hub of this name; None: not checked."""
     is_gap_allowed: bool = False
-    """True: the batch may start beyond the checkpoint, because the events between are known to be lost."""
+    """True: the batch may start beyond the checkpoint; the events between are known to be lost."""
     owner: str | None = None
-    """Recorded beside the checkpoint; None: ``host:process``."""
+    """Recorded with the checkpoint; None: ``host:process``."""
     lease_epoch: int | None = None
-    """The lease that the owner holds; None: none. A checkpoint under a higher epoch refuses the batch."""
+    """Of the owner's lease; None: it has none. A checkpoint with a higher epoch refuses the batch."""
     pipeline_name: str = ""
     """Recorded in dead letters."""
 
@@ -70,7 +69,7 @@ class BatchScope:
             )
 
     def check_checkpoint(self, locked: LockedCheckpoint) -> None:
-        """Raises EventHubReplacedError and CheckpointGapError where the batch may not follow ``locked``."""
+        """Raises EventHubReplacedError or CheckpointGapError if the batch may not follow ``locked``."""
         check_event_hub(locked, self.consumer, self.partition_id, self.event_hub_created_at_ms)
         number = locked.next_sequence_number
         if number is not None and number < self.start and not self.is_gap_allowed:
@@ -85,7 +84,7 @@ class BatchScope:
 def check_event_hub(
     locked: LockedCheckpoint, consumer: ConsumerKey, partition_id: str, event_hub_created_at_ms: int | None
 ) -> None:
-    """Raises EventHubReplacedError where the checkpoint belongs to another hub of this name."""
+    """Raises EventHubReplacedError if the checkpoint belongs to another hub of this name."""
     stored, given = locked.event_hub_created_at_ms, event_hub_created_at_ms
     if stored is not None and given is not None and stored != given:
         raise EventHubReplacedError(
@@ -102,26 +101,26 @@ class Share:
 
     scope: BatchScope
     checkpoint: int | None
-    """As it was locked."""
+    """Its state when it was locked."""
     first: int
     """The first event that is not done yet."""
     until: int
-    """Where the checkpoint goes; a writer that stops early sets it back."""
+    """The new checkpoint; a writer that stops early lowers it."""
     is_moved: bool = True
-    """False: nothing was done, so the checkpoint stays."""
+    """False: nothing was done, and the checkpoint stays."""
     last: EventPlace | None = None
-    """Of the last event before ``until``, for the checkpoint; None: not known."""
+    """The place of the last event before ``until``, for the checkpoint; None: unknown."""
     dead_letters: Sequence[NewDeadLetter] = ()
     """Ascending."""
     rows: int = 0
 
     @property
     def is_done(self) -> bool:
-        """Whether an earlier transaction committed all of the batch."""
+        """Whether an earlier transaction committed the whole batch."""
         return self.checkpoint is not None and self.checkpoint >= self.scope.until
 
     def step(self) -> CheckpointStep:
-        """How the checkpoint is to be moved."""
+        """How to move the checkpoint."""
         return CheckpointStep(
             self.scope.partition_id,
             self.checkpoint,
@@ -133,7 +132,7 @@ class Share:
 
 
 WriteShares = Callable[[UnitOfWork, list[Share]], None]
-"""Writes what is not done of the batches, and sets ``rows``, ``dead_letters`` and ``last`` of each share."""
+"""Writes what is not done yet, and sets ``rows``, ``dead_letters`` and ``last`` of each share."""
 
 
 def run_transaction(
@@ -143,10 +142,10 @@ def run_transaction(
     *,
     guard: Callable[[UnitOfWork], AbstractContextManager[object]] = nullcontext,
 ) -> list[Share]:
-    """Commit batches of different partitions together; the results are in their order.
+    """Commit batches of different partitions together; returns their results in the same order.
 
-    scopes: at least one; ascending by partition id, which is the order in which everyone locks checkpoints;
-    of one consumer, owner, lease, pipeline and hub. guard: entered while the transaction is open.
+    scopes: at least one, ascending by partition id (the order of locks), all with the same consumer, owner,
+    lease, pipeline and hub. guard: entered while the transaction is open.
     Raises CheckpointGapError, EventHubReplacedError, FencedError, RowsRefusedError, DatabaseError,
     DatabaseUnavailableError, and what ``write`` raises.
     """

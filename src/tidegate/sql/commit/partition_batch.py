@@ -30,18 +30,18 @@ class PartitionBatch:
     dead_letters: Sequence[NewDeadLetter]
     """Ascending."""
     place_of: PlaceOf
-    """Finds an event's place by its sequence number; called for events whose rows the database refuses."""
+    """Returns an event's place by its sequence number; called for events whose rows the database refuses."""
     last: EventPlace | None
     """The place of the last event, for the checkpoint."""
 
     @property
     def common(self) -> tuple[object, ...]:
-        """What batches that share a transaction have in common."""
+        """What batches must have in common to share a transaction."""
         return self.table, replace(self.scope, partition_id="", start=0, until=0, is_gap_allowed=False)
 
 
 def handled_batch(pipeline: Pipeline, scope: BatchScope, events: Sequence[ReceivedEvent]) -> PartitionBatch:
-    """Run the pipeline's handler over ``events``; those that it fails for become dead letters.
+    """Run the pipeline's handler over ``events``; those for which it fails become dead letters.
 
     events: ascending, within ``scope``, not necessarily all of it.
     Raises InvalidArgumentError (events out of order or range), BatchResultError (see ``ArrowHandler``).
@@ -68,10 +68,10 @@ def computed_batch(
 ) -> PartitionBatch:
     """Rows that were computed elsewhere, such as by a DataFrame transformation.
 
-    groups: each row with the sequence number of its event, ascending. dead_letters: events that failed
-    already. positions: finds an event's place by its sequence number; called for events whose rows the
-    database refuses, and for the batch's last row where ``last`` is not given. An event without row and dead
-    letter was skipped on purpose.
+    groups: each row with its event's sequence number, ascending. dead_letters: events that have already
+    failed. positions: returns an event's place by its sequence number; called for events whose rows the
+    database refuses, and for the last row if ``last`` is not given. An event with neither row nor dead letter
+    was skipped on purpose.
 
     Raises InvalidArgumentError (a column that the table lacks, rows out of range).
     """

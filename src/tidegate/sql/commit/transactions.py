@@ -1,9 +1,9 @@
-"""A host's batches as SQL transactions: the handler's writes, dead letters and checkpoint, or nothing.
+"""A host's batches as SQL transactions: the handler's writes, dead letters and checkpoint commit together.
 
 Theory of operation. ``begin`` records the lease's epoch in the checkpoint's row, so that an older owner
-commits nothing. ``process`` has ``engine`` run a transaction with the handler in it. When the handler fails,
-the transaction is rolled back, the delays of the policy's retries pass outside of it, and at last a careful
-transaction finds the events that fail (``event_runs``), to which the policy's action applies.
+cannot commit. ``process`` has ``engine`` run a transaction with the handler in it. If the handler fails, the
+transaction is rolled back and retried after the policy's delays. After the last retry, a careful transaction
+finds the events that fail (``event_runs``); the policy's action applies to them.
 
 A ``Pipeline`` whose failed events simply become dead letters runs before anything is locked (``batch``).
 """
@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 
 class SqlTransactions:
-    """``PartitionTransactions`` in a SQL database. Everything runs in one thread of its own, in order."""
+    """``PartitionTransactions`` in a SQL database. Everything runs in order in its own thread."""
 
     def __init__(
         self,
@@ -63,8 +63,8 @@ class SqlTransactions:
         event_hub_created_at_ms: int | None,
         random_: random.Random | None = None,
     ) -> None:
-        """policy: a pipeline's own one goes before it. event_hub_created_at_ms: which hub of this name; None:
-        not checked. random_: for the jitter of retries; None: the process's.
+        """policy: a pipeline's own policy takes precedence. event_hub_created_at_ms: which hub of this name;
+        None: not checked. random_: for the jitter of retries; None: the process's.
         """
         self._database = database
         self._consumer = consumer
@@ -80,9 +80,9 @@ class SqlTransactions:
         self._is_abandoned = False
 
     async def begin(self) -> int | None:
-        """Claim the checkpoint for this lease's epoch: from here on no older owner can commit.
+        """Claim the checkpoint for this lease's epoch; afterwards no older owner can commit.
 
-        Returns the next sequence number to process; None where nothing was ever committed.
+        Returns the next sequence number to process; None if nothing was ever committed.
         Raises FencedError (a higher epoch has it), EventHubReplacedError, DatabaseError.
         Cancellation: waits for the running transaction to end.
         """
@@ -96,12 +96,12 @@ class SqlTransactions:
         until_sequence_number: int,
         is_gap_allowed: bool = False,
     ) -> TransactionOutcome:
-        """Run the handler over events in ``[start, until)`` and commit its effects, dead letters, checkpoint.
+        """Run the handler over events in ``[start, until)``; commit its effects, dead letters and checkpoint.
 
-        Raises what ``PartitionTransactions.process`` says, and CheckpointGapError, EventHubReplacedError,
+        Raises what ``PartitionTransactions.process`` raises, and CheckpointGapError, EventHubReplacedError,
         InvalidArgumentError (events out of order or range), TransactionMisusedError (the handler ended the
-        transaction itself). PartitionStoppedError comes after the events before the failed one are committed.
-        Cancellation: as it says there; a wait between retries ends at once.
+        transaction itself). PartitionStoppedError is raised after the events before the failed one are
+        committed. Cancellation: as there; a wait between retries ends immediately.
         """
         scope = BatchScope(
             self._consumer,
@@ -137,14 +137,14 @@ class SqlTransactions:
         )
 
     def close(self) -> None:
-        """End the thread, after what it does; nothing is run afterwards."""
+        """End the thread after its current work."""
         self._executor.shutdown(wait=False)
 
     def abandon(self) -> None:
         """Undo the running transaction, whose handler does not return, and release its locks.
 
-        Runs in a thread of its own, because it may wait for a statement to end. The handler's next use of the
-        connection fails; nothing of the batch is committed.
+        Runs in its own thread, because it may wait for a statement to end. The handler's next use of the
+        connection fails, and nothing of the batch is committed.
         """
         self._is_abandoned = True
         unit = self._running
@@ -186,7 +186,6 @@ class SqlTransactions:
     def _commit_rows(
         self, pipeline: Pipeline, scope: BatchScope, events: Sequence[ReceivedEvent]
     ) -> TransactionOutcome:
-        """Rows that are computed before anything is locked."""
         pipeline = replace(pipeline, is_payload_copied=self._is_payload_copied)
         (result,) = commit_batches(self._database, [handled_batch(pipeline, scope, events)])
         skipped = _index_of(events, result.start_sequence_number)
@@ -201,9 +200,9 @@ class SqlTransactions:
         is_last: bool,
         failed: TransactionFailure | None = None,
     ) -> TransactionOutcome:
-        """One transaction with the handler in it. Raises a TransactionFailure where it has to be run again.
+        """Run the handler in one transaction. Raises a TransactionFailure if it has to be run again.
 
-        is_last: no retry is left. failed: why the one before failed, so this one is careful.
+        is_last: no retry is left. failed: why the previous one failed, which makes this one careful.
         """
         outcome = RunOutcome()
         skipped = len(events)
@@ -281,5 +280,5 @@ class SqlTransactions:
 
 
 def _index_of(events: Sequence[ReceivedEvent], number: int) -> int:
-    """How many of ``events`` come before ``number``."""
+    """The number of ``events`` before ``number``."""
     return bisect_left(events, number, key=lambda event: event.sequence_number)

@@ -1,1 +1,1 @@
-"""The database, its tables, and the one transaction that all of ``tidegate.sql`` commits through."""
+"""The database, its tables, and the transaction through which all of ``tidegate.sql`` commits."""

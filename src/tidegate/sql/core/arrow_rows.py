@@ -1,10 +1,10 @@
 """Inserts rows in Arrow columns into one table: by COPY on PostgreSQL, as parameters on SQLite.
 
-Theory of operation. Where every column is of a pair that is known (an Arrow type, a plain SQL type), whole
-columns are rendered: for PostgreSQL to the lines of COPY's text format, by Arrow's own kernels (3.6 times as
-fast as ``pyarrow.csv``, measured), for SQLite to lists of Python values. One column of any other pair sends
-all rows through ``bulk``, value by value, with the bind processors of SQLAlchemy's types: slower, never
-different. Importing this module needs pyarrow.
+Theory of operation. If each column is a known pair (Arrow type, plain SQL type), whole columns are rendered:
+for PostgreSQL as lines of COPY's text format, by Arrow's own kernels (3.6 times as fast as ``pyarrow.csv``,
+measured); for SQLite as lists of Python values. A single column of any other pair sends all rows through
+``bulk``, value by value, with SQLAlchemy's bind processors: slower, with the same result. Importing this
+module needs pyarrow.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ Column: TypeAlias = Any
 
 _ROWS_MAX: Final = 50_000
 _BYTES_MAX: Final = 64 * 1024 * 1024
-"""Rows, and their bytes in Arrow, rendered together (our choice: their text, of bytes twice as much, stays
-far below the 2 GiB of an Arrow string column)."""
+"""Rows, and their bytes in Arrow, rendered together (our choice: as text they stay far below an Arrow string
+column's 2 GiB, even binary values, which double)."""
 
 _TEXTS = (types.String, types.Text, types.Unicode, types.UnicodeText, types.VARCHAR, types.CHAR, types.TEXT)
 _FLOATS = (types.Float, types.Double, types.FLOAT, types.REAL, types.DOUBLE, types.DOUBLE_PRECISION)
@@ -43,7 +43,7 @@ _BOOLEANS = (types.Boolean, types.BOOLEAN)
 
 _FIRST_TIME_US: Final = -62_135_596_800_000_000
 _LAST_TIME_US: Final = 253_402_300_799_999_999
-"""The years 1 to 9999 in microseconds from 1970: what Python reads back from either database."""
+"""The years 1 to 9999 in microseconds since 1970: what Python can read back from either database."""
 _FLOAT_WHOLE_MAX: Final = 2.0**63
 _HEX_PAIRS: Final = np.frombuffer(b"".join(b"%02x" % number for number in range(256)), dtype="<u2")
 _ESCAPES: Final = (("\\", "\\\\"), ("\n", "\\n"), ("\t", "\\t"), ("\r", "\\r"))
@@ -54,9 +54,9 @@ class ArrowRows:
     """Rows of one hub partition as columns, each row with the event it came from."""
 
     data: pa.Table
-    """Columns named as the table's."""
+    """Its columns have the names of the table's."""
     sequence_numbers: SequenceNumbers
-    """One for each row; they never descend."""
+    """One per row, never descending."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -67,12 +67,12 @@ class ArrowRows:
         return self.data.num_rows
 
     def numbers(self) -> list[int]:
-        """The sequence numbers as Python's integers."""
+        """The sequence numbers as Python integers."""
         numbers: list[int] = self.sequence_numbers.tolist()
         return numbers
 
     def between(self, start: int, until: int) -> ArrowRows:
-        """The rows of the events in ``[start, until)``, without a copy."""
+        """The rows of the events in ``[start, until)``, without copying."""
         numbers = self.sequence_numbers
         if not len(numbers) or (numbers[0] >= start and numbers[-1] < until):
             return self
@@ -81,7 +81,7 @@ class ArrowRows:
 
 
 def joined_arrow(groups: Sequence[ArrowRows]) -> list[ArrowRows]:
-    """Groups with the same columns of the same types as one; its numbers are not in order."""
+    """Join groups that have the same columns and types; the joined numbers are not in order."""
     # Compared, not hashed: a schema with metadata, or with a type of the user's, need not have a hash.
     alike: list[list[ArrowRows]] = []
     for group in groups:
@@ -129,7 +129,7 @@ def insert_arrow(connection: Connection, table: Table, rows: ArrowRows) -> None:
 
 
 def _whole(column: pa.ChunkedArray[Any]) -> Column:
-    """A column in one piece, without dictionary or wide offsets."""
+    """The column as one chunk, without dictionary encoding or 64-bit offsets."""
     whole: Column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     if isinstance(whole, pa.ChunkedArray):
         whole = pa.concat_arrays(whole.chunks)
@@ -150,10 +150,10 @@ _Renderer = Callable[[Column, TypeEngine[Any]], Any]
 def _rendered(
     render: _Renderer, columns: Sequence[Column], sql_types: Sequence[TypeEngine[Any]]
 ) -> list[Any] | None:
-    """Each column by ``render``; None where it does not know the pair of types of one of them."""
+    """Each column by ``render``; None if it does not know one column's pair of types."""
     rendered = []
     for column, sql_type in zip(columns, sql_types, strict=True):
-        # A variant for one dialect is another type there.
+        # A variant is a different type on that dialect.
         done = None if sql_type._variant_mapping else render(column, sql_type)
         if done is None:
             return None
@@ -165,7 +165,7 @@ def _rendered(
 
 
 def _copy_text(column: Column, sql_type: TypeEngine[Any]) -> Column | None:
-    """The column as COPY's text format writes its values; null stays null. None: the pair is not known."""
+    """The column's values in COPY's text format; null stays null. None: unknown pair of types."""
     kind, target = column.type, type(sql_type)
     if pa.types.is_null(kind):
         return column.cast(pa.string())
@@ -184,7 +184,7 @@ def _copy_text(column: Column, sql_type: TypeEngine[Any]) -> Column | None:
         return column.cast(pa.string())
     if pa.types.is_timestamp(kind) and target in TIMES:
         text = _microseconds(column).cast(pa.string())
-        # Always with a zone: without one, the server's setting would decide what a time means.
+        # Always with a zone: without one, the server's setting would decide which moment is meant.
         has_zone = getattr(sql_type, "timezone", False)
         return _compute.binary_join_element_wise(text, "+00", "") if has_zone else text
     if pa.types.is_date(kind) and target in _DATES:
@@ -226,7 +226,7 @@ def _escaped(column: Column) -> Column:
 
 
 def _bytea(column: Column) -> Column:
-    """Bytes in PostgreSQL's hexadecimal text, its backslash escaped for COPY."""
+    """Bytes as PostgreSQL's hexadecimal text, with its backslash escaped for COPY."""
     offsets = np.frombuffer(column.buffers()[1], dtype=np.int32)[
         column.offset : column.offset + len(column) + 1
     ]
@@ -241,7 +241,7 @@ def _bytea(column: Column) -> Column:
 
 
 def _bytes_of(column: Column) -> pa.Buffer:
-    """The bytes of a string or binary column's values, end to end."""
+    """The bytes of all values of a string or binary column, concatenated."""
     _, offsets, data = column.buffers()
     if data is None or not len(column):
         return pa.py_buffer(b"")
@@ -255,7 +255,7 @@ def _bytes_of(column: Column) -> pa.Buffer:
 
 
 def _end_to_end(columns: Sequence[list[Any]]) -> list[Any]:
-    """The rows' values one row behind the other; at least one column."""
+    """The values of all rows, row after row; at least one column."""
     parameters: list[Any] = [None] * (len(columns) * len(columns[0]))
     for place, column in enumerate(columns):
         parameters[place :: len(columns)] = column
@@ -263,7 +263,7 @@ def _end_to_end(columns: Sequence[list[Any]]) -> list[Any]:
 
 
 def _sqlite_values(column: Column, sql_type: TypeEngine[Any]) -> list[Any] | None:
-    """The column as values that the driver binds as SQLAlchemy's type would. None: the pair is not known."""
+    """The column as values that the driver binds as SQLAlchemy's type would. None: unknown pair of types."""
     kind, target = column.type, type(sql_type)
     if pa.types.is_null(kind):
         return [None] * len(column)
@@ -277,7 +277,7 @@ def _sqlite_values(column: Column, sql_type: TypeEngine[Any]) -> list[Any] | Non
     if pa.types.is_floating(kind) and target in (*_FLOATS, *INTEGERS):
         return _numbers(column.cast(pa.float64()))
     if pa.types.is_timestamp(kind) and target in TIMES:
-        # The format of SQLAlchemy's DateTime on SQLite, which reads it back: it keeps no zone.
+        # The format in which SQLAlchemy's DateTime stores and reads times on SQLite: without a zone.
         return _texts(_microseconds(column).cast(pa.string()))
     if pa.types.is_date(kind) and target in _DATES:
         return _texts(_date_text(column))
@@ -290,7 +290,7 @@ def _texts(column: Column) -> list[Any]:
 
 
 def _numbers(column: Column) -> list[Any]:
-    """Numbers as Python's, null as None: with nulls, NumPy would make floats of integers."""
+    """Numbers as Python objects, null as None; NumPy would turn integers with nulls into floats."""
     if not column.null_count:
         values: list[Any] = column.to_numpy(zero_copy_only=False).tolist()
         return values
@@ -304,11 +304,11 @@ def _numbers(column: Column) -> list[Any]:
 
 
 def _microseconds(column: Column) -> Column:
-    """Times in UTC without their zone, cut to the microsecond, which is what both databases keep.
+    """Times in UTC without a zone, truncated to the microsecond, which both databases keep.
 
-    Raises ValueError outside of the years 1 to 9999.
+    Raises ValueError outside the years 1 to 9999.
     """
-    # The zone first: in local time, the repeated hour of an autumn night would be ambiguous.
+    # Convert the zone first: in local time, the hour repeated in autumn is ambiguous.
     kind: Any = column.type
     column = column.cast(pa.timestamp(kind.unit, tz=None if kind.tz is None else "UTC"))
     if kind.unit == "ns":
@@ -338,6 +338,6 @@ def _python_values(column: Column) -> list[Any]:
 
 
 def _is_utf8(connection: Connection) -> bool:
-    """Whether PostgreSQL expects UTF-8, as Arrow has it; a URL or a database may set another encoding."""
+    """Whether PostgreSQL expects UTF-8, which Arrow has; a URL or a database may set another encoding."""
     driver: Any = connection.connection.driver_connection
     return bool(driver.info.encoding == "utf-8")

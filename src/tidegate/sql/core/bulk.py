@@ -1,9 +1,9 @@
-"""Bulk inserts: COPY on PostgreSQL, on SQLite a prepared statement that inserts many rows at once.
+"""Inserts rows in bulk: by COPY on PostgreSQL, by a prepared statement for many rows on SQLite.
 
-Both bypass SQLAlchemy's per-row work but keep its column types: a value passes through the bind processor of
-its column's type, after ``column_values`` has made it mean the same to both databases. A table whose missing
-columns have defaults computed in Python uses SQLAlchemy's own insert. ``arrow_rows`` inserts Arrow columns,
-with the same plan.
+Both bypass SQLAlchemy's per-row work but keep its column types: ``column_values`` first gives a value the
+same meaning on both databases, then it passes through the bind processor of its column's type. If missing
+columns have defaults computed in Python, SQLAlchemy's own insert is used. ``arrow_rows`` inserts Arrow
+columns with the same plan.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from tidegate.sql.core.column_values import Preparation, preparation_of, process
 from tidegate.sql.core.failures import is_connection_lost
 
 _PARAMETERS_MAX: Final = 500
-"""Of one statement on SQLite: with 100 rows of 5 columns a row costs 0.5 µs, alone 1.25; more rows gain
-nothing (measured, SQLite 3.40). Any SQLite takes 999 (its documentation, "Limits", 9)."""
+"""Per statement on SQLite. A row of 5 columns costs 0.5 µs in a statement of 100 rows and 1.25 µs alone; more
+rows gain nothing (measured, SQLite 3.40). Any SQLite accepts 999 (its documentation, "Limits", 9)."""
 
 
 def insert_values(
     connection: Connection, table: Table, columns: tuple[str, ...], values: Sequence[tuple[object, ...]]
 ) -> None:
-    """Insert ``values``, each in the order of ``columns`` (keys of the table's columns).
+    """Insert ``values``, each row in the order of ``columns`` (keys of the table's columns).
 
-    Raises what the driver and SQLAlchemy raise, see ``failures``; the transaction is then only good for a
-    rollback to before the call.
+    Raises what the driver and SQLAlchemy raise, see ``failures``; the transaction must then be rolled back to
+    before the call.
     """
     if not values:
         return
     if set(map(len, values)) != {len(columns)}:
-        # Otherwise the values of one row could become another's.
+        # Otherwise values could shift from one row into another.
         raise ValueError(f"a row does not have one value for each of the columns {', '.join(columns)}")
     plan = plan_of(table, columns, connection.dialect)
     if plan.is_core_needed:
@@ -54,7 +54,7 @@ def insert_values(
 def _converted(
     values: Sequence[tuple[object, ...]], conversions: Sequence[tuple[int, Preparation]]
 ) -> Iterable[tuple[object, ...]]:
-    """Rows with some of their columns converted, column by column, because most need no conversion."""
+    """Rows with some columns converted, column by column, because most need no conversion."""
     changed: dict[int, Sequence[object]] = {}
     for i, convert in conversions:
         column = changed.get(i) or _column_of(values, i)
@@ -67,33 +67,33 @@ def _converted(
 
 
 def _column_of(values: Sequence[tuple[object, ...]], i: int) -> list[object]:
-    # Not zip(*values): an iterator for each row would have Python look for garbage many times over.
+    # Not zip(*values): one iterator per row would trigger many garbage collections.
     return list(map(itemgetter(i), values))
 
 
 @dataclass(frozen=True, slots=True)
 class InsertPlan:
-    """How rows of certain columns get into a table."""
+    """How to insert rows with certain columns into a table."""
 
     statement: str
-    """``COPY … FROM STDIN``, or an insert of one row with a placeholder for each column."""
+    """``COPY … FROM STDIN``, or an insert of one row with a placeholder per column."""
     is_copy: bool
     column_count: int
     row_count: int
-    """Of the rows that ``statement_of_many`` inserts."""
+    """The number of rows that ``statement_of_many`` inserts."""
     statement_of_many: str
-    """The insert of many rows; of one, as ``statement``, where that is what there is."""
+    """The insert of many rows; the same as ``statement`` if only single rows are possible."""
     is_core_needed: bool
-    """True: a missing column has a default that SQLAlchemy computes, so its own insert is needed."""
+    """True: SQLAlchemy computes a missing column's default, so its own insert is needed."""
     preparations: tuple[tuple[int, Preparation], ...]
-    """Indexes of the columns whose values need a conversion first, with that conversion."""
+    """(column index, conversion) of the columns whose values must be converted first."""
     processors: tuple[tuple[int, Preparation], ...]
-    """Indexes of the columns whose types process values for the driver, with that processing."""
+    """(column index, processing) of the columns whose types process values for the driver."""
 
 
 @lru_cache(maxsize=256)
 def plan_of(table: Table, columns: tuple[str, ...], dialect: Dialect) -> InsertPlan:
-    """How rows with these columns (keys of the table's) get into ``table``."""
+    """How to insert rows with these columns (keys of the table's columns) into ``table``."""
     quote = dialect.identifier_preparer
     target = quote.format_table(table)
     names = ", ".join(quote.format_column(table.columns[key]) for key in columns)
@@ -127,12 +127,12 @@ def plan_of(table: Table, columns: tuple[str, ...], dialect: Dialect) -> InsertP
 
 
 def _refers_to_itself(table: Table) -> bool:
-    """SQLite looks for a row's parent at the end of a statement, so statements of many rows would differ."""
+    """SQLite checks foreign keys at the end of a statement, so inserting many rows at once would differ."""
     return any(key.target_fullname.rpartition(".")[0] == table.fullname for key in table.foreign_keys)
 
 
 def insert_parameters(connection: Connection, plan: InsertPlan, parameters: Sequence[object]) -> None:
-    """Insert rows from a flat list of values, as the driver binds them. Raises DBAPIError (SQLite only)."""
+    """SQLite only: insert rows from a flat list of values, as the driver binds them. Raises DBAPIError."""
     step = plan.row_count * plan.column_count
     whole = len(parameters) // step * step
     with _wrapping(connection, plan.statement):
@@ -151,7 +151,7 @@ def _execute_many(connection: Connection, statement: str, values: Sequence[Seque
 
 
 def copy_text(connection: Connection, statement: str, lines: Iterable[memoryview]) -> None:
-    """Run a COPY whose data is text already, in COPY's text format. Raises DBAPIError (PostgreSQL only)."""
+    """PostgreSQL only: run a COPY whose data is already in its text format. Raises DBAPIError."""
     with (
         _wrapping(connection, statement),
         _driver_connection(connection).cursor() as cursor,
@@ -180,7 +180,7 @@ def _driver_connection(connection: Connection) -> Any:
 
 @contextmanager
 def _wrapping(connection: Connection, statement: str) -> Iterator[None]:
-    """The driver's errors become SQLAlchemy's, as if the statement had gone through it."""
+    """Turn the driver's errors into SQLAlchemy's, as if it had run the statement."""
     try:
         yield
     except _driver_error(connection) as error:

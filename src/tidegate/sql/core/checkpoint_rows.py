@@ -1,4 +1,4 @@
-"""One consumer's checkpoints inside a transaction: rows that are locked and moved by compare-and-set."""
+"""Locks one consumer's checkpoints inside a transaction, and moves them by compare-and-set."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tidegate.sql.core.values import ConsumerKey
 
 @dataclass(frozen=True, slots=True)
 class LockedCheckpoint:
-    """A checkpoint's row as it was when it was locked; the fields are those of ``Checkpoint``."""
+    """A checkpoint's row when it was locked; the fields are those of ``Checkpoint``."""
 
     next_sequence_number: int | None
     event_hub_created_at_ms: int | None
@@ -27,14 +27,14 @@ class LockedCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointStep:
-    """Where a checkpoint is to be moved."""
+    """From where to where a checkpoint moves."""
 
     partition_id: str
     from_sequence_number: int | None
-    """Where it must be now; None: nothing was ever committed."""
+    """Where it must be before; None: nothing was ever committed."""
     until_sequence_number: int
     offset: str | None = None
-    """Of the last event before ``until_sequence_number``, as ``enqueued_time_ms``."""
+    """Of the last event before ``until_sequence_number``, like ``enqueued_time_ms``."""
     enqueued_time_ms: int | None = None
     event_hub_created_at_ms: int | None = None
     """Which hub; None leaves what is stored."""
@@ -50,7 +50,7 @@ class CheckpointRows:
     def lock_existing(
         self, connection: Connection, partition_ids: Sequence[str]
     ) -> dict[str, LockedCheckpoint]:
-        """Wait for the existing rows, and lock them. partition_ids: ascending, the order of locks."""
+        """Wait for the existing rows and lock them. partition_ids: ascending (the order of locks)."""
         if len(partition_ids) == 1:
             found = self._lock_one(connection, partition_ids[0])
             return {} if found is None else {partition_ids[0]: found}
@@ -61,10 +61,10 @@ class CheckpointRows:
         return {row[0]: LockedCheckpoint(*row[1:]) for row in rows}
 
     def lock(self, connection: Connection, partition_id: str) -> LockedCheckpoint:
-        """Wait for one row and lock it; it is created where it is missing."""
+        """Wait for one row and lock it, creating it if it is missing."""
         found = self._lock_one(connection, partition_id)
         if found is None:
-            # Waits for a competitor that is creating the same row, and sees it afterwards.
+            # Waits for a competitor that is creating the same row, and then sees it.
             insert = (sqlite if connection.dialect.name == "sqlite" else postgresql).insert(schema.checkpoint)
             key = {
                 "event_hub": self._consumer.event_hub,
@@ -81,13 +81,13 @@ class CheckpointRows:
     def advance(
         self, connection: Connection, steps: Sequence[CheckpointStep], mark: Mapping[str, object]
     ) -> None:
-        """Move each checkpoint that still is where its step begins.
+        """Move each checkpoint that is still where its step begins.
 
-        mark: other columns to set; with a ``lease_epoch``, a checkpoint under a higher one is not moved.
-        Raises FencedError for one that was not moved.
+        mark: other columns to set; if it has a ``lease_epoch``, checkpoints with a higher one are not moved.
+        Raises FencedError if one was not moved.
         """
         parameters = [self._parameters(step, mark) for step in steps]
-        # All of one hub, or of an unknown one: the steps set the same columns.
+        # All steps set the same columns: they are of the same hub, or all of an unknown one.
         changed = ("next_sequence_number", "offset", "enqueued_time_ms", *mark)
         if steps[0].event_hub_created_at_ms is not None:
             changed = (*changed, "event_hub_created_at_ms")
@@ -117,7 +117,7 @@ class CheckpointRows:
         return parameters
 
     def _fenced(self, connection: Connection, steps: Sequence[CheckpointStep], token: object) -> FencedError:
-        """The reason why the first failed step failed."""
+        """Why the first failed step failed."""
         row = schema.checkpoint.c
         columns = (
             row.transaction_token,

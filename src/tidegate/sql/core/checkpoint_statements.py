@@ -1,7 +1,7 @@
-"""The statements that every transaction sends for its checkpoint, each built once.
+"""The checkpoint statements of every transaction, each built once.
 
-SQLAlchemy builds a statement of Python objects, and visits them all to find its compiled form: for a
-transaction of a few events that takes as long as the database.
+SQLAlchemy builds a statement from Python objects and visits all of them to find its compiled form. For a
+transaction of a few events, that takes as long as the database itself.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ LOCK_SEVERAL: Final[Select[Any]] = (
     .order_by(_row.partition_id)
     .with_for_update()
 )
-"""The partition id before the columns of ``LOCK``; locked in this order. Parameters: ``at_several``."""
+"""The partition id, then the columns of ``LOCK``; locks in this order. Parameters: ``at_several``."""
 
 
 def is_of(consumer: ConsumerKey, partition_id: str) -> ColumnElement[bool]:
-    """The same condition with its values, for statements that are rarely sent."""
+    """The same condition with its values, for rare statements."""
     return _is(consumer.event_hub, consumer.consumer_group, partition_id)
 
 
 def at(consumer: ConsumerKey, partition_id: str) -> dict[str, object]:
-    """The parameters that say which checkpoint."""
+    """The parameters that select one checkpoint."""
     return {
         "at_event_hub": consumer.event_hub,
         "at_consumer_group": consumer.consumer_group,
@@ -64,7 +64,7 @@ def at(consumer: ConsumerKey, partition_id: str) -> dict[str, object]:
 
 
 def at_several(consumer: ConsumerKey, partition_ids: Sequence[str]) -> dict[str, object]:
-    """The parameters that say which checkpoints."""
+    """The parameters that select several checkpoints of a consumer."""
     return {
         "at_event_hub": consumer.event_hub,
         "at_consumer_group": consumer.consumer_group,
@@ -76,9 +76,9 @@ def at_several(consumer: ConsumerKey, partition_ids: Sequence[str]) -> dict[str,
 def advance(changed: tuple[str, ...], *, has_epoch: bool) -> Update:
     """Move a checkpoint that is still where it was.
 
-    changed: the columns that are set, each by the parameter ``new_`` and its name. has_epoch: only where
-    nobody holds it under a higher lease epoch. Parameters besides: ``at``, ``from_sequence_number`` (None:
-    there was none) and, with ``has_epoch``, ``held_epoch``.
+    changed: the columns to set, each by the parameter ``new_`` plus its name. has_epoch: only if no owner has
+    a higher lease epoch. Other parameters: ``at``, ``from_sequence_number`` (None: there was none) and, with
+    ``has_epoch``, ``held_epoch``.
     """
     here = and_(_AT, _row.next_sequence_number.is_not_distinct_from(bindparam("from_sequence_number")))
     if has_epoch:

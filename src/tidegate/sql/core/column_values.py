@@ -1,8 +1,8 @@
-"""Converts a column's values before a driver gets them, so that both databases store the same.
+"""Converts a column's values before the driver gets them, so that both databases store the same.
 
-COPY is stricter than an INSERT: it refuses ``5.0`` and ``t`` for an integer. A time without a zone would
-depend on the server's setting, and one with a zone would lose it in a column that has none. SQLAlchemy's own
-processors come afterwards.
+COPY is stricter than INSERT: it refuses ``5.0`` and ``t`` for an integer. A time without a zone would depend
+on the server's setting; one with a zone would lose it in a column without zones. SQLAlchemy's own processors
+run afterwards.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TIMES: Final = (types.DateTime, types.TIMESTAMP, types.DATETIME)
 
 
 def preparation_of(sql_type: TypeEngine[Any], dialect: Dialect) -> Preparation | None:
-    """What the values of a column of a plain type need on this database; None: nothing."""
+    """The conversion that a plain type's values need on this database; None: they need none."""
     if sql_type._variant_mapping:  # another type on one of the databases: the user's own choice
         return None
     is_postgresql = dialect.name == "postgresql"
@@ -47,9 +47,9 @@ def preparation_of(sql_type: TypeEngine[Any], dialect: Dialect) -> Preparation |
 
 
 def processor_of(sql_type: TypeEngine[Any], dialect: Dialect) -> Preparation | None:
-    """SQLAlchemy's own processing for the driver; None where the type has none.
+    """SQLAlchemy's own processing for the driver; None if the type has none.
 
-    Whatever a type raises for a value becomes a StatementError, as it does in SQLAlchemy's own insert.
+    Anything that a type raises for a value becomes a StatementError, as in SQLAlchemy's own insert.
     """
     process = sql_type.dialect_impl(dialect).bind_processor(dialect)
     return None if process is None else partial(_processed, process)
@@ -66,7 +66,7 @@ def _processed(process: Processor, values: Column) -> Column:
 
 
 def _integers(values: Column) -> Column:
-    """Integral floats as integers, because pandas makes floats of integers if one is missing; true is 1."""
+    """Integral floats become integers (pandas turns integers with gaps into floats); true becomes 1."""
     if not any(issubclass(kind, float | bool) for kind in set(map(type, values))):
         return values
     return [
@@ -85,7 +85,7 @@ def _utc_without_zone(values: Column) -> Column:
 
 
 def _moments(values: Column) -> Column:
-    """Times without a zone are in UTC, whatever the server's zone."""
+    """Reads times without a zone as UTC, whatever the server's zone."""
     return [
         value.replace(tzinfo=UTC) if isinstance(value, datetime) and value.tzinfo is None else value
         for value in values
@@ -93,5 +93,5 @@ def _moments(values: Column) -> Column:
 
 
 def _uuids(values: Column) -> Column:
-    """Strings are accepted as in PostgreSQL; Spark and Arrow have no other form."""
+    """Accepts strings, as PostgreSQL does: Spark and Arrow have no other form."""
     return [UUID(value) if isinstance(value, str) else value for value in values]

@@ -1,10 +1,10 @@
-"""Opens the database with the right settings, migrates its tables, and makes its errors readable.
+"""Opens the database with the right settings, migrates its tables, and translates its errors.
 
-SQLite runs in WAL mode with ``synchronous=FULL`` (a commit survives power loss), and one writer at a time
-takes a file lock before ``BEGIN IMMEDIATE``. PostgreSQL runs READ COMMITTED; row locks do the queueing.
+SQLite runs in WAL mode with ``synchronous=FULL`` (a commit survives power loss); one writer at a time takes a
+file lock before ``BEGIN IMMEDIATE``. PostgreSQL runs READ COMMITTED, and writers queue at row locks.
 
-A ``Database`` may be used from many threads, and in a forked child, which opens connections of its own. A
-replaced SQLite file is noticed by its inode, so nothing is written to a deleted file.
+A ``Database`` may be used from many threads, and in a forked child, which opens its own connections. A
+replaced SQLite file is detected by its inode, so that nothing is written to a deleted file.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ _CONNECT_ARGUMENTS: Final = {
     "keepalives_count": 4,
     "tcp_user_timeout": 30_000,
 }
-"""For libpq, in seconds, the last in milliseconds; those in the URL take precedence. A dead server machine is
-noticed within 30 s (our choice: a lease) instead of 2 hours (Linux, tcp_keepalive_time)."""
+"""For libpq, in seconds, the last in milliseconds; the URL's own take precedence. A dead server machine is
+detected within 30 s (our choice: a lease) instead of 2 hours (Linux, tcp_keepalive_time)."""
 _SERVER_KEEPALIVES: Final = {
     "tcp_keepalives_idle": 10,
     "tcp_keepalives_interval": 5,
     "tcp_keepalives_count": 4,
 }
-"""The same on the server: the locks of a dead client machine are released within 30 s."""
+"""The same on the server: a dead client machine's locks are released within 30 s."""
 
 _SCHEMA_LOCK_KEY: Final = 0x7469_6465  # "tide": the advisory lock that serialises migrations on PostgreSQL
 _IS_READER = "tidegate_is_reader"
@@ -70,11 +70,11 @@ class Database:
         self._lock = threading.RLock()
         self._engine: Engine | None = None
         self._urgent_engine: Engine | None = None
-        """PostgreSQL: separate connections for urgent work, which batches cannot use up."""
+        """PostgreSQL: separate connections for urgent work, so that batches cannot use them up."""
         self._process_id = os.getpid()
         self._inode: tuple[int, int] | None = None
         self.writer_wait_s = 0.0
-        """How long this process has waited to be SQLite's one writer, in seconds, since it began."""
+        """How long this process has waited to be SQLite's one writer since it started, in seconds."""
 
     @classmethod
     def open(
@@ -93,9 +93,9 @@ class Database:
 
     @classmethod
     def shared(cls, url: str | URL, *, lock_wait_s: float = LOCK_WAIT_S) -> Database:
-        """This process's one ``Database`` for ``url``: cheap to call in every task, never closed.
+        """This process's one ``Database`` for ``url``; cheap to call in every task, never closed.
 
-        Raises as ``open`` does; a failed opening is tried again the next time.
+        Raises as ``open``; the next call retries a failed opening.
         """
         key = (absolute_url(url), lock_wait_s)
         with _shared_lock:
@@ -111,12 +111,12 @@ class Database:
 
     @property
     def is_sqlite(self) -> bool:
-        """Whether it is a SQLite file, for which writers queue."""
+        """Whether it is a SQLite file, whose writers queue."""
         return self._path is not None
 
     @property
     def clock(self) -> Clock:
-        """The clock for the times in rows that Tidegate writes."""
+        """The clock for times in Tidegate's own rows."""
         return self._clock
 
     @contextmanager
@@ -134,12 +134,12 @@ class Database:
 
     @contextmanager
     def writing(self, *, is_urgent: bool = False) -> Iterator[Connection]:
-        """A connection whose next transaction may write; on SQLite, it holds the writers' lock.
+        """A connection whose next transaction may write; on SQLite it holds the writers' lock.
 
         The caller begins and ends the transaction. is_urgent: for short writes that must not be late, see
-        ``WriterLock``; on PostgreSQL they have connections of their own, which are kept.
-        Raises DatabaseError, and DatabaseUnavailableError without a connection or when other writers hold the
-        lock for ``lock_wait_s``.
+        ``WriterLock``; on PostgreSQL they have their own connections.
+        Raises DatabaseError; DatabaseUnavailableError without a connection, or if other writers hold the lock
+        for ``lock_wait_s``.
         """
         while True:
             engine = self._engine_for(is_urgent=is_urgent)
@@ -147,7 +147,8 @@ class Database:
                 if lock is not None:
                     self.writer_wait_s += lock.waited_s
                 if self._is_stale():
-                    # The file was replaced while we queued; preparing the new one needs the lock: release it.
+                    # The file was replaced while we queued. Preparing the new one needs the lock, so release
+                    # it.
                     continue
                 try:
                     connection = engine.connect()
@@ -160,27 +161,26 @@ class Database:
                 return
 
     def abort(self, connection: Connection) -> None:
-        """Undo the transaction of ``connection`` from another thread: its own hangs in a user's code.
+        """Undo the transaction of ``connection`` from another thread, because its own hangs in a user's code.
 
-        What it wrote is undone, its locks are released, and it cannot write any more. The caller ensures that
-        the connection is not returned meanwhile, and is discarded afterwards. May take as long as one
-        statement.
+        Its writes are undone, its locks released, and it can write no more. The caller must not return the
+        connection meanwhile, and must discard it afterwards. May take as long as one statement.
         """
         lock = connection.info.pop(_WRITER_LOCK, None)
         try:
             raw = connection.connection.dbapi_connection
             if isinstance(raw, sqlite3.Connection):
                 raw.interrupt()
-                # Without a transaction the next statement would commit by itself: it must not write.
+                # Without a transaction, the next statement would commit on its own: forbid writing.
                 raw.execute("PRAGMA query_only = ON")
                 raw.rollback()
             elif raw is not None:
-                # The server ends the transaction of a lost client; the driver would wait for its thread.
+                # The server ends a lost client's transaction; the driver would wait for its thread.
                 descriptor: int = raw.fileno()
                 with socket.socket(fileno=os.dup(descriptor)) as line:
                     line.shutdown(socket.SHUT_RDWR)
         except (OSError, exc.SQLAlchemyError, connection.dialect.loaded_dbapi.Error):
-            # The connection is already lost, and its transaction with it.
+            # The connection is already lost, and so is its transaction.
             logger.debug("The connection of an aborted transaction was already lost.", exc_info=True)
         finally:
             if isinstance(lock, WriterLock):
@@ -192,9 +192,9 @@ class Database:
         return WriterLock(self._path, wait_s=self._lock_wait_s, is_urgent=is_urgent)
 
     def ensure_table(self, table: Table) -> None:
-        """Create ``table`` unless it exists; call it once before a run, not per batch.
+        """Create ``table`` unless it exists. Call this once before a run, not per batch.
 
-        Raises DatabaseError when a table of that name exists and lacks columns of this one.
+        Raises DatabaseError if a table of that name exists but lacks some of the columns.
         """
         try:
             with self.writing() as connection, connection.begin():
@@ -233,9 +233,9 @@ class Database:
         return f"<Database {self.url}>"
 
     def engine(self) -> Engine:
-        """SQLAlchemy's engine for this process and this file, created when there is no current one.
+        """SQLAlchemy's engine for this process and this file, created on demand.
 
-        Raises as ``open`` does.
+        Raises as ``open``.
         """
         with self._lock:
             if self._engine is not None and not self._is_stale():
@@ -272,7 +272,7 @@ class Database:
             if engine is None:
                 continue
             if is_forked:
-                # Closing a SQLite connection inherited by a fork can disturb the parent's: keep it.
+                # Closing a SQLite connection inherited through a fork can disturb the parent's, so keep it.
                 _orphans.append(engine.pool)
             engine.dispose(close=not is_forked)
         self._engine = self._urgent_engine = None
@@ -280,8 +280,8 @@ class Database:
     def _new_engine(self) -> Engine:
         options: dict[str, object] = {}
         if self._path is None:
-            # As many connections as threads need, of which 5 are kept: with SQLAlchemy's limit of 15, a lease
-            # renewal would wait behind 15 batches, and fail after 30 s.
+            # As many connections as threads need, 5 of them kept open. With SQLAlchemy's limit of 15, a lease
+            # renewal would wait for 15 batches and fail after 30 s.
             options = {"pool_pre_ping": True, "isolation_level": "READ COMMITTED", "max_overflow": -1}
             connect_arguments: dict[str, object] = {
                 name: value for name, value in _CONNECT_ARGUMENTS.items() if name not in self._url.query
@@ -315,7 +315,7 @@ class Database:
         connection.commit()
 
     def _prepare(self, engine: Engine) -> None:
-        """Create or migrate the tables, unless they are of this version already (checked without a lock)."""
+        """Create or migrate the tables unless they have this version already (checked without a lock)."""
         if self._path is not None and not self._path.parent.is_dir():
             raise DatabaseError(
                 f"The folder {self._path.parent} of the SQLite database does not exist.",
@@ -334,7 +334,7 @@ class Database:
             raise self._connect_error(error) from error
 
     def _is_new_file(self) -> bool:
-        # Two connections that change to WAL mode together fail at once: only under the lock.
+        # Two connections that switch to WAL mode together fail immediately, so do it only under the lock.
         return self._path is not None and (not self._path.exists() or self._path.stat().st_size == 0)
 
     def _serialise_schema_changes(self, connection: Connection) -> None:
@@ -374,7 +374,7 @@ _orphans: list[Pool] = []
 
 
 def _reset_after_fork() -> None:
-    """Give a forked child free locks, because another thread may have held them."""
+    """Give a forked child fresh locks, because another thread may have held the parent's."""
     global _shared_lock
     _shared_lock = threading.Lock()
     for database in _shared.values():
@@ -385,7 +385,7 @@ os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 def absolute_url(url: str | URL) -> str:
-    """The URL with an absolute path, for processes in other directories. It contains the password.
+    """The URL with an absolute path, for processes in other directories; contains the password.
 
     Raises DatabaseError for an unusable URL.
     """
@@ -393,7 +393,7 @@ def absolute_url(url: str | URL) -> str:
 
 
 def sqlite_file(url: str | URL) -> Path | None:
-    """The absolute path of a SQLite database, which may not exist; None: another kind of database.
+    """The absolute path of a SQLite database, which need not exist; None: another kind of database.
 
     Raises DatabaseError for an unusable URL.
     """
@@ -450,5 +450,5 @@ def _set_up_sqlite(connection: DBAPIConnection, record: ConnectionPoolEntry) -> 
 
 def _begin_sqlite(connection: Connection) -> None:
     is_reader = connection.get_execution_options().get(_IS_READER, False)
-    # A deferred transaction that becomes a writer halfway can fail at once with "database is locked".
+    # A deferred transaction that starts writing halfway can fail immediately with "database is locked".
     connection.exec_driver_sql("BEGIN" if is_reader else "BEGIN IMMEDIATE")

@@ -1,4 +1,4 @@
-"""Dead letters as rows: filters as conditions, rows as values, actions as audit rows."""
+"""Dead letters in the database: filters as conditions, rows as values, actions as audit rows."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tidegate.sql.core.values import (
 )
 
 IN_LIST_MAX = 1_000
-"""Sequence numbers in one IN list (SQLite takes 32,766 parameters, older ones 999; our choice)."""
+"""Sequence numbers per IN list (our choice; SQLite accepts 32,766 parameters, older versions 999)."""
 
 
 def conditions_of(filter_: DeadLetterFilter) -> list[ColumnElement[bool]]:
-    """The conditions of a row that matches ``filter_``."""
+    """The conditions that select rows matching ``filter_``."""
     row = dead_letter.c
     conditions: list[ColumnElement[bool]] = []
     if filter_.event_hub is not None:
@@ -51,7 +51,7 @@ def conditions_of(filter_: DeadLetterFilter) -> list[ColumnElement[bool]]:
 
 
 def consumer_is(consumer: ConsumerKey, partition_id: str) -> ColumnElement[bool]:
-    """The dead letters of one consumer in one partition."""
+    """The condition for one consumer's dead letters in one partition."""
     row = dead_letter.c
     return and_(
         row.event_hub == consumer.event_hub,
@@ -61,7 +61,7 @@ def consumer_is(consumer: ConsumerKey, partition_id: str) -> ColumnElement[bool]
 
 
 def in_order() -> tuple[ColumnElement[object], ...]:
-    """By hub, group, partition (2 before 10) and sequence number."""
+    """The order by hub, group, partition (2 before 10) and sequence number."""
     row = dead_letter.c
     return (
         row.event_hub,
@@ -73,13 +73,13 @@ def in_order() -> tuple[ColumnElement[object], ...]:
 
 
 def dead_letter_of(row: Mapping[str, object]) -> DeadLetter:
-    """The value of a whole row of the table."""
+    """The dead letter in a complete row of the table."""
     values = {**row, "status": DeadLetterStatus(str(row["status"]))}
     return DeadLetter(**values)  # type: ignore[arg-type]  # the columns are the fields, see test_schema
 
 
 def lock_open(unit: UnitOfWork, partition_id: str, sequence_numbers: Sequence[int]) -> list[int]:
-    """Lock those of the dead letters that are still open, and return their sequence numbers."""
+    """Lock the dead letters that are still open, and return their sequence numbers."""
     row = dead_letter.c
     statement = (
         select(row.sequence_number)
@@ -94,7 +94,7 @@ def lock_open(unit: UnitOfWork, partition_id: str, sequence_numbers: Sequence[in
 def write_audit(
     unit: UnitOfWork, partition_id: str, action: str, actor: str, details: Iterable[tuple[int, str]]
 ) -> None:
-    """Record an action for each (sequence number, detail); it also is the witness for a lost COMMIT."""
+    """Record an action for each (sequence number, detail), which is also the witness for a lost COMMIT."""
     now = unit.database.clock.now_utc()
     records = [
         {
@@ -116,7 +116,7 @@ def write_audit(
     first = records[0]["sequence_number"]
 
     def outcome(connection: Connection) -> CommitOutcome:
-        # The dead letter's row lock is held by the lost transaction for as long as it is undecided.
+        # The lost transaction holds the dead letter's row lock until its outcome is decided.
         row = dead_letter.c
         connection.execute(
             select(row.status)

@@ -1,4 +1,4 @@
-"""The statement that writes dead letters, built once for each kind of database, and its parameters."""
+"""The statement that writes dead letters, built once per kind of database, and its parameters."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tidegate.sql.core.values import (
 
 @cache
 def upsert(*, is_sqlite: bool) -> postgresql.Insert | sqlite.Insert:
-    """Insert a dead letter; an existing one is opened again, with one more attempt."""
+    """Insert a dead letter, or reopen an existing one with one more attempt."""
     insert = sqlite.insert(dead_letter) if is_sqlite else postgresql.insert(dead_letter)
     kept = ("first_failed_at", "attempts", *(column.name for column in dead_letter.primary_key))
     changes: dict[str, Any] = {
@@ -40,7 +40,7 @@ def parameters_of(
     pipeline_name: str,
     now: datetime,
 ) -> list[dict[str, object]]:
-    """The parameters of ``upsert``, a dictionary for each dead letter."""
+    """The parameters of ``upsert``, one dictionary per dead letter."""
     return [
         {
             "event_hub": consumer.event_hub,
@@ -63,7 +63,7 @@ def parameters_of(
 
 
 def texts_of(error_type: str, reason: str, traceback: str) -> dict[str, str]:
-    """The three strings of a dead letter as stored: cut, and without characters that a database refuses."""
+    """A dead letter's three strings as stored: cut, and without characters that a database refuses."""
     return {
         "error_type": storable_text(error_type, REASON_CHARACTERS_MAX),
         "reason": storable_text(reason, REASON_CHARACTERS_MAX),

@@ -1,6 +1,6 @@
-"""What a database's error means: bad data, a lost connection, or something the user has to fix.
+"""Decides what a database error means: bad data, a lost connection, or something that the user must fix.
 
-Errors of drivers and of SQLAlchemy stop here; the rest of the package raises the model's errors.
+Driver and SQLAlchemy errors stop here; the rest of the package raises the model's errors.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ from sqlalchemy import exc
 from tidegate.model.errors import DatabaseError, DatabaseUnavailableError
 
 ROW_ERRORS = (exc.StatementError, TypeError, ValueError, ArithmeticError, AttributeError)
-"""What writing a row was seen to raise; ``is_bad_data`` says which of them are the row's fault."""
+"""What writing a row was seen to raise; ``is_bad_data`` decides which are the row's fault."""
 
 _SQLSTATES_LOST = ("08", "57P")
 _SQLSTATES_BUSY = ("40", "55P03", "53")
 _SQLSTATES_DATA = ("21", "22", "23", "44", "45", "P0001", "42804", "42846", "54000")
 # 21 cardinality, 22 data, 23 integrity, 44 view check, P0001 a trigger's RAISE, 42804/42846 type mismatch and
-# cast, 54000 a value too long for its index (PostgreSQL 15 documentation, appendix A); 45 is what SQL leaves
-# to users for errors of their own.
+# cast, 54000 a value too long for its index (PostgreSQL 15 documentation, appendix A); SQL reserves 45 for
+# users' own errors.
 
 _SQLITE_DATA = ("malformed JSON", "integer overflow")
-"""What SQLite calls operational, and functions in generated columns, checks and triggers say of a value."""
+"""Errors of functions in generated columns, checks and triggers about a value; SQLite calls them
+operational."""
 
 _SQLITE_ENVIRONMENT = (
     "database is locked",
@@ -36,32 +37,32 @@ _SQLITE_ENVIRONMENT = (
 
 
 def sqlstate_of(error: BaseException) -> str:
-    """The five-letter SQLSTATE of a PostgreSQL error; empty where there is none."""
+    """The five-character SQLSTATE of a PostgreSQL error; empty if there is none."""
     original = getattr(error, "orig", None) or error
     return getattr(original, "sqlstate", None) or ""
 
 
 def is_deadlock(error: BaseException) -> bool:
-    """Whether PostgreSQL ended a transaction because of a deadlock."""
+    """Whether PostgreSQL aborted a transaction because of a deadlock."""
     return sqlstate_of(error) == "40P01"
 
 
 def is_connection_lost(error: BaseException) -> bool:
-    """Whether the connection is gone, so that an answer may have been lost with it."""
+    """Whether the connection is lost, and perhaps an answer with it."""
     if isinstance(error, exc.DBAPIError) and error.connection_invalidated:
         return True
     state = sqlstate_of(error)
     if state:
         return state.startswith(_SQLSTATES_LOST)
     original = getattr(error, "orig", None) or error
-    # psycopg reports a torn connection as an OperationalError without SQLSTATE.
+    # psycopg reports a lost connection as an OperationalError without SQLSTATE.
     return type(original).__module__.startswith("psycopg") and type(original).__name__ == "OperationalError"
 
 
 def is_bad_data(error: BaseException) -> bool:
-    """Whether the values of a row are at fault, so that its event becomes a dead letter.
+    """Whether a row's values are at fault, so that its event becomes a dead letter.
 
-    For errors raised while rows were being written; False for a wrong table or a lost connection.
+    For errors raised while writing rows; False for a wrong table or a lost connection.
     """
     if isinstance(error, exc.DBAPIError):
         if error.connection_invalidated:
@@ -73,7 +74,7 @@ def is_bad_data(error: BaseException) -> bool:
         if isinstance(original, sqlite3.Error):
             return _is_bad_sqlite_data(original)
         return type(original).__name__ in ("DataError", "ProgrammingError", "NotSupportedError")
-    # A value that the driver or a column type cannot turn into SQL, before the database saw it.
+    # The driver or a column type could not turn a value into SQL, before the database saw it.
     return isinstance(error, ROW_ERRORS)
 
 
@@ -82,14 +83,14 @@ def _is_bad_sqlite_data(error: sqlite3.Error) -> bool:
         return True
     if isinstance(error, sqlite3.OperationalError):
         return str(error) in _SQLITE_DATA
-    # Python 3.11 raises InterfaceError, 3.12 ProgrammingError for a value of a type SQLite does not know.
+    # For a value of an unknown type, Python 3.11 raises InterfaceError and 3.12 ProgrammingError.
     return isinstance(error, sqlite3.InterfaceError | sqlite3.ProgrammingError) and "binding" in str(error)
 
 
 def is_environment(error: BaseException) -> bool:
-    """Whether the database itself is at fault: no connection, no lock, no space, no table, no permission.
+    """Whether the database itself is at fault: no connection, lock, space, table or permission.
 
-    For errors that a handler's own statements raise; anything else is about its event.
+    For errors of a handler's own statements; any other error is its event's fault.
     """
     if isinstance(error, exc.TimeoutError) or is_connection_lost(error):
         return True
@@ -110,7 +111,7 @@ def reason_of(error: BaseException) -> BaseException:
 
 
 def translate(error: BaseException, *, doing: str, where: str) -> DatabaseError:
-    """The model's error for a database's error while ``doing`` something in the database ``where``."""
+    """The model's error for a database error raised while ``doing`` something in the database ``where``."""
     text = " ".join(str(reason_of(error)).split()).rstrip(".")
     state = sqlstate_of(error)
     if "disk is full" in text or state == "53100":
@@ -118,7 +119,7 @@ def translate(error: BaseException, *, doing: str, where: str) -> DatabaseError:
             f"The disk of the database {where} is full: {text}.",
             next_step="Nothing of this batch was written; free some space and start again.",
         )
-    # A process stopped while it writes the log's header also keeps readers out: after 10 s SQLite reports
+    # A process that is stopped while writing the WAL's header also blocks readers: after 10 s SQLite reports
     # "locking protocol" (SQLITE_PROTOCOL; seen with a stopped process).
     if state.startswith(_SQLSTATES_BUSY) or "database is locked" in text or "locking protocol" in text:
         return DatabaseUnavailableError(

@@ -1,4 +1,4 @@
-"""Finding what fails by halving. Where nothing fails, one attempt does everything."""
+"""Finds what fails by halving. If nothing fails, one attempt does everything."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _Error = TypeVar("_Error", bound=Exception)
 def failures_of(
     attempt: Callable[[int, int], None], low: int, until: int, error_type: type[_Error]
 ) -> Iterator[tuple[int, _Error]]:
-    """Attempt the items ``[low, until)``; where that fails, their halves, in order, down to single items.
+    """Attempt the items ``[low, until)``; if that fails, their halves in order, down to single items.
 
-    attempt: raises ``error_type``, and has then had no effect. Yields the index of each item that fails by
-    itself, with its error; stop iterating to stop looking. k failures among n items cost about
-    2 k log2(n / k) attempts more.
+    attempt: raises ``error_type``, and then has had no effect. Yields (index, error) of each item that fails
+    alone; stop iterating to stop the search. k failures among n items cost about 2 k log2(n / k) extra
+    attempts.
     """
     pending = [(low, until)]
     while pending:

@@ -1,7 +1,7 @@
-"""A COMMIT whose answer was lost: the database is asked, behind the same locks, whether it took place.
+"""Finds out whether a COMMIT took place whose answer was lost, by reading behind the same locks.
 
-COMMIT is never sent twice. The committer supplies a ``Witness`` that recognises its transaction; most look
-for the random token that it wrote where it moved something.
+COMMIT is never sent twice. The committer supplies a ``Witness`` that recognises its transaction, usually by
+the random token that it wrote where it moved something.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from tidegate.sql.core.failures import reason_of
 from tidegate.sql.core.values import ConsumerKey
 
 RECONNECT_S_MAX: Final = 15.0
-"""How long to ask for a lost COMMIT's outcome, in seconds (our choice: a restart of the database fits)."""
+"""How long to ask for a lost COMMIT's outcome, in seconds (our choice: longer than a database restart)."""
 _PAUSE_S: Final = 0.1
 
 
 class CommitOutcome(Enum):
-    """What became of a COMMIT whose answer was lost."""
+    """The outcome of a COMMIT whose answer was lost."""
 
     COMMITTED = "committed"
     ROLLED_BACK = "rolled back"
     SUPERSEDED = "superseded"
-    """The checkpoint was moved since: the range is done, once, by this transaction or by another."""
+    """The checkpoint has moved since: the range is done, once, by this transaction or another."""
 
 
 Witness = Callable[[Connection], CommitOutcome]
-"""Reads, behind the locks of the lost transaction, what became of it."""
+"""Reads the lost transaction's outcome, behind its locks."""
 
 
 def resolve_lost_commit(
@@ -43,9 +43,9 @@ def resolve_lost_commit(
     witness: Witness | None,
     error: sqlalchemy_errors.SQLAlchemyError,
 ) -> None:
-    """Return if the transaction was committed; it may take ``RECONNECT_S_MAX`` to find out.
+    """Return if the transaction was committed; finding out may take ``RECONNECT_S_MAX`` seconds.
 
-    witness: None where nothing shows the outcome. error: the answer to COMMIT.
+    witness: None if nothing shows the outcome. error: the answer to COMMIT.
     Raises FencedError (another owner has moved the checkpoint since), DatabaseUnavailableError (rolled back,
     or not known yet: its message says which).
     """

@@ -1,7 +1,7 @@
-"""Parked partition keys: an event waits behind an earlier one of its key that is an open dead letter.
+"""Parked partition keys: an event waits while an earlier one of its key is an open dead letter.
 
-Rule: read under the checkpoint's lock. A partition's pump and redrive both hold it, so that no later event
-of a key overtakes an earlier one.
+Rule: read under the checkpoint's lock, which a partition's pump and a redrive both hold, so that no later
+event of a key overtakes an earlier one.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from tidegate.sql.core.schema import dead_letter
 from tidegate.sql.core.values import ConsumerKey, NewDeadLetter, place_of, storable_text
 
 PARKED: Final = "ParkedKeyError"
-"""The error type of a parked event, which was not run; nothing raises it."""
+"""The error type of a parked event, which was not run; never raised."""
 
 
 def stored_key_of(event: ReceivedEvent) -> str | None:
-    """The event's partition key as stored in dead letters; None: it has none, or does not decode."""
+    """The event's partition key as stored in dead letters; None: it has none, or cannot be decoded."""
     key = place_of(event).partition_key
     return None if key is None else storable_text(key)
 
 
 class KeyOrder:
-    """Decides which events wait behind which, while a batch is run in order."""
+    """Decides which events must wait for which, while a batch is run in order."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class KeyOrder:
         self._is_held = is_held
 
     def waits_behind(self, event: ReceivedEvent) -> int | None:
-        """The sequence number of the open dead letter that ``event`` waits behind; None: it may run."""
+        """The sequence number of the open dead letter for which ``event`` waits; None: it may run."""
         if not self._first_open or not self._is_held(event):
             return None
         key = self._key_of(event)
@@ -53,14 +53,14 @@ class KeyOrder:
         return first if first is not None and first < event.sequence_number else None
 
     def failed(self, event: ReceivedEvent) -> None:
-        """``event`` became a dead letter: later events of its key wait from now on."""
+        """Record that ``event`` became a dead letter, so that later events of its key wait."""
         key = self._key_of(event)
         if key is not None:
             number = event.sequence_number
             self._first_open[key] = min(self._first_open.get(key, number), number)
 
     def is_overtaken(self, dead_lettered: Container[int], events: Sequence[ReceivedEvent]) -> bool:
-        """Whether one of ``events``, ascending, should have waited behind one that was dead-lettered."""
+        """Whether one of ``events``, ascending, should have waited for one that was dead-lettered."""
         keys: set[str | None] = set()
         for event in events:
             if keys and self._is_held(event) and self._key_of(event) in keys:
@@ -72,14 +72,13 @@ class KeyOrder:
 
 
 def first_open_by_key(connection: Connection, consumer: ConsumerKey, partition_id: str) -> dict[str, int]:
-    """The first open dead letter of each partition key that has one, in one partition; one statement.
+    """The first open dead letter of each partition key in one partition, by one statement.
 
-    It walks an index of open dead letters from key to key: one look-up for each parked key, however many
-    events are parked behind it.
+    It walks an index from key to key: one look-up per parked key, however many events are parked.
     """
     row = dead_letter.c
     here = and_(consumer_is(consumer, partition_id), is_open(), row.partition_key.is_not(None))
-    # Sorted and cut to one row, not min(): without statistics PostgreSQL would read all of them for that.
+    # ORDER BY … LIMIT 1, not min(): without statistics, PostgreSQL would read all of them for min().
     smallest = select(row.partition_key).where(here).order_by(row.partition_key).limit(1)
     keys = select(smallest.scalar_subquery().label("key")).cte("parked", recursive=True)
     following = smallest.where(row.partition_key > keys.c.key).scalar_subquery()
@@ -96,12 +95,11 @@ def first_open_by_key(connection: Connection, consumer: ConsumerKey, partition_i
 
 
 def is_open() -> ColumnElement[bool]:
-    """An open dead letter, as the partial index has it: a bound value would not match it."""
+    """Selects open dead letters by the partial index's own condition; a bound value would not match it."""
     return dead_letter.c.status == literal_column("'open'")
 
 
 def parked_letter(event: ReceivedEvent, behind: int, *, is_payload_copied: bool) -> NewDeadLetter:
-    """The dead letter of a parked event."""
     return NewDeadLetter.from_text(
         event,
         PARKED,

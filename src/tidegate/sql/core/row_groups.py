@@ -1,4 +1,4 @@
-"""Rows with the same columns, each with its event: as tuples, or as Arrow columns."""
+"""Groups of rows with the same columns, each row with its event: as tuples, or as Arrow columns."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def insert_group(connection: Connection, table: Table, rows: RowGroup) -> None:
-    """Insert rows in either form. Raises as ``bulk.insert_values``."""
+    """Insert rows of either form. Raises as ``bulk.insert_values``."""
     if isinstance(rows, PartitionRows):
         insert_values(connection, table, rows.columns, rows.values)
         return
@@ -28,7 +28,7 @@ def insert_group(connection: Connection, table: Table, rows: RowGroup) -> None:
 
 
 def joined(groups: Sequence[RowGroup]) -> list[RowGroup]:
-    """Join groups of the same form and columns, for an insert that need not distinguish their events."""
+    """Join groups of the same form and columns, for an insert that need not distinguish events."""
     if len(groups) < 2:
         return list(groups)
     by_columns: dict[tuple[str, ...], list[PartitionRows]] = {}
@@ -54,7 +54,7 @@ def joined(groups: Sequence[RowGroup]) -> list[RowGroup]:
 
 
 def required_columns(table: Table) -> list[str]:
-    """Columns that every row needs."""
+    """The columns that every row must have."""
     return [column.key for column in table.columns if not column.nullable and not _is_filled(column)]
 
 

@@ -1,8 +1,8 @@
-"""The tables that Tidegate keeps beside the user's own, and how they come to be and to change.
+"""Tidegate's tables, which it keeps beside the user's own, and their migrations.
 
-Rule: a released migration is never edited; a change of a table is a new entry in MIGRATIONS. All tables
-are named ``tidegate_…``. Times are stored with their zone on PostgreSQL and as UTC text on SQLite; an
-event's enqueued time stays the integer of milliseconds that the log gave.
+Rule: never edit a released migration; a change to a table is a new entry in MIGRATIONS. All tables are named
+``tidegate_…``. Times are stored with a zone on PostgreSQL and as UTC text on SQLite; an event's enqueued time
+stays the log's integer of milliseconds.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from tidegate.model.errors import DatabaseError
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """An aware time: with zone where the database knows zones, UTC without one where it does not."""
+    """An aware time, stored with its zone if the database has zones, otherwise as UTC without one."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """To the database: in UTC; SQLite gets it without the zone it could not keep."""
+        """Convert to UTC for the database; SQLite gets it without a zone."""
         if value is None:
             return None
         utc = value.astimezone(UTC)
         return utc.replace(tzinfo=None) if dialect.name == "sqlite" else utc
 
     def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """From the database: always aware, in UTC."""
+        """Convert from the database; the result is aware and in UTC."""
         if value is None:
             return None
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
@@ -84,7 +84,7 @@ checkpoint = Table(
     Column("lease_epoch", BigInteger),
     Column("updated_at", UtcDateTime, nullable=False),
 )
-"""One row per consumer and partition: the truth about what has been processed."""
+"""One row per consumer and partition: the authority on what has been processed."""
 
 dead_letter = Table(
     "tidegate_dead_letter",
@@ -105,7 +105,7 @@ dead_letter = Table(
     Column("pipeline", Text, nullable=False),
     Index("tidegate_dead_letter_status", "status", "pipeline"),
 )
-"""Events put aside. The key holds the sequence number: without it a partition could keep only one."""
+"""Dead letters. The sequence number is in the key, because a partition may have many."""
 
 open_keys = Index(
     "tidegate_dead_letter_open_key",
@@ -117,7 +117,7 @@ open_keys = Index(
     postgresql_where=text("status = 'open'"),
     sqlite_where=text("status = 'open'"),
 )
-"""The open dead letters of each partition key, in order: asked for with each batch where keys are parked."""
+"""The open dead letters of each partition key, in order: read with each batch while keys are parked."""
 
 by_time = Index(
     "tidegate_dead_letter_time",
@@ -128,8 +128,8 @@ by_time = Index(
     dead_letter.c.partition_id,
     dead_letter.c.sequence_number,
 )
-"""Dead letters of each status by their last failure: the order of the console's pages. It holds the names, so
-that a page or a sum of one hub is found without the rows of the others."""
+"""Dead letters of each status by their last failure, the order of the console's pages. It includes the names,
+so that pages and sums of one hub do not read the rows of others."""
 
 dead_letter_audit = Table(
     "tidegate_dead_letter_audit",
@@ -160,8 +160,8 @@ batch_ledger = Table(
     Column("transaction_token", String(64), nullable=False),
     Column("committed_at", UtcDateTime, nullable=False),
 )
-"""Micro-batches that were shuffled and so belong to no partition: which of them are committed. The latest of
-each query are kept."""
+"""Committed micro-batches whose rows were shuffled and so belong to no partition; only each query's latest
+are kept."""
 
 ledger_query = Table(
     "tidegate_ledger_query",
@@ -175,7 +175,7 @@ ledger_query = Table(
     Column("transaction_token", String(64), nullable=False),
     Column("updated_at", UtcDateTime, nullable=False),
 )
-"""Queries that the ledger knows: the checkpoint directory and the run that each of them belongs to."""
+"""The ledger's queries, each with its checkpoint directory and current run."""
 
 ledger_stage = Table(
     "tidegate_ledger_stage",
@@ -187,7 +187,7 @@ ledger_stage = Table(
     Column("row_count", BigInteger, nullable=False),
     Column("created_at", UtcDateTime, nullable=False),
 )
-"""Tables with rows that tasks have written and their driver has not merged yet, and whose they are."""
+"""Tables of rows that tasks have written and their driver has not merged yet, with their owners."""
 
 lease = Table(
     "tidegate_lease",
@@ -199,7 +199,7 @@ lease = Table(
     Column("renewed_at", UtcDateTime, nullable=False),
     Column("version", BigInteger, nullable=False),
 )
-"""Which host processes a partition; an empty owner has released it. Every change raises the version."""
+"""Which host processes a partition; an empty owner: it was released. Every change raises the version."""
 
 
 def _create_first_tables(connection: Connection) -> None:
@@ -237,11 +237,11 @@ MIGRATIONS: Final[tuple[Callable[[Connection], None], ...]] = (
     _renew_ledger,
     _index_time,
 )
-"""Entry ``i`` brings a database from version ``i`` to ``i + 1``."""
+"""Entry ``i`` migrates a database from version ``i`` to ``i + 1``."""
 
 
 def current_version(connection: Connection) -> int:
-    """The version of the tables in this database; 0: there are none."""
+    """The version of this database's tables; 0: there are none."""
     if not inspect(connection).has_table(schema_version.name):
         return 0
     versions = connection.execute(select(schema_version.c.version)).scalars().all()
@@ -249,9 +249,9 @@ def current_version(connection: Connection) -> int:
 
 
 def migrate(connection: Connection, *, now: datetime) -> int:
-    """Bring the tables to this program's version; the caller holds the writers' lock and commits.
+    """Migrate the tables to this program's version; the caller holds the writers' lock and commits.
 
-    Returns how many migrations ran. Raises DatabaseError when a newer Tidegate wrote this database.
+    Returns the number of migrations run. Raises DatabaseError if a newer Tidegate wrote this database.
     """
     version = current_version(connection)
     if version > len(MIGRATIONS):

@@ -1,11 +1,10 @@
-"""One transaction that holds everything a batch does: rows, dead letters and the checkpoint.
+"""One transaction for everything that a batch does: rows, dead letters and the checkpoint.
 
-Theory of operation. ``lock`` takes the checkpoint's row (PostgreSQL) or the whole database (SQLite), so that
-competitors for a partition queue. ``advance`` moves the checkpoint only from where this batch started, a
-compare-and-set: an overtaken owner cannot commit anything. Each transaction writes a random token where it
-moves something. A connection that breaks during COMMIT leaves two possible outcomes; the token, read again
-on a new connection behind the same row lock, shows which one happened (``lost_commit``). COMMIT is never
-sent twice.
+Theory of operation. ``lock`` locks the checkpoint's row (PostgreSQL) or the whole database (SQLite), so that
+competitors for a partition queue. ``advance`` moves the checkpoint only from where this batch started (a
+compare-and-set), so that an overtaken owner cannot commit. Each transaction writes a random token where it
+moves something. If the connection breaks during COMMIT, the token is read on a new connection, behind the
+same row lock, and shows the outcome (``lost_commit``). COMMIT is never sent twice.
 
 Order of locks: the writers' file lock (SQLite), then checkpoint rows in ascending partition id, then dead
 letters in ascending sequence number.
@@ -47,18 +46,18 @@ if TYPE_CHECKING:
 
 
 class RowsRefusedError(DatabaseError):
-    """The database refused the values of rows; the transaction is rolled back, or to its savepoint."""
+    """The database refused values of rows; the transaction is rolled back, or to its savepoint."""
 
     def __init__(self, message: str, *, reason: BaseException, is_at_commit: bool = False) -> None:
         super().__init__(message)
         self.reason = reason
-        """The driver's error, in the database's own words."""
+        """The driver's error, with the database's own message."""
         self.is_at_commit = is_at_commit
-        """True: a constraint that is checked only at the end refused all of the transaction together."""
+        """True: a deferred constraint refused the whole transaction at its commit."""
 
 
 def default_owner() -> str:
-    """``host:process``, recorded for people who look at a checkpoint."""
+    """``host:process``, recorded with checkpoints for people."""
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
@@ -66,7 +65,7 @@ class UnitOfWork:
     """One writing transaction for one consumer; a context manager, used once, by one thread.
 
     A clean exit commits, an exception rolls everything back. Do slow work (decoding, handlers) before
-    entering: inside, others wait.
+    entering, because others wait for the locks.
     """
 
     def __init__(
@@ -78,10 +77,10 @@ class UnitOfWork:
         owner: str | None = None,
         lease_epoch: int | None = None,
     ) -> None:
-        """owner: recorded beside the checkpoint; None: ``host:process``.
+        """owner: recorded with the checkpoint; None: ``host:process``.
 
-        lease_epoch: the lease this owner holds. A checkpoint moved under a higher epoch refuses it. None: no
-        lease, the compare-and-set alone decides.
+        lease_epoch: of this owner's lease. A checkpoint moved under a higher epoch refuses it. None: no
+        lease, so only the compare-and-set decides.
         """
         self.database = database
         self.consumer = consumer
@@ -89,22 +88,22 @@ class UnitOfWork:
         self.owner = owner or default_owner()
         self.lease_epoch = lease_epoch
         self.token = uuid.uuid4().hex
-        """Names this transaction in what it writes."""
+        """Identifies this transaction in what it writes."""
         self._rows = CheckpointRows(consumer, database.clock)
         self._stack: ExitStack | None = None
         self._connection: Connection | None = None
         self._witness: Witness | None = None
         self._guard = threading.Lock()
-        """Held while the connection is returned, or aborted by another thread: never both."""
+        """Held while the connection is returned, or while another thread aborts it: never both at once."""
         self._is_aborted = False
         self._violations_before: int | None = None
-        """Broken foreign keys before anything was written; None: they are not counted."""
+        """Broken foreign keys before anything was written; None: not counted."""
 
     @property
     def connection(self) -> Connection:
-        """The transaction's connection, for statements of your own: they commit with the checkpoint.
+        """The transaction's connection, for your own statements, which commit with the checkpoint.
 
-        Raises FencedError where it was aborted, DatabaseError where it has ended or never began.
+        Raises FencedError if the transaction was aborted, DatabaseError if it has ended or never began.
         """
         self._check_not_aborted()
         if self._connection is None:
@@ -122,7 +121,7 @@ class UnitOfWork:
             )
 
     def __enter__(self) -> UnitOfWork:
-        """Take the writers' lock (SQLite) and begin. Raises DatabaseUnavailableError."""
+        """Acquire the writers' lock (SQLite) and begin. Raises DatabaseUnavailableError."""
         assert self._stack is None, "a unit of work is used once"
         with ExitStack() as stack:
             connection = stack.enter_context(self.database.writing())
@@ -145,22 +144,22 @@ class UnitOfWork:
     def lock(self, partition_id: str) -> int | None:
         """Wait for this partition's checkpoint and lock it until the transaction ends.
 
-        Returns its next sequence number; None when nothing was ever committed (the row is created).
-        Raises DatabaseUnavailableError when others hold it for too long.
+        Returns its next sequence number; None if nothing was ever committed (the row is created).
+        Raises DatabaseUnavailableError if others hold it for too long.
         """
         return self.lock_checkpoint(partition_id).next_sequence_number
 
     def lock_checkpoint(self, partition_id: str) -> LockedCheckpoint:
-        """As ``lock``, with the identity of the hub that the checkpoint belongs to.
+        """Lock as ``lock`` does, and return the whole checkpoint, with the identity of its hub.
 
-        Raises FencedError where it was moved under a higher lease epoch than this unit's.
+        Raises FencedError if it was moved under a higher lease epoch than this unit's.
         """
         return self.lock_checkpoints([partition_id])[partition_id]
 
     def lock_checkpoints(self, partition_ids: Sequence[str]) -> dict[str, LockedCheckpoint]:
-        """As ``lock_checkpoint``, of several partitions at once; nothing may have been locked before.
+        """Lock several partitions' checkpoints together; nothing may have been locked before.
 
-        partition_ids: ascending, which prevents deadlocks between transactions that lock the same ones.
+        partition_ids: ascending, which prevents deadlocks between transactions.
         """
         with self.translating(f"locking {_partitions(partition_ids)} of {self.consumer}"):
             locked = self._rows.lock_existing(self.connection, partition_ids)
@@ -200,10 +199,10 @@ class UnitOfWork:
         self.set_witness(outcome)
 
     def insert_rows(self, table: Table, rows: Sequence[Row]) -> int:
-        """Insert rows of any mix of columns; rows with the same columns go together. Returns how many.
+        """Insert rows with any mix of columns, grouped by their columns. Returns how many.
 
-        Raises RowsRefusedError when the database refuses their values, DatabaseError for a column that
-        ``table`` does not have.
+        Raises RowsRefusedError if the database refuses their values, DatabaseError for a column that
+        ``table`` lacks.
         """
         groups: dict[tuple[str, ...], list[tuple[object, ...]]] = {}
         for row in rows:
@@ -213,15 +212,15 @@ class UnitOfWork:
         return len(rows)
 
     def insert_values(self, table: Table, rows: RowGroup) -> int:
-        """Insert rows already in tuples or columns. Returns how many. Raises as ``insert_rows``."""
+        """Insert rows given as tuples or columns. Returns how many. Raises as ``insert_rows``."""
         self._insert(table, rows)
         return len(rows)
 
     def make_constraints_immediate(self, *, is_commit_refused: bool = False) -> None:
-        """Have constraints refuse a row immediately, not at the commit, so that the row can be found.
+        """Check constraints immediately instead of at the commit, so that a refused row can be found.
 
-        SQLite cannot. is_commit_refused: the last attempt was refused at its commit, which justifies the
-        cost: ``check_deferred_constraints`` then reads through the tables with foreign keys each time.
+        SQLite cannot. is_commit_refused: the last attempt was refused at its commit, so
+        ``check_deferred_constraints`` may read through all tables with foreign keys each time.
         """
         with self.translating("making constraints immediate"):
             if not self.database.is_sqlite:
@@ -251,7 +250,7 @@ class UnitOfWork:
 
     @contextmanager
     def translating(self, doing: str) -> Iterator[None]:
-        """Turn SQLAlchemy's errors into DatabaseError, which reports what happened while ``doing``."""
+        """Turn SQLAlchemy's errors into DatabaseErrors that say what failed while ``doing``."""
         try:
             yield
         except sqlalchemy_errors.SQLAlchemyError as error:
@@ -259,7 +258,7 @@ class UnitOfWork:
             raise translate(error, doing=doing, where=self.database.url) from error
 
     def add_dead_letters(self, partition_id: str, dead_letters: Sequence[NewDeadLetter]) -> int:
-        """Write dead letters. One that exists is opened again, with one more attempt. Returns how many."""
+        """Write dead letters; existing ones are reopened with one more attempt. Returns how many."""
         if not dead_letters:
             return 0
         parameters = parameters_of(
@@ -283,11 +282,11 @@ class UnitOfWork:
         enqueued_time_ms: int | None = None,
         event_hub_created_at_ms: int | None = None,
     ) -> None:
-        """Move the checkpoint to ``until_sequence_number``, if it still is where this batch began.
+        """Move the checkpoint to ``until_sequence_number``, if it is still where this batch began.
 
         from_sequence_number: what ``lock`` returned; None: there was no checkpoint. offset, enqueued_time_ms:
-        of the last event of the batch. event_hub_created_at_ms: which hub; None leaves what is stored.
-        Raises FencedError when another owner moved it: nothing of this transaction can be committed then.
+        of the batch's last event. event_hub_created_at_ms: which hub; None keeps the stored value.
+        Raises FencedError if another owner moved it; then this transaction cannot be committed.
         """
         step = CheckpointStep(
             partition_id,
@@ -300,7 +299,7 @@ class UnitOfWork:
         self.advance_all([step])
 
     def advance_all(self, steps: Sequence[CheckpointStep]) -> None:
-        """As ``advance``, for several partitions; at least one."""
+        """Move several partitions' checkpoints as ``advance`` does; at least one."""
         with self.translating(
             f"moving the checkpoint of {_partitions([each.partition_id for each in steps])}"
         ):
@@ -319,20 +318,19 @@ class UnitOfWork:
         return mark
 
     def set_witness(self, witness: Witness) -> None:
-        """Set how the outcome of a lost COMMIT is found out; the last call counts, one witness is enough."""
+        """Set how a lost COMMIT's outcome is found out. One witness is enough; the last call wins."""
         self._witness = witness
 
     def commit(self) -> None:
-        """Make everything of this unit of work durable, or nothing.
+        """Commit everything in this unit of work, or nothing.
 
-        If the connection breaks meanwhile, the outcome is found out: returns when the transaction was
-        committed; raises DatabaseUnavailableError when it was rolled back or the outcome stays unknown
-        (running the same batch again is safe either way: it starts from the checkpoint), FencedError when
-        another owner has moved the checkpoint since.
-        Raises RowsRefusedError for a constraint that is checked only at the end.
+        If the connection breaks meanwhile, the outcome is found out. Returns if the transaction was
+        committed. Raises DatabaseUnavailableError if it was rolled back or the outcome stays unknown
+        (repeating the batch is safe either way: it starts from the checkpoint), FencedError if another owner
+        has moved the checkpoint since, and RowsRefusedError for a deferred constraint.
         """
         try:
-            # Aborted halfway, a COMMIT in SQLite would find no transaction and report success.
+            # In SQLite, a COMMIT after an abort would find no transaction and report success.
             with self._guard:
                 transaction = self.connection.get_transaction()
                 assert transaction is not None
@@ -349,14 +347,14 @@ class UnitOfWork:
             self._close()
 
     def rollback(self) -> None:
-        """Undo everything and let others in."""
+        """Undo everything and release the locks."""
         if self._connection is not None:
             try:
                 transaction = self._connection.get_transaction()
                 if transaction is not None:
                     transaction.rollback()
             except sqlalchemy_errors.SQLAlchemyError:
-                # The server itself rolls back what a broken connection began.
+                # The server itself rolls back a broken connection's transaction.
                 self._connection.invalidate()
             finally:
                 self._close()
@@ -364,8 +362,8 @@ class UnitOfWork:
     def abort(self) -> bool:
         """Undo everything from another thread, because this unit's thread hangs in a user's code.
 
-        Its next use of the connection fails, and so does its commit. Returns False where no transaction is
-        open. Takes as long as one statement.
+        The thread's next use of the connection fails, and so does its commit. Returns False if no transaction
+        is open. Takes as long as one statement.
         """
         with self._guard:
             if self._connection is None or self._is_aborted:
@@ -404,7 +402,7 @@ class UnitOfWork:
             raise translate(error, doing=f"inserting into {table.name}", where=self.database.url) from error
 
     def _checkpoint_outcome(self, connection: Connection, steps: Sequence[CheckpointStep]) -> CommitOutcome:
-        """All steps were taken, or none; other owners may have moved some of the checkpoints since."""
+        """Either all steps were taken or none; other owners may have moved some checkpoints since."""
         found = {each: self._rows.lock(connection, each.partition_id) for each in steps}
         if any(locked.transaction_token == self.token for locked in found.values()):
             return CommitOutcome.COMMITTED

@@ -1,6 +1,6 @@
 """The values of the transactional core: keys, checkpoints, dead letters, results.
 
-Nothing here touches a database; every module of the package may import this one.
+It touches no database; every module of the package may import it.
 """
 
 from __future__ import annotations
@@ -20,20 +20,19 @@ from tidegate.model.position_text import parse_time
 from tidegate.wire.event_codec import decode_event, encode_event
 
 Row = Mapping[str, object]
-"""One row for the target table: column name → value."""
+"""One row of the target table: column name → value."""
 
 REASON_CHARACTERS_MAX: Final = 2_000
-"""A longer reason is cut (our choice: reasons are for lists; the traceback keeps more)."""
+"""Longer reasons are cut (our choice: reasons are for lists; the traceback keeps more)."""
 TRACEBACK_CHARACTERS_MAX: Final = 16_000
-"""A longer traceback keeps its end, where the error is (our choice)."""
+"""Longer tracebacks keep their end, where the error is (our choice)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerKey:
-    """Who reads: an event hub and a consumer group, in the spelling in which keys are stored.
+    """A consumer: an event hub and a consumer group, in the spelling in which keys are stored.
 
-    Event Hubs ignores case in both names, so ``Flights`` and ``flights`` are one consumer: both are stored in
-    lower case, except ``$Default``.
+    Event Hubs ignores case in both names, so both are stored in lower case, except ``$Default``.
     """
 
     event_hub: str
@@ -53,7 +52,7 @@ class ConsumerKey:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """How far one consumer is in one partition, and who moved it there."""
+    """How far a consumer is in one partition, and who moved it there."""
 
     event_hub: str
     consumer_group: str
@@ -61,34 +60,34 @@ class Checkpoint:
     next_sequence_number: int | None
     """The resume point: the first event not yet processed. None if nothing was ever committed."""
     offset: str | None
-    """Offset of the last processed event; None where the batch did not know it."""
+    """Offset of the last processed event; None if the batch did not know it."""
     enqueued_time_ms: int | None
     """When the last processed event was accepted: milliseconds since 1970-01-01 UTC; None as above."""
     event_hub_created_at_ms: int | None
-    """Which hub of this name the sequence numbers belong to; None where it is unknown."""
+    """Which hub of this name the sequence numbers belong to; None if unknown."""
     transaction_token: str | None
-    """The transaction that moved it last; this distinguishes a lost COMMIT from a failed one."""
+    """The transaction that moved it last; distinguishes a lost COMMIT from a failed one."""
     owner: str | None
     """Who moved it last: ``host:process`` unless the owner named itself."""
     lease_epoch: int | None
-    """The lease that the last owner held; None: it held none."""
+    """Of the last owner's lease; None: it had none."""
     updated_at: datetime
 
 
 @dataclass(frozen=True, slots=True)
 class EventPlace:
-    """An event's place in the log, for the dead letter of a row that only the database refused."""
+    """An event's place in the log, for the dead letter of a row that the database refused."""
 
     offset: str
     enqueued_time_ms: int
     partition_key: str | None = None
     payload: bytes | None = None
-    """The encoded event, when it is to be copied into the dead letter."""
+    """The encoded event, if the dead letter is to have a copy."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewDeadLetter:
-    """An event that could not be processed, with its reason, about to be written."""
+    """A dead letter to be written: an event that could not be processed, with its reason."""
 
     sequence_number: int
     offset: str
@@ -100,13 +99,13 @@ class NewDeadLetter:
     traceback: str = ""
     partition_key: str | None = None
     payload: bytes | None = None
-    """The encoded event (``wire.event_codec`` reads it); None: only the pointer into the log is kept."""
+    """The encoded event, for ``wire.event_codec``; None: only the pointer into the log is kept."""
 
     @classmethod
     def from_exception(
         cls, event: ReceivedEvent, error: BaseException, *, is_payload_copied: bool = False
     ) -> NewDeadLetter:
-        """The dead letter of an event whose handler raised; without key and copy if it does not decode."""
+        """The dead letter of an event whose handler raised; without key and copy if it cannot be decoded."""
         place = place_of(event, is_payload_copied=is_payload_copied)
         return cls.at_place(event.sequence_number, place, error)
 
@@ -114,7 +113,7 @@ class NewDeadLetter:
     def from_text(
         cls, event: ReceivedEvent, error_type: str, reason: str, *, is_payload_copied: bool = False
     ) -> NewDeadLetter:
-        """The dead letter of an event with a reason in words, without an exception."""
+        """The dead letter of an event whose reason is a sentence instead of an exception."""
         place = place_of(event, is_payload_copied=is_payload_copied)
         return cls(
             sequence_number=event.sequence_number,
@@ -135,7 +134,7 @@ class NewDeadLetter:
             enqueued_time_ms=place.enqueued_time_ms,
             error_type=type(error).__name__,
             reason=str(error) or type(error).__name__,
-            # A reason that a function returned was never raised.
+            # A reason returned by a function was never raised.
             traceback="".join(traceback_module.format_exception(error)) if error.__traceback__ else "",
             partition_key=place.partition_key,
             payload=place.payload,
@@ -143,7 +142,7 @@ class NewDeadLetter:
 
 
 def place_of(event: ReceivedEvent, *, is_payload_copied: bool = False) -> EventPlace:
-    """The place of ``event``; without its key and copy where its bytes do not decode."""
+    """The place of ``event``; without key and copy if its bytes cannot be decoded."""
     partition_key: str | None = None
     payload: bytes | None = None
     try:
@@ -185,13 +184,13 @@ class BatchResult:
     skipped: int
     """Sequence numbers of the batch that an earlier transaction had committed already."""
     start_sequence_number: int
-    """The first sequence number that this transaction committed; ``until`` when there was nothing to do."""
+    """The first sequence number that this transaction committed; ``until`` if there was nothing to do."""
     until_sequence_number: int
-    """The resume point now: the first event not yet processed."""
+    """The new resume point: the first event not yet processed."""
 
 
 class DeadLetterStatus(StrEnum):
-    """What became of a dead letter."""
+    """The state of a dead letter."""
 
     OPEN = "open"
     REDRIVEN = "redriven"
@@ -220,7 +219,7 @@ class DeadLetter:
     first_failed_at: datetime
     last_failed_at: datetime
     pipeline: str
-    """Name of the pipeline that wrote it; empty where there was none."""
+    """Name of the pipeline that wrote it; empty if there was none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,9 +235,9 @@ class DeadLetterFilter:
     """Open ones by default."""
     error_type: str | None = None
     reason_contains: str | None = None
-    """Text that the reason contains, ignoring case (ASCII letters)."""
+    """A part of the reason, ignoring case (ASCII letters)."""
     reason_is: str | None = None
-    """The whole reason, as it is stored."""
+    """The whole reason, as stored."""
     failed_from: datetime | None = None
     """Last failed at this time or later (aware)."""
     failed_until: datetime | None = None
@@ -246,7 +245,7 @@ class DeadLetterFilter:
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, str], *, now_utc: datetime) -> Self:
-        """The filter of fields from a URL or a form: the inverse of ``to_fields``.
+        """Parse the fields of a URL or a form: the inverse of ``to_fields``.
 
         An empty or missing field matches any value, except ``state``, which defaults to ``open``; ``all``
         matches any. Times may be relative to ``now_utc`` (``2h``). Fields of other names are ignored.
@@ -271,7 +270,7 @@ class DeadLetterFilter:
         )
 
     def to_fields(self) -> dict[str, str]:
-        """The given fields as strings; ``state`` only where it is not ``open``."""
+        """The given fields as strings; ``state`` only if it is not ``open``."""
         found: dict[str, object] = {
             "hub": self.event_hub,
             "group": self.consumer_group,
@@ -290,7 +289,7 @@ class DeadLetterFilter:
         return {name: str(value) for name, value in found.items() if value is not None}
 
     def until(self, time: datetime) -> Self:
-        """The same without those that fail at ``time`` or later."""
+        """The same filter, without dead letters that failed last at ``time`` or later."""
         earliest = time if self.failed_until is None else min(time, self.failed_until)
         return replace(self, failed_until=earliest)
 
@@ -346,11 +345,11 @@ class AuditEntry:
 
 @dataclass(frozen=True, slots=True)
 class RedriveReason:
-    """What a redrive did with the dead letters that shared an error type and a reason."""
+    """A redrive's results for dead letters with the same error type and reason."""
 
     error_type: str
     reason: str
-    """As it was before the redrive."""
+    """As before the redrive."""
     considered: int
     redriven: int
     failed: int
@@ -359,7 +358,7 @@ class RedriveReason:
 
 @dataclass(frozen=True, slots=True)
 class RedriveFailure:
-    """Why dead letters failed again in a redrive; those that share an error type and a reason."""
+    """Dead letters that failed again in a redrive with the same error type and reason."""
 
     error_type: str
     reason: str
@@ -367,7 +366,7 @@ class RedriveFailure:
     count: int
     partition_id: str
     sequence_number: int
-    """Of the first of them."""
+    """Of the first one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,23 +374,23 @@ class RedriveReport:
     """What a redrive did, or would do (``is_dry_run``)."""
 
     considered: int = 0
-    """Open dead letters that were considered, without ``exhausted`` ones."""
+    """Open dead letters that were considered, except ``exhausted`` ones."""
     redriven: int = 0
-    """Closed: their rows and their new status are in one transaction."""
+    """Closed, in the same transaction as their rows."""
     rows: int = 0
     """Inserted by a ``Pipeline``; what another handler wrote is not counted."""
     failed: int = 0
     """Failed again: still open, with the new reason and one more attempt."""
     waiting: int = 0
-    """Not run: parked behind an earlier open one of the same partition key."""
+    """Not run: parked, because an earlier one of the same partition key is open."""
     exhausted: int = 0
-    """Skipped because they had failed ``attempts_max`` times before."""
+    """Skipped: had already failed ``attempts_max`` times."""
     lost: tuple[tuple[str, int], ...] = ()
-    """(partition id, sequence number) of events that are neither in the log nor copied: still open."""
+    """(partition id, sequence number) of events neither in the log nor copied: still open."""
     taken_by_others: int = 0
-    """Closed by another process meanwhile: nothing was written for them here."""
+    """Closed by another process meanwhile: this redrive wrote nothing for them."""
     by_reason: tuple[RedriveReason, ...] = ()
-    """The same counts for each reason, the most frequent first."""
+    """The same counts by reason, the most frequent first."""
     failures: tuple[RedriveFailure, ...] = ()
     """Why ``failed`` ones failed, the most frequent first."""
     is_dry_run: bool = False
@@ -405,17 +404,17 @@ class EventReader(Protocol):
     ) -> Iterable[ReceivedEvent]:
         """The events with these ascending sequence numbers, in this order.
 
-        Raises PositionOutOfRangeError when the log no longer holds one of them.
+        Raises PositionOutOfRangeError if the log no longer holds one of them.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionRows:
-    """Rows, each with the event it came from.
+    """Rows, each with the event that it came from.
 
-    ``values[i]`` holds the columns in the order of ``columns`` and came from ``sequence_numbers[i]``, which
-    never descend. An event may have no row or several.
+    ``values[i]`` has its columns in the order of ``columns`` and came from the event ``sequence_numbers[i]``;
+    these never descend. An event may have no row or several.
     """
 
     columns: tuple[str, ...]
@@ -446,11 +445,12 @@ class PartitionRows:
 
 
 PlaceOf = Callable[[int], EventPlace]
-"""Finds the place of an event by its sequence number."""
+"""Returns an event's place by its sequence number."""
 
 
 def storable_text(text: str, characters_max: int | None = None, *, is_end_kept: bool = False) -> str:
-    """``text`` as every database accepts it: no NUL, no lone surrogates, cut to ``characters_max``."""
+    """``text`` in a form that every database accepts: no NUL, no lone surrogates, cut to
+    ``characters_max``."""
     if characters_max is not None and len(text) > characters_max:
         text = "…" + text[-characters_max + 1 :] if is_end_kept else text[: characters_max - 1] + "…"
     return text.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode("utf-8")

@@ -1,8 +1,8 @@
 """One writer at a time for a SQLite file: a file lock beside it, taken before ``BEGIN IMMEDIATE``.
 
-SQLite itself waits by sleeping, without a queue: 16 writers took 18.5 s with its busy time-out alone, and
-4.9 s with this lock (measured; SQLite 3.40). The lock is advisory and belongs to the open file, so the system
-releases it when its process dies.
+SQLite itself sleeps and polls, without a queue: 16 writers took 18.5 s with its busy time-out alone, and 4.9
+s with this lock (measured, SQLite 3.40). The lock is advisory and belongs to the open file, so the system
+releases it when the process dies.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class WriterLock:
     def __init__(self, database_path: Path, *, wait_s: float, is_urgent: bool = False) -> None:
         """database_path: the database; the lock file is its name with ``-writer`` added.
 
-        wait_s: how long to wait for other writers. is_urgent: go before this process's other writers, and try
-        more often than those of other processes; for short writes that must not be late, such as a renewal of
-        leases.
+        wait_s: how long to wait for other writers. is_urgent: go ahead of this process's other writers, and
+        poll more often than those of other processes; for short writes that must not be late, such as lease
+        renewals.
         """
         self._path = database_path.with_name(database_path.name + "-writer")
         self._wait_s = wait_s
@@ -43,8 +43,8 @@ class WriterLock:
     def acquire(self) -> None:
         """Wait for the lock.
 
-        Raises DatabaseUnavailableError when others held it for ``wait_s``; DatabaseError when the lock file
-        cannot be made.
+        Raises DatabaseUnavailableError if others held it for ``wait_s``; DatabaseError if the lock file
+        cannot be created.
         """
         try:
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -53,7 +53,7 @@ class WriterLock:
                 f"The lock file {self._path} of the SQLite database cannot be opened: {exc.strerror}.",
                 next_step="The folder of the database must be writable for this user.",
             ) from exc
-        # From here on the fork handler knows it: a child's copy would also hold the lock.
+        # From here on the fork handler knows it, because a child's copy would also hold the lock.
         self._descriptor = descriptor
         _open.add(self)
         try:
@@ -89,9 +89,9 @@ class WriterLock:
                 return
 
     def release(self) -> None:
-        """Release the lock; does nothing when it is not held."""
+        """Release the lock if it is held."""
         if self._descriptor is not None:
-            # Closing alone would leave the lock to any copy of the descriptor.
+            # Closing alone would leave the lock with any copy of the descriptor.
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         self._close()
 
@@ -112,16 +112,16 @@ class WriterLock:
 
 
 _open: weakref.WeakSet[WriterLock] = weakref.WeakSet()
-"""Locks that are held or waited for."""
+"""Locks held or waited for."""
 _urgent: set[WriterLock] = set()
-"""Urgent ones that are waited for: this process's other writers let them go first."""
+"""Urgent locks waited for: this process's other writers let them go first."""
 
 
 def _let_go_after_fork() -> None:
-    """A child shares its parent's open lock file: close its copy, or the lock would outlive the parent."""
+    """Close a child's copy of its parent's lock file, or the lock would outlive the parent."""
     _urgent.clear()
     for lock in list(_open):
-        lock._close()  # without LOCK_UN, which would take it from the parent
+        lock._close()  # without LOCK_UN, which would release the parent's lock
 
 
 os.register_at_fork(after_in_child=_let_go_after_fork)

@@ -40,7 +40,7 @@ ALL_OPEN = DeadLetterFilter()
 
 
 class DeadLetters:
-    """The dead letters of a database, of all its consumers.
+    """The dead letters of all of a database's consumers.
 
     Every method raises DatabaseError and DatabaseUnavailableError.
     """
@@ -51,9 +51,9 @@ class DeadLetters:
     def list(
         self, filter: DeadLetterFilter = ALL_OPEN, *, limit: int | None = 100, offset: int = 0
     ) -> list[DeadLetter]:
-        """Those that match ``filter``, by hub, group, partition and sequence number.
+        """The dead letters that match ``filter``, by hub, group, partition and sequence number.
 
-        limit: how many at most, None for all; offset: how many to skip first.
+        limit: at most this many; None: all. offset: how many to skip first.
         """
         statement = select(dead_letter).where(*conditions_of(filter)).order_by(*in_order())
         statement = statement.limit(limit).offset(offset)
@@ -61,7 +61,7 @@ class DeadLetters:
             return [dead_letter_of(dict(row)) for row in connection.execute(statement).mappings()]
 
     def count(self, filter: DeadLetterFilter = ALL_OPEN) -> int:
-        """How many match ``filter``."""
+        """The number of dead letters that match ``filter``."""
         statement = select(func.count()).select_from(dead_letter).where(*conditions_of(filter))
         with self._database.read() as connection:
             return connection.execute(statement).scalar_one()
@@ -69,9 +69,9 @@ class DeadLetters:
     def counts_by_reason(
         self, filter: DeadLetterFilter = ALL_OPEN, *, limit: int | None = None
     ) -> Sequence[ReasonCount]:
-        """How many share an error type and a reason, the most frequent first.
+        """The number of dead letters for each error type and reason, the most frequent first.
 
-        limit: how many reasons at most, None for all.
+        limit: at most this many reasons; None: all.
         """
         row = dead_letter.c
         number = func.count().label("number")
@@ -104,9 +104,9 @@ class DeadLetters:
         return dead_letter_of(dict(found))
 
     def read_event(self, letter: DeadLetter, reader: EventReader) -> ReceivedEvent:
-        """The event of a dead letter: from the log by its pointer, else from the copy that was kept.
+        """The event of a dead letter: from the log by its pointer, else from the dead letter's copy.
 
-        Raises NotFoundError where the log no longer holds it and there is no copy.
+        Raises NotFoundError if the log no longer holds it and there is no copy.
         """
         return find_event(letter, reader)
 
@@ -120,7 +120,7 @@ class DeadLetters:
     ) -> int:
         """Write dead letters outside of a batch's transaction, such as in at-least-once processing.
 
-        pipeline: whose redrive processes them. An existing one is opened again, with one more attempt.
+        pipeline: whose redrive will process them. An existing dead letter is reopened with one more attempt.
         Returns how many.
         """
         unit = UnitOfWork(self._database, consumer, pipeline_name=pipeline)
@@ -137,9 +137,9 @@ class DeadLetters:
         event_hub: str | None = None,
         limit: int | None = 100,
     ) -> Sequence[AuditEntry]:
-        """What was done to dead letters, the latest first; None matches any value.
+        """The actions on dead letters, the latest first; None matches any value.
 
-        event_hub: of all its consumer groups.
+        event_hub: includes all its consumer groups.
         """
         row = dead_letter_audit.c
         columns = [column for column in dead_letter_audit.columns if column.name != "id"]
@@ -149,7 +149,7 @@ class DeadLetters:
                 row.event_hub == consumer.event_hub, row.consumer_group == consumer.consumer_group
             )
         if event_hub is not None:
-            # Appended, so that SQLite walks back from the latest instead of sorting all of the hub.
+            # Rows are appended, so SQLite walks back from the latest instead of sorting all of the hub's.
             statement = statement.where(row.event_hub.concat("") == ConsumerKey(event_hub).event_hub)
         if partition_id is not None:
             statement = statement.where(row.partition_id == partition_id)
@@ -168,10 +168,10 @@ class DeadLetters:
     ) -> int:
         """Close open dead letters for good, without running them; returns how many.
 
-        reason: for the audit trail, must not be empty. actor: who; None: ``host:process``. Those that another
-        process closes meanwhile are skipped. Transactions hold up to 1,000 each; one that fails leaves those
-        before it done. progress: called after each transaction with the number so far; what it raises ends
-        the run.
+        reason: for the audit trail, not empty. actor: who; None: ``host:process``. Dead letters that another
+        process closes meanwhile are skipped. Each transaction holds up to 1,000; if one fails, the earlier
+        ones stay done. progress: called after each transaction with the number so far; an exception in it
+        ends the run.
         """
         if not reason.strip():
             raise InvalidArgumentError("Discarding needs a reason, for the audit trail.")
@@ -188,7 +188,7 @@ class DeadLetters:
         return discarded
 
     def _open_keys(self, filter: DeadLetterFilter) -> Iterator[Sequence[tuple[str, str, str, int]]]:
-        """The keys of open dead letters, page by page along the primary key, never all in memory."""
+        """The keys of open dead letters, page by page along the primary key."""
         row = dead_letter.c
         key = (row.event_hub, row.consumer_group, row.partition_id, row.sequence_number)
         statement = (
@@ -246,17 +246,16 @@ class DeadLetters:
     ) -> RedriveReport:
         """Run the pipeline's open dead letters through its handler again.
 
-        It considers open ones of the pipeline's consumer that a pipeline of the same name wrote; ``filter``
-        narrows them further. What the handler writes, the new status and the audit trail are one transaction
-        per batch, so a redrive may be stopped, repeated, or run twice at once. It takes turns with a host
-        that works on the partition. Events parked behind another of their partition key are run in order,
-        after that one is closed.
+        Considers open dead letters of the pipeline's consumer that a pipeline of the same name wrote;
+        ``filter`` narrows them further. One transaction per batch holds the handler's writes, the new status
+        and the audit trail, so a redrive may be stopped, repeated, or run twice at once. It takes turns with
+        a host that works on the partition. Parked events run in order, after the one that they wait for is
+        closed.
 
-        pipeline: a ``Pipeline``, or a ``TransactionalPipeline``. reader: reads events back from the log.
-        maximum: consider this many at most; None: all. dry_run: do the same, and roll it back. attempts_max:
-        skip those that have failed this many times. batch_size: dead letters per transaction, 1 to 1,000.
-        progress: called first, and after each batch, with the report so far. actor: who, for the audit trail;
-        None: ``host:process``.
+        reader: reads events back from the log. maximum: consider at most this many; None: all. dry_run: do
+        the same, but roll it back. attempts_max: skip dead letters that have failed this many times.
+        batch_size: dead letters per transaction, 1 to 1,000. progress: called at the start and after each
+        batch with the report so far. actor: for the audit trail; None: ``host:process``.
         """
         return Redrive(
             database=self._database,

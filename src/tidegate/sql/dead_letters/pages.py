@@ -1,7 +1,8 @@
-"""Dead letters by page and by hour, however many there are: for a console.
+"""Reads dead letters by page and by hour, however many there are, for the console.
 
-Rule: a page costs only its own rows. It is read along ``tidegate_dead_letter_time`` from the end of the page
-before, never by an offset. Sums read only that index, unless the filter has an error type or a reason.
+Rule: a page costs only its own rows. It is read along the index ``tidegate_dead_letter_time`` from the end of
+the previous page, never by an offset. Sums read only that index, unless the filter has an error type or
+reason.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _LINE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterPlace:
-    """Where a page ended: its last dead letter, in the order of pages."""
+    """The end of a page: its last dead letter."""
 
     last_failed_at: datetime
     event_hub: str
@@ -67,7 +68,7 @@ class DeadLetterLine:
 
     @property
     def place(self) -> DeadLetterPlace:
-        """For the page behind this line."""
+        """The place after which the next page begins."""
         return DeadLetterPlace(
             self.last_failed_at, self.event_hub, self.consumer_group, self.partition_id, self.sequence_number
         )
@@ -75,15 +76,15 @@ class DeadLetterLine:
 
 @dataclass(frozen=True, slots=True)
 class HourCount:
-    """How many dead letters failed last within one hour."""
+    """The number of dead letters that failed last within one hour."""
 
     start: datetime
-    """The hour's begin, aware, in UTC."""
+    """The start of the hour, aware, in UTC."""
     count: int
 
 
 class DeadLetterPages:
-    """Reads the dead letters of a database in pages, and counts them by hour.
+    """Reads a database's dead letters in pages, and counts them by hour.
 
     Every method raises DatabaseError and DatabaseUnavailableError.
     """
@@ -94,10 +95,10 @@ class DeadLetterPages:
     def page(
         self, filter: DeadLetterFilter, *, behind: DeadLetterPlace | None = None, limit: int = 50
     ) -> list[DeadLetterLine]:
-        """Up to ``limit`` of those that match ``filter``, the latest failure first.
+        """Up to ``limit`` dead letters that match ``filter``, the latest failure first.
 
-        behind: the end of the page before; None: begin at the latest. One that fails again meanwhile moves to
-        the front; none of the others is skipped or shown twice.
+        behind: the end of the previous page; None: start with the latest. A dead letter that fails again
+        meanwhile moves to the front; no other is skipped or shown twice.
         """
         parts = [self._part(filter, status, behind, limit) for status in _statuses(filter)]
         if len(parts) == 1:
@@ -113,9 +114,9 @@ class DeadLetterPages:
         return [DeadLetterLine(**{**row, "status": DeadLetterStatus(row["status"])}) for row in found]
 
     def counts_by_hour(self, filter: DeadLetterFilter) -> list[HourCount]:
-        """How many failed last in each hour (UTC) that has any, in order; together they are all."""
+        """The number that failed last in each hour (UTC) that has any, in order; they add up to all."""
         is_sqlite = self._database.is_sqlite
-        # SQLite keeps "2026-11-22 06:00:00.000000": the first 13 characters are the hour.
+        # SQLite stores "2026-11-22 06:00:00.000000": the first 13 characters are the hour.
         hour = (
             func.substr(literal_column("last_failed_at"), 1, 13)
             if is_sqlite
@@ -132,7 +133,7 @@ class DeadLetterPages:
             return [HourCount(_hour_of(found), count) for found, count in connection.execute(statement)]
 
     def open_counts(self, consumer: ConsumerKey | None = None) -> dict[ConsumerKey, int]:
-        """How many are open of each consumer that has any. consumer: None: of all."""
+        """Open dead letters by consumer, for those that have any. consumer: None: all."""
         conditions = [is_open()]
         if consumer is not None:
             conditions += [
@@ -154,7 +155,7 @@ class DeadLetterPages:
         behind: DeadLetterPlace | None,
         limit: int,
     ) -> Select[tuple[object, ...]]:
-        """The first rows of one status, as one walk along the index."""
+        """The first rows of one status, read in one walk along the index."""
         statement = select(*_LINE).where(*self._conditions(filter), _ROW.status == status.value)
         if behind is not None:
             place = tuple_(*astuple(behind), types=[each.type for each in _KEY])
@@ -162,7 +163,7 @@ class DeadLetterPages:
         return statement.order_by(*(column.desc() for column in _KEY)).limit(limit)
 
     def _conditions(self, filter: DeadLetterFilter) -> list[ColumnElement[bool]]:
-        """The filter's conditions without its status; those on names keep SQLite on the time's index."""
+        """The filter's conditions without its status; those on names keep SQLite on the time index."""
         rest = replace(
             filter, event_hub=None, consumer_group=None, partition_id=None, pipeline=None, status=None
         )
@@ -178,7 +179,7 @@ class DeadLetterPages:
         ]
         for column, value in names:
             if value is not None:
-                # Without statistics SQLite would take the primary key, and sort all rows of the hub.
+                # Without statistics, SQLite would use the primary key and sort all rows of the hub.
                 conditions.append((column.concat("") if self._database.is_sqlite else column) == value)
         return conditions
 

@@ -1,7 +1,7 @@
-"""The event behind a dead letter: read back from the log by its pointer, or from the copy that was kept.
+"""Reads a dead letter's event back: from the log by its pointer, or from the dead letter's copy.
 
-An event counts as found only if it has the dead letter's enqueued time: a hub that was deleted and created
-again has other events with the same sequence numbers.
+An event counts as found only if it has the dead letter's enqueued time: a recreated hub has other events with
+the same sequence numbers.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from tidegate.sql.core.values import DeadLetter, EventReader, decode_copy
 
 
 def read_back(reader: EventReader, event_hub: str, page: Sequence[DeadLetter]) -> dict[int, ReceivedEvent]:
-    """The events of one partition's dead letters by sequence number, as far as they still exist.
+    """The events of one partition's dead letters that still exist, by sequence number.
 
-    From the log, else from the dead letter's copy. page: ascending, not empty.
+    Read from the log, else from the dead letter's copy. page: ascending, not empty.
     """
     by_number = {letter.sequence_number: letter for letter in page}
     in_log = {
@@ -34,9 +34,9 @@ def read_back(reader: EventReader, event_hub: str, page: Sequence[DeadLetter]) -
 
 
 def find_event(letter: DeadLetter, reader: EventReader) -> ReceivedEvent:
-    """The event of one dead letter: from the log by its pointer, else from the copy that was kept.
+    """The event of one dead letter: from the log by its pointer, else from the dead letter's copy.
 
-    Raises NotFoundError where the log no longer holds it and there is no copy.
+    Raises NotFoundError if the log no longer holds it and there is no copy.
     """
     try:
         found = read_back(reader, letter.event_hub, [letter]).get(letter.sequence_number)
@@ -68,7 +68,7 @@ def event_of_copy(letter: DeadLetter) -> ReceivedEvent | None:
 def _read_available(
     reader: EventReader, event_hub: str, partition_id: str, numbers: Sequence[int]
 ) -> list[ReceivedEvent]:
-    """The events that the log still holds. Retention takes the oldest, so the rest is found by halving."""
+    """The events that the log still holds. Retention deletes the oldest, so the rest is found by halving."""
     try:
         return list(reader.read_events(event_hub, partition_id, numbers))
     except PositionOutOfRangeError:
@@ -86,7 +86,7 @@ def _read_available(
     try:
         return list(reader.read_events(event_hub, partition_id, numbers[low:]))
     except PositionOutOfRangeError:
-        # Beyond the log's end (a new hub), or retention deleted more meanwhile: read them one by one.
+        # Beyond the log's end (a new hub), or deleted by retention meanwhile: read them one by one.
         return _read_one_by_one(reader, event_hub, partition_id, numbers[low:])
 
 

@@ -1,13 +1,13 @@
-"""Redrive: dead letters run through a (corrected) handler again.
+"""Redrive: runs dead letters through a (corrected) handler again.
 
-Theory of operation. Pages of open dead letters of one partition are read back from the log by their sequence
-numbers. One transaction then locks the partition's checkpoint (so pump and redrive take turns), locks those
-that are still open, runs the handler, closes them and writes the audit trail: so it may be stopped, repeated
-and run twice at once, and nothing is written twice. What fails again stays open with one more attempt;
-``attempts_max`` ends the loop. A dry run is the same transaction, rolled back.
+Theory of operation. The events of a page of one partition's open dead letters are read back from the log. One
+transaction then locks the partition's checkpoint (so that pump and redrive take turns), locks the dead
+letters that are still open, runs the handler, closes them and writes the audit trail. So a redrive may be
+stopped, repeated, or run twice at once, and nothing is written twice. What fails again stays open with one
+more attempt; ``attempts_max`` ends the loop. A dry run is the same transaction, rolled back.
 
-Events that were parked behind another of their partition key stay in order: one runs only when no earlier one
-of its key is still open. The others are ``waiting``.
+Parked events stay in order: one runs only when no earlier one of its partition key is open. The others are
+``waiting``.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Redrive:
         self._place = _Place("")
 
     def run(self) -> RedriveReport:
-        """Run it. After an error, all pages before it are committed; run it again to continue."""
+        """Run the redrive. After an error, earlier pages are committed; run it again to continue."""
         if not 1 <= self.batch_size <= IN_LIST_MAX:
             raise InvalidArgumentError(f"batch_size must be 1 to {IN_LIST_MAX}, got {self.batch_size}.")
         if self.maximum is not None and self.maximum < 0:
@@ -177,7 +177,7 @@ class Redrive:
         *,
         failed: TransactionFailure | None = None,
     ) -> _PageOutcome:
-        """One transaction. Raises a TransactionFailure where it has to be run again, carefully."""
+        """Run one transaction. Raises a TransactionFailure if it has to be run again, carefully."""
         partition_id = self._place.partition_id
         unit = UnitOfWork(self.database, self.pipeline.consumer, pipeline_name=self._form.name)
         with unit, unit.translating("redriving dead letters"):
@@ -207,7 +207,7 @@ class Redrive:
         return outcome
 
     def _order(self, unit: UnitOfWork, letters: Mapping[int, DeadLetter]) -> KeyOrder:
-        """Which of these open dead letters have to wait."""
+        """Decides which of these open dead letters must wait."""
         parked = [letter for letter in letters.values() if _is_parked(letter)]
         unknown = {letter.partition_key for letter in parked} - self._place.blocked.keys()
         if unknown:
@@ -276,11 +276,11 @@ class RedriveContext:
     event_hub: str
     consumer_group: str
     lease: Lease
-    """Owner: who redrives."""
+    """Who redrives."""
 
     @property
     def group(self) -> GroupKey:
-        """The consumer group; the database does not know its namespace, so that is ``redrive``."""
+        """The consumer group, in the namespace ``redrive``: the database does not know the real one."""
         return GroupKey("redrive", self.event_hub, self.consumer_group)
 
     @property
@@ -300,11 +300,11 @@ class RedriveContext:
 
 @dataclass(slots=True)
 class _Place:
-    """The partition that a run is at, and what it knows of its keys."""
+    """The run's current partition, and what is known of its keys."""
 
     partition_id: str
     blocked: dict[str, int] = field(default_factory=dict)
-    """Keys with an open dead letter that this run leaves open, with its sequence number."""
+    """Keys with a dead letter that this run leaves open, and its sequence number."""
     would_close: set[int] = field(default_factory=set)
     """What a dry run would have closed so far."""
 
@@ -331,7 +331,7 @@ def _is_parked(letter: DeadLetter) -> bool:
 
 
 def _check_as_commit_would(unit: UnitOfWork) -> None:
-    """Let a dry run find what a commit would refuse (PostgreSQL). Raises EventsFailedError."""
+    """Make a dry run find what a commit would refuse (PostgreSQL). Raises EventsFailedError."""
     try:
         unit.make_constraints_immediate()
     except DatabaseUnavailableError:

@@ -1,4 +1,4 @@
-"""What a redrive did, by its dead letters' former reasons, and by their new ones."""
+"""Tallies a redrive's outcomes by the dead letters' former reasons, and its failures by the new ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tidegate.sql.core.values import (
 )
 
 REASONS_MAX: Final = 1_000
-"""Reasons that are counted separately (our choice: a reason may hold an event's values); others share one."""
+"""Reasons counted separately; all others share one (our choice: a reason may hold an event's values)."""
 OTHERS: Final = ("", "(other reasons)")
 
 

@@ -1,1 +1,1 @@
-"""Handlers and pipelines as users write them, run over events."""
+"""Handlers and pipelines as users write them, and running them over events."""

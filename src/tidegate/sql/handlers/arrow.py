@@ -1,9 +1,9 @@
 """Runs batch functions, and accounts for every event of a batch. No database here.
 
-Theory of operation. A function is called with a whole batch. Where it raises, the batch is halved until each
-event that it raises for stands alone: its exception is the reason of a dead letter. What it returns is
-checked as a whole: a result that cannot be assigned to events is the function's fault, not an event's, and is
-raised. Importing this module needs pyarrow.
+Theory of operation. A function is called with a whole batch. If it raises, the batch is halved until each
+event for which it raises is isolated; the exception is then that dead letter's reason. Its result is checked
+as a whole: one that cannot be assigned to events is the function's fault, not an event's, and is raised.
+Importing this module needs pyarrow.
 """
 
 from __future__ import annotations
@@ -60,22 +60,22 @@ _FLAT_TYPES = (
     types.Date,
     types.Time,
 )
-"""SQL types that hold one value each: a list in such a column is a mistake, not a string."""
+"""SQL types with single values: a list in such a column is a mistake, not a string."""
 
 
 @dataclass(slots=True)
 class BatchOutcome:
-    """What became of the events of a batch; an event in neither list was skipped on purpose."""
+    """The results for a batch's events; an event in neither list was skipped on purpose."""
 
     groups: list[ArrowRows] = field(default_factory=list)
     failures: list[tuple[int, BaseException]] = field(default_factory=list)
-    """(sequence number, reason), ascending; a ``TransformationError`` is one that the function returned."""
+    """(sequence number, reason), ascending; the function returned those that are ``TransformationError``."""
 
 
 def run_batch_handler(handler: BatchHandler, table: Table, batch: pa.RecordBatch) -> BatchOutcome:
-    """Run ``handler`` over ascending events of a hub partition, until those that it raises for stand alone.
+    """Run ``handler`` over ascending events of a hub partition, isolating those for which it raises.
 
-    batch: has ``sequenceNumber`` and the handler's columns. Raises BatchResultError where a result cannot be
+    batch: has ``sequenceNumber`` and the handler's columns. Raises BatchResultError if a result cannot be
     assigned to its events, and MemoryError.
     """
     outcome = BatchOutcome()
@@ -108,7 +108,7 @@ def run_batch_handler(handler: BatchHandler, table: Table, batch: pa.RecordBatch
 
 
 class _CallFailedError(Exception):
-    """Carries what a function raised, as its cause."""
+    """Its cause is what the function raised."""
 
 
 def account(
@@ -121,9 +121,9 @@ def account(
 ) -> tuple[ArrowRows, list[tuple[int, TransformationError]]]:
     """The rows to write, ascending, and the events with ``_error`` in any of their rows, which write none.
 
-    row_numbers: each row's event. asked: the events that were given, ascending; None: not checked.
-    Raises BatchResultError for columns that ``table`` lacks or cannot hold, and for events that are missing
-    (unless ``is_missing_skipped``) or were not given.
+    row_numbers: each row's event. asked: the events given to the function, ascending; None: not checked.
+    Raises BatchResultError for columns that ``table`` lacks or cannot hold, for missing events (unless
+    ``is_missing_skipped``), and for events that were not given.
     """
     columns = _table_columns(result, table)
     if asked is not None:
@@ -154,7 +154,7 @@ def account(
 
 
 def numbers_of(rows: pa.Table | pa.RecordBatch) -> SequenceNumbers:
-    """The column ``sequenceNumber``. Raises BatchResultError where it is null or no integer."""
+    """The column ``sequenceNumber``. Raises BatchResultError if it has nulls or is not of integers."""
     column = rows.column(SEQUENCE_NUMBER_COLUMN)
     if not pa.types.is_integer(column.type) or column.null_count:
         raise BatchResultError(
@@ -167,7 +167,7 @@ def numbers_of(rows: pa.Table | pa.RecordBatch) -> SequenceNumbers:
 
 
 def event_batch_of(events: Sequence[ReceivedEvent], columns: Iterable[str]) -> pa.RecordBatch:
-    """Events as the data source's columns, and their ``sequenceNumber`` in any case. Event by event: slow."""
+    """Events as the data source's columns, always with ``sequenceNumber``. Slow: event by event."""
     names = list(dict.fromkeys((*columns, SEQUENCE_NUMBER_COLUMN)))
     texts: list[tuple[EventTexts, bytes | None]] = []
     if not _UNDECODED_COLUMNS.issuperset(names):
@@ -193,7 +193,7 @@ def event_batch_of(events: Sequence[ReceivedEvent], columns: Iterable[str]) -> p
 
 
 def _call(handler: BatchHandler, batch: pa.RecordBatch) -> pa.Table:
-    """One call of the function; its result as an Arrow table."""
+    """Call the function once; returns its result as an Arrow table."""
     if isinstance(handler, ArrowHandler):
         result: object = handler.function(batch)
         if isinstance(result, pa.RecordBatch):
@@ -217,7 +217,7 @@ def _wrong_type(result: object, wanted: str) -> BatchResultError:
 
 
 def _row_numbers(result: pa.Table, asked: SequenceNumbers) -> SequenceNumbers:
-    """The event of each row: by ``sequenceNumber``, or in the order of the events given."""
+    """The event of each row: by ``sequenceNumber``, or in the order of the given events."""
     if SEQUENCE_NUMBER_COLUMN in result.column_names:
         return numbers_of(result)
     if result.num_rows != len(asked):
@@ -253,7 +253,7 @@ def _check_complete(
 
 
 def _table_columns(result: pa.Table, table: Table) -> list[str]:
-    """The result's columns that go into ``table``."""
+    """The result's columns to write to ``table``."""
     names = result.column_names
     if len(set(names)) != len(names):
         raise BatchResultError("The result of the handler has two columns with the same name.")
@@ -278,7 +278,7 @@ def _table_columns(result: pa.Table, table: Table) -> list[str]:
 def _failures(
     reasons: pa.ChunkedArray[Any], row_numbers: SequenceNumbers
 ) -> list[tuple[int, TransformationError]]:
-    """Events with a reason, with the first one each."""
+    """The events that have a reason, each with its first."""
     places = np.flatnonzero(pc.is_valid(reasons).to_numpy())
     values = reasons.filter(pc.is_valid(reasons)).to_pylist()
     first: dict[int, TransformationError] = {}

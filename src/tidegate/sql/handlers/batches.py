@@ -1,6 +1,6 @@
-"""Handlers that take a batch of events at once, as Arrow or as pandas, instead of one event.
+"""Handlers of whole batches of events, as Arrow or pandas.
 
-Nothing here needs pyarrow or pandas; they are imported when a batch is run (``arrow``).
+It does not import pyarrow or pandas; ``arrow`` does when a batch is run.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ EVENT_COLUMNS: Final = (
     "properties",
     "systemProperties",
 )
-"""What a handler may ask for: the columns of the data source ``eventhubs``, with its names and types; and
-``properties.NAME``, one of the properties as a string, null where an event does not have it."""
+"""Columns that a handler may ask for, with names and types of the data source ``eventhubs``; also
+``properties.NAME``, one property as a string, null if an event lacks it."""
 
 DEFAULT_COLUMNS: Final = ("body", "partition", "sequenceNumber", "enqueuedTime")
-"""What a handler is given by default: all that costs nothing."""
+"""What a handler is given by default: everything that costs nothing."""
 
 PARTITION_COLUMN: Final = "partition"
 SEQUENCE_NUMBER_COLUMN: Final = "sequenceNumber"
@@ -53,12 +53,12 @@ BOOKKEEPING_COLUMNS: Final = (
     ERROR_COLUMN,
     SKIP_COLUMN,
 )
-"""Columns of a result that say which event a row came from and what to do with it. They are written to the
-table where it has columns of these names."""
+"""Columns of a result that say which event a row came from and what to do with it. They are written if the
+table has columns of these names."""
 
 
 class BatchResultError(InvalidArgumentError):
-    """A batch function returned what cannot be assigned to its events; nothing of it is written."""
+    """A batch function's result cannot be assigned to its events; none of it is written."""
 
 
 class TransformationError(Exception):
@@ -73,10 +73,10 @@ class _BatchFunction:
     function: Callable[[Any], Any]
     columns: tuple[str, ...] = DEFAULT_COLUMNS
     """Which of ``EVENT_COLUMNS`` (or ``properties.NAME``) it is given, in this order; others are not decoded.
-    A property by its name costs far less than a look-up in the column of all of them."""
+    One property by name costs far less than a look-up in the column of all properties."""
     is_missing_skipped: bool = False
-    """True: an event without a result is skipped on purpose. False: it is an error that stops the pipeline
-    before anything of the batch is written."""
+    """True: an event without a result is skipped on purpose. False: it is an error, which stops the pipeline
+    before any of the batch is written."""
 
     def __post_init__(self) -> None:
         if not callable(self.function):
@@ -91,17 +91,17 @@ class _BatchFunction:
 class ArrowHandler(_BatchFunction):
     """A pipeline's handler that turns a ``pyarrow.RecordBatch`` of events into rows.
 
-    It returns a RecordBatch or Table with the table's columns (a subset will do), and, where it needs them:
+    It returns a RecordBatch or Table with columns of the table (a subset is enough) and, optionally:
 
     - ``sequenceNumber``: the event that each row came from, copied from the input. Without it, row i belongs
       to event i, and there are as many rows as events.
     - ``_error``: a reason; the event becomes a dead letter and writes no row.
     - ``_skip``: true; the row is not written, and its event is done.
 
-    Every event needs a result (``is_missing_skipped``), which must not depend on the other events of the
-    batch: where the function raises, the batch is halved until each event that it raises for stands alone and
-    becomes a dead letter with that reason. So it may see an event several times, in any company, and should
-    have no effects of its own.
+    Every event needs a result (unless ``is_missing_skipped``), which must not depend on the batch's other
+    events: if the function raises, the batch is halved until each event for which it raises is isolated and
+    becomes a dead letter. So the function may get an event several times, in any batch, and should have no
+    effects of its own.
     """
 
     function: ArrowFunction
@@ -109,7 +109,7 @@ class ArrowHandler(_BatchFunction):
 
 @dataclass(frozen=True, slots=True)
 class PandasHandler(_BatchFunction):
-    """A pipeline's handler that turns a ``pandas.DataFrame`` of events into rows; else as ``ArrowHandler``.
+    """Like ``ArrowHandler``, but turns a ``pandas.DataFrame`` of events into rows.
 
     ``properties`` and ``systemProperties`` are dicts, ``enqueuedTime`` is in UTC. The index of the result is
     ignored, and NaN, NaT and None all become NULL.
@@ -119,13 +119,13 @@ class PandasHandler(_BatchFunction):
 
 
 BatchHandler = ArrowHandler | PandasHandler
-"""A handler that takes many events at once, as columns."""
+"""A handler of many events at once, as columns."""
 
 
 def checked_columns(columns: Sequence[str], subject: str) -> tuple[str, ...]:
     """The columns that a batch function asks for. subject: how an error begins.
 
-    Raises InvalidArgumentError unless they are columns of events, at least one, each once.
+    Raises InvalidArgumentError unless there is at least one, each an event's column, none repeated.
     """
     if isinstance(columns, str):
         raise InvalidArgumentError(

@@ -1,4 +1,4 @@
-"""The context of a transactional handler's call, and what keeps the handler from ending the transaction."""
+"""The context of a transactional handler's call, and the guard that keeps it from ending the transaction."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ENDS_TRANSACTION = re.compile(
     r"|rollback(?!\s+((work|transaction)\s+)?to\b))\b",
     re.IGNORECASE,
 )
-"""SQL that begins or ends a transaction; a handler may use savepoints."""
+"""SQL that begins or ends a transaction; savepoints are allowed."""
 
 
 class TransactionMisusedError(DatabaseError):
@@ -34,12 +34,12 @@ class TransactionMisusedError(DatabaseError):
 
 @dataclass(frozen=True, slots=True)
 class DeadLettered:
-    """An event that a call made a dead letter, without failing the others."""
+    """An event that a call dead-lettered without failing the others."""
 
     letter: NewDeadLetter
     error: BaseException | None
     is_failure: bool
-    """True: the handler failed for it, so the policy decides. False: the handler itself decided."""
+    """True: the handler failed for it, so the policy decides. False: the handler decided."""
 
 
 class TransactionCall:
@@ -64,7 +64,7 @@ class TransactionCall:
         self._numbers: frozenset[int] | None = None
         self._is_payload_copied = is_payload_copied
         self.rows = 0
-        """Rows that a pipeline's call inserted."""
+        """Rows inserted by a pipeline's call."""
         self.dead_lettered: dict[int, DeadLettered] = {}
         """By sequence number."""
 
@@ -79,27 +79,27 @@ class TransactionCall:
     def connection(self) -> Connection:
         """The transaction's SQLAlchemy connection. Do not commit, roll back or close it.
 
-        Savepoints (``begin_nested``) are yours to use, and an ORM ``Session(context.connection)`` may be
-        committed: it joins the transaction in a savepoint of its own.
+        You may use savepoints (``begin_nested``), and commit an ORM ``Session(context.connection)``: it joins
+        the transaction in its own savepoint.
         """
         if self._connection is None:
             raise InvalidArgumentError("The context of a handler's call was used after the call.")
         return self._connection
 
     def dead_letter(self, event: ReceivedEvent, error: BaseException | str) -> None:
-        """Make an event of this call a dead letter with its reason, without failing the others.
+        """Dead-letter an event of this call, without failing the others.
 
-        What was written for it stays. If called twice for an event, the later reason counts.
+        What was written for it stays. If called twice for an event, the later reason is used.
         Raises InvalidArgumentError for an event that is not of this call.
         """
         self._dead_letter(event, error, is_failure=False)
 
     def fail(self, event: ReceivedEvent, error: BaseException) -> None:
-        """The same for an event that failed and had no effect: the policy decides."""
+        """The same for an event that failed without effect: the policy decides."""
         self._dead_letter(event, error, is_failure=True)
 
     def close(self) -> None:
-        """The call is over."""
+        """End the call, after which its context must not be used."""
         self._connection = None
 
     def _dead_letter(self, event: ReceivedEvent, error: BaseException | str, *, is_failure: bool) -> None:
@@ -123,23 +123,23 @@ class TransactionCall:
 
 
 class TransactionGuard:
-    """Refuses, in advance, what would end the transaction while a handler has its connection.
+    """Refuses whatever would end the transaction while a handler has its connection.
 
-    What bypasses SQLAlchemy (the driver's own ``commit``) cannot be refused; it is noticed afterwards by the
-    missing savepoint.
+    What bypasses SQLAlchemy (the driver's own ``commit``) cannot be refused, but is detected afterwards by
+    the missing savepoint.
     """
 
     def __init__(self, connection: Connection) -> None:
         self._is_lent = False
         self.violation: TransactionMisusedError | None = None
-        """The first one, kept in case the handler swallows it."""
+        """The first refusal, kept in case the handler swallows it."""
         event.listen(connection, "commit", self._refuse_commit)
         event.listen(connection, "rollback", self._refuse_rollback)
         event.listen(connection, "before_cursor_execute", self._check_statement)
 
     @contextmanager
     def lending(self) -> Iterator[None]:
-        """Watch while the handler has the connection. Raises TransactionMisusedError where it misused it."""
+        """Guard the connection while the handler has it. Raises TransactionMisusedError if it misused it."""
         self._is_lent = True
         try:
             yield
@@ -176,7 +176,7 @@ class TransactionGuard:
 
 
 def misused(what: str) -> TransactionMisusedError:
-    """The one error for a handler that ended the transaction."""
+    """The error for a handler that ended the transaction."""
     return TransactionMisusedError(
         what,
         next_step="Nothing of the batch is committed. The checkpoint commits with the handler's writes: "

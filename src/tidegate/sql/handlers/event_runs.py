@@ -1,10 +1,10 @@
-"""Runs events through a handler inside an open transaction, until those that fail stand alone.
+"""Runs events through a handler inside an open transaction, isolating those that fail.
 
-Theory of operation. A call runs behind a savepoint. ``run_whole`` makes one call; any failure is an
-EventsFailedError, and the caller rolls the transaction back (and may wait before it tries again).
-``run_carefully`` halves what fails: the savepoint undoes it, and both halves are run, in order, until each
-event that fails stands alone with its effects undone. An event that must wait for its key (``KeyOrder``) is
-held: left out of every call. An error of the database itself is not an event's fault and ends the run.
+Theory of operation. A call runs behind a savepoint. ``run_whole`` makes one call; after any failure it raises
+EventsFailedError, and the caller rolls the transaction back (and may wait before a retry). ``run_carefully``
+halves what fails: the savepoint undoes it, and both halves run in order, until each failing event is isolated
+and its effects undone. An event that must wait for its key (``KeyOrder``) is held: left out of every call. An
+error of the database itself is not an event's fault and ends the run.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from tidegate.sql.handlers.context import DeadLettered, TransactionCall, Transac
 _Outcome = TypeVar("_Outcome")
 
 RunEvents = Callable[[UnitOfWork, TransactionCall, Sequence[ReceivedEvent]], None]
-"""A handler in its one form: writes the effects of events, dead-letters some, or raises for all of them."""
+"""A handler in its common form: writes the effects of events, dead-letters some, or raises for all."""
 
 _NO_SAVEPOINT = ("3B001", "25P01")
 """PostgreSQL: no such savepoint, no transaction in progress (PostgreSQL 15 documentation, appendix A)."""
 
 
 class EventsFailedError(Exception):
-    """A call failed for some of its events; the transaction must be rolled back. Never reaches a user."""
+    """A call failed for some of its events; the transaction must be rolled back. Users never see it."""
 
     @property
     def is_at_commit(self) -> bool:
@@ -46,16 +46,16 @@ class EventsFailedError(Exception):
 
 
 TransactionFailure = EventsFailedError | RowsRefusedError
-"""Why a transaction is run again, carefully."""
+"""Why a transaction must be repeated carefully."""
 
 
 def repeat_carefully(
     attempt: Callable[[TransactionFailure], _Outcome], failed: TransactionFailure
 ) -> _Outcome:
-    """Run a failed transaction again, carefully, and once more where that is refused at its commit.
+    """Repeat a failed transaction carefully, and once more if that is refused at its commit.
 
-    What fails at once may hide what only a commit refuses, which is looked for only when it is known to be
-    there. attempt: is given the failure before it. Raises what it raises.
+    Immediate failures may hide what only a commit refuses, and searching for that is costly, so it is done
+    only when known to be needed. attempt: called with the previous failure. Raises what it raises.
     """
     try:
         return attempt(failed)
@@ -68,15 +68,15 @@ def repeat_carefully(
 
 @dataclass(slots=True)
 class RunOutcome:
-    """What became of the events of one transaction."""
+    """The results for one transaction's events."""
 
     processed: int = 0
     """Events that ran and did not become dead letters."""
     rows: int = 0
     dead_lettered: list[DeadLettered] = field(default_factory=list)
-    """Events that failed, or that the handler made dead letters."""
+    """Events that failed, or that the handler dead-lettered."""
     held: list[tuple[ReceivedEvent, int]] = field(default_factory=list)
-    """Events that were not run, each with the number of the event it waits behind."""
+    """Events that were not run, each with the number of the event for which it waits."""
     stopped_by: DeadLettered | None = None
     """The failed event before which the run ended (``is_stopped_by_failure``)."""
 
@@ -94,9 +94,9 @@ class EventRun:
         is_payload_copied: bool = False,
         is_stopped_by_failure: bool = False,
     ) -> None:
-        """order: keeps the order of each key; None: events are independent of each other.
+        """order: keeps the order of each key; None: events are independent.
 
-        is_stopped_by_failure: end before the first event that fails, instead of dead-lettering it.
+        is_stopped_by_failure: stop before the first event that fails, instead of dead-lettering it.
         """
         self._unit = unit
         self._handler = handler
@@ -108,9 +108,9 @@ class EventRun:
         self._outcome = RunOutcome()
 
     def run_whole(self, events: Sequence[ReceivedEvent], *, is_failure_accepted: bool) -> RunOutcome:
-        """Make one call. Raises EventsFailedError where it fails or has to be made in smaller parts.
+        """Make one call. Raises EventsFailedError if it fails or needs smaller calls.
 
-        is_failure_accepted: False also refuses failures that the handler reported event by event.
+        is_failure_accepted: False: failures that the handler reported per event also fail the call.
         """
         runnable = self._runnable(events)
         if runnable:
@@ -123,9 +123,9 @@ class EventRun:
     def run_carefully(
         self, events: Sequence[ReceivedEvent], *, is_commit_refused: bool = False
     ) -> RunOutcome:
-        """Make as many calls as it needs for each failed event to stand alone.
+        """Make as many calls as are needed to isolate each failing event.
 
-        is_commit_refused: the last transaction of these events was refused at its commit.
+        is_commit_refused: these events' last transaction was refused at its commit.
         """
         self._unit.make_constraints_immediate(is_commit_refused=is_commit_refused)
 
@@ -164,7 +164,7 @@ class EventRun:
         self._outcome.held = [each for each in held if each[0].sequence_number not in numbers]
 
     def _call(self, events: Sequence[ReceivedEvent], *, is_checked: bool) -> TransactionCall:
-        """Call the handler behind a savepoint. Raises EventsFailedError (undone), from what it raised."""
+        """Call the handler behind a savepoint. Raises EventsFailedError after undoing a failed call."""
         unit = self._unit
         with unit.translating("setting a savepoint"):
             savepoint = unit.connection.begin_nested()
@@ -177,7 +177,7 @@ class EventRun:
             if unit.connection.get_nested_transaction() is not savepoint:
                 raise misused("The handler left a savepoint open, or ended one that is not its own.")
             if is_checked:
-                # Shows an error that the handler swallowed while the savepoint can still undo it.
+                # Reveals an error that the handler swallowed, while the savepoint can still undo it.
                 unit.connection.exec_driver_sql("SELECT 1")
                 unit.check_deferred_constraints()
             self._check_call(call, events)
@@ -199,7 +199,7 @@ class EventRun:
         return call
 
     def _check_call(self, call: TransactionCall, events: Sequence[ReceivedEvent]) -> None:
-        """Raises EventsFailedError where the call's dead letters require smaller calls."""
+        """Raises EventsFailedError if the call's dead letters require smaller calls."""
         if len(events) == 1 or not call.dead_lettered:
             return
         if self._is_stopped_by_failure and any(each.is_failure for each in call.dead_lettered.values()):
@@ -210,7 +210,7 @@ class EventRun:
     def _undo(self, savepoint: NestedTransaction) -> None:
         connection = self._unit.connection
         with self._unit.translating("rolling back to a savepoint"):
-            # A handler that raised may have left savepoints of its own.
+            # A handler that raised may have left its own savepoints open.
             while (inner := connection.get_nested_transaction()) is not None and inner is not savepoint:
                 inner.close()
             savepoint.close()
@@ -228,7 +228,7 @@ class EventRun:
         reason = error.reason if isinstance(error, RowsRefusedError) else reason_of(error)
         letter = NewDeadLetter.from_exception(event, reason, is_payload_copied=self._is_payload_copied)
         if not isinstance(error, RowsRefusedError):
-            # A statement of the handler itself: show where it was run.
+            # The handler's own statement failed: show where it was run.
             letter = replace(letter, traceback="".join(traceback.format_exception(error)))
         self._dead_letter(event, DeadLettered(letter, reason, is_failure=True))
 
@@ -241,7 +241,7 @@ class EventRun:
             self._order.failed(event)
 
     def _raise_if_environment(self, error: BaseException) -> None:
-        """Raises a DatabaseError where the database itself caused ``error``."""
+        """Raises a DatabaseError if the database itself caused ``error``."""
         cause: BaseException | None = error
         seen: set[int] = set()
         while cause is not None and id(cause) not in seen:

@@ -1,7 +1,7 @@
-"""The one form of everything that can be registered as a transactional handler.
+"""The common form of everything that can be registered as a transactional handler.
 
-A ``Pipeline`` (rows in bulk), a ``TransactionalPipeline``, a ``TransactionalProcessor``, a plain function.
-The kind is detected here, once, when a handler is registered; whatever runs it is given the form.
+That is a ``Pipeline`` (rows in bulk), ``TransactionalPipeline``, ``TransactionalProcessor`` or plain
+function. The kind is detected here, once, when a handler is registered; its runners get the form.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from tidegate.sql.handlers.pipeline import Pipeline, TransactionalPipeline
 
 @dataclass(frozen=True, slots=True)
 class HandlerForm:
-    """A handler as transactions and redrives run it."""
+    """A handler in the form in which transactions and redrives run it."""
 
     name: str
-    """Names it in dead letters: the pipeline's name, else that of the function or class."""
+    """Its name in dead letters: the pipeline's, or that of the function or class."""
     run: RunEvents
     pipeline: Pipeline | None = None
-    """Where the handler only returns rows, they can be computed before anything is locked."""
+    """Set if the handler only returns rows, which can be computed before anything is locked."""
     policy: FailurePolicy | None = None
-    """Its own policy; None: the host's."""
+    """The handler's policy; None: the host's."""
 
 
 def form_of(handler: object, consumer: ConsumerKey | None = None) -> HandlerForm:
-    """The one form of ``handler``.
+    """The form of ``handler``.
 
-    consumer: whose checkpoints it is to move; None: the pipeline's own. Raises InvalidArgumentError for
-    what cannot run in a transaction, and for a pipeline of another hub or consumer group.
+    consumer: whose checkpoints it moves; None: the pipeline's own. Raises InvalidArgumentError for anything
+    that cannot run in a transaction, and for a pipeline of another hub or consumer group.
     """
     if isinstance(handler, Pipeline | TransactionalPipeline):
         if consumer not in (None, handler.consumer):
@@ -77,7 +77,7 @@ def _calls_of(handler: object) -> RunEvents:
 
 
 def _rows_of(pipeline: Pipeline) -> RunEvents:
-    """A pipeline's handler inside the transaction: inserts its rows together, reports each failure."""
+    """Runs a pipeline's handler inside the transaction: inserts its rows together, reports each failure."""
 
     def run(unit: UnitOfWork, call: TransactionCall, events: Sequence[ReceivedEvent]) -> None:
         handled = handle_events(pipeline, events, on_failure=call.fail)

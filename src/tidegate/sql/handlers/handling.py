@@ -1,7 +1,7 @@
-"""Runs handlers over events: rows grouped by their columns, and the events that failed. No database here.
+"""Runs handlers over events, and groups their rows by columns. No database here.
 
-A row is checked against the table's columns once per set of columns. Values that only the database can refuse
-are found in ``commit.batch``.
+Each set of columns is checked against the table once. ``commit.batch`` finds values that only the database
+can refuse.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ OnFailure = Callable[[ReceivedEvent, BaseException], None]
 
 
 class HandlerResultError(TypeError):
-    """A handler returned something other than rows; the reason of a dead letter, never raised."""
+    """A handler returned something other than rows; a dead letter's reason, never raised."""
 
 
 class UnknownColumnError(ValueError):
-    """A handler's row names a column that the table lacks; the reason of a dead letter, never raised."""
+    """A handler's row names a column that the table lacks; a dead letter's reason, never raised."""
 
 
 @dataclass(slots=True)
 class HandledEvents:
-    """What a handler made of events: rows by column set, and the events that failed."""
+    """A handler's results: rows by column set, and the events that failed."""
 
     groups: list[RowGroup] = field(default_factory=list)
     """Rows with the same columns, in the order of the events."""
@@ -44,10 +44,10 @@ class HandledEvents:
 def handle_events(
     pipeline: Pipeline, events: Sequence[ReceivedEvent], *, on_failure: OnFailure | None = None
 ) -> HandledEvents:
-    """Run the pipeline's handler. What it raises, or a row that no table could hold, becomes a dead letter.
+    """Run the pipeline's handler. Events for which it raises or returns invalid rows become dead letters.
 
-    An event writes all of its rows or none. on_failure: takes the failures in place of dead letters. A batch
-    handler is given all events at once. Raises BatchResultError, see ``ArrowHandler``.
+    An event writes all of its rows or none. on_failure: called instead of making dead letters. A batch
+    handler gets all events at once. Raises BatchResultError, see ``ArrowHandler``.
     """
     dead_letters: list[NewDeadLetter] = []
 
@@ -87,7 +87,7 @@ def handle_events(
 
 
 class _Shapes:
-    """Groups rows by their column sets, each of which is checked once."""
+    """Groups rows by their column sets, checking each set once."""
 
     def __init__(self, table: Table) -> None:
         self._table = table
@@ -96,7 +96,7 @@ class _Shapes:
         self._last: _Shape | None = None
 
     def add_like_last(self, sequence_number: int, row: dict[str, object]) -> bool:
-        """Add a row fast if it has the columns of the one before; False: it has others."""
+        """Add a row quickly if it has the previous row's columns; returns False if not."""
         shape = self._last
         if shape is None or len(row) != shape.width:
             return False
@@ -111,7 +111,7 @@ class _Shapes:
     def add(self, sequence_number: int, rows: Sequence[Mapping[str, object]]) -> None:
         """Add all rows of one event, or none of them."""
         shapes = [self._shape_of(row) for row in rows]
-        # All are read before any is kept: a custom mapping may raise.
+        # Read all before keeping any, because a custom mapping may raise.
         read = [shape.values_of(row) for shape, row in zip(shapes, rows, strict=True)]
         for shape, values in zip(shapes, read, strict=True):
             shape.values.append(values)
@@ -119,7 +119,7 @@ class _Shapes:
             self._last = shape
 
     def groups(self) -> list[PartitionRows]:
-        """What was added, one group per column set."""
+        """The added rows, one group per column set."""
         return [
             PartitionRows(shape.columns, shape.values, shape.sequence_numbers)
             for shape in self._by_columns.values()

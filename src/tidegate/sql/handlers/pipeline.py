@@ -1,6 +1,6 @@
-"""A pipeline as a user declares it: the source of events, a plain function, and the target of its rows.
+"""A pipeline as users declare it: a source of events, a plain function, and a target for its rows.
 
-``Pipeline`` has a function from an event to rows; ``TransactionalPipeline`` one that writes with the
+The function of a ``Pipeline`` turns an event into rows; that of a ``TransactionalPipeline`` writes with the
 transaction's connection.
 """
 
@@ -26,9 +26,9 @@ from tidegate.sql.core.values import ConsumerKey, Row
 from tidegate.sql.handlers.batches import BatchHandler
 
 Handler = Callable[[ReceivedEvent], Row | Iterable[Row] | None]
-"""Turns an event into one row, several, or none. What it raises becomes the event's dead letter.
+"""Turns an event into one row, several, or none. If it raises, the event becomes a dead letter.
 
-It may run more than once for an event, so it should have no effects of its own: its rows are written once.
+Its rows are written once, but it may run several times for an event, so it should have no other effects.
 """
 
 
@@ -37,10 +37,10 @@ class Pipeline:
     """Events of one hub, through one handler, into one table, exactly once."""
 
     name: str
-    """Names it in dead letters and on the command line; keep it when the handler changes."""
+    """Its name in dead letters and on the command line; keep it when the handler changes."""
     event_hub: str
     table: Table
-    """Where the handler's rows go; its columns are what a row may hold."""
+    """The table for the handler's rows, which may have any of its columns."""
     handler: Handler | BatchHandler
     """A function per event, or an ``ArrowHandler`` or ``PandasHandler`` around a function per batch."""
     consumer_group: str = DEFAULT_CONSUMER_GROUP
@@ -65,33 +65,33 @@ class Pipeline:
 
     @property
     def batch_handler(self) -> BatchHandler | None:
-        """The handler, where it takes batches; None: it takes events."""
+        """The handler if it is called with batches; None: it is called with events."""
         return self.handler if isinstance(self.handler, BatchHandler) else None
 
     @property
     def function(self) -> Callable[..., object]:
-        """The user's function itself, whatever it is wrapped in."""
+        """The user's function, unwrapped."""
         return self.handler.function if isinstance(self.handler, BatchHandler) else self.handler
 
 
 @dataclass(frozen=True, slots=True)
 class TransactionalPipeline:
-    """Events of one hub, through a handler that writes for itself, exactly once.
+    """Events of one hub, through a handler that does its own writing, exactly once.
 
-    Register it with a host, or name it to ``tidegate dlq redrive``.
+    Register it with a host, or redrive its dead letters with ``tidegate dlq redrive``.
     """
 
     name: str
-    """Names it in dead letters and on the command line; keep it when the handler changes."""
+    """Its name in dead letters and on the command line; keep it when the handler changes."""
     event_hub: str
     handler: TransactionalProcessor | TransactionalHandler
-    """A plain function ``(context, events)``, or a processor; each writes with ``context.connection``.
+    """A plain function ``(context, events)``, or a processor, which writes with ``context.connection``.
 
-    A redrive calls it with a context that has no lease (epoch 0), and calls no ``open`` and no ``close``.
+    A redrive's context has no lease (epoch 0), and a redrive does not call ``open`` or ``close``.
     """
     consumer_group: str = DEFAULT_CONSUMER_GROUP
     policy: FailurePolicy | None = None
-    """What happens to an event that it fails for; None: the host's policy."""
+    """What happens to an event for which it fails; None: the host's policy."""
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -111,17 +111,17 @@ class TransactionalPipeline:
 
 
 AnyPipeline = Pipeline | TransactionalPipeline
-"""A pipeline that returns rows, or one that writes for itself."""
+"""A pipeline that returns rows, or one that does its own writing."""
 
 
 class Redrivable(ABC):
-    """Something declared elsewhere that has a pipeline to redrive its dead letters."""
+    """A declaration elsewhere that has a pipeline for redriving its dead letters."""
 
     __slots__ = ()
 
     @abstractmethod
     def redrivable(self) -> Pipeline:
-        """That pipeline. Raises InvalidArgumentError if there is none."""
+        """The pipeline. Raises InvalidArgumentError if there is none."""
 
 
 def load_pipeline(address: str) -> AnyPipeline:
@@ -129,7 +129,7 @@ def load_pipeline(address: str) -> AnyPipeline:
 
     The attribute is a ``Pipeline`` or ``TransactionalPipeline``, a ``StreamPipeline`` that has a handler, or
     a callable without arguments that returns one.
-    Raises InvalidArgumentError when there is none; its cause is what the module raised on import.
+    Raises InvalidArgumentError if there is none; its cause is what the module raised on import.
     """
     found = load_declared(address, (Pipeline, TransactionalPipeline, Redrivable))
     if isinstance(found, Redrivable):
@@ -139,10 +139,9 @@ def load_pipeline(address: str) -> AnyPipeline:
 
 
 def load_declared(address: str, kinds: tuple[type, ...]) -> object:
-    """What is declared at an address, as in ``load_pipeline``: an instance of ``kinds``, or what a callable
-    without arguments returns.
+    """The instance of ``kinds`` at an address (see ``load_pipeline``), or returned by the callable there.
 
-    Raises InvalidArgumentError when it is something else.
+    Raises InvalidArgumentError if it is something else.
     """
     place, separator, attribute = address.rpartition(":")
     if not separator or not place or not attribute.isidentifier():

@@ -1,8 +1,8 @@
-"""One micro-batch in one transaction: rows of several tables, dead letters, and the ledger's row.
+"""Commits one micro-batch in one transaction: rows of several tables, dead letters, and the ledger's row.
 
-When the database refuses rows, the transaction is rolled back, and a second one, also rolled back, halves
-them behind savepoints to find which. Then either that is the error, or those events join the dead letters and
-the first transaction is run again without them.
+If the database refuses rows, the transaction is rolled back, and a second one, also rolled back, halves them
+behind savepoints to find the refused ones. Either these are the error, or their events join the dead letters
+and the first transaction is repeated without them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _compute: Any = pyarrow.compute  # its stubs know less than it does
 PARTITION, SEQUENCE_NUMBER = "partition", "sequenceNumber"
 ERROR, ERROR_TYPE = "_error", "_errorType"
 TRANSFORMATION_ERROR_TYPE: Final = "TransformationError"
-"""``error_type`` of a dead letter whose row has ``_error``."""
+"""The error type of a dead letter whose row has ``_error``."""
 
 _ROWS_READ_MAX: Final = 20_000
 _LETTERS_MAX: Final = 10_000
@@ -62,19 +62,19 @@ LETTER_SCHEMA: Final = pa.schema(
         for name, kind in {**_EVENT_TYPES, ERROR: pa.string(), ERROR_TYPE: pa.string()}.items()
     ]
 )
-"""Of rows that become dead letters."""
+"""The schema of rows that become dead letters."""
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerResult:
-    """What a micro-batch did."""
+    """The result of a micro-batch."""
 
     batch_id: int
     rows: int
-    """Rows written to all tables together."""
+    """Rows written to all tables."""
     dead_letters: int
     is_repeated: bool = False
-    """True: it was committed before; nothing was written now."""
+    """True: it was already committed, so nothing was written."""
 
 
 @dataclass(slots=True)
@@ -82,9 +82,9 @@ class BatchContents:
     """All rows of a micro-batch, in memory and staged."""
 
     rows: dict[str, list[pa.Table]] = field(default_factory=dict)
-    """By table: in memory."""
+    """In memory, by table."""
     stages: dict[str, list[Stage]] = field(default_factory=dict)
-    """By table: left by tasks."""
+    """Left by tasks, by table."""
     letters: list[pa.Table] = field(default_factory=list)
     """Rows of LETTER_SCHEMA."""
 
@@ -102,10 +102,10 @@ class BatchCommit:
     consumer: ConsumerKey | None
     is_refused_dead_lettered: bool
     _refused: RowsRefusedError | None = None
-    """What the last attempt failed with."""
+    """The last attempt's failure."""
 
     def run(self) -> LedgerResult:
-        """Commit, whole or not at all.
+        """Commit everything or nothing.
 
         Raises DatabaseError (a refused row and its column; rows that share a key), LedgerMismatchError,
         FencedError, DatabaseUnavailableError.
@@ -159,7 +159,7 @@ class BatchCommit:
     def _parts(
         self, unit: UnitOfWork, name: str, letters: pa.Table, *, is_staged_read: bool
     ) -> Generator[pa.Table]:
-        """The rows for one table, without those of dead-lettered events."""
+        """One table's rows, without those of dead-lettered events."""
         for rows in self.contents.rows.get(name, ()):
             yield _without_events(rows, letters)
         for stage in self.contents.stages.get(name, ()) if is_staged_read else ():
@@ -171,7 +171,7 @@ class BatchCommit:
                 yield _without_events(rows, letters)
 
     def _find_refused(self, refused: RowsRefusedError) -> list[tuple[LedgerTable, RefusedRow]]:
-        """The rows that the database refuses; only the first, if one is an error anyway."""
+        """The rows that the database refuses; only the first if refusals are errors anyway."""
         found: list[tuple[LedgerTable, RefusedRow]] = []
         refused_max = None if self.is_refused_dead_lettered else 1
         letters = distinct_letters(self.contents.letters)
@@ -219,7 +219,7 @@ def _of_table(rows: pa.Table, target: LedgerTable) -> pa.Table:
 
 
 def letter_rows(rows: pa.Table) -> pa.Table:
-    """The columns of dead letters; those that the rows lack are null."""
+    """The dead letters' columns of the rows; missing ones are null."""
     columns: list[Any] = [
         rows.column(field.name) if field.name in rows.column_names else pa.nulls(rows.num_rows, field.type)
         for field in LETTER_SCHEMA
@@ -243,7 +243,7 @@ def letters_of_refused(refused: Sequence[RefusedRow]) -> pa.Table:
 
 
 def distinct_letters(parts: Sequence[pa.Table]) -> pa.Table:
-    """One dead letter for each event; of several, the first. Raises InvalidArgumentError."""
+    """The first dead letter of each event. Raises InvalidArgumentError."""
     if not parts:
         return LETTER_SCHEMA.empty_table()
     letters = pa.concat_tables(parts)
@@ -281,7 +281,7 @@ def _without_events(rows: pa.Table, letters: pa.Table) -> pa.Table:
 
 
 def _remove_events(unit: UnitOfWork, staged: Table, stage: Stage, letters: pa.Table) -> int:
-    """Delete the rows of dead-lettered events from a stage; how many."""
+    """Delete the rows of dead-lettered events from a stage. Returns how many."""
     if not letters.num_rows or not {PARTITION, SEQUENCE_NUMBER} <= set(stage.event_columns):
         return 0
     keys = Table(

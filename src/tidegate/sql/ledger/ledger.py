@@ -1,15 +1,14 @@
-"""The ledger of micro-batches: which of them are committed, for queries whose rows belong to no partition.
+"""The ledger records committed micro-batches, for queries whose rows belong to no partition.
 
-Theory of operation. After a shuffle a row has no sequence number, so no checkpoint shows whether it was
-written. Spark names a micro-batch by its query's id (stored in the checkpoint directory) and a number that
-grows by one; its contents are fixed by the offsets that Spark journals before it runs it. The ledger keeps,
-per query name, the query id, the next number and, for the latest batches, a fingerprint of those offsets.
-Every transaction locks the one row per name; it holds an epoch that each run of the query raises, so an
-overtaken driver commits nothing.
+Theory of operation. After a shuffle, rows have no sequence numbers, so no checkpoint shows whether they were
+written. Spark identifies a micro-batch by its query's id (stored in the checkpoint directory) and a number
+that grows by one; the offsets that Spark journals before running it fix its contents. Per query name, the
+ledger keeps the query id, the next number and, for the latest batches, a fingerprint of those offsets. Every
+transaction locks the name's one row, whose epoch each run of the query raises, so that an overtaken driver
+cannot commit.
 
-``decide_batch`` is a pure function that decides all that may happen to a batch. The user can allow once what
-it refuses: the token in the refusal names one batch of one query, so leaving it in a program allows nothing
-else.
+``decide_batch``, a pure function, decides what happens to a batch. The user can allow what it refuses, once:
+the token in the refusal names one batch of one query, so leaving it in a program allows nothing else.
 
 Order of locks: the writers' file lock (SQLite), the query's row, target tables, dead letters.
 """
@@ -40,7 +39,7 @@ NAME_CHARACTERS_MAX: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """A micro-batch as Spark names it."""
+    """A micro-batch as Spark identifies it."""
 
     query_id: str
     """Of the checkpoint directory: the same for every run that continues it."""
@@ -52,7 +51,7 @@ class MicroBatch:
 
     @property
     def adoption(self) -> str:
-        """The token with which a user allows this batch where the ledger refuses it."""
+        """The token with which a user allows this batch if the ledger refuses it."""
         return f"{self.query_id}:{self.batch_id}"
 
 
@@ -63,7 +62,7 @@ class LedgerState:
     query_id: str
     next_batch_id: int
     is_batch_known: bool = False
-    """Whether the ledger still has the row of this batch number and query id."""
+    """Whether the ledger still has a row for this batch number and query id."""
     fingerprint: str | None = None
     """Of that row."""
 
@@ -73,16 +72,16 @@ class Decision(Enum):
 
     WRITE = "write"
     SKIP = "skip"
-    """It is committed; Spark was stopped before it could record that."""
+    """Already committed; Spark was stopped before it could record that."""
     ADOPT = "adopt"
     """Write it, and continue the ledger from it, as the user allowed."""
 
 
 def decide_batch(state: LedgerState | None, batch: MicroBatch, adoption: str | None = None) -> Decision:
-    """What to do with ``batch``.
+    """Decide what to do with ``batch``.
 
-    state: None: the ledger does not know a query of this name. adoption: what the user allowed.
-    Raises LedgerMismatchError where writing could double rows and skipping could lose some.
+    state: None: the ledger has no query of this name. adoption: the token that the user gave. Raises
+    LedgerMismatchError if writing could duplicate rows and skipping could lose some.
     """
     trouble = _trouble(state, batch)
     if trouble is None:
@@ -100,7 +99,7 @@ def decide_batch(state: LedgerState | None, batch: MicroBatch, adoption: str | N
 
 
 def _trouble(state: LedgerState | None, batch: MicroBatch) -> tuple[str, str] | None:
-    """What is wrong with this batch and its remedy; None: nothing."""
+    """What is wrong with this batch, and the remedy; None: nothing."""
     number = batch.batch_id
     if state is None:
         if number == 0:
@@ -133,7 +132,7 @@ def _trouble(state: LedgerState | None, batch: MicroBatch) -> tuple[str, str] | 
         if state.fingerprint == batch.fingerprint:
             return None
     elif state.is_batch_known and is_last:
-        # Nothing to compare: Spark repeats only its last batch, if its checkpoint was not changed.
+        # Nothing to compare. If its checkpoint was not changed, Spark repeats only its last batch.
         return None
     return (
         f"Batch {number} has other events than it was committed with; the ledger expects batch "
@@ -145,7 +144,7 @@ def _trouble(state: LedgerState | None, batch: MicroBatch) -> tuple[str, str] | 
 
 
 class BatchLedger:
-    """The ledger of one query. Cheap to make; not to be used by several threads at once."""
+    """The ledger of one query. Cheap to create; not thread-safe."""
 
     def __init__(
         self,
@@ -155,7 +154,7 @@ class BatchLedger:
         adoption: str | None = None,
         batches_kept: int = BATCHES_KEPT,
     ) -> None:
-        """adoption: the token of a refusal that the user overrules, see ``decide_batch``.
+        """adoption: the token of a refusal that the user overrides, see ``decide_batch``.
 
         batches_kept: ledger rows to keep, at least 1.
         """
@@ -171,9 +170,9 @@ class BatchLedger:
         self._batches_kept = batches_kept
 
     def claim(self, batch: MicroBatch) -> int:
-        """Take the query over for the run whose first batch is ``batch``; returns the epoch, for ``enter``.
+        """Take over the query for the run whose first batch is ``batch``; returns the epoch for ``enter``.
 
-        After its commit, a run that was started earlier commits nothing. The same run may claim again.
+        Afterwards, runs that were started earlier cannot commit. The same run may claim again.
         Raises LedgerMismatchError, DatabaseError, DatabaseUnavailableError.
         """
         with UnitOfWork(self.database, self._stand_in) as unit:
@@ -193,7 +192,7 @@ class BatchLedger:
         return epoch + 1
 
     def is_committed(self, batch: MicroBatch) -> bool:
-        """Whether ``batch`` is committed already: read without waiting, before it is computed.
+        """Whether ``batch`` is already committed; read without waiting, before it is computed.
 
         Raises LedgerMismatchError.
         """
@@ -204,9 +203,9 @@ class BatchLedger:
     def enter(self, unit: UnitOfWork, batch: MicroBatch, epoch: int) -> bool:
         """Lock the query and enter ``batch``, to be committed with ``unit``'s other writes.
 
-        Call it first in the transaction, and ``record`` last. Returns False when the batch is committed
-        already: then write nothing. Raises FencedError where a later run has claimed the query,
-        LedgerMismatchError as ``decide_batch``.
+        Call it first in the transaction, and ``record`` last. Returns False if the batch is already
+        committed: then write nothing. Raises FencedError if a later run has claimed the query, and
+        LedgerMismatchError as ``decide_batch`` does.
         """
         with unit.translating(f"entering batch {batch.batch_id} of {self.query_name} into the ledger"):
             state, _, stored_epoch = self._lock(unit.connection, batch)
@@ -249,13 +248,13 @@ class BatchLedger:
         return ConsumerKey("ledger", self.query_name)
 
     def _lock(self, connection: Connection, batch: MicroBatch) -> tuple[LedgerState | None, str, int]:
-        """The state, the run that last claimed the query and its epoch; creates the row if it is missing."""
+        """The state, the run that last claimed the query, and its epoch; creates a missing row."""
         lock = (
             select(ledger_query.c.epoch).where(ledger_query.c.query_name == self.query_name).with_for_update()
         )
         if connection.execute(lock).one_or_none() is None:
             insert = sqlite.insert if self.database.is_sqlite else postgresql.insert
-            # Waits for a competitor that is creating the same row, and sees it afterwards.
+            # Waits for a competitor that is creating the same row, and then sees it.
             connection.execute(
                 insert(ledger_query)
                 .values(

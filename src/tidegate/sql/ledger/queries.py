@@ -1,4 +1,4 @@
-"""What the ledger knows of a query, for programs beside its driver."""
+"""The ledger's record of a query, for programs other than its driver."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from tidegate.sql.core.schema import batch_ledger, ledger_query
 
 
 def next_batch_id(database: Database, query_name: str) -> int | None:
-    """The number of the micro-batch that the ledger expects next; those before it are committed.
+    """The number of the micro-batch that the ledger expects next; earlier ones are committed.
 
-    query_name: as ``LedgerSink`` was given it. None: the ledger knows no query of this name, because no
-    driver of it has begun a micro-batch yet. Raises DatabaseUnavailableError.
+    query_name: as given to ``LedgerSink``. Returns None if no driver of this query has begun a micro-batch
+    yet. Raises DatabaseUnavailableError.
     """
     with database.read() as connection:
         return connection.execute(
@@ -21,10 +21,10 @@ def next_batch_id(database: Database, query_name: str) -> int | None:
 
 
 def forget_query(connection: Connection, query_name: str) -> None:
-    """Delete what the ledger knows of a query, so that one of this name can begin at micro-batch 0.
+    """Delete the ledger's record of a query, so that one of this name can begin at micro-batch 0.
 
-    For a query that starts again with a new checkpoint directory. Empty its target tables in the same
-    transaction, which the caller commits. Stop its driver first.
+    For a query that restarts with a new checkpoint directory. Stop its driver first, and empty its target
+    tables in the same transaction, which the caller commits.
     """
     for table in (batch_ledger, ledger_query):
         connection.execute(delete(table).where(table.c.query_name == query_name))

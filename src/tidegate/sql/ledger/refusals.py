@@ -15,7 +15,7 @@ from tidegate.sql.core.unit_of_work import RowsRefusedError
 from tidegate.sql.ledger.rows import LedgerTable
 
 VALUE_CHARACTERS_MAX = 60
-"""Of each value of a refused row that are shown (our choice)."""
+"""Characters shown of each value of a refused row (our choice)."""
 
 # PostgreSQL's context of a COPY, its messages about NULL, and SQLite's about NOT NULL.
 _COLUMN_PATTERNS = (
@@ -30,7 +30,7 @@ class RefusedRow:
     """A row that the database refuses."""
 
     values: Mapping[str, object]
-    """Of the target's columns and of those that say which event the row came from."""
+    """Of the target's columns, and of those that say which event the row came from."""
     error: RowsRefusedError
 
     @property
@@ -42,9 +42,9 @@ class RefusedRow:
 def write_halving(
     write: Callable[[pa.Table], None], rows: pa.Table, *, refused_max: int | None = None
 ) -> list[RefusedRow]:
-    """Write all rows that the database accepts, and return the others.
+    """Write the rows that the database accepts, and return the others.
 
-    write: raises RowsRefusedError, and has then written nothing. refused_max: stop after so many.
+    write: raises RowsRefusedError, and then has written nothing. refused_max: stop after this many.
     """
     found = failures_of(
         lambda low, until: write(rows.slice(low, until - low)), 0, rows.num_rows, RowsRefusedError

@@ -1,8 +1,7 @@
-"""Rows of a micro-batch into their tables: loaded in bulk, appended or upserted, in one transaction.
+"""Writes a micro-batch's rows to their tables, appended or upserted in bulk, in one transaction.
 
-An upsert loads into a temporary table first and merges that in one statement, so the rule for rows that
-share a key is the same on both databases: an error that names the key, unless ``order_by`` decides which is
-the last.
+An upsert loads a temporary table first and merges it in one statement, so rows that share a key are treated
+the same on both databases: an error names the key, unless ``order_by`` decides which row is last.
 """
 
 from __future__ import annotations
@@ -51,16 +50,16 @@ Rows: TypeAlias = Select[Any]
 
 
 class StagedRowsLostError(DatabaseUnavailableError):
-    """Staged rows were lost in a crash of the database; the batch has to be run again."""
+    """A database crash lost staged rows; the batch must be run again."""
 
 
 class WriteMode(StrEnum):
     """What to do with a row whose key is already in the table."""
 
     APPEND = "append"
-    """Insert rows; the database refuses an existing key."""
+    """Insert the row; the database refuses an existing key."""
     UPSERT = "upsert"
-    """Replace the row that has its key; columns that the rows lack keep their value."""
+    """Replace the row with its key; columns that it lacks keep their values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +69,10 @@ class LedgerTable:
     table: Table
     mode: WriteMode = WriteMode.UPSERT
     key: tuple[str, ...] = ()
-    """Columns that identify a row in an upsert; empty: the primary key. The database must keep them unique,
-    and none of them may be NULL."""
+    """Columns that identify a row in an upsert; empty: the primary key. They must be unique in the database,
+    and never NULL."""
     order_by: tuple[str, ...] = ()
-    """Of rows with one key in a micro-batch, the one with the highest values here is written; NULL is the
+    """Of a micro-batch's rows with the same key, the one with the highest values here is written; NULL is
     lowest. Empty: such rows are an error."""
     is_older_ignored: bool = False
     """True: a row does not replace one with higher ``order_by`` values."""
@@ -111,7 +110,8 @@ class LedgerTable:
 
 
 class TableWriter:
-    """Writes one table's rows in one transaction: any number of ``load`` and ``take``, then ``finish``."""
+    """Writes one table's rows in one transaction: any number of ``load`` and ``take`` calls, then
+    ``finish``."""
 
     def __init__(self, unit: UnitOfWork, target: LedgerTable) -> None:
         self._unit = unit
@@ -119,10 +119,10 @@ class TableWriter:
         self._sources: list[Table] = []
         self._loaded: dict[tuple[str, ...], Table] = {}
         self.rows = 0
-        """How many rows were written to the table."""
+        """The number of rows written to the table."""
 
     def load(self, rows: RowGroup) -> None:
-        """Load rows; an append inserts them at once. Raises RowsRefusedError."""
+        """Load rows; an append inserts them immediately. Raises RowsRefusedError."""
         if not len(rows):
             return
         table = self._target.table
@@ -134,10 +134,10 @@ class TableWriter:
         self.rows += len(rows)
 
     def take(self, staged: Table, columns: Sequence[str], rows: int) -> None:
-        """Take rows from a table of the same database (PostgreSQL), which has these columns.
+        """Take rows from a staged table with these columns in the same database (PostgreSQL).
 
-        rows: how many it should hold. Raises RowsRefusedError; StagedRowsLostError where it holds another
-        number: it is unlogged, and the server has crashed since.
+        rows: how many it must hold. Raises RowsRefusedError; StagedRowsLostError for another number: the
+        table is unlogged, and the server has crashed since.
         """
         with self._unit.translating(f"reading staged rows for {self._target.table.name}"):
             found = self._unit.connection.execute(select(func.count()).select_from(staged)).scalar_one()
@@ -156,7 +156,7 @@ class TableWriter:
         self.rows += rows
 
     def finish(self) -> int:
-        """Merge what was taken; returns how many rows. Raises what ``merge`` raises."""
+        """Merge the loaded and taken rows. Returns how many. Raises as ``merge``."""
         groups: dict[tuple[str, ...], list[Table]] = {}
         for source in [*self._loaded.values(), *self._sources]:
             groups.setdefault(tuple(source.columns.keys()), []).append(source)
@@ -182,7 +182,7 @@ class TableWriter:
 
 
 def check_key(database: Database, target: LedgerTable) -> None:
-    """Raises InvalidArgumentError where the database does not keep an upsert's key unique."""
+    """Raises InvalidArgumentError if the database does not keep an upsert's key unique."""
     if target.mode is WriteMode.APPEND:
         return
     table = target.table
@@ -211,7 +211,7 @@ def loose_copy(
     more: Sequence[Column[Any]] = (),
     prefixes: Sequence[str] = (),
 ) -> Table:
-    """A table with these columns of ``table`` and their types, without its constraints."""
+    """A table with some columns of ``table`` and their types, without constraints."""
     copies = [
         Column(table.columns[key].name, table.columns[key].type, key=key, nullable=True) for key in columns
     ]
@@ -219,15 +219,15 @@ def loose_copy(
 
 
 def merge(unit: UnitOfWork, target: LedgerTable, sources: Sequence[Table], columns: Sequence[str]) -> None:
-    """Upsert the rows of tables with these columns.
+    """Upsert the rows of source tables with these columns.
 
-    Raises RowsRefusedError, and DatabaseError where rows share a key and nothing says which is the last.
+    Raises RowsRefusedError, and DatabaseError if rows share a key and nothing says which is last.
     """
     parts = [select(*(source.columns[key].label(key) for key in columns)) for source in sources]
     source = parts[0].subquery() if len(parts) == 1 else union_all(*parts).subquery()
     if unit.database.is_sqlite:
         _refuse_null_keys(unit, target, source)
-    # PostgreSQL refuses a second row of a key, unless both are older than what is stored; in SQLite it would
+    # PostgreSQL refuses a key's second row, unless both are older than the stored one; in SQLite it would
     # silently win.
     is_looked_for = unit.database.is_sqlite or target.is_older_ignored
     is_shared = is_looked_for and bool(_shared_keys(unit, target, source))
@@ -242,7 +242,7 @@ def merge(unit: UnitOfWork, target: LedgerTable, sources: Sequence[Table], colum
 
 
 def _try_upsert(unit: UnitOfWork, target: LedgerTable, columns: Sequence[str], rows: Rows) -> bool:
-    """False: nothing was written, because two of the rows have one key (PostgreSQL)."""
+    """Returns False, with nothing written, if two of the rows share a key (PostgreSQL)."""
     savepoint = unit.connection.begin_nested()
     try:
         execute_rows(unit, _upsert(unit, target, columns, rows), target.table)
@@ -288,7 +288,7 @@ def _upsert(
 def _is_not_below(
     new: Sequence[ColumnElement[object]], stored: Sequence[ColumnElement[object]]
 ) -> ColumnElement[bool]:
-    """``new >= stored``, compared from the left, NULL being the lowest value."""
+    """``new >= stored``, compared column by column from the left; NULL is lowest."""
     result: ColumnElement[bool] = true()
     for mine, theirs in zip(reversed(new), reversed(stored), strict=True):
         is_equal = or_(mine == theirs, and_(mine.is_(None), theirs.is_(None)))
@@ -304,7 +304,7 @@ def _rows_of(source: Table | Subquery, columns: Sequence[str]) -> Rows:
 
 
 def _ranked(target: LedgerTable, source: Subquery, columns: Sequence[str]) -> Subquery:
-    """The rows, numbered within their key from the highest by ``order_by`` on."""
+    """The rows, numbered within each key from the highest by ``order_by``."""
     order = [source.columns[key].desc().nulls_last() for key in target.order_by]
     rank = func.rank().over(partition_by=[source.columns[key] for key in target.key_columns], order_by=order)
     return select(*(source.columns[key].label(key) for key in columns), rank.label(_RANK)).subquery()
@@ -313,7 +313,7 @@ def _ranked(target: LedgerTable, source: Subquery, columns: Sequence[str]) -> Su
 def _shared_keys(
     unit: UnitOfWork, target: LedgerTable, source: Subquery, *, is_highest_only: bool = False
 ) -> Sequence[tuple[object, ...]]:
-    """Keys that several rows have; is_highest_only: that several rows have which are the highest of it."""
+    """Keys shared by several rows; is_highest_only: by several rows that are all the key's highest."""
     rows = _ranked(target, source, target.key_columns) if is_highest_only else source
     keys = [rows.columns[key] for key in target.key_columns]
     statement = select(*keys).group_by(*keys).having(func.count() > 1).limit(_KEYS_SHOWN)
@@ -324,7 +324,7 @@ def _shared_keys(
 
 
 def _refuse_null_keys(unit: UnitOfWork, target: LedgerTable, source: Subquery) -> None:
-    """SQLite gives a row without its integer key a new one. Raises RowsRefusedError, as PostgreSQL's own."""
+    """Raises RowsRefusedError as PostgreSQL would; SQLite would give a row without integer key a new one."""
     for key in target.key_columns:
         statement = select(true()).select_from(source).where(source.columns[key].is_(None)).limit(1)
         with unit.translating(f"looking for rows of {target.table.name} without a key"):
@@ -346,8 +346,8 @@ def _duplicate_error(target: LedgerTable, keys: Sequence[tuple[object, ...]]) ->
         return DatabaseError(
             f"Several rows for {target.table.name} have the same key and the same "
             f"{', '.join(target.order_by)}, the highest of the key: {shown}.",
-            next_step="Nothing of the micro-batch was written. Add a column to order_by that tells them "
-            "apart.",
+            next_step="Nothing of the micro-batch was written. Add a column to order_by that "
+            "distinguishes them.",
         )
     return DatabaseError(
         f"Several rows for {target.table.name} have the same key: {shown}.",

@@ -1,9 +1,9 @@
-"""Stages: where tasks leave the rows of a large micro-batch until its driver commits them together.
+"""Stages, in which tasks leave a large micro-batch's rows until its driver commits them together.
 
-On PostgreSQL a task creates an unlogged table and fills it by COPY, both in one transaction: an attempt that
-is killed leaves nothing. On SQLite, which has one writer, it writes a file beside the database instead. A
-stage records its query, the epoch of its run and its batch. The driver merges those that Spark's accepted
-attempts named; all others of its query that are not of a later epoch or batch are strays.
+On PostgreSQL a task creates an unlogged table and fills it by COPY in one transaction, so a killed attempt
+leaves nothing. On SQLite, which has one writer, it writes a file beside the database instead. A stage records
+its query, batch and run's epoch. The driver merges the stages of the attempts that Spark accepted; all others
+of its query are strays, unless they are of a later epoch or batch.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ EVENT_COLUMNS: Final[Mapping[str, Any]] = {
 """Columns that say which event a row came from, with their types in a stage."""
 
 _EVENT_PREFIX: Final = "tidegate_event_"
-"""Prefix of these columns' names, which a target table may also have."""
+"""Prefix of these columns in a stage, because a target table may have the same names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +69,13 @@ class StageOwner:
 
     @property
     def spool_folder(self) -> Path | None:
-        """Where stages are files; None: they are tables."""
+        """The folder of stages that are files; None: they are tables."""
         path = sqlite_file(self.database_url)
         return None if path is None else path.with_name(path.name + "-stages")
 
     @property
     def file_prefix(self) -> str:
-        """What the names of this query's files begin with."""
+        """The prefix of this query's file names."""
         return hashlib.sha256(self.query_name.encode()).hexdigest()[:16] + "-"
 
 
@@ -84,15 +84,15 @@ class Stage:
     """Rows that a task has staged."""
 
     name: str
-    """Of the table, or of the file."""
+    """The name of the table or file."""
     rows: int
     columns: tuple[str, ...]
-    """Columns of the target table that the rows have."""
+    """The target table's columns that the rows have."""
     event_columns: tuple[str, ...]
-    """Of ``EVENT_COLUMNS``, those that the rows also have."""
+    """Those of ``EVENT_COLUMNS`` that the rows have."""
 
     def table(self, target: Table) -> Table:
-        """The stage as a table of PostgreSQL."""
+        """The stage as a PostgreSQL table."""
         more: list[Column[Any]] = [
             Column(_EVENT_PREFIX + name, EVENT_COLUMNS[name]) for name in self.event_columns
         ]
@@ -129,7 +129,7 @@ class StageWriter:
         return self
 
     def write(self, rows: pa.Table) -> None:
-        """Add rows with the stage's columns, the event's with their plain names.
+        """Add rows with the stage's columns; the event's have their plain names.
 
         Raises RowsRefusedError, which leaves the stage unchanged.
         """
@@ -144,9 +144,9 @@ class StageWriter:
         self._rows += rows.num_rows
 
     def stage(self) -> Stage:
-        """The stage as written; call it before the exit.
+        """The written stage; call it before the exit.
 
-        Raises FencedError where another run has claimed the query: the stage would never be merged.
+        Raises FencedError if another run has claimed the query, because the stage would never be merged.
         """
         stage = Stage(self._stage.name, self._rows, self._stage.columns, self._stage.event_columns)
         if self._unit is None:
@@ -199,12 +199,12 @@ class StageWriter:
 
 
 def arrow_rows(rows: pa.Table) -> ArrowRows:
-    """Rows without sequence numbers, for the bulk paths."""
+    """Rows without sequence numbers, for bulk inserts."""
     return ArrowRows(rows, np.zeros(rows.num_rows, dtype=np.int64))
 
 
 def read_stage_file(owner: StageOwner, stage: Stage) -> Iterator[pa.Table]:
-    """The rows of a stage that is a file, some at a time, with the event's columns by their plain names."""
+    """The rows of a stage file, in portions, with plain names for the event's columns."""
     folder = owner.spool_folder
     assert folder is not None
     with pa.memory_map(str(folder / stage.name)) as source, pa.ipc.open_file(source) as reader:
@@ -213,9 +213,9 @@ def read_stage_file(owner: StageOwner, stage: Stage) -> Iterator[pa.Table]:
 
 
 def read_stage_table(unit: UnitOfWork, stage: Stage, target: Table, rows_max: int) -> Iterator[pa.Table]:
-    """The rows of a stage that is a table, ``rows_max`` at a time. Slow: for finding a refused row.
+    """The rows of a stage table, ``rows_max`` at a time. Slow: for finding a refused row.
 
-    The transaction may be used for other statements meanwhile.
+    The transaction may run other statements meanwhile.
     """
     columns = [
         # As stored: Arrow cannot hold a member of a Python enumeration.
@@ -257,9 +257,9 @@ def remove_stage_files(owner: StageOwner, names: Sequence[str]) -> None:
 
 
 def drop_strays(database: Database, owner: StageOwner) -> int:
-    """Remove stages of this query that earlier runs and batches left behind; how many.
+    """Remove stages that this query's earlier runs and batches left. Returns how many.
 
-    Those of ``owner``'s own batch stay. Raises DatabaseError, DatabaseUnavailableError.
+    Stages of ``owner``'s own batch stay. Raises DatabaseError, DatabaseUnavailableError.
     """
     if owner.spool_folder is not None:
         return _remove_files(owner)
@@ -273,7 +273,7 @@ def drop_strays(database: Database, owner: StageOwner) -> int:
     if names:
         with UnitOfWork(database, ConsumerKey("ledger", owner.query_name)) as unit:
             drop_stages(unit, names)
-            # The next reader sees whether they were dropped, so a lost answer does not matter.
+            # A lost answer does not matter: the next reader sees whether they were dropped.
             unit.set_witness(lambda _: CommitOutcome.COMMITTED)
     return len(names)
 

@@ -1,1 +1,1 @@
-"""Leases and checkpoints in a SQL database, for hosts of ours and of the official SDK."""
+"""Leases and checkpoints in a SQL database, for our hosts and the official SDK's."""

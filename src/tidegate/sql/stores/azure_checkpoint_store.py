@@ -5,13 +5,13 @@
         …, consumer_group="$Default", checkpoint_store=SqlCheckpointStore(database)
     )
 
-The same rows as those of ``SqlStore``: official processors may share a consumer group with each other, and
+It uses the same rows as ``SqlStore``, so official processors may share a consumer group with each other and
 with hosts whose store has ``has_epochs=False``.
 
-This is the only module that imports azure-eventhub, which is the user's own dependency. It behaves as the
-official BlobCheckpointStore does (azure-eventhub-checkpointstoreblob 1.2, ``_blobstoragecs.py``), except that
-a database that does not answer is an error to ``claim_ownership``, too: the processor reports it, keeps what
-it reads, and tries again. (The blob store returns such a claim as won, even one that never was.)
+Only this module imports azure-eventhub, which is the user's own dependency. It behaves as the official
+BlobCheckpointStore (azure-eventhub-checkpointstoreblob 1.2, ``_blobstoragecs.py``), with one exception: if
+the database does not answer, ``claim_ownership`` also fails; the processor reports it, keeps reading its
+partitions, and retries. (The blob store returns such a claim as won, even if it was not.)
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ except ModuleNotFoundError as error:
 T = TypeVar("T")
 
 Ownership = dict[str, object]
-"""As the SDK has it: the group's three names, ``partition_id``, ``owner_id``, ``etag`` and
+"""The SDK's form: the group's three names, ``partition_id``, ``owner_id``, ``etag`` and
 ``last_modified_time`` (seconds since 1970-01-01 UTC)."""
 
 _THREADS: Final = 4
@@ -55,16 +55,15 @@ _THREADS: Final = 4
 class SqlCheckpointStore(CheckpointStore):
     """Ownership in ``tidegate_lease`` and checkpoints in ``tidegate_checkpoint``; for ``azure.eventhub``.
 
-    May be shared by processors and threads. The database stays the caller's to close.
-    Every method raises DatabaseUnavailableError and DatabaseError, and InvalidArgumentError for a second
-    namespace.
+    Processors and threads may share it. The caller closes the database. Every method raises
+    DatabaseUnavailableError and DatabaseError, and InvalidArgumentError for a second namespace.
     """
 
     def __init__(self, database: Database, *, is_rewind_allowed: bool = True) -> None:
-        """is_rewind_allowed: True, as in the official stores: the last one is kept, even if it moves back.
+        """is_rewind_allowed: True, as in the official stores: the last update wins, even if it moves back.
 
-        False: checkpoints move forward only. Use it where transactional hosts share the group: one whose
-        checkpoint is moved back would process events again.
+        False: checkpoints only move forward. Use it if transactional hosts share the group, because a host
+        whose checkpoint is moved back would process events again.
         """
         self._database = database
         self._is_rewind_allowed = is_rewind_allowed
@@ -92,10 +91,10 @@ class SqlCheckpointStore(CheckpointStore):
     def claim_ownership(
         self, ownership_list: Iterable[Mapping[str, object]], **kwargs: object
     ) -> list[Ownership]:
-        """Acquire, renew or (with an empty ``owner_id``) release partitions whose etag is still as given.
+        """Acquire, renew or (with an empty ``owner_id``) release partitions whose etag has not changed.
 
-        Those of one consumer group in one transaction. Returns the won ones, with their new etag and time, in
-        the order given; the arguments are not changed.
+        One transaction per consumer group. Returns the partitions won, with new etag and time, in the given
+        order; does not change the arguments.
         """
         given = list(ownership_list)
         claims: dict[ConsumerKey, list[LeaseClaim]] = {}
@@ -117,9 +116,9 @@ class SqlCheckpointStore(CheckpointStore):
     ) -> list[dict[str, object]]:
         """Where each partition continues; one without a checkpoint is absent.
 
-        The SDK reads ``offset`` alone, which may be of any type that it accepts as a position. A checkpoint
-        without one has the sequence number (an int) or the enqueued time (a datetime) in its place, and
-        ``"-1"``, the start, where it was set to before the first event.
+        The SDK reads only ``offset``, which may have any type that it accepts as a position. A checkpoint
+        without an offset has the sequence number (an int) or the enqueued time (a datetime) in its place, or
+        ``"-1"``, the start, if it was set to before the first event.
         """
         consumer = self._consumer(fully_qualified_namespace, eventhub_name, consumer_group)
         answer: list[dict[str, object]] = []
@@ -166,13 +165,13 @@ class SqlCheckpointStore(CheckpointStore):
 
 
 class AsyncSqlCheckpointStore(AsyncCheckpointStore):
-    """As ``SqlCheckpointStore``, for ``azure.eventhub.aio``; the database works in threads of the store.
+    """As ``SqlCheckpointStore``, for ``azure.eventhub.aio``; the database runs in the store's threads.
 
-    Cancellation: the change took place or it did not, and the processor looks again.
+    Cancellation: the change may or may not have taken place; the processor reads the state again.
     """
 
     def __init__(self, database: Database, *, is_rewind_allowed: bool = True) -> None:
-        """The arguments of ``SqlCheckpointStore``."""
+        """As ``SqlCheckpointStore``'s."""
         self._store = SqlCheckpointStore(database, is_rewind_allowed=is_rewind_allowed)
         self._threads = ThreadPoolExecutor(_THREADS, "tidegate-checkpoint-store")
 
@@ -228,14 +227,14 @@ def _position_of(row: Checkpoint) -> str | int | datetime | None:
     if row.offset:
         return row.offset
     if number is not None:
-        return number - 1 or "0"  # to the SDK, the int 0 is no position
+        return number - 1 or "0"  # the SDK does not accept the int 0 as a position
     if row.enqueued_time_ms is not None:
         return datetime.fromtimestamp(row.enqueued_time_ms / 1000, UTC)
     return None
 
 
 def _claim(ownership: Mapping[str, object]) -> LeaseClaim | None:
-    """The claim; None: it cannot be won, because its etag is not from this store."""
+    """The claim; None: it cannot be won, because its etag is not this store's."""
     etag = ownership.get("etag")
     version: int | None = None
     if etag:

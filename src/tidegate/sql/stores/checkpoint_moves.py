@@ -1,7 +1,7 @@
-"""Moving a checkpoint outside a batch: by an at-least-once host, an official processor, or a person.
+"""Moves a checkpoint outside a batch, for an at-least-once host, an official processor, or a person.
 
-Rule: never under a lease epoch below the checkpoint's; and, unless a rewind is allowed, only forward and
-never into another hub of the same name.
+Rule: never with a lease epoch below the checkpoint's. Unless a rewind is allowed, only forward, and never
+into another hub of the same name.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from tidegate.sql.core.values import Checkpoint, ConsumerKey, storable_text
 
 @dataclass(frozen=True, slots=True)
 class CheckpointMove:
-    """What moving a checkpoint did, or would do."""
+    """The result of moving a checkpoint, or of a dry run."""
 
     before: Checkpoint | None
-    """The checkpoint before; None: there was none."""
+    """The previous position; None: there was none."""
     next_sequence_number: int | None
     """The new position; None: only an offset or a time is known."""
     is_moved: bool
-    """False: it was already there or further and stays; a higher lease epoch is recorded anyway."""
+    """False: it was already there or further, and stays; a higher lease epoch is recorded anyway."""
 
 
 def move_checkpoint(
@@ -44,15 +44,15 @@ def move_checkpoint(
 ) -> CheckpointMove:
     """Record that everything up to ``target`` is processed.
 
-    target: with a sequence number (-1: nothing is processed, so start at the first event). Without one, its
-    offset or time is stored where there is no sequence number yet; transactional hosts then start as without
-    a checkpoint. owner: recorded; None: ``host:process``. lease_epoch: under which lease; None: no lease is
-    required. A host working on the partition notices: its next compare-and-set fails, and it continues from
-    here. is_rewind_allowed: move it backwards, to a less precise position, or into another hub of this name.
-    is_dry_run: only report what would happen.
+    target: has a sequence number (-1: nothing is processed, so start at the first event). If it has none, its
+    offset or time is stored, provided that no sequence number is stored yet; transactional hosts then start
+    as without a checkpoint. owner: recorded; None: ``host:process``. lease_epoch: of the lease to use; None:
+    no lease is required. is_rewind_allowed: also move it backwards, to a less precise position, or into
+    another hub of this name. is_dry_run: only report what would happen. A host that works on the partition
+    continues from the new position, after its next compare-and-set has failed.
 
     Raises FencedError (moved under a higher lease epoch), EventHubReplacedError, InvalidArgumentError (no
-    position, or one without sequence number where there is a sequence number), DatabaseError and
+    position, or one without a sequence number although one is stored), DatabaseError and
     DatabaseUnavailableError.
     """
     number = target.sequence_number
@@ -76,7 +76,7 @@ def move_checkpoint(
             _write(unit, stored, target)
             unit.commit()
         elif stored is not None and lease_epoch is not None and lease_epoch > (stored.lease_epoch or 0):
-            # The position stays, and its former owner is fenced anyway.
+            # The position stays, but its former owner is fenced.
             _update(unit, target.partition_id, {})
             unit.commit()
         else:
@@ -107,7 +107,7 @@ def _decide(
 
 
 def _is_further(consumer: ConsumerKey, stored: Checkpoint, target: ProcessorCheckpoint) -> bool:
-    """Whether ``target`` is beyond what is stored, as far as the two can be compared."""
+    """Whether ``target`` is beyond the stored position, as far as the two can be compared."""
     if stored.next_sequence_number is not None:
         if target.sequence_number is None:
             raise InvalidArgumentError(
@@ -120,7 +120,7 @@ def _is_further(consumer: ConsumerKey, stored: Checkpoint, target: ProcessorChec
     if target.sequence_number is not None:
         return True
     if stored.offset is not None and target.offset is not None:
-        # Offsets are opaque; only those that are numbers are known to ascend.
+        # Offsets are opaque; only numeric ones are known to ascend.
         is_comparable = stored.offset.isdecimal() and target.offset.isdecimal()
         return not is_comparable or int(target.offset) > int(stored.offset)
     if stored.enqueued_time_ms is not None and target.enqueued_time_ms is not None:
@@ -162,7 +162,7 @@ def _write(unit: UnitOfWork, stored: Checkpoint | None, target: ProcessorCheckpo
 
 
 def _update(unit: UnitOfWork, partition_id: str, changes: dict[str, object]) -> None:
-    """Write ``changes`` and their author. No compare-and-set: the row has been locked since it was read."""
+    """Write ``changes`` and their author, without compare-and-set: the row is locked since it was read."""
     changes |= {
         "transaction_token": unit.token,
         "owner": storable_text(unit.owner),
@@ -178,7 +178,7 @@ def _update(unit: UnitOfWork, partition_id: str, changes: dict[str, object]) -> 
 
 
 def _outcome(connection: Connection, unit: UnitOfWork, partition_id: str) -> CommitOutcome:
-    """The outcome of a lost COMMIT. If another owner has moved it since, running it again is safe."""
+    """The outcome of a lost COMMIT. If another owner has moved the checkpoint since, a repeat is safe."""
     token = schema.checkpoint.c.transaction_token
     statement = select(token).where(is_of(unit.consumer, partition_id)).with_for_update()
     is_ours = connection.execute(statement).scalar_one_or_none() == unit.token

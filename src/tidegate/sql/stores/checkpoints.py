@@ -1,4 +1,4 @@
-"""Reading checkpoints: the position of each consumer. Only ``UnitOfWork.advance`` moves them."""
+"""Reads checkpoints, the positions of consumers. Only ``UnitOfWork.advance`` moves them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tidegate.sql.core.schema import checkpoint, current_version
 from tidegate.sql.core.values import Checkpoint, ConsumerKey
 
 _CONNECT_TIMEOUT_S: Final = 10
-"""As ``Database`` has it."""
+"""As in ``Database``."""
 
 
 class CheckpointReader:
@@ -23,7 +23,7 @@ class CheckpointReader:
         self._database = database
 
     def read(self, consumer: ConsumerKey) -> dict[str, Checkpoint]:
-        """This consumer's checkpoints by partition id; a partition that was never touched is absent.
+        """This consumer's checkpoints by partition id; partitions without one are absent.
 
         Raises DatabaseError and DatabaseUnavailableError.
         """
@@ -32,7 +32,7 @@ class CheckpointReader:
         return {found.partition_id: found for found in self._select(*mine)}
 
     def read_all(self) -> list[Checkpoint]:
-        """Every consumer's checkpoints, by hub, group and partition. Raises as ``read`` does."""
+        """All consumers' checkpoints, by hub, group and partition. Raises as ``read``."""
         return self._select()
 
     def _select(self, *conditions: ColumnElement[bool]) -> list[Checkpoint]:
@@ -50,7 +50,7 @@ def existing_database(url: str, *, named_by: str) -> Database:
     """This process's ``Database`` for ``url``, if it has Tidegate's tables; creates no file and no table.
 
     named_by: the setting that names it, for errors. Tables of an earlier version are migrated, as by
-    ``Database.open``. Raises DatabaseError where the database or Tidegate's tables in it do not exist, and as
+    ``Database.open``. Raises DatabaseError if the database or Tidegate's tables do not exist, and as
     ``Database.shared``.
     """
     path = sqlite_file(url)
@@ -60,7 +60,7 @@ def existing_database(url: str, *, named_by: str) -> Database:
             next_step="Correct its URL: sqlite:////absolute/path.db has four slashes.",
         )
     database_url = absolute_url(url)
-    # Called before each micro-batch of some pipelines: a connection of its own each time would be slow.
+    # Some pipelines call this before each micro-batch, so a new connection each time would be slow.
     if database_url not in _found and not _has_tables(database_url):
         raise DatabaseError(
             f"{named_by} names the database {make_url(url).render_as_string(hide_password=True)}, which has "
@@ -76,7 +76,7 @@ _found: set[str] = set()
 
 
 def _has_tables(url: str) -> bool:
-    """By a connection of its own, which changes nothing: ``Database`` would create what is missing."""
+    """Checked on a separate connection, which changes nothing: ``Database`` would create what is missing."""
     try:
         engine = create_engine(
             url,

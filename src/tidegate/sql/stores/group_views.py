@@ -1,6 +1,7 @@
-"""Consumer groups as people look at them, read from the tables of leases and checkpoints.
+"""Reads consumer groups from the tables of leases and checkpoints, for people.
 
-Reads block the calling thread, and wait for no writer. All raise DatabaseError and DatabaseUnavailableError.
+Reads block the calling thread, but do not wait for writers. All raise DatabaseError and
+DatabaseUnavailableError.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from tidegate.sql.stores.processor_store import processor_checkpoint, processor_
 
 def read_group_view(database: Database, consumer: ConsumerKey) -> GroupView:
     """One consumer group; empty if it has neither leases nor checkpoints."""
-    # Checkpoints first: one that is older than its lease is at least a consistent one.
+    # Checkpoints first, because a checkpoint older than its lease is at least consistent with it.
     rows = CheckpointReader(database).read(consumer)
     leases, now = read_leases(database, leases_of(consumer))
     return GroupView(
@@ -29,13 +30,13 @@ def read_group_view(database: Database, consumer: ConsumerKey) -> GroupView:
 
 
 def read_group_views(database: Database) -> dict[ConsumerKey, GroupView]:
-    """Every consumer group with a lease or a checkpoint."""
+    """All consumer groups with a lease or a checkpoint."""
     checkpoint_rows = CheckpointReader(database).read_all()
     lease_rows, now = read_leases(database)
     checkpoints: defaultdict[ConsumerKey, dict[str, ProcessorCheckpoint]] = defaultdict(dict)
     leases: defaultdict[ConsumerKey, dict[str, Lease]] = defaultdict(dict)
     for row in checkpoint_rows:
-        # A row that was only locked holds no position.
+        # A row that was only locked has no position.
         if (checkpoint := processor_checkpoint(row)) is not None:
             checkpoints[ConsumerKey(row.event_hub, row.consumer_group)][row.partition_id] = checkpoint
     for lease in lease_rows:

@@ -1,9 +1,9 @@
-"""Leases as rows of ``tidegate_lease``: read by people and tools, changed by compare-and-set on the version.
+"""Reads leases from ``tidegate_lease``, and changes them by compare-and-set on their version.
 
-Each change is one short transaction. Time is the database's own: PostgreSQL's ``statement_timestamp()``; on
-SQLite, which is on one machine, that machine's clock, read once the writers' lock is held. On PostgreSQL
-nothing here waits for batches that are being committed. On SQLite a change queues with them at the writers'
-lock; while it waits, no other host can take the lease either.
+Each change is one short transaction. Time is the database's: PostgreSQL's ``statement_timestamp()``; for
+SQLite the machine's clock, read once the writers' lock is held. On PostgreSQL nothing here waits for batches
+that are being committed. On SQLite a change queues with them for the writers' lock; meanwhile no other host
+can take the lease either.
 
 Rows are locked in ascending partition id, and no checkpoint is locked.
 """
@@ -38,13 +38,13 @@ class LeaseRow:
     epoch: int
     """Raised by each acquisition."""
     acquired_at: datetime
-    """When ``owner`` acquired it; for a released one, when its last owner did."""
+    """When ``owner`` acquired it; for a released lease, when its last owner did."""
     renewed_at: datetime
     """When it was last acquired, renewed or released."""
     version: int
-    """Raised by every change."""
+    """Raised by each change."""
     age_s: float
-    """Seconds from ``renewed_at`` to the reading, by the database's clock; 0 at least."""
+    """Seconds from ``renewed_at`` to the reading by the database's clock, at least 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +53,9 @@ class LeaseClaim:
 
     partition_id: str
     owner: str
-    """Who should hold it; empty: release it."""
+    """The new owner; empty: release it."""
     version: int | None
-    """The row's version when the claimer saw it; None: there was no row."""
+    """The row's version as the claimer saw it; None: there was no row."""
 
 
 class LeaseReader:
@@ -65,7 +65,7 @@ class LeaseReader:
         self._database = database
 
     def read(self, consumer: ConsumerKey) -> dict[str, LeaseRow]:
-        """This consumer's leases by partition id; a partition that no host ever had is absent.
+        """This consumer's leases by partition id; partitions that no host ever held are absent.
 
         Raises DatabaseError and DatabaseUnavailableError.
         """
@@ -73,7 +73,7 @@ class LeaseReader:
         return {row.partition_id: row for row in rows}
 
     def read_all(self) -> list[LeaseRow]:
-        """Every consumer's leases, by hub, group and partition. Raises as ``read`` does."""
+        """All consumers' leases, by hub, group and partition. Raises as ``read``."""
         rows, _ = read_leases(self._database)
         return rows
 
@@ -81,8 +81,8 @@ class LeaseReader:
 class LeaseTable:
     """Changes the leases of any consumer. Every method may be called from any thread.
 
-    Each raises DatabaseUnavailableError (a lost connection during COMMIT included: look at the lease again
-    then) and DatabaseError.
+    Each raises DatabaseUnavailableError (also if the connection is lost during COMMIT: then read the lease
+    again) and DatabaseError.
     """
 
     def __init__(self, database: Database) -> None:
@@ -95,32 +95,32 @@ class LeaseTable:
     def acquire(
         self, consumer: ConsumerKey, partition_id: str, owner: str, *, version: int | None
     ) -> LeaseRow | None:
-        """Give the partition to ``owner`` if the row still has ``version`` (None: there is no row).
+        """Give the partition to ``owner`` if the row still has ``version`` (None: no row exists).
 
-        The epoch becomes higher than the row's and the checkpoint's, so that earlier owners, including a
-        Spark driver, are fenced. None: another host was faster.
+        The new epoch exceeds the row's and the checkpoint's, so that earlier owners, including Spark drivers,
+        are fenced. Returns None if another host was faster.
         """
         with self._changing("acquiring a lease") as connection:
             return self._acquire(connection, consumer, partition_id, owner, version)
 
     def renew(self, consumer: ConsumerKey, versions: Sequence[tuple[str, int]]) -> dict[str, LeaseRow]:
-        """Renew leases, given as (partition id, version), that still have that version and an owner.
+        """Renew the leases, given as (partition id, version), that still have this version and an owner.
 
-        One statement for all. Returns the renewed ones by partition id.
+        Uses one statement. Returns the renewed leases by partition id.
         """
         with self._changing("renewing leases") as connection:
             return self._renew(connection, consumer, versions)
 
     def release(self, consumer: ConsumerKey, versions: Sequence[tuple[str, int]]) -> dict[str, LeaseRow]:
-        """Remove the owner of those that still have that version; the epoch stays. Returns them."""
+        """Release leases that still have their version; their epochs stay. Returns the released ones."""
         with self._changing("releasing leases") as connection:
             return self._release(connection, consumer, versions)
 
     def claim(self, consumer: ConsumerKey, claims: Sequence[LeaseClaim]) -> dict[str, LeaseRow]:
-        """Carry out an official processor's claims in one transaction; returns what was won, by partition id.
+        """Apply an official processor's claims in one transaction; returns those won, by partition id.
 
-        Claiming one's own lease renews it, claiming with an empty owner releases it, and anything else
-        acquires it with the next epoch. Claims whose version is not the row's are lost.
+        A claim on the processor's own lease renews it, one with an empty owner releases it, and any other
+        acquires it with the next epoch. Claims with an outdated version are lost.
         """
         kept, released, wanted = [], [], []
         with self._changing("claiming leases") as connection:
@@ -147,7 +147,7 @@ class LeaseTable:
     def _owners(
         self, connection: Connection, consumer: ConsumerKey, versions: Sequence[tuple[str, int]]
     ) -> dict[str, str]:
-        """Lock the leases that still have their version; their owners by partition id."""
+        """Lock the leases that still have their version; returns their owners by partition id."""
         if not versions:
             return {}
         row = lease.c
@@ -176,7 +176,7 @@ class LeaseTable:
         if not versions:
             return {}
         row = lease.c
-        # The subquery locks in order: updates of the same rows in different orders could deadlock.
+        # The subquery locks in order, because updates in different orders could deadlock.
         unchanged = (
             select(row.partition_id)
             .where(self._unchanged(consumer, versions), condition)
@@ -281,10 +281,10 @@ def read_leases(database: Database, *conditions: ColumnElement[bool]) -> tuple[l
 
 
 def _time_of(database: Database) -> ColumnElement[datetime]:
-    """The database's own time, as an expression for a statement that is executed at once."""
+    """The database's own time, as an expression for a statement to be executed immediately."""
     if database.is_sqlite:
         return literal(database.clock.now_utc(), UtcDateTime)
-    # The same for all columns of a statement, unlike clock_timestamp().
+    # The same in all columns of a statement, unlike clock_timestamp().
     return func.statement_timestamp(type_=UtcDateTime)
 
 

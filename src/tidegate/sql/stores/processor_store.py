@@ -1,8 +1,8 @@
-"""A SQL database as the store of Event Processor Hosts: leases, checkpoints, and transactions with both.
+"""The SQL store of Event Processor Hosts: leases, checkpoints, and transactions with both.
 
-Pipelines and Spark move the same checkpoints, so a consumer group can change from one to the other. The
-database works in the store's own threads: leases have theirs, so that a renewal never waits for a batch of
-this process. ``leases`` describes what it may still wait for.
+Pipelines and Spark move the same checkpoints, so a consumer group can switch between them. The database runs
+in the store's own threads; leases have separate ones, so that a renewal never waits for this process's
+batches. ``leases`` describes what it may still wait for.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from tidegate.sql.stores.leases import LeaseRow, LeaseTable
 T = TypeVar("T")
 
 _READ_THREADS: Final = 2
-"""Readers never wait for writers, so they have threads of their own (our choice)."""
+"""Readers never wait for writers, so they have separate threads (our choice)."""
 _LEASE_THREADS: Final = 2
-"""Hosts of one process rarely change leases at the same moment (our choice)."""
+"""Hosts of one process rarely change leases simultaneously (our choice)."""
 _CHECKPOINT_THREADS: Final = 4
 """Checkpoints of different partitions do not wait for each other on PostgreSQL (our choice)."""
 
@@ -39,17 +39,17 @@ _CHECKPOINT_THREADS: Final = 4
 class SqlStore:
     """Leases and checkpoints in ``tidegate_lease`` and ``tidegate_checkpoint``; a ``TransactionalStore``.
 
-    Any number of hosts in one process may share it; hosts of one consumer group use one database. The
-    database does not know namespaces: its event hubs are those of one, and a store refuses a second one. (Two
-    hubs of one name in two namespaces differ in their creation time, and are refused as replaced.)
+    Any number of hosts in one process may share it; hosts of one consumer group must use the same database. A
+    database does not store namespaces, so a store serves one and refuses a second. (Hubs of the same name in
+    two namespaces have different creation times, and are refused as replaced.)
     """
 
     def __init__(self, database: Database, *, has_epochs: bool = True) -> None:
-        """database: stays the caller's to close.
+        """database: closed by the caller.
 
-        has_epochs: False where official processors share the group through ``azure_checkpoint_store``:
-        receivers are then opened with owner level 0, as theirs are. Leases still have rising epochs, which
-        fence commits and checkpoints.
+        has_epochs: False if official processors share the group through ``azure_checkpoint_store``: receivers
+        are then opened with owner level 0, like theirs. Leases still have rising epochs, which fence commits
+        and checkpoints.
         """
         self._database = database
         self._has_epochs = has_epochs
@@ -63,7 +63,7 @@ class SqlStore:
 
     @property
     def database(self) -> Database:
-        """Where everything is kept."""
+        """The database that holds everything."""
         return self._database
 
     @property
@@ -72,7 +72,7 @@ class SqlStore:
         return self._has_epochs
 
     async def list_leases(self, group: GroupKey) -> LeaseSnapshot:
-        """As in ``LeaseStore``; it waits for no writer."""
+        """As in ``LeaseStore``; does not wait for writers."""
         consumer = self._consumer(group)
         rows, now = await self._run(self._read_threads, lambda: self._leases.read(consumer))
         return LeaseSnapshot({row.partition_id: processor_lease(row) for row in rows}, now)
@@ -80,7 +80,7 @@ class SqlStore:
     async def acquire(
         self, group: GroupKey, partition_id: str, owner: str, *, expected: Lease | None
     ) -> Lease | None:
-        """As in ``LeaseStore``. The epoch is also above the checkpoint's, whichever owner moved that."""
+        """As in ``LeaseStore``. The epoch also exceeds the checkpoint's, whichever owner moved that."""
         if not owner:
             raise InvalidArgumentError("A lease needs the name of its owner.")
         consumer = self._consumer(group)
@@ -108,7 +108,7 @@ class SqlStore:
             await self._run(self._lease_threads, lambda: self._leases.release(consumer, versions))
 
     async def list_checkpoints(self, group: GroupKey) -> Mapping[str, ProcessorCheckpoint]:
-        """As in ``CheckpointStore``; it waits for no writer."""
+        """As in ``CheckpointStore``; does not wait for writers."""
         consumer = self._consumer(group)
         rows = await self._run(self._read_threads, lambda: self._checkpoints.read(consumer))
         found = {partition_id: processor_checkpoint(row) for partition_id, row in rows.items()}
@@ -124,8 +124,8 @@ class SqlStore:
     ) -> None:
         """As in ``CheckpointStore``.
 
-        Also raises EventHubReplacedError where the checkpoint belongs to another hub of this name, unless a
-        rewind is allowed; and InvalidArgumentError for one without a sequence number where there is one.
+        Also raises EventHubReplacedError if the checkpoint belongs to another hub of this name, unless a
+        rewind is allowed; and InvalidArgumentError for one without a sequence number if one is stored.
         """
         consumer = self._consumer(group)
         await self._run(
@@ -141,7 +141,7 @@ class SqlStore:
         )
 
     def form_of(self, group: GroupKey, handler: object) -> HandlerForm:
-        """As in ``TransactionalStore``; also takes a ``Pipeline`` and a ``TransactionalPipeline``."""
+        """As in ``TransactionalStore``; also accepts a ``Pipeline`` or ``TransactionalPipeline``."""
         return form_of(handler, self._consumer(group))
 
     def open_transactions(
@@ -185,14 +185,14 @@ class SqlStore:
 
 
 class OneNamespace:
-    """The one namespace whose hubs a store serves: the first that is used. Thread-safe."""
+    """The one namespace whose hubs a store serves: the first one used. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._name: str | None = None
 
     def consumer_of(self, group: GroupKey) -> ConsumerKey:
-        """The key of ``group`` in the database. Raises InvalidArgumentError for a second namespace."""
+        """The database's key for ``group``. Raises InvalidArgumentError for a second namespace."""
         with self._lock:
             if self._name is None:
                 self._name = group.fully_qualified_namespace
@@ -207,7 +207,7 @@ class OneNamespace:
 
 
 def processor_checkpoint(row: Checkpoint) -> ProcessorCheckpoint | None:
-    """The checkpoint as hosts use it; None where the row has no position."""
+    """The checkpoint in the hosts' form; None if the row has no position."""
     if row.next_sequence_number is None and row.offset is None and row.enqueued_time_ms is None:
         return None
     number = row.next_sequence_number
@@ -223,7 +223,7 @@ def processor_checkpoint(row: Checkpoint) -> ProcessorCheckpoint | None:
 
 
 def processor_lease(row: LeaseRow) -> Lease:
-    """The lease as hosts have it."""
+    """The lease in the hosts' form."""
     return Lease(row.partition_id, row.owner, row.epoch, row.acquired_at, row.renewed_at, str(row.version))
 
 
