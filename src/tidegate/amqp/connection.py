@@ -351,7 +351,7 @@ class Connection:
         if self._negotiation.is_done:
             self._begin_amqp()
         elif self._splitter.buffered_bytes > UNDECIDED_BYTES_MAX:
-            raise FramingError("The client sent too much behind its undecided SASL response.")
+            raise FramingError("The client sent too much after its undecided SASL response.")
 
     def _limit_frames(self) -> None:
         bytes_max = self.account.limits.frame_bytes_max

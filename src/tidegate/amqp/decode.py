@@ -357,6 +357,7 @@ def _array_items(data: Buffer, offset: int, room: _Room, width: int) -> tuple[Ar
             raise DecodeError(f"An array of {count} elements has no bytes.")
         return Array((), type(None)), end  # without a constructor: the official Python client sends this
     room.enter(count)
+    # Described elements share one descriptor, before their constructor.
     is_described = data[offset] == 0
     descriptor: object = None
     if is_described:

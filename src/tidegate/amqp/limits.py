@@ -76,7 +76,7 @@ class PeerAccount:
         self.partial_bytes += change
         if change > 0 and self.partial_bytes > self.limits.partial_bytes_max:
             raise ResourceLimitError(
-                f"Messages that have begun and not ended hold {self.partial_bytes} bytes; "
+                f"Incomplete messages hold {self.partial_bytes} bytes; "
                 f"{self.limits.partial_bytes_max} are allowed on one connection."
             )
 

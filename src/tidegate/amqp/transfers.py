@@ -159,6 +159,7 @@ def take_run(
     """
     deliveries: list[Delivery] = []
     limit = len(data)
+    # The bytes that all frames of a run share, before and after delivery id and tag.
     front, tail = data[position + 4 : position + 20], data[position + 30 : position + 42]
     if front[:2] != b"\x02\x00" or front[15:] != b"\x70" or tail[:1] != b"\x70" or tail[5:] != _OWN_END:
         return deliveries, position
@@ -214,6 +215,7 @@ def parse_transfer(data: bytes, start: int, until: int) -> IncomingTransfer:
 def _parse_usual(data: bytes, start: int, until: int) -> IncomingTransfer | None:
     """Decodes usual encodings; None for any other, which the general decoder checks."""
     try:
+        # The list's header, with a size of 8 or 32 bits.
         code = data[start + 3]
         if code == 0xC0:
             end, count, position = start + 5 + data[start + 4], data[start + 5], start + 6
@@ -228,6 +230,7 @@ def _parse_usual(data: bytes, start: int, until: int) -> IncomingTransfer | None
         if end > until or count > 11:
             return None
         values: list[int | bytes | bool | None] = []
+        # The fields: null, false, true, integers, binary.
         for _ in range(count):
             code = data[position]
             position += 1

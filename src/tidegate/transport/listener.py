@@ -215,7 +215,7 @@ class Listener:
     def _note_refusal(self, refusal: Refusal, address: object) -> None:
         """Log the first refusal immediately, later ones as a count per interval."""
         if self._telling is None:
-            _logger.warning("A connection of %s was refused or ended: %s.", address, refusal.words)
+            _logger.warning("A connection from %s was refused or ended: %s.", address, refusal.words)
             self._telling = self._loop.call_later(REFUSALS_TOLD_EVERY_S, self._tell)
         else:
             self._refused[refusal] += 1

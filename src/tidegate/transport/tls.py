@@ -288,7 +288,7 @@ class TlsServerConnection(asyncio.BufferedProtocol, asyncio.Transport):
             self._transport.write(self._outgoing.read())
 
     def _break(self, error: ssl.SSLError) -> None:
-        _logger.info("TLS with %s broke: %s.", self.get_extra_info("peername"), error.reason or error)
+        _logger.info("TLS with %s failed: %s.", self.get_extra_info("peername"), error.reason or error)
         self._flush()
         self.abort()
 

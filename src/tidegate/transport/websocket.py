@@ -288,7 +288,7 @@ class WebSocketStream(TransportStream, asyncio.Protocol):
             self._pings_unread += 1
             if self._pings_unread == PINGS_MAX:
                 self._error = RemoteProtocolError(
-                    f"The WebSocket of {self._peer_name} pings and reads nothing."
+                    f"The WebSocket of {self._peer_name} sends pings without reading."
                 )
                 self.abort()
         if self._is_closing or self._receiver is None:

@@ -98,7 +98,7 @@ def split_batch(payload: Buffer) -> BatchSections:
             runs.append(memoryview(wrap_event(value)))
             lengths.append(len(runs[-1]))
         elif code in (AMQP_VALUE, AMQP_SEQUENCE):
-            raise DecodeError("A batch has a body of values, where each event is one data section.")
+            raise DecodeError("The body of a batch must be data sections, one per event.")
     if not lengths:
         raise DecodeError("A batch holds no event: it has no data section.")
     stored = runs[0] if len(runs) == 1 else memoryview(b"".join(runs))
@@ -155,7 +155,7 @@ def unwrap(section: Buffer) -> memoryview:
             return view[8:]
     except (struct.error, IndexError):
         pass
-    raise DecodeError(f"A stored section of {len(view)} bytes is garbled.")
+    raise DecodeError(f"A stored section of {len(view)} bytes is invalid.")
 
 
 def iter_events(stored: Buffer, lengths: Sequence[int]) -> Iterator[memoryview]:
@@ -173,7 +173,7 @@ def section_lengths(stored: Buffer) -> array[int]:
     lengths: array[int] = array("I")
     until = _find_data_sections(view, 0, lengths)
     if until != len(view):
-        raise DecodeError(f"Byte {until} of {len(view)} starts no data section.")
+        raise DecodeError(f"Byte {until} of {len(view)} does not start a data section.")
     return lengths
 
 

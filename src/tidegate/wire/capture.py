@@ -52,8 +52,7 @@ AVRO_SCHEMA: Final[Mapping[str, object]] = {
 
 PROPERTY_TYPES: Final = "tidegate:property-types"
 """In ``SystemProperties``: a JSON object of the application properties whose type the schema lacks, each with
-one of the ``TYPE_…`` below.
-"""
+one of the ``TYPE_…`` below."""
 TYPE_NULL: Final = "null"
 TYPE_BOOLEAN: Final = "boolean"
 TYPE_INTEGER: Final = "integer"

@@ -122,12 +122,13 @@ def event_deliveries(
         until = start + length
         content = at = start + (5 if data[start + 3] == 0xA0 else 8)
         text = b"%d" % sequence_number
+        # Lengths change only with the offset's number of digits.
         if len(text) != digits:
             digits = len(text)
             offset_key = OFFSET_KEY + bytes((digits,))
             our_bytes = len(enqueued) + 8 + len(offset_key) + digits
         sequence = sequence_number.to_bytes(8, "big", signed=True)
-        # Common shapes are spliced here; any other shape goes to _splice_carefully.
+        # Common shapes are spliced here; any other (rest is -1) goes to _splice_carefully.
         rest = -1
         if not metric_entries and content + 8 <= until:
             word = unpack(data, at)[0]
@@ -159,8 +160,7 @@ def event_deliveries(
 @lru_cache(maxsize=1000)
 def _is_header(section: bytes) -> bool:
     """Whether a header is complete. Some clients find its end by its count, and would read the annotations
-    that follow as a part of it.
-    """
+    that follow as a part of it."""
     try:
         decode_value_until(section, 3, len(section))
     except DecodeError:

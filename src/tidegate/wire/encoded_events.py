@@ -160,7 +160,7 @@ def events_of_batch(payload: bytes) -> EncodedEvents:
     messages = messages_of_sections(payload, at)
     if len(messages) != _integer(annotations, EVENT_COUNT):
         raise DecodeError(
-            f"A batched delivery says {annotations[EVENT_COUNT]} events, and has {len(messages)}."
+            f"A batched delivery declares {annotations[EVENT_COUNT]} events, and has {len(messages)}."
         )
     numbers = range(first, first + len(messages))
     return EncodedEvents(numbers, _Repeated(time_ms, len(messages)), _OffsetsOf(numbers), messages)
@@ -208,6 +208,7 @@ def _position_by_layout(payload: bytes) -> tuple[int, int, str] | None:
             word, size = _two_u32(payload, at)
         if word != ANNOTATIONS_32:
             return None
+        # Find our first entry; the other two must follow, up to the end.
         end = at + 8 + size
         time_at = payload.rfind(ENQUEUED_TIME_KEY, at, end) + len(ENQUEUED_TIME_KEY)
         number_at = time_at + 8 + len(SEQUENCE_NUMBER_KEY)

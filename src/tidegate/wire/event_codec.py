@@ -245,6 +245,7 @@ def decode_event(encoded: bytes | memoryview) -> EventContents:
     usual = _decode_usual(data)
     if usual is not None:
         return usual
+    # Any other shape: section by section.
     bodies: list[bytes] = []
     body_value: object = None
     properties: dict[str, PropertyValue] = {}
@@ -351,7 +352,7 @@ def _decode_properties(data: bytes, at: int, end: int) -> dict[str, PropertyValu
                 value, at = decode_value(data, value_at, CONTENT_LIMITS)
                 properties[key] = _plain(value)
     except (IndexError, struct.error, UnicodeDecodeError) as exc:
-        raise DecodeError("The application properties are garbled.") from exc
+        raise DecodeError("The application properties are invalid.") from exc
     if at != end:
         raise DecodeError(f"The application properties end at byte {at}, and their size says {end}.")
     return properties

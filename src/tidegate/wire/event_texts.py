@@ -42,8 +42,7 @@ DECODE_ERROR_PROPERTY: Final = "tidegate-decode-error"
 
 def cached_when_short(decode: Callable[[bytes], T]) -> Callable[[bytes], T]:
     """Decorator that caches the latest 4,096 short arguments, so that what many events share is decoded once.
-    Long arguments are not cached: 4,096 of them would fill the memory.
-    """
+    Long arguments are not cached: 4,096 of them would fill the memory."""
     kept = lru_cache(maxsize=4096)(decode)
     return lambda data: kept(data) if len(data) <= _KEPT_BYTES_MAX else decode(data)
 
@@ -108,8 +107,7 @@ def _decode_rest(sections: bytes) -> EventTexts:
 
 def decode_whole(encoded: bytes | memoryview) -> tuple[EventTexts, bytes | None]:
     """Decode an event of any shape. Without a valid AMQP message, the body is None and the system properties
-    hold the error.
-    """
+    hold the error."""
     try:
         message = decode_message(encoded)
         return EventTexts.of(message), _body_of(message)
@@ -131,8 +129,7 @@ def _body_of(message: Message) -> bytes:
 def text_of(value: object) -> str | None:
     """An AMQP value as text: strings unchanged, bytes in base64, times in ISO 8601 (or milliseconds, beyond
     the calendar), booleans in lower case, lists, arrays and maps as JSON, a described value without its
-    descriptor. None stays null.
-    """
+    descriptor. None stays null."""
     if value is None or isinstance(value, str):
         return None if value is None else str(value)
     if isinstance(value, bool):

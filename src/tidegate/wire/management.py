@@ -23,8 +23,7 @@ from tidegate.wire.request_response import Request, encode_response, make_reques
 
 SEQUENCE_NUMBER_EPOCH: Final = Int(-1)
 """Of a partition that was never replicated from another namespace. The official Rust client rejects a
-partition's description without it (azure_messaging_eventhubs 0.16.0, src/common/management.rs).
-"""
+partition's description without it (azure_messaging_eventhubs 0.16.0, src/common/management.rs)."""
 
 
 class Operation(Enum):

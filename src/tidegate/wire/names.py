@@ -58,5 +58,4 @@ PARTITION_ENTITY: Final = "com.microsoft:partition"
 
 REQUEST_BYTES_MAX: Final = 65_536
 """max-message-size of links to ``$cbs`` and ``$management``. Our choice: many times a token, but small,
-because peers may send there before they are authorised (Azure names no limit: vcabbage/amqp#43).
-"""
+because peers may send there before they are authorised (Azure names no limit: vcabbage/amqp#43)."""

@@ -142,7 +142,7 @@ def _messages_of_any_size(payload: bytes, at: int) -> PackedMessages:
         elif word == DATA_SECTION_8:
             at, size = at + _HEADER_8_BYTES, size >> 24
         else:
-            raise DecodeError(f"Byte {at} of a batched delivery starts no data section.")
+            raise DecodeError(f"Byte {at} of a batched delivery does not start a data section.")
         add_start(at)
         at += size
         add_end(at)

@@ -29,8 +29,7 @@ _ERROR_CONDITION: Final = "error-condition"
 
 def request_id(properties: Properties) -> MessageId | None:
     """The response's correlation-id: the request's message-id, else its correlation-id, which Qpid Proton
-    uses (SyncRequestResponse in proton/_utils.py).
-    """
+    uses (SyncRequestResponse in proton/_utils.py)."""
     return properties.correlation_id if properties.message_id is None else properties.message_id
 
 
@@ -67,8 +66,7 @@ class Request:
 
     def optional_text(self, name: str) -> str | None:
         """A string property, or None if it is missing or null. Raises InvalidArgumentError if it is not a
-        string.
-        """
+        string."""
         return None if self.properties.get(name) is None else self.text(name)
 
 
