@@ -1,1 +1,1 @@
-"""What a user writes with the public API of Tidegate."""
+"""Programs that users could write with Tidegate's public API."""

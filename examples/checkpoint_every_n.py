@@ -1,11 +1,10 @@
-"""Reads one partition without a host and checkpoints every N events; starts again from what is stored.
+"""Reads one partition without a host, checkpoints every N events, and continues from the checkpoint.
 
     python checkpoint_every_n.py HUB PARTITION [--every 100] [--from sequence-number|offset|time] [--events N]
 
-The checkpoint is a small JSON file with all three positions of the last processed event. Any one of them is
-enough to continue from: the sequence number and the offset exactly, the enqueued time with some events again
-(those that were accepted in the same millisecond). A crash between two checkpoints processes up to N events
-again: at least once.
+The checkpoint is a small JSON file with all three positions of the last processed event. Any one is enough to
+continue: sequence number and offset exactly, the enqueued time with the events of the same millisecond again.
+After a crash between two checkpoints, up to N events are processed again: at least once.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def main() -> None:
 
 
 async def consume(hub: str, partition_id: str, every: int, kind: str, events_max: int | None) -> None:
-    """Process events from the checkpoint on; after ``events_max`` of them end, without a last checkpoint."""
+    """Process events after the checkpoint; stop after ``events_max``, without a last checkpoint."""
     file = Path(f"checkpoint-{hub}-{partition_id}.json")
     connection_string = os.environ["TIDEGATE_CONNECTION_STRING"]
     done = 0

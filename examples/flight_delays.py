@@ -1,12 +1,12 @@
-"""Two pipelines over one event hub, declared: every flight that arrived, and the mean delay by carrier.
+"""Two declared pipelines over one event hub: every flight that arrived, and the mean delay by carrier.
 
     tidegate pipeline run flight_delays.py:arrivals --database sqlite:///flights.db
     tidegate pipeline run flight_delays.py:delays --database sqlite:///delays.db
     tidegate pipeline status
 
-The hub ``flights`` holds JSON objects such as ``python -m examples.flights`` publishes: carrier, flight,
+The hub ``flights`` holds JSON objects, as ``python -m examples.flights`` publishes them: carrier, flight,
 origin, dest, dep_time, arr_delay. A flight without an arrival delay was cancelled or diverted: ``arrivals``
-makes it a dead letter, ``delays`` counts it.
+dead-letters it, ``delays`` counts it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ metadata = MetaData()
 arrival = Table(
     "arrival",
     metadata,
-    # The event's own address as the key: an event written twice would be refused by the database.
+    # The event's address is the key: the database would refuse a second row for an event.
     Column("partition", String(16), primary_key=True),
     Column("sequenceNumber", BigInteger, primary_key=True, autoincrement=False),
     Column("carrier", String(2), nullable=False),
@@ -42,7 +42,7 @@ carrier_delay = Table(
 
 
 def parsed(events: DataFrame) -> DataFrame:
-    """The fields of each flight, beside the columns that say which event it was."""
+    """The fields of each flight, and the columns that identify its event."""
     flight = F.from_json(
         F.col("body").cast("string"),
         "carrier STRING, origin STRING, dest STRING, dep_time INT, arr_delay INT",
@@ -51,7 +51,7 @@ def parsed(events: DataFrame) -> DataFrame:
 
 
 def arrived(flights: DataFrame) -> DataFrame:
-    """The table's columns; ``_error`` is the reason for which an event becomes a dead letter."""
+    """The table's columns; ``_error`` is the reason for a dead letter."""
     reason = (
         F.when(F.col("flight.carrier").isNull(), "no flight")
         .when(F.col("flight.arr_delay").isNotNull(), None)

@@ -4,8 +4,8 @@
     tidegate dlq redrive flights_by_batch.py:corrected_pipeline --database sqlite:///flights.db
 
 The events are those of `python -m examples.flights`: JSON objects with the columns of the data set. A flight
-that never arrived becomes a dead letter, because `score` sets `_error`; a body that is not JSON also
-becomes one, because `read_json` raises, and the batch is halved until that event stands alone.
+that never arrived becomes a dead letter, because `score` sets `_error`. So does a body that is not JSON:
+`read_json` raises, and the batch is halved until only that event is left.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ pc: Any = pyarrow.compute
 arrivals = Table(
     "arrivals",
     MetaData(),
-    # The event's own address as the key: a flight that came twice would be refused by the database.
+    # The event's address is the key: the database would refuse a second row for an event.
     Column("partition_id", String(64), primary_key=True),
     Column("sequence_number", BigInteger, primary_key=True, autoincrement=False),
     Column("flight_date", String(10), nullable=False),
@@ -64,7 +64,7 @@ def parse(batch: pa.RecordBatch) -> Any:
 
 
 def record(batch: pa.RecordBatch) -> pa.Table:
-    """A row for every flight; row i is of event i, so nothing else has to say which event it came from."""
+    """A row for every flight, in the order of the events, which is how rows are matched with events."""
     flights = parse(batch)
     parts = [flights[name].cast(pa.string()) for name in ("year", "month", "day")]
     return pa.table(
@@ -80,7 +80,7 @@ def record(batch: pa.RecordBatch) -> pa.Table:
 
 
 def score(batch: pa.RecordBatch) -> pa.Table:
-    """The same, but a flight that never arrived is a dead letter."""
+    """The same, but with a dead letter for a flight that never arrived."""
     flights = parse(batch)
     reasons = pc.if_else(
         pc.is_valid(flights["arr_delay"]),
@@ -93,11 +93,11 @@ def score(batch: pa.RecordBatch) -> pa.Table:
 columns = ("body", "partition", "sequenceNumber")
 pipeline = Pipeline("arrivals", "flights", arrivals, ArrowHandler(score, columns))
 corrected_pipeline = Pipeline("arrivals", "flights", arrivals, ArrowHandler(record, columns))
-"""The same name: it is the next version of the same pipeline, and its dead letters are the ones meant."""
+"""The same name, since it is the next version of the same pipeline, for the same dead letters."""
 
 
 def run(spark: SparkSession, connection_string: str, database_url: str) -> None:
-    """Process what is available now, and end."""
+    """Process the available events, and exit."""
     query = run_pipeline(
         spark,
         pipeline,

@@ -4,15 +4,15 @@
     scoring      the table and the handlers: what a user of Tidegate writes
     delays       a second pipeline over the same hub
     driver       the Spark driver, a process of its own (``python -m examples.flights.driver``)
-    publish      sends the events with our producer, and continues where an earlier run was interrupted
+    publish      sends the events with our producer, and continues after an interrupted run
     crash        finds the moment in mid-batch at which ``spark_stage`` kills the driver
     results      the results of an earlier run
     report       reads the results back from SQL
-    accounting   the figures, and whether they hold
-    demo         the five steps in order, telling an observer how far they are
+    accounting   the figures, and whether they add up
+    demo         the five steps in order, reported to an observer
     output       the report as tables or JSON
 
-``pipeline`` and ``corrected_pipeline`` (of ``scoring``) are what ``--pipeline examples.flights:…`` names.
+``--pipeline examples.flights:…`` names ``pipeline`` and ``corrected_pipeline`` of ``scoring``.
 """
 
 from examples.flights.scoring import corrected_pipeline, pipeline

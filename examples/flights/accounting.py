@@ -1,4 +1,4 @@
-"""The demo's figures, and whether they hold: every event is one row or one dead letter, none twice."""
+"""The demo's figures, and whether they add up: every event is one row or one dead letter, none twice."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class PartitionAccount:
-    """What happened to one partition's events."""
+    """The outcome of one partition's events."""
 
     partition_id: str
     events: int
     """In the log."""
     rows: int
-    """In the result table; its primary key is the event's address, so none is there twice."""
+    """In the result table, whose primary key is the event's address, so none is there twice."""
     dead_letters_open: int
     dead_letters_redriven: int
-    """Dead letters whose events have become rows since."""
+    """Dead letters whose events are rows now."""
     dead_letters_discarded: int
 
     @property
@@ -41,7 +41,7 @@ class PartitionAccount:
 
 @dataclass(frozen=True, slots=True)
 class StageRate:
-    """How fast one stage was."""
+    """The speed of one stage."""
 
     stage: str
     events: int
@@ -49,7 +49,7 @@ class StageRate:
 
     @property
     def events_per_s(self) -> float:
-        """Events per second; 0 where the stage had nothing to do."""
+        """Events per second; 0 if the stage had nothing to do."""
         return self.events / self.elapsed_s if self.events and self.elapsed_s > 0 else 0.0
 
 
@@ -58,8 +58,8 @@ def account_partitions(
 ) -> tuple[PartitionAccount, ...]:
     """One account per partition.
 
-    dead_letters: (partition id, status) → how many. Rows and dead letters of a partition without events are
-    counted as well: its account fails.
+    dead_letters: (partition id, status) → count. Rows and dead letters of a partition without events are
+    included; its account fails.
     """
     partition_ids = sorted({*events, *rows, *(partition_id for partition_id, _ in dead_letters)})
     return tuple(

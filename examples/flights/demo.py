@@ -8,8 +8,8 @@
     waits                     --->   Spark driver, second run  (runs to the end)
     checks and reports
 
-Whatever happens, including an interrupt, no child is left running; the data directory and the database stay,
-and the next run over both continues from there.
+No child is left running, even after an interrupt. The data directory and the database stay, and the next run
+over both continues from there.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from examples.support.service import (
 from tidegate.sql import Database, DeadLetterFilter, DeadLetters, ReasonCount
 
 CORRECTED_PIPELINE = "examples.flights:corrected_pipeline"
-"""What the dead letters are redriven with."""
+"""The pipeline for redriving the dead letters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class FlightsDemo:
     database_url: str | None = None
     """None: the SQLite file ``flights.db`` in the data directory."""
     events_per_trigger: int = 48_000
-    """Most events in one micro-batch: about seven batches, so that there is a middle to crash in."""
+    """Most events in one micro-batch: gives about seven batches, so that one in the middle can crash."""
     flights_max: int | None = None
     """Only this many of the flights; None: all of them."""
 
@@ -66,7 +66,7 @@ class FlightsReport:
     database: str
     """URL, without its password."""
     is_password_hidden: bool
-    """Whether ``database`` cannot be used as it is."""
+    """Whether a password was removed from ``database``."""
     partitions: tuple[PartitionAccount, ...]
     flights_expected: int
     crash: MidBatch | None
@@ -94,19 +94,19 @@ class FlightsReport:
 
     @property
     def dead_letters_total(self) -> int:
-        """All dead letters there have been."""
+        """All dead letters, whatever their status."""
         redriven = sum(account.dead_letters_redriven for account in self.partitions)
         discarded = sum(account.dead_letters_discarded for account in self.partitions)
         return self.dead_letters_open + redriven + discarded
 
     @property
     def crashes(self) -> int:
-        """How often the driver was killed in this run."""
+        """How often this run killed the driver."""
         return 0 if self.crash is None else 1
 
     @property
     def failures(self) -> tuple[str, ...]:
-        """What does not hold, one sentence each; empty: every figure holds."""
+        """The figures that do not add up, one sentence each; empty if all do."""
         failures = [account.describe() for account in self.partitions if not account.is_exact]
         if self.published != self.flights_expected:
             failures.append(f"{self.published:,} events in the hub, and {self.flights_expected:,} flights")
@@ -118,11 +118,11 @@ def run_flights_demo(
     observer: Observer,
     on_report: Callable[[FlightsReport], None] = lambda report: None,
 ) -> FlightsReport:
-    """Run the whole demo; returns its result, whether or not the figures hold.
+    """Run the whole demo; returns its result, whether or not the figures add up.
 
-    on_report: called with it while the service still runs. Raises ChildFailedError where the service or the
-    pipeline ended unexpectedly, and what opening the database and publishing raise. Cancellation: an
-    exception in this thread (KeyboardInterrupt) ends the children and is passed on.
+    on_report: called with the result while the service still runs. Raises ChildFailedError if the service or
+    the pipeline ended unexpectedly, and what opening the database and publishing raise. Cancellation: an
+    exception in this thread (KeyboardInterrupt) ends the children and propagates.
     """
     data_dir, files_dir = make_data_dir(demo.data_dir, "flights")
     url = demo.database_url or f"sqlite:///{data_dir / 'flights.db'}"

@@ -1,7 +1,7 @@
 """The example's Spark driver, a process of its own: ``python -m examples.flights.driver``.
 
-It processes what the hub holds and ends. The connection string and the database's URL come in environment
-variables, because everybody on the machine can read a command line.
+It processes the events in the hub and exits. The connection string and the database's URL are environment
+variables, because every user of the machine can read command lines.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from tidegate.spark import Trigger, explain, reported_query, run_pipeline, spark
 from tidegate.sql import ConsumerKey
 
 TRANSACTIONS_PER_BATCH = 12
-"""About three per hub partition: so that most of a micro-batch's time is between its first commit and its
-last."""
+"""About three per hub partition, so that a micro-batch spends most of its time between its first and last
+commit."""
 
 
 def main() -> int:
-    """Run the pipeline over what there is; returns the exit code."""
+    """Process the events in the hub; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--checkpoint-dir", type=Path, required=True)
     parser.add_argument("--started-file", type=Path, required=True, help="made when the query has begun")
@@ -54,7 +54,7 @@ def main() -> int:
             tell_running()
             arguments.started_file.touch()
             query.awaitTermination()
-    except Exception as error:  # anything that ends a query: one sentence instead of Java's stack trace
+    except Exception as error:  # any error of a query: one sentence instead of Java's stack trace
         sys.stderr.write(f"{explain(error)}\n")
         return 1
     finally:

@@ -12,7 +12,7 @@ from examples.support.service import DATABASE_VARIABLE
 
 
 def summary(report: FlightsReport) -> dict[str, object]:
-    """The figures, for programs; its keys stay."""
+    """The figures, for programs: the keys are stable."""
     return {
         "published": report.published,
         "rows": report.rows,
@@ -96,7 +96,7 @@ def _crash_line(report: FlightsReport) -> str:
 
 
 def follow_up_commands(report: FlightsReport) -> tuple[str, str]:
-    """The two commands that follow up, ready to be pasted into a shell."""
+    """The two next commands for the user, ready to be pasted into a shell."""
     database = f'"${DATABASE_VARIABLE}"' if report.is_password_hidden else shlex.quote(report.database)
     program = shell_program()
     corrected = shell_path(Path(scoring.__file__))

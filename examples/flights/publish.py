@@ -20,16 +20,17 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """What the hub holds after publishing."""
+    """The contents of the hub after publishing."""
 
     events_by_partition: Mapping[str, int]
     """Partition id → its number of events, as the service reports it."""
     flights_expected: int
-    """How many there should be."""
+    """How many events there should be."""
     event_hub_created_at_ms: int
-    """Which hub of this name it is: milliseconds since 1970-01-01 UTC."""
+    """When the hub was created, in milliseconds since 1970-01-01 UTC: identifies it among hubs of this
+    name."""
     published_now: int
-    """How many of the events this run sent; the others were there from an earlier run."""
+    """Events that this run sent; the others are from an earlier run."""
     elapsed_s: float
     """From the first event sent to the last one acknowledged, in seconds."""
 
@@ -45,10 +46,10 @@ async def publish(
 ) -> Publication:
     """Create the hub if needed, and send those of ``flights`` that it lacks.
 
-    on_progress: called with how many are sent or in the hub, and how many there are. Each partition's events
+    on_progress: called with the number of events sent or in the hub, and the total. Each partition's events
     are always the same in the same order, so an interrupted run leaves a prefix per partition, and this run
-    sends the rest. Raises AlreadyExistsError for a hub that holds something else. Cancellation: acknowledged
-    events stay, and the next run continues after them.
+    sends the rest. Raises AlreadyExistsError for a hub with other contents. Cancellation: acknowledged events
+    stay, and the next run continues after them.
     """
     created_at = await _ensure_hub(connection_string)
     async with EventHubProducer.from_connection_string(connection_string, EVENT_HUB) as producer:

@@ -1,4 +1,4 @@
-"""Reads the demo's results back from SQL: the figures that must hold, and tables for users."""
+"""Reads the demo's results from SQL: the figures that must add up, and tables for users."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from examples.flights.data import airline_names, airport_names
 from examples.flights.scoring import flight_performance as flights
 
 ROUTE_FLIGHTS_MIN = 365
-"""Routes with less than a flight per day are left out: a few bad days would put them on top."""
+"""Routes with fewer flights than one per day are omitted: a few bad days would put them on top."""
 LATE_MINUTES = 15
-"""From this arrival delay on a flight counts as late (the US Department of Transportation's measure)."""
+"""A flight counts as late from this arrival delay on (as the US Department of Transportation defines it)."""
 
 
 def rows_by_partition(connection: Connection) -> Mapping[str, int]:

@@ -1,4 +1,4 @@
-"""The demo's results in the database: whose they are, and clearing those of an earlier demo."""
+"""The demo's results in the database: whose they are, and deleting those of an earlier demo."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ from tidegate.sql import (
 
 
 def prepare_results(database: Database, event_hub_created_at_ms: int) -> bool:
-    """Clear results of another event hub; returns whether there were any.
+    """Delete results of another event hub; returns whether there were any.
 
-    Results of an earlier demo with another log (a new data directory, the same database) would count events
-    as done that this log's pipeline has not seen. Results of this very hub stay, and the pipeline continues
-    after them. Raises AlreadyExistsError where there are checkpoints but not the demo's table: they are not
-    the demo's.
+    With results of an earlier demo (a new data directory, the same database), events would count as processed
+    that this pipeline has not seen. Results of this very hub stay, and the pipeline continues after them.
+    Raises AlreadyExistsError if there are checkpoints but not the demo's table: they are not the demo's.
     """
     earlier = CheckpointReader(database).read(pipeline.consumer).values()
     if all(item.event_hub_created_at_ms in (None, event_hub_created_at_ms) for item in earlier):

@@ -1,8 +1,8 @@
 """What a user of Tidegate writes: a table, and a function from an event to a row.
 
-``pipeline`` scores each flight's arrival and refuses a flight that never arrived: it raises, and the event
-becomes a dead letter with that reason. ``corrected_pipeline`` is the second version, which records such
-flights too; ``tidegate dlq redrive`` runs it over the dead letters.
+``pipeline`` scores each flight's arrival and raises for a flight that never arrived, so the event becomes a
+dead letter with that reason. ``corrected_pipeline`` is the second version, which records such flights as
+well; ``tidegate dlq redrive`` runs it over the dead letters.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ EVENT_HUB = "flights"
 flight_performance = Table(
     "flight_performance",
     MetaData(),
-    # The event's own address as the key: a flight that came twice would be refused by the database.
+    # The event's address is the key: the database would refuse a second row for an event.
     Column("partition_id", String(64), primary_key=True),
     Column("sequence_number", BigInteger, primary_key=True, autoincrement=False),
     Column("flight_date", String(10), nullable=False),
@@ -30,8 +30,7 @@ flight_performance = Table(
     Column("departure_delay_minutes", Integer),
     Column("arrival_delay_minutes", Integer),
 )
-"""One row per flight. Delays in minutes, negative when early; null where there was no departure or
-arrival."""
+"""One row per flight. Delays in minutes, negative when early; null without a departure or arrival."""
 
 
 class FlightNotScoredError(TidegateError):
@@ -45,14 +44,11 @@ class FlightCancelledError(FlightNotScoredError):
 
 
 class FlightDivertedError(FlightNotScoredError):
-    """The flight departed and did not arrive where it was bound for."""
+    """The flight departed, but did not arrive at its destination."""
 
 
 def score_arrival(event: ReceivedEvent) -> dict[str, object]:
-    """The row of a flight that arrived.
-
-    Raises FlightCancelledError or FlightDivertedError for one that did not.
-    """
+    """The row of a flight that arrived; raises FlightCancelledError or FlightDivertedError for others."""
     flight = orjson.loads(event.body)
     if flight["arr_delay"] is None:
         if flight["dep_time"] is None:
@@ -92,7 +88,7 @@ pipeline = Pipeline(
 )
 
 corrected_pipeline = Pipeline(
-    # The same name: it is the next version of the same pipeline, and its dead letters are the ones meant.
+    # The same name, since it is the next version of the same pipeline, for the same dead letters.
     name="flights",
     event_hub=EVENT_HUB,
     table=flight_performance,

@@ -21,12 +21,12 @@ _POLL_S = 0.01
 
 @dataclass(frozen=True, slots=True)
 class PipelineRun:
-    """What the stage did."""
+    """The result of the stage."""
 
     events: int
-    """Events that were not committed before and are now."""
+    """Events that this stage committed."""
     elapsed_s: float
-    """While a query was running, start of Spark left out, in seconds."""
+    """Seconds during which a query ran, without the start of Spark."""
     crash: MidBatch | None
 
 
@@ -42,7 +42,7 @@ class SparkStage:
         events_per_trigger: int,
         observer: Observer,
     ) -> None:
-        """environment: of the driver, with its secrets."""
+        """environment: of the driver, including secrets."""
         self._environment = environment
         self._database = database
         self._files_dir = files_dir
@@ -52,16 +52,16 @@ class SparkStage:
         self._elapsed_s = 0.0
 
     def run(self, events_by_partition: Mapping[str, int]) -> PipelineRun:
-        """Start the driver, kill it once, start it again, and return once it has ended.
+        """Start the driver, kill it once, start it again, and wait for its end.
 
-        There is no crash where too little is left: it needs a batch before it, and more to come after it.
-        Raises ChildFailedError where the driver fails.
+        There is no crash if too little is left: it needs batches before and after it. Raises ChildFailedError
+        if the driver fails.
         """
         total = sum(events_by_partition.values())
         before = sum(processed_events(self._database).values())
         if before >= total:
             return PipelineRun(0, 0.0, None)
-        # A journal of its own for each demo: SQL says where to continue, and Spark's journal is disposable.
+        # A new journal for each demo: SQL says where to continue, so Spark's journal is disposable.
         with tempfile.TemporaryDirectory(prefix="spark-", dir=self._files_dir) as checkpoint_dir:
             while self._run_driver(Path(checkpoint_dir), total):
                 assert self._crash is not None
@@ -72,7 +72,7 @@ class SparkStage:
         return PipelineRun(after - before, self._elapsed_s, self._crash)
 
     def _run_driver(self, checkpoint_dir: Path, total: int) -> bool:
-        """Run a driver to its end, or to the moment to kill it; returns whether it was killed."""
+        """Run a driver until it ends, or until the moment to kill it; returns whether it was killed."""
         started_file = self._files_dir / "driver-started"
         started_file.unlink(missing_ok=True)
         command = [sys.executable, "-m", "examples.flights.driver"]
@@ -105,11 +105,11 @@ class SparkStage:
         if not _is_moment_to_crash(find_mid_batch(checkpoint_dir, processed), total):
             return False
         driver.freeze()
-        # Nothing moves now: what is found is what the crash leaves behind.
+        # Everything is frozen: this is the state that the crash leaves.
         try:
             found = find_mid_batch(checkpoint_dir, processed_events(self._database))
         except DatabaseUnavailableError:
-            found = None  # frozen while it held SQLite's file, which cannot be read now: not the moment
+            found = None  # frozen while it locked SQLite's file: wait for another moment
         if not _is_moment_to_crash(found, total):
             driver.thaw()
             return False
@@ -118,5 +118,5 @@ class SparkStage:
 
 
 def _is_moment_to_crash(found: MidBatch | None, total: int) -> bool:
-    """In mid-batch, and not in the last batch: more is to come after the crash."""
+    """In mid-batch, but not in the last batch: the crash must leave work to do."""
     return found is not None and sum(found.until.values()) < total

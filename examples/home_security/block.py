@@ -1,11 +1,11 @@
-"""A block of homes: what a micro-batch's readings, and time, change in it. Pure: no clock, no Spark, no SQL.
+"""A block of homes, and what a micro-batch's readings, and time, change in it. No clock, no Spark, no SQL.
 
 Theory of operation. A home's readings come in the order of the log, and everything follows from that order
-alone; where one micro-batch ends and the next begins makes no difference. So the results can be recomputed
-from the log (``verify``), and a micro-batch that is repeated after a crash gives the same again.
+alone: the boundaries of micro-batches make no difference. So the results can be recomputed from the log
+(``verify``), and a micro-batch that is repeated after a crash gives the same results.
 
-Homes have nothing to do with each other, so all homes of a block take a step of the rules at once, in
-columns: there are some two hundred calls of numpy for a block, however many readings have come for it.
+Homes are independent, so each step of the rules runs for all homes of a block at once, in columns: a block
+takes about two hundred calls of numpy, however many readings it has.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _LOWER: Final = (1 << KEY_BITS) - 1
 
 @dataclass(slots=True)
 class BlockChanges:
-    """What a micro-batch changes in a block, each as rows of the schema of its name."""
+    """What a micro-batch changes in a block, each as rows of the schema with its name."""
 
     minutes: pa.RecordBatch = field(default_factory=lambda: empty(MINUTES))
     alarms: pa.RecordBatch = field(default_factory=lambda: empty(ALARMS))
@@ -51,7 +51,7 @@ class BlockChanges:
     """A home may have several; the last one counts."""
 
     def follow(self, later: BlockChanges) -> None:
-        """Add what changed afterwards."""
+        """Add later changes."""
         self.minutes = joined([self.minutes, later.minutes], MINUTES)
         self.alarms = joined([self.alarms, later.alarms], ALARMS)
         self.rejected = joined([self.rejected, later.rejected], REJECTED)
@@ -59,19 +59,19 @@ class BlockChanges:
 
 
 class Block:
-    """The homes of a block, all of one hub partition. ``encode`` keeps them between micro-batches."""
+    """The homes of a block, all of one hub partition. ``encode`` saves them between micro-batches."""
 
     def __init__(self, partition: str, state: bytes | None = None) -> None:
-        """partition: of the hub. state: as ``encode`` gave it; None: nothing has come for the block yet."""
+        """partition: of the hub. state: as ``encode`` returned it; None for a new block."""
         self._partition = partition
         self._tables = HomeTables() if state is None else HomeTables.decode(state)
 
     def encode(self) -> bytes:
-        """The state, to be kept."""
+        """The state as bytes."""
         return self._tables.encode()
 
     def next_deadline_ms(self) -> int | None:
-        """Behind which watermark ``expire`` has something to do; None: not before the next reading."""
+        """The watermark after which ``expire`` has something to do; None: not before the next reading."""
         doors = self._tables.doors
         waiting = doors["taken_ms"][_is_waiting(doors.columns)]
         return int(waiting.min()) + DOOR_OPEN_LIMIT_MS + LATENESS_MS if len(waiting) else None
@@ -83,7 +83,7 @@ class Block:
             return changes
         rows, is_late = self._in_time(readings)
         late, rows = rows.place[is_late], rows.at(~is_late)
-        # Stable, so that readings of a sensor stay in the order of the log.
+        # Stable, to keep a sensor's readings in the order of the log.
         rows = rows.at(np.argsort(rows.key, kind="stable"))
         is_too_far, is_new, is_newest = take_numbers(self._tables.numbers, rows)
         changes.rejected = self._rejected(readings, late, rows.place[is_too_far])
@@ -105,8 +105,8 @@ class Block:
         return changes
 
     def expire(self, watermark_ms: int, *, are_pages_wanted: bool = True) -> BlockChanges:
-        """Raise the alarms of doors that are open for too long, once every reading that was taken within
-        their limit must have come: the watermark is that of the times of sending."""
+        """Raise the alarms of doors open for too long, once the watermark (of sending times) shows that every
+        reading taken within their limit must have come."""
         changes = BlockChanges()
         doors = self._tables.doors
         limits_ms = doors["taken_ms"] + DOOR_OPEN_LIMIT_MS
@@ -121,8 +121,8 @@ class Block:
     # --- steps of ``take`` --------------------------------------------------------------------------------
 
     def _in_time(self, readings: pa.RecordBatch) -> tuple[Rows, np.ndarray]:
-        """The readings by home, and which of them were sent too long after they were taken, by what their
-        home has said last: that depends on the log alone, not on where a micro-batch ends."""
+        """The readings by home, and which of them were sent too long after they were taken. That is judged by
+        the home's last sending time, so it depends on the log alone, not on micro-batches."""
         tables = self._tables
         homes = tables.homes.numbers_of(readings.column("home"))
         sensors = tables.sensors.numbers_of(readings.column("sensor"))
@@ -150,7 +150,7 @@ class Block:
         return pa.RecordBatch.from_arrays(columns, schema=REJECTED)
 
     def _count_minutes(self, rows: Rows, is_new: np.ndarray) -> pa.RecordBatch:
-        """Count readings in their minutes; the minutes that changed."""
+        """Count readings in their minutes; returns the changed minutes."""
         minutes = self._tables.minutes
         order = np.argsort(rows.home << KEY_BITS | rows.taken_ms // MINUTE_MS, kind="stable")
         rows, is_new = rows.at(order), is_new[order]
@@ -191,7 +191,7 @@ class Block:
         return pa.RecordBatch.from_arrays(columns, schema=MINUTES)
 
     def _raise(self, raised: dict[str, AlarmRows]) -> pa.RecordBatch:
-        """Alarms as rows, and onto the homes' pages. raised: by kind."""
+        """Alarms as rows, which are also added to the homes' pages. raised: by kind."""
         found = list(raised.values())
         kinds = np.repeat(
             np.array([ALARM_KINDS.index(kind) for kind in raised], dtype=np.uint8),
@@ -214,7 +214,7 @@ class Block:
         return pa.RecordBatch.from_arrays(columns, schema=ALARMS)
 
     def _show_alarms(self, keys: np.ndarray, raised_ms: np.ndarray, kinds: np.ndarray) -> None:
-        """Keep the newest alarms of each home; those of one moment in the order of their strings."""
+        """Keep the newest alarms of each home; simultaneous ones in the order of their kinds and sensors."""
         tables = self._tables
         shown = tables.alarms
         homes = np.concatenate([_homes_of(shown.keys), _homes_of(keys)])
@@ -236,6 +236,6 @@ def _homes_of(keys: np.ndarray) -> np.ndarray:
 
 
 def _is_waiting(doors: dict[str, np.ndarray]) -> np.ndarray:
-    """Open doors without an alarm so far."""
+    """Open doors that have not raised an alarm."""
     is_waiting: np.ndarray = (doors["is_open"] == 1) & (doors["is_raised"] == 0)
     return is_waiting

@@ -1,8 +1,8 @@
-"""A hundred homes at a time: from events to what came for each block of homes.
+"""A hundred homes at a time: from events to the readings of each block of homes.
 
-Spark asks for state key by key, and every key costs some hundred microseconds of talk between Java and
-Python, whatever it holds. So a key here is not a home but a block of homes: those of one hub partition that
-share a hash.
+Spark asks for state key by key, and each key costs some hundred microseconds of communication between Java
+and Python, whatever its size. So a key here is a block of homes: those of one hub partition that share a
+hash.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from examples.home_security.shapes import GATHERED_ARROW, READINGS, REJECTED, to
 
 
 def numbers_in_partitions(keys: pa.Array[Any], blocks: int) -> np.ndarray:
-    """The number of each home's block in its partition. blocks: of the whole hub together."""
-    # Another hash than the hub's, which is the same for all homes of a partition.
+    """The number of each home's block in its partition. blocks: in the whole hub."""
+    # Not the hub's hash, which is the same for all homes of a partition.
     per_partition = max(1, blocks // PARTITION_COUNT)
     hashes = [zlib.crc32(key or b"") for key in keys.cast(pa.binary()).to_pylist()]
     return np.array(hashes, dtype=np.int64) % per_partition
 
 
 def gather(events: pa.RecordBatch, blocks: int) -> pa.RecordBatch:
-    """Parse events and sort them by blocks; what only says that a sensor is alive is left out.
+    """Parse events and sort them by blocks, without those that only say that a sensor is alive.
 
     events: rows of the source, in order of their sequence numbers within each partition. Returns rows of
-    ``GATHERED_ARROW``, one for each block that has an event, and rows with the time.
+    ``GATHERED_ARROW``: one for each block that has an event, and rows with the time.
     """
     keys = events.column("partitionKey")
     parsed = parse_readings(keys, events.column("body"))
@@ -61,8 +61,8 @@ def gather(events: pa.RecordBatch, blocks: int) -> pa.RecordBatch:
 def _clock(events: pa.RecordBatch, parsed: ReadingColumns) -> dict[str, pa.Array[Any]]:
     """The columns of the rows with the time, by name.
 
-    A home whose clock is ahead would raise every home's alarms for open doors too early, and for good. So a
-    time of sending counts up to that at which the service took the event, which is the service's own clock.
+    A home whose clock is ahead would raise every home's alarms for open doors too early, permanently. So a
+    sending time counts only up to the time at which the service accepted the event, by its own clock.
     """
     enqueued_ms = events.column("enqueuedTime").cast(pa.int64()).to_numpy() // 1_000
     starts = starts_of(enqueued_ms)
@@ -76,7 +76,7 @@ def _clock(events: pa.RecordBatch, parsed: ReadingColumns) -> dict[str, pa.Array
 
 
 def _one_below_the_other(*parts: dict[str, pa.Array[Any]]) -> pa.RecordBatch:
-    """Rows of ``GATHERED_ARROW`` that have some of its columns, and then those that have others."""
+    """Rows of ``GATHERED_ARROW``, one part after the other; missing columns are null."""
     counts = [len(next(iter(part.values()))) for part in parts]
     columns = [
         pa.concat_arrays(

@@ -1,4 +1,4 @@
-"""Whether SQL and the summaries hold what the log says."""
+"""Whether SQL and the summaries agree with the log."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ROWS_PER_FETCH = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What the tables hold."""
+    """The contents of the tables."""
 
     minutes: Mapping[Minute, Figures]
     alarms: tuple[Alarm, ...]
@@ -59,7 +59,7 @@ def read_tables(database: Database) -> Found:
 
 
 def failures_of(expected: Expected, found: Found, store: SummaryStore | None) -> tuple[str, ...]:
-    """What does not hold, one sentence each; empty: every figure holds."""
+    """The figures that differ, one sentence each; empty if none does."""
     return (
         *_differences("rows of home_minute", expected.minutes, found.minutes),
         *_differences("alarms", Counter(expected.alarms), Counter(found.alarms)),
@@ -88,16 +88,16 @@ def _summary_failures(expected: Mapping[str, bytes], store: SummaryStore) -> lis
 
 
 def count_by(values: Iterable[str]) -> dict[str, int]:
-    """How often each value is there, most often first."""
+    """The number of each value, most frequent first."""
     return dict(Counter(values).most_common())
 
 
 def has_earlier_run(database: Database, store: SummaryStore) -> bool:
     """Whether an earlier run of the demo left something that may be deleted. Changes nothing.
 
-    A file of pages does not say whose it is, and its writer may be running: only the database does, which
-    knows a run as soon as its driver starts. Raises AlreadyExistsError where there are tables or files of
-    pages, but the database knows of no run.
+    Only the database shows whose files of pages these are, and it knows a run as soon as its driver starts; a
+    file does not name its owner, and its writer may still be running. Raises AlreadyExistsError if there are
+    tables or files of pages, but the database knows of no run.
     """
     if _is_ours(database):
         return True
@@ -111,20 +111,22 @@ def has_earlier_run(database: Database, store: SummaryStore) -> bool:
 
 
 def prepare_places(database: Database, store: SummaryStore) -> bool:
-    """Create the tables, and delete what an earlier run of the demo left; returns whether there was anything.
+    """Create the tables, and delete the results of an earlier run of the demo; returns whether there were
+    any.
 
-    Raises as ``has_earlier_run`` and ``SummaryStore.clear``, and then the database is unchanged.
+    Raises as ``has_earlier_run`` and ``SummaryStore.clear``; the database is then unchanged.
     """
     if has_earlier_run(database, store):
-        store.clear()  # before the database forgets the run, so that it can be repeated
+        store.clear()  # before the database forgets the run, so that this can be repeated
     return prepare_database(database)
 
 
 def prepare_database(database: Database) -> bool:
-    """Create the tables, and delete what an earlier run of the demo left; returns whether there was anything.
+    """Create the tables, and delete the results of an earlier run of the demo; returns whether there were
+    any.
 
-    Each run of the demo has a hub of its own, so an earlier one's results would count as this one's. Raises
-    AlreadyExistsError where this demo did not fill the tables.
+    Each run of the demo has its own hub, so an earlier one's results would count as this one's. Raises
+    AlreadyExistsError if the tables are not this demo's.
     """
     is_ours = _is_ours(database)
     for table in (home_minute, home_alarm):

@@ -1,9 +1,8 @@
-"""Which settings a checkpoint directory was created with: a small file next to Spark's own.
+"""The settings that a checkpoint directory was created with: a small file next to Spark's own.
 
-The number of blocks decides which key of the state a home belongs to. With another number Spark would find no
-state for a home, or another home's, and silently continue from there; so the directory is checked first. So
-is the format: with one from when each home's page was a file of its own, pages that do not change would be
-missing.
+The number of blocks determines the state's key of each home. With another number, Spark would find no state
+for a home, or another home's, and silently continue from there; so the directory is checked first, for its
+format as well: with one from when each home's page was a file, unchanged pages would be missing.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ FILE_NAME: Final = "tidegate-home-security.json"
 _SPARKS_FILE: Final = "metadata"
 """Spark's own first file, which holds the query's id."""
 _FORMAT: Final = 2
-"""Of the summaries that belong to the state; 1 had no number, and a file for each home's page."""
+"""The format of the summaries that belong to the state; 1 had no number, and a file for each home's page."""
 _START_ANEW: Final = "start again with an empty checkpoint directory, an empty database and no summaries."
 
 
 def claim_checkpoint(spark: SparkSession, location: str, blocks: int) -> None:
-    """Write format and number of blocks into a new checkpoint directory, or compare them with those there.
+    """Save format and number of blocks in a new checkpoint directory; compare them with an existing one's.
 
-    location: as ``checkpoint_path`` returns it. Raises InvalidArgumentError where the directory has another
-    format or number of blocks, or does not say which.
+    location: as ``checkpoint_path`` returns it. Raises InvalidArgumentError if the directory has another
+    format or number of blocks, or does not record them.
     """
     directory = HadoopDirectory(spark, location)
     text = directory.read(FILE_NAME)

@@ -1,9 +1,10 @@
-"""The demo: service, generator and pipeline as processes, one crash, and every figure against the log.
+"""The demo: service, generator and pipeline as processes, one crash, and every figure checked against the
+log.
 
 this process                     children, each a session of its own
 ------------                     ----------------------------------
 watches                   --->   tidegate serve
-                                 generator                  (at the rate asked for)
+                                 generator                  (at the requested rate)
 kills once, starts again  --->   Spark driver               (SIGKILL in mid-batch)
 reads the log again, checks and reports
 """
@@ -38,9 +39,9 @@ from tidegate.client import EventHubAdministrator
 from tidegate.sql import Database
 
 HOME_SHOWN = 42
-"""Number of the home whose page is shown to the user."""
+"""Number of the home whose page the user is shown."""
 PARTITIONS_APART_S = 3.0
-"""How far partitions may be apart in real time before an alarm's timer could fire too early."""
+"""How far apart in real time partitions may be before an alarm's timer could fire too early."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ class HomeSecurityReport:
     events: int
     """In the hub."""
     status_events: int
-    """Those that only say that a sensor is alive."""
+    """Events that only say that a sensor is alive."""
     readings: int
     """Counted in minutes, each once."""
     duplicates: int
@@ -89,11 +90,11 @@ class HomeSecurityReport:
     """From the first event to the last commit."""
     p50_ms: float | None
     p99_ms: float | None
-    """From the hub's acceptance of an event to its commit in SQL; since the last start of the driver."""
+    """From the hub's acceptance of an event to its commit in SQL, since the driver's last start."""
     state_bytes: int
     crash: Crash | None
     failures: tuple[str, ...]
-    """What does not hold, one sentence each; empty: every figure holds."""
+    """The figures that differ, one sentence each; empty if none does."""
 
 
 def run_home_security_demo(
@@ -101,14 +102,14 @@ def run_home_security_demo(
     observer: Observer,
     on_report: Callable[[HomeSecurityReport], None] = lambda report: None,
 ) -> HomeSecurityReport:
-    """Run the whole demo; returns its result, whether or not the figures hold.
+    """Run the whole demo; returns its result, whether or not the figures agree.
 
-    on_report: called with it while the service still runs. Raises AlreadyExistsError where the data directory
-    holds an earlier run, or the database or the summaries' place holds what this demo did not write;
-    MalformedPagesError for other files among the summaries of an earlier run; ChildFailedError where a child
+    on_report: called with the result while the service still runs. Raises AlreadyExistsError if the data
+    directory has an earlier run, or the database or the summaries' location has data of others;
+    MalformedPagesError for other files among the summaries of an earlier run; ChildFailedError if a child
     ended unexpectedly; and what opening the database raises. Cancellation: the first KeyboardInterrupt ends
     the generator only, and the figures so far are checked; a second one, and any other exception in this
-    thread, ends the children and is passed on.
+    thread, ends the children and propagates.
     """
     data_dir, files_dir = make_data_dir(demo.data_dir, "home-security")
     url = demo.database_url or f"sqlite:///{data_dir / 'homes.db'}"
@@ -123,7 +124,7 @@ def run_home_security_demo(
         home = home_name(min(HOME_SHOWN, demo.plan.homes - 1))
         observer.note(f"The page of one home's resident, once it has sent events: {web}homes/{home}")
         store = SummaryStore(summaries_url)
-        # Also before there is a hub: with one, the data directory could not be used for another try.
+        # Before the hub is created: with a hub, the data directory could not be used for another attempt.
         has_earlier_run(database, store)
         asyncio.run(_create_hub(ready.connection_string))
         if prepare_places(database, store):

@@ -1,7 +1,7 @@
 """The Spark driver of the demo, a process of its own: ``python -m examples.home_security.driver``.
 
-It runs until its stop file appears, brings what the hub holds to the end, and ends. The connection string and
-the database's URL come in environment variables, because everybody on the machine can read a command line.
+It runs until its stop file appears, processes the remaining events, and exits. The connection string and the
+database's URL are environment variables, because every user of the machine can read command lines.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LOOK_EVERY_S = 0.2
 
 
 class ProgressFile:
-    """Keeps a file that says how far the query is and how fast."""
+    """Maintains a file with the query's progress and speed."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -44,11 +44,11 @@ class ProgressFile:
         self._status: dict[str, Any] = {"events": 0, "position": 0, "dropped": 0, "batches": 0}
 
     def note_commit(self, batch_id: int) -> None:
-        """A micro-batch is in SQL, now."""
+        """Record that a micro-batch is in SQL now."""
         self._committed_ms[batch_id] = time.time_ns() // 1_000_000
 
     def update(self, query: StreamingQuery) -> None:
-        """Take what the query has done since the last look, and write the file."""
+        """Add the query's progress since the last call, and write the file."""
         for progress in query.recentProgress:
             if progress.batchId > self._last_batch_id:
                 self.take(json.loads(progress.json))
@@ -59,11 +59,11 @@ class ProgressFile:
         write_status(self._path, status)
 
     def forget_latencies(self) -> None:
-        """Start measuring again."""
+        """Start measuring latencies again."""
         self._latencies, self._recent = Latencies(), Latencies()
 
     def take(self, progress: dict[str, Any]) -> None:
-        """One progress of the query, as its JSON holds it."""
+        """Add one progress report of the query, as its JSON."""
         status = self._status
         self._last_batch_id = batch_id = progress["batchId"]
         status["batches"] += 1
@@ -139,7 +139,7 @@ def main() -> int:
             query.processAllAvailable()
             progress.update(query)
             query.stop()
-    except Exception as error:  # anything that ends a query: one sentence instead of Java's stack trace
+    except Exception as error:  # any error of a query: one sentence instead of Java's stack trace
         sys.stderr.write(f"{explain(error)}\n")
         return 1
     finally:

@@ -1,10 +1,9 @@
-"""A hundred thousand homes, made up: the same events in the same order for the same plan, as fast as asked.
+"""Generates a hundred thousand homes: the same events in the same order for the same plan, at any speed.
 
-Every step of simulated time has its number of events, no more and no fewer, so the rate is what was asked
-for; what the hour of the day decides is what they are. By day people walk through rooms and doors, at night
-the sensors mostly say that they are alive. Homes differ: some get up early, some work at night. What goes
-wrong also goes wrong here: doors left open, stuck and flapping sensors, readings that are malformed, delayed
-or sent twice.
+Every step of simulated time has an exact number of events, so the rate is as requested; the hour of the day
+only determines what they are. By day people walk through rooms and doors; at night sensors mostly report that
+they are alive. Homes differ: some get up early, some work at night. Errors occur as in reality: doors left
+open, stuck and flapping sensors, readings that are malformed, delayed or sent twice.
 """
 
 from __future__ import annotations
@@ -39,14 +38,14 @@ _WEEKEND: Final = (
     *(0.15, 0.10, 0.06, 0.04, 0.04, 0.05, 0.15, 0.30, 0.55, 0.80, 0.95, 1.00),
     *(0.95, 0.85, 0.75, 0.75, 0.80, 0.85, 0.90, 0.85, 0.80, 0.70, 0.50, 0.30),
 )
-"""How lively each hour of the day is (our choice, after one's own home)."""
+"""The activity of each hour of the day (our choice, after one's own home)."""
 
 _MOTION_SHARE, _DOOR_SHARE, _WINDOW_SHARE, _CO_SHARE = 0.72, 0.05, 0.01, 0.06
-"""Of the events of a lively hour; the rest says that a sensor is alive. Doors and windows that open close,
-too, so they come twice."""
+"""Of the events of a busy hour; the rest report that a sensor is alive. Doors and windows that open also
+close, so they come twice."""
 _GLASS_SHARE: Final = 2e-5
 _STUCK_SHARE, _FLAPPING_SHARE = 0.01, 0.005
-"""Of all events: from the few sensors that repeat themselves, and from doors that cannot decide."""
+"""Of all events: from the few sensors that repeat themselves, and from flapping doors."""
 _FAULTY_HOMES_SHARE: Final = 0.002
 _SHORT_OPEN_MS, _LONG_OPEN_MS = 20_000, 12 * MINUTE_MS
 _LONG_OPEN_SHARE: Final = 0.02
@@ -92,13 +91,13 @@ class GeneratorPlan:
 
 
 class _Due(NamedTuple):
-    """A reading that is made or sent in a later step."""
+    """A reading that is created or sent in a later step."""
 
     home: int
     sensor: int
     value: str
     number: int
-    """-1: it is new, and is numbered and taken when its step comes."""
+    """-1: a new one, which gets its number and time when its step comes."""
     taken_ms: int
 
 
@@ -108,9 +107,9 @@ class HomesGenerator:
     def __init__(self, plan: GeneratorPlan) -> None:
         self.plan = plan
         self.step_count = 0
-        """Steps made so far."""
+        """Steps completed so far."""
         self.counts: Counter[str] = Counter()
-        """What has been made: events, malformed, delayed, duplicates."""
+        """Events so far: all, malformed, delayed, duplicates."""
         self._random = np.random.Generator(np.random.PCG64(plan.seed))
         self._numbers = np.zeros((plan.homes, len(SENSORS)), dtype=np.int64)
         # Most homes get up around the same hour, one in twenty lives by night.
@@ -121,7 +120,7 @@ class HomesGenerator:
         self._open: set[tuple[int, int]] = set()
         """Doors and windows that are open: home and sensor."""
         self._due: dict[int, list[_Due]] = defaultdict(list)
-        """Step → readings that are to be made or sent in it."""
+        """Step → readings to be created or sent in it."""
 
     @property
     def time_ms(self) -> int:
@@ -135,7 +134,7 @@ class HomesGenerator:
         wanted = int((index + 1) * per_step) - int(index * per_step)
         due = self._due.pop(index, [])
         if len(due) > wanted:
-            # What does not fit is sent with the next step: the rate is what was asked for.
+            # Excess events move to the next step, to keep the requested rate.
             self._due[index + 1] = due[wanted:] + self._due.get(index + 1, [])
             del due[wanted:]
         start_ms, sent_ms = self._time_ms(index), self._time_ms(index + 1)
@@ -168,7 +167,7 @@ class HomesGenerator:
     def _new_reading(
         self, home: int, lively: float, draw: float, pick: int, index: int, is_co_there: bool
     ) -> _Due:
-        """What happens in a home: ``draw`` says which of all things, ``pick`` the rest."""
+        """An event in a home: ``draw`` determines its kind, ``pick`` the rest."""
         if draw < _GLASS_SHARE:
             return _Due(home, _GLASS_SENSOR, "null", -1, 0)
         draw -= _GLASS_SHARE
@@ -219,7 +218,7 @@ class HomesGenerator:
         self._due[index + steps].append(due)
 
     def _events(self, made: list[_Due], index: int, start_ms: int, sent_ms: int) -> list[tuple[str, bytes]]:
-        """Bodies of what is made in this step. What is delayed leaves its place to another reading."""
+        """The bodies of this step's readings; another reading takes the place of a delayed one."""
         plan, events = self.plan, []
         fates = self._random.random(len(made)).tolist()
         moments = np.sort(self._random.integers(start_ms, max(sent_ms, start_ms + 1), len(made))).tolist()
@@ -236,7 +235,7 @@ class HomesGenerator:
                 if malformed <= fate < duplicate:
                     self._send_later(due, fate, index, is_delayed=fate < delayed)
                     if fate < delayed:
-                        # Something has to be sent in its place: the home says that it is there.
+                        # Something has to be sent in its place: the home reports that it is alive.
                         due = due._replace(value="alive")
             home = home_name(due.home)
             body = _body(home, due, sent_ms)
@@ -279,7 +278,7 @@ _SPOILINGS: Final[tuple[tuple[bytes, bytes], ...]] = (
 
 
 def _malformed(body: bytes, number: int) -> bytes:
-    """A body spoilt in one of several ways: cut off, not JSON at all, a field wrong or missing."""
+    """A body damaged in one of several ways: truncated, not JSON at all, a field wrong or missing."""
     way = number % (len(_SPOILINGS) + 2)
     if way == len(_SPOILINGS):
         return body[: number % (len(body) - 1)]

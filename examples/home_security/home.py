@@ -1,4 +1,4 @@
-"""What readings of homes come to, and by which limits. The rules themselves are in ``block`` and ``sensors``.
+"""The results of homes' readings, and the limits. The rules are in ``block`` and ``sensors``.
 
     reading ──► too late, or too far behind ──► a reason: the event becomes a dead letter
             ──► came before ────────────────► counted as a duplicate
@@ -6,8 +6,7 @@
             └─► if it is its sensor's newest: moves the door, the carbon monoxide
     watermark passes a door's limit ────────► alarm
 
-Delayed readings and outdated ones differ: a delayed one still counts in its minute, but it does not open a
-door that has been closed since.
+A delayed reading still counts in its minute, but does not open a door that has been closed since.
 """
 
 from __future__ import annotations
@@ -19,30 +18,30 @@ TOO_LATE: Final = "The reading came too late: its minute is closed."
 TOO_FAR_BEHIND: Final = "The reading is too far behind its sensor's newest to know whether it came before."
 
 ALARMS_SHOWN: Final = 10
-"""Alarms in a home's summary: the newest."""
+"""The newest alarms, in a home's summary."""
 ACTIVITY_LEVELS: Final = (1, 4, 16)
-"""Readings of an hour from which its activity is 1, 2 and 3."""
+"""Readings per hour at which its activity becomes 1, 2 and 3."""
 
 CARBON_MONOXIDE: Final = "carbon_monoxide"
 DOOR_OPEN: Final = "door_open"
 GLASS_BREAK: Final = "glass_break"
 ALARM_KINDS: Final = (CARBON_MONOXIDE, DOOR_OPEN, GLASS_BREAK)
-"""In the order of the alphabet, so that their numbers sort as they do."""
+"""Alphabetical, so that their numbers sort as they do."""
 
 
 class Alarm(NamedTuple):
-    """What a resident is woken for."""
+    """An alarm for the residents."""
 
     home: str
     sensor: str
     number: int
     """Of the reading that caused it: the opening, the broken glass, the first one over the limit. Home,
-    sensor and number together are there once."""
+    sensor and number together are unique."""
     kind: str
     raised_ms: int
-    """Milliseconds since 1970-01-01 UTC: when what it is about was so, not when it was noticed."""
+    """Milliseconds since 1970-01-01 UTC: when its cause occurred, not when it was noticed."""
     value: float
-    """Parts per million; 0 for the others."""
+    """Parts per million; 0 for other kinds."""
 
 
 def iso_time(time_ms: int) -> str:

@@ -1,4 +1,4 @@
-"""What a home of the demo has, and the rules: sensors, limits, the hub that all of it goes to."""
+"""The demo's homes and rules: sensors, limits, the hub."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ PARTITION_COUNT: Final = 16
 
 BLOCKS_DEFAULT: Final = 32
 """Keys of the pipeline's state: about 3,100 of 100,000 homes share one. Every key costs some milliseconds in
-a micro-batch, and keys are what tasks share. Spark deals them out by a hash, and a micro-batch lasts as long
-as its largest task: of 32 keys, two tasks get 16 each, and 16 tasks 3 at most; of 64, 39 and 25, and up to 8.
-"""
+a micro-batch, and tasks share the work by key. Spark distributes keys by a hash, and a micro-batch lasts as
+long as its largest task: of 32 keys, two tasks get 16 each, and 16 tasks at most 3; of 64, 39 and 25, and at
+most 8."""
 
 MINUTE_MS: Final = 60_000
 HOUR_MS: Final = 60 * MINUTE_MS
 DAY_MS: Final = 24 * HOUR_MS
 
 DOOR_OPEN_LIMIT_MS: Final = 5 * MINUTE_MS
-"""A door or window that is open for longer raises an alarm."""
+"""A door or window open for longer raises an alarm."""
 CO_LIMIT_PPM: Final = 70.0
-"""Carbon monoxide above it raises an alarm, in parts per million (the lowest level at which UL 2034 has a
-household detector sound; without its waiting time, our choice)."""
+"""Carbon monoxide above it raises an alarm, in parts per million (the lowest level at which UL 2034 requires
+a household detector to sound; without its waiting time, our choice)."""
 LATENESS_MS: Final = 2 * MINUTE_MS
-"""How long a reading may travel: one that its home sends later becomes a dead letter."""
+"""The longest delay of a reading: one that its home sends later becomes a dead letter."""
 CLOCK_ERROR_MS: Final = MINUTE_MS
-"""How far ahead of its home's clock a sensor's may be, and a home's ahead of the service's to move the
-watermark."""
+"""How far ahead of its home's clock a sensor's may be, and how far ahead of the service's a home's may move
+the watermark."""
 NUMBERS_REMEMBERED: Final = 64
-"""Of how many numbers behind a sensor's highest it is known whether they have come."""
+"""For this many numbers below a sensor's highest, it is known whether they have come."""
 
 
 class Kind(IntEnum):
-    """What a reading is about. The numbers travel between the steps of the pipeline, not in events."""
+    """The kind of a reading. The numbers are used between the pipeline's steps, not in events."""
 
     MOTION = 0
     DOOR = 1
@@ -41,11 +41,11 @@ class Kind(IntEnum):
     GLASS = 3
     CO = 4
     STATUS = 5
-    """A sensor that says that it is alive. It is filtered out."""
+    """A sensor's report that it is alive; filtered out."""
 
 
 KIND_NAMES: Final = {kind.name.lower(): kind for kind in Kind}
-"""As the events say it → the kind."""
+"""Name in events → kind."""
 
 SENSORS: Final = (
     ("motion-hall", Kind.MOTION),
@@ -63,5 +63,5 @@ SENSORS: Final = (
 
 
 def home_name(index: int) -> str:
-    """The id of a home, which is its events' partition key, as ``h000042``."""
+    """The id of a home, such as ``h000042``: its events' partition key."""
     return f"h{index:06}"

@@ -1,4 +1,4 @@
-"""How long events took from the hub to SQL, from what Spark observes of each micro-batch."""
+"""How long events took from the hub to SQL, from Spark's observations of each micro-batch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 QUANTILES: Final = tuple((index + 0.5) / 100 for index in range(100))
-"""The quantiles used of arrival times in a micro-batch: each stands for a hundredth of its events."""
+"""The quantiles of arrival times in a micro-batch: each stands for a hundredth of its events."""
 _BIN_MS: Final = 5
 
 
@@ -19,7 +19,7 @@ class Latencies:
         self._count = 0
 
     def add(self, enqueued_ms: Sequence[int], event_count: int, committed_ms: int) -> None:
-        """A micro-batch: the quantiles of its events' times of arrival, and when it was committed."""
+        """Add a micro-batch: the quantiles of its events' arrival times, and its commit time."""
         if not enqueued_ms or not event_count:
             return
         for moment in enqueued_ms:
@@ -27,7 +27,7 @@ class Latencies:
         self._count += event_count * len(enqueued_ms)
 
     def percentile_ms(self, share: float) -> float | None:
-        """The latency that ``share`` (0 to 1) of the events stayed below; None: there were none."""
+        """The latency below which ``share`` (0 to 1) of the events stayed; None if there were none."""
         wanted, seen = share * self._count, 0
         for number in sorted(self._bins):
             seen += self._bins[number]

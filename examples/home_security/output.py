@@ -9,7 +9,7 @@ from examples.support.command import print_table
 
 
 def summary(report: HomeSecurityReport) -> dict[str, object]:
-    """The figures, for programs; its keys stay."""
+    """The figures, for programs: the keys are stable."""
     kept = (
         *("events", "status_events", "readings", "duplicates", "minutes", "homes"),
         *("alarms", "dead_letters", "p50_ms", "p99_ms", "state_bytes", "database", "summaries"),

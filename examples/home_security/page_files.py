@@ -1,5 +1,4 @@
-"""The file of a block of homes: the pages of all of them, as the pipeline keeps them in blob
-storage, and the web page reads them.
+"""The file of a block of homes: the pages of all of them, which the pipeline keeps in blob storage.
 
     <place>/7-2.json
 
@@ -8,12 +7,12 @@ storage, and the web page reads them.
     "h000057":{"activity":[2,0,0],"alarms":[], … }
     }
 
-It is one JSON object, home → page (``summary``), and has a line for each home. So a home is replaced, and its
-page taken out, without a look into any page. No path is made of a home's name, which is
-whatever its events' partition key was.
+It is one JSON object, home → page (``summary``), with a line for each home, so that a home's page can be
+replaced or read without parsing any page. Paths never contain home names, which are arbitrary: the events'
+partition keys.
 
-The lines are in the order of their names as JSON writes them, byte by byte: the order of the names, but for
-those with a character that JSON escapes.
+The lines are in the order of their names as JSON writes them, byte by byte: the order of the names, except
+for those with a character that JSON escapes.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ FILE_ENDING: Final = ".json"
 
 _PAGE_BEGIN: Final = b'{"activity":'
 _NAME_END: Final = b'":' + _PAGE_BEGIN
-"""Where it is first seen in a line, the name has ended: inside a name JSON writes a quote as ``\\"``, so a
-name that holds these characters has a backslash before the second quote."""
+"""The name ends where this first occurs in a line: inside a name JSON writes a quote as ``\\"``, so a name
+with these characters has a backslash before the second quote."""
 
 
 class MalformedPagesError(TidegateError):
-    """A file that is not one of homes' pages, or only a part of one."""
+    """A file that does not contain homes' pages, or is incomplete."""
 
     fault = Fault.WORLD
 
@@ -45,10 +44,10 @@ def file_name(block: str) -> str:
 
 
 def merge_pages(content: bytes | None, pages: Mapping[str, bytes]) -> bytes:
-    """The file with ``pages`` in the place of what it holds of their homes; all others stay as they are.
+    """The file with ``pages`` in place of the present pages of their homes; the others are unchanged.
 
-    content: the file; None: there is none yet. pages: home → its page, JSON on one line with ``activity``
-    first. The same pages merged twice give the same bytes. Raises MalformedPagesError.
+    content: the file; None if there is none yet. pages: home → its page, JSON on one line with ``activity``
+    first. Merging the same pages again gives the same bytes. Raises MalformedPagesError.
     """
     lines = {} if content is None else _lines_of(content)
     for home, page in pages.items():
@@ -57,12 +56,12 @@ def merge_pages(content: bytes | None, pages: Mapping[str, bytes]) -> bytes:
         lines[name[:-1]] = b"%s:%s," % (name, page)
     assert not any(b"\n" in page for page in pages.values())
     in_order = [lines[name] for name in sorted(lines)]
-    in_order[-1:] = [line[:-1] for line in in_order[-1:]]  # JSON wants no comma there
+    in_order[-1:] = [line[:-1] for line in in_order[-1:]]  # JSON allows no comma after the last one
     return b"\n".join([b"{", *in_order, b"}", b""])
 
 
 def pages_of(content: bytes) -> dict[str, bytes]:
-    """All of a file: home → its page. Raises MalformedPagesError."""
+    """All pages of a file, by home. Raises MalformedPagesError."""
     lines = _lines_of(content)
     pages = [line[len(name) + 2 : -1] for name, line in lines.items()]
     return dict(zip(_texts_of(list(lines)), pages, strict=True))
@@ -74,9 +73,9 @@ def homes_of(content: bytes) -> list[str]:
 
 
 def page_of(content: bytes, home: str) -> bytes | None:
-    """The page of a home; None: the file has none. The others are not parsed.
+    """The page of a home; None if the file has none. The others are not parsed.
 
-    Raises MalformedPagesError where the file is not whole.
+    Raises MalformedPagesError if the file is incomplete.
     """
     if not _is_whole(content):
         raise _malformed()
@@ -93,8 +92,8 @@ def _is_whole(content: bytes) -> bool:
 
 
 def _lines_of(content: bytes) -> dict[bytes, bytes]:
-    """The lines of a file, each with a comma at its end, by their names. A name has its first quote, and not
-    its second: so the order of these is that of the names' strings."""
+    """The lines of a file, each with a comma at its end, by their names. A key includes the name's first
+    quote, but not the second, so keys sort as names do."""
     if not _is_whole(content):
         raise _malformed()
     lines = content.split(b"\n")[1:-2]
@@ -104,7 +103,7 @@ def _lines_of(content: bytes) -> dict[bytes, bytes]:
         line.startswith(b'"') and line.endswith(b"},") and len(name) < len(line)
         for name, line in found.items()
     )
-    if not is_each_a_page or len(found) < len(lines):  # a home that is there twice
+    if not is_each_a_page or len(found) < len(lines):  # fewer, if a home is there twice
         raise _malformed()
     return found
 

@@ -20,7 +20,7 @@ _LOWER: Final = (1 << KEY_BITS) - 1
 
 
 def room_of(sensor: str) -> str:
-    """``motion-hall`` is in the hall."""
+    """``motion-hall`` is in the ``hall``."""
     return sensor.partition("-")[2] or sensor
 
 
@@ -28,7 +28,7 @@ def room_of(sensor: str) -> str:
 
 
 def count_activity(tables: HomeTables, rows: Rows) -> np.ndarray:
-    """Count readings (each once, by home) in their hours; the homes whose pages change."""
+    """Count readings (each once, by home) in their hours; returns the homes whose pages change."""
     by_home = tables.by_home
     order = np.argsort(rows.home, kind="stable")
     homes, taken_ms = rows.home[order], rows.taken_ms[order]
@@ -53,7 +53,7 @@ def count_activity(tables: HomeTables, rows: Rows) -> np.ndarray:
 
 
 def see_motion(tables: HomeTables, rows: Rows) -> np.ndarray:
-    """Note motions (each once) in their rooms, after ``count_activity``; the homes whose pages change."""
+    """Record motions (each once) in their rooms, after ``count_activity``; returns the changed homes."""
     rows = rows.at(rows.taken_ms // DAY_MS + 1 == tables.by_home["next_day"][rows.home])
     names = pa.array([room_of(name) for name in tables.sensors.to_list()], pa.string())
     rooms = rows.home << KEY_BITS | tables.rooms.numbers_of(names)[rows.key & _LOWER]
@@ -87,8 +87,8 @@ def _level_of(counts: np.ndarray) -> np.ndarray:
 def write_pages(tables: HomeTables, homes: np.ndarray) -> pa.RecordBatch:
     """The pages of homes (sorted, distinct) as rows of ``PAGES``; the same bytes for the same state.
 
-    The same bytes as orjson gives for a dictionary with sorted keys, put together from columns: making a
-    dictionary for each home took most of a micro-batch.
+    These are orjson's bytes for a dictionary with sorted keys, assembled from columns: creating a dictionary
+    for each home took most of a micro-batch.
     """
     names = tables.homes.take(homes).to_pylist()
     days = _texts_of((tables.by_home["next_day"][homes].astype(np.int64) - 1) * DAY_MS)
@@ -151,18 +151,18 @@ _OPENINGS: Final = ("false", "true")
 
 
 def _rows_of_homes(table: KeyedTable, homes: np.ndarray) -> np.ndarray:
-    """The rows of homes, which are few of all or nearly all."""
+    """The rows of homes, which are either few or nearly all."""
     return np.flatnonzero(np.isin(table.keys >> KEY_BITS, homes))
 
 
 def _by_name(keys: np.ndarray, chosen: np.ndarray, names: Names) -> np.ndarray:
-    """Rows by home, and within it by the name that the lower half of the key stands for."""
+    """Rows by home, and within a home by the name in the lower half of the key."""
     ranks = names.ranks()[keys[chosen] & _LOWER]
     return chosen[np.lexsort((ranks, keys[chosen] >> KEY_BITS))]
 
 
 def _joined(homes_of_texts: np.ndarray, homes: np.ndarray, texts: list[str]) -> list[str]:
-    """Each home's strings, which are in the order of homes, joined by commas."""
+    """Each home's strings, given in the order of homes, joined by commas."""
     starts = np.searchsorted(homes_of_texts, homes).tolist()
     ends = np.searchsorted(homes_of_texts, homes, side="right").tolist()
     return [",".join(texts[start:end]) for start, end in zip(starts, ends, strict=True)]

@@ -7,8 +7,8 @@
                                                                       └─► summaries     blobs
                                                          all but the last in one transaction
 
-The checkpoint directory holds the state and must be kept: without it, open doors and half counted minutes are
-forgotten, and the ledger refuses to continue.
+The checkpoint directory holds the state and must be kept: without it, open doors and partly counted minutes
+are lost, and the ledger refuses to continue.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ from tidegate.spark import (
 )
 
 SPARK_SETTINGS: Final = {
-    # transformWithState works with this state store only; changes are saved instead of whole snapshots.
+    # Required by transformWithState; saves changes instead of whole snapshots.
     "spark.sql.streaming.stateStore.providerClass": (
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
     ),
@@ -72,17 +72,17 @@ SPARK_SETTINGS: Final = {
 }
 
 JAVA_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseParallelGC"
-"""For Java where Spark runs on one machine: here it only passes on what Python computes. Its optimizing
-compiler would take 2 to 4 of 15 µs of CPU per event for the second to fourth million of them (Java 17, two
-cores, measured), and Spark generates new code with each query; G1 takes half a microsecond more than the
+"""Java options for Spark on one machine, where Java only passes on what Python computes. Its optimizing
+compiler would use 2 to 4 of 15 µs of CPU per event for the second to fourth million of them (Java 17, two
+cores, measured), and Spark generates new code for each query; G1 takes half a microsecond more than the
 parallel collector."""
 
 ARRIVALS: Final = "arrivals"
-"""The name under which Spark reports how many events each micro-batch has and when they arrived."""
+"""The name under which Spark reports the number of events of each micro-batch, and when they arrived."""
 
 
 NEW_MINUTES, MINUTES_AGAIN, ALARMS_RAISED = "new minutes", "minutes", "alarms"
-"""What the ledger's tables are called in rows."""
+"""The names of the ledger's tables in rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,18 +93,18 @@ class HomeSecurity:
     """Of the namespace; a secret."""
     database_url: str
     checkpoint_location: str | Path
-    """A directory, or a URL of a file system that Spark knows."""
+    """A directory, or a URL of a file system supported by Spark."""
     summaries_url: str | None
-    """Where the homes' summaries go, as fsspec names it (a directory, or ``az://container/path``); None:
-    nowhere."""
+    """The location of the homes' summaries, as fsspec names it (a directory, or ``az://container/path``);
+    None: none are written."""
     watermark_delay_s: float
-    """How far partitions may be apart, in seconds of the homes' time."""
+    """How far apart partitions may be, in seconds of the homes' time."""
     blocks: int = BLOCKS_DEFAULT
     max_events_per_trigger: int = 200_000
     tasks: int | None = None
-    """Of each stage of a micro-batch, and so how many cores can share it; the state keeps the number that it
-    was made with. None: on one machine its cores; on a cluster, where executors may join at any time, as many
-    as the hub has partitions keep state, and a large micro-batch is read by more than a small one."""
+    """Tasks per stage of a micro-batch, and so how many cores can share it; fixed when the state is created.
+    None: on one machine its cores; on a cluster, where executors may join at any time, the hub's number of
+    partitions keep state, and a large micro-batch is read by more tasks than a small one."""
 
 
 def start_home_security(
@@ -112,9 +112,9 @@ def start_home_security(
 ) -> StreamingQuery:
     """Start the pipeline and return its query.
 
-    on_committed: called with a micro-batch's number once it is in SQL. The session needs
-    ``SPARK_SETTINGS``. Raises InvalidArgumentError where the checkpoint directory was made with another
-    number of blocks, and what the source and ``LedgerSink`` raise.
+    on_committed: called with a micro-batch's number once it is in SQL. The session needs ``SPARK_SETTINGS``.
+    Raises InvalidArgumentError if the checkpoint directory was created with another number of blocks, and
+    what the source and ``LedgerSink`` raise.
     """
     spark.conf.set("spark.sql.shuffle.partitions", task_count(spark, wanted))
     checkpoint = checkpoint_path(wanted.checkpoint_location)
@@ -124,7 +124,7 @@ def start_home_security(
         name=NAME,
         database_url=wanted.database_url,
         tables={
-            # A row that is known to be new costs the database half of one that may be there.
+            # Appending a new row costs the database half of upserting one that may exist.
             NEW_MINUTES: LedgerTable(home_minute, WriteMode.APPEND),
             MINUTES_AGAIN: LedgerTable(home_minute, WriteMode.UPSERT),
             ALARMS_RAISED: LedgerTable(home_alarm, WriteMode.APPEND),
@@ -145,10 +145,10 @@ def start_home_security(
 def changes_of_homes(spark: SparkSession, wanted: HomeSecurity) -> DataFrame:
     """The stream of what micro-batches change, a row per block of homes.
 
-    Spark drops rows behind the watermark before any of this code sees them: readings, and events that have
-    still to become dead letters. What is late is for ``Block`` to say, by the log. So rows of blocks have no
-    event time, and those that have one end where they have moved the watermark: by a condition on that time,
-    for Spark would apply any other before it.
+    Spark drops rows behind the watermark before this code sees them: readings, and events that should become
+    dead letters. Whether a reading is late is for ``Block`` to decide, from the log. So rows of blocks have
+    no event time, and rows with event time end once they have moved the watermark: by a condition on that
+    time, since Spark would apply any other before it.
     """
     return (
         gathered_events(spark, wanted)
@@ -165,7 +165,7 @@ def changes_of_homes(spark: SparkSession, wanted: HomeSecurity) -> DataFrame:
 
 
 def gathered_events(spark: SparkSession, wanted: HomeSecurity) -> DataFrame:
-    """The stream of readings, parsed and packed by blocks of homes where they are read."""
+    """The stream of readings, parsed and packed by blocks of homes in the tasks that read them."""
     options = {
         "eventhubs.connectionString": wanted.connection_string,
         "eventhubs.eventHubName": EVENT_HUB,
@@ -183,15 +183,15 @@ def gathered_events(spark: SparkSession, wanted: HomeSecurity) -> DataFrame:
 
 
 def reading_options(spark: SparkSession, wanted: HomeSecurity) -> dict[str, str]:
-    """The source's options that say how many tasks of a micro-batch read."""
+    """The source's options for the number of tasks that read a micro-batch."""
     return task_options(spark) if wanted.tasks is None else {"eventhubs.tasksMax": str(wanted.tasks)}
 
 
 def task_count(spark: SparkSession, wanted: HomeSecurity) -> int:
     """Tasks of a micro-batch that keep state.
 
-    On a cluster the cores are no measure: they are those of the executors that were there first. Nor is
-    Spark's own default for state, 200: one core takes minutes for a micro-batch of so many tasks.
+    On a cluster the number of cores is meaningless: it is that of the first executors. Nor does
+    Spark's default of 200 suit: one core takes minutes for a micro-batch of so many tasks.
     """
     if wanted.tasks is not None:
         return wanted.tasks
@@ -199,13 +199,13 @@ def task_count(spark: SparkSession, wanted: HomeSecurity) -> int:
 
 
 def is_on_cluster(spark: SparkSession) -> bool:
-    """Whether executors are processes of their own (``local-cluster`` has such, too)."""
+    """Whether executors are separate processes (``local-cluster`` included)."""
     master = spark.sparkContext.master or ""
     return master != "local" and not master.startswith("local[")
 
 
 def gather_events(blocks: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Events to rows of blocks: a step of the pipeline that runs where events are read."""
+    """Turn events into rows of blocks: the step that runs where events are read."""
     for batch in batches:
         yield gather(batch, blocks)
 
@@ -230,7 +230,7 @@ class HomesProcessor(StatefulProcessor):
     ) -> Iterator[Row]:
         """The readings of a micro-batch for a block."""
         _, homes, timer_ms = self._state.get() or (None, None, None)
-        # Rows of a block come from one task, and a shuffle promises no order.
+        # A block's rows come from one task, but a shuffle guarantees no order.
         parts = sorted(rows, key=lambda row: row.first)
         partition = parts[0].partition
         block = Block(partition, homes)
@@ -239,7 +239,7 @@ class HomesProcessor(StatefulProcessor):
         rejected = [from_bytes(part.rejected, REJECTED) for part in parts]
         changes.rejected = joined([*rejected, changes.rejected], REJECTED)
         watermark_ms = timerValues.getCurrentWatermarkInMs()
-        # What is due is done here: left to Spark, the state would be read and written once more.
+        # Expire here: left to Spark's timers, the state would be read and written once more.
         if timer_ms is not None and timer_ms <= watermark_ms:
             self._handle.deleteTimer(timer_ms)
             timer_ms = None
@@ -254,8 +254,8 @@ class HomesProcessor(StatefulProcessor):
         timerValues: TimerValues,  # noqa: N803 - Spark's name
         expiredTimerInfo: ExpiredTimerInfo,  # noqa: N803 - Spark's name
     ) -> Iterator[Row]:
-        """The watermark has passed the earliest deadline of a block that no reading has come for; or one that
-        was its earliest once, and nothing is to be done."""
+        """The watermark has passed the earliest deadline of a block without readings; or one that is no
+        longer its earliest, and there is nothing to do."""
         partition, homes, _ = self._state.get() or ("", None, None)
         block = Block(partition, homes)
         watermark_ms = timerValues.getCurrentWatermarkInMs()
@@ -263,13 +263,13 @@ class HomesProcessor(StatefulProcessor):
         yield self._keep(key, partition, block, changes, None)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Nothing to close."""
 
     def _keep(
         self, key: Any, partition: str, block: Block, changes: BlockChanges, timer_ms: int | None
     ) -> Row:
         deadline_ms = block.next_deadline_ms()
-        # A timer that is no longer needed is left to fire: looking is cheaper than asking Spark to forget it.
+        # An obsolete timer is left to fire: that costs less than asking Spark to delete it.
         if deadline_ms is not None and (timer_ms is None or deadline_ms + 1 < timer_ms):
             timer_ms = deadline_ms + 1
             self._handle.registerTimer(timer_ms)
@@ -292,18 +292,18 @@ class HomesProcessor(StatefulProcessor):
 def write_changes(
     sink: LedgerSink, on_committed: Callable[[int], None], changes: DataFrame, batch_id: int
 ) -> None:
-    """Write one micro-batch: pages first, for they may be written twice, then SQL, once."""
+    """Write one micro-batch: pages first, since they may be written twice, then SQL, once."""
     sink.write(changes, batch_id)
     on_committed(batch_id)
 
 
 def results_of(store: SummaryStore | None, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Blocks' rows to rows for SQL, after their pages are written: the sink's step."""
+    """Turn blocks' rows into rows for SQL, after writing their pages: the sink's step."""
     for batch in batches:
         if store is not None:
             store.write(pages_by_block(batch))
         minutes = _parts(batch, "minutes", MINUTES)
-        # New ones in the order of their key: an append leaves rows as they are, and the index wants them so.
+        # New ones in key order: an append keeps the order, and it suits the index.
         minutes = minutes.sort_by([(column.name, "ascending") for column in home_minute.primary_key])
         names = pc.if_else(minutes.column("is_new"), NEW_MINUTES, MINUTES_AGAIN)
         alarms = _parts(batch, "alarms", ALARMS)
@@ -317,7 +317,7 @@ def results_of(store: SummaryStore | None, batches: Iterator[pa.RecordBatch]) ->
 
 
 def pages_by_block(batch: pa.RecordBatch) -> dict[str, dict[str, bytes]]:
-    """Block → home → its page. A block may have several rows; what a later one says counts."""
+    """Block → home → its page. A block may have several rows; the last one counts."""
     found: dict[str, dict[str, bytes]] = {}
     changes: Any = batch.select(["block", "pages"]).to_pydict()
     for block, part in zip(changes["block"], changes["pages"], strict=True):

@@ -2,8 +2,8 @@
 
     python -m examples.home_security.publish --homes 100000 --rate 5000 … --status-file FILE
 
-The connection string comes in an environment variable, because everybody on the machine can read a command
-line. SIGTERM ends it in order: all generated events are sent and acknowledged.
+The connection string is an environment variable, because every user of the machine can read command lines.
+SIGTERM ends it in order: all generated events are sent and acknowledged.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Publishing:
     connection_string: str
     plan: GeneratorPlan
     duration_s: float
-    """How much generated time to send."""
+    """Seconds of generated events to send."""
     is_paced: bool = True
     """False: as fast as possible."""
 
@@ -45,7 +45,7 @@ async def publish(
 ) -> HomesGenerator:
     """Send every event of the plan's first ``duration_s`` seconds; returns the generator.
 
-    on_progress: called now and then, and at the end when all is acknowledged, with the seconds since the
+    on_progress: called regularly, and at the end when everything is acknowledged, with the seconds since the
     start. stop: once set, no more events are generated. Raises what the producer raises.
     """
     generator = HomesGenerator(wanted.plan)
@@ -57,7 +57,7 @@ async def publish(
                 await asyncio.sleep(max(0.0, started + step * STEP_S - time.monotonic()))
             if stop.is_set():
                 break
-            # Beside the loop, which sends meanwhile.
+            # In a thread, so that the event loop can send meanwhile.
             made = await loop.run_in_executor(None, generator.step)
             await producer.enqueue_many(
                 [EventData(body) for _, body in made], partition_keys=[home for home, _ in made]

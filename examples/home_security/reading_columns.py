@@ -1,8 +1,8 @@
 """Events' bytes to checked readings, a batch at a time, in Arrow columns.
 
-Nearly every reading is written the way homes write it, and one regular expression takes those apart without a
-Python object per reading. Whatever it does not match, or what fails a check afterwards, goes to
-``parse_reading`` one by one: that alone says what a reading is, and why something is none.
+Nearly every reading is written as homes usually write it, and one regular expression parses those without a
+Python object per reading. Any that does not match, or fails a check afterwards, goes to ``parse_reading``
+individually, which alone decides what is a reading, and why something is not.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from examples.home_security.readings import (
 _compute: Any = pyarrow.compute  # its stubs know less than it does
 
 _WORD: Final = r"[ !#-\[\]-~]+"
-"""Printable, and nothing in it that JSON escapes."""
+"""Printable, without characters that JSON escapes."""
 _WHOLE: Final = "0|[1-9][0-9]*"
 _USUAL: Final = (
     rf'^\{{"home":"(?P<home>{_WORD})","sensor":"(?P<sensor>{_WORD})","kind":"(?P<kind>[a-z]+)",'
@@ -34,7 +34,7 @@ _USUAL: Final = (
     rf'"value":(?P<value>null|"open"|"closed"|(?:{_WHOLE})(?:\.[0-9]+)?)\}}$'
 )
 _DIGITS_MAX: Final = 15
-"""Numbers of more digits are left to ``parse_reading``, which knows how large they may be."""
+"""Longer numbers are left to ``parse_reading``, which checks their size."""
 
 _KINDS: Final = pa.array(list(KIND_NAMES), pa.string())
 _KIND_NUMBERS: Final = np.array([*KIND_NAMES.values(), -1], dtype=np.int8)
@@ -48,17 +48,17 @@ class ReadingColumns:
 
     sensor: pa.Array[Any]
     kind: np.ndarray
-    """int8, a ``Kind``; -1: the event is not a reading, and the other columns are meaningless."""
+    """int8, a ``Kind``; -1: the event is not a reading, and its other columns have no meaning."""
     number: np.ndarray
     taken_ms: np.ndarray
     sent_ms: np.ndarray
     value: np.ndarray
     reasons: dict[int, str]
-    """Of the events that are no readings: row → why."""
+    """Of events that are not readings: row → reason."""
 
 
 def parse_readings(keys: pa.Array[Any], bodies: pa.Array[Any]) -> ReadingColumns:
-    """What ``parse_reading`` says of each event. keys: partition keys, strings. bodies: binary."""
+    """The result of ``parse_reading`` for each event. keys: partition keys, strings. bodies: binary."""
     found = _compute.extract_regex(bodies, _USUAL)
     home, sensor, kind, number, taken, sent, value = (part.cast(pa.string()) for part in found.flatten())
     is_usual = _compute.equal(home, keys)
@@ -96,7 +96,7 @@ def _numbers(digits: pa.Array[Any], missing: int = 0) -> np.ndarray:
 
 
 def _take_values(columns: ReadingColumns, value: pa.Array[Any]) -> np.ndarray:
-    """Fill in the values; whether each is one of its kind of sensor."""
+    """Fill in the values; returns which of them are valid for their kind of sensor."""
     words = _numbers(_compute.index_in(value, value_set=_WORDS), -1)
     is_opening = (columns.kind == Kind.DOOR) | (columns.kind == Kind.WINDOW)
     is_co = columns.kind == Kind.CO
@@ -111,7 +111,7 @@ def _take_values(columns: ReadingColumns, value: pa.Array[Any]) -> np.ndarray:
 def _parse_the_rest(
     columns: ReadingColumns, rows: np.ndarray, keys: pa.Array[Any], bodies: pa.Array[Any]
 ) -> None:
-    """What is not written as usual, one by one."""
+    """Parse the events that are not written as usual, one by one."""
     if not len(rows):
         return
     sensors: list[str | None] = []

@@ -1,11 +1,11 @@
-"""From an event's bytes to a checked reading, or to the reason why it is none.
+"""From an event's bytes to a checked reading, or the reason why it is not one.
 
     {"home": "h000042", "sensor": "door-front", "kind": "door", "number": 17,
      "taken": 1772431200123, "sent": 1772431200200, "value": "open"}
 
-``number`` counts a sensor's readings, so that one that is sent again is known by it; ``taken`` and ``sent``
-are the sensor's and the home's clock, in milliseconds since 1970-01-01 UTC. ``value`` is ``open`` or
-``closed`` for doors and windows, parts per million for carbon monoxide, and null for the others.
+``number`` counts a sensor's readings, which identifies repeats; ``taken`` and ``sent`` are by the sensor's
+and the home's clock, in milliseconds since 1970-01-01 UTC. ``value`` is ``open`` or ``closed`` for doors and
+windows, parts per million for carbon monoxide, and null for the others.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import orjson
 from examples.home_security.homes import CLOCK_ERROR_MS, KIND_NAMES, Kind
 
 CO_PPM_MAX: Final = 10_000.0
-"""What a detector can show; above it, it is broken."""
+"""The most that a detector can measure; it is broken if it reports more."""
 NAME_CHARACTERS_MAX: Final = 64
 _NUMBER_MAX: Final = (1 << 53) - 1
 TIME_MS_MAX: Final = 4_102_444_800_000
-"""2100-01-01: later times are milliseconds mistaken for something else."""
+"""2100-01-01: later times are not milliseconds."""
 
 NOT_JSON: Final = "The body is not JSON."
 NOT_AN_OBJECT: Final = "The body is not a JSON object."
@@ -37,7 +37,7 @@ _OPENINGS: Final = {"open": 1.0, "closed": 0.0}
 
 
 class Reading(NamedTuple):
-    """What a sensor saw. A tuple, because a micro-batch has a hundred thousand of them."""
+    """A sensor's reading. A tuple, because a micro-batch has a hundred thousand of them."""
 
     home: str
     sensor: str
@@ -47,12 +47,11 @@ class Reading(NamedTuple):
     taken_ms: int
     sent_ms: int
     value: float
-    """1 for open and 0 for closed; parts per million; 0 where there is none."""
+    """1 for open and 0 for closed; parts per million; 0 if there is none."""
 
 
 def parse_reading(body: bytes, partition_key: str | None) -> Reading | str:
-    """The reading in an event, or one of the reasons above. Reasons hold no values, so that they can be
-    counted."""
+    """The reading in an event, or one of the reasons above. Reasons hold no values, to be countable."""
     try:
         fields = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -69,7 +68,7 @@ def parse_reading(body: bytes, partition_key: str | None) -> Reading | str:
     )
     kind_name = get("kind")
     kind = KIND_NAMES.get(kind_name) if type(kind_name) is str else None
-    # A name that no database stores (it may hold a NUL) would stop the pipeline at its last step.
+    # A name that databases cannot store (such as one with a NUL) would stop the pipeline at its last step.
     if home != partition_key or type(home) is not str or not home.isprintable():
         return WRONG_HOME
     if type(sensor) is not str or not 0 < len(sensor) <= NAME_CHARACTERS_MAX or not sensor.isprintable():
@@ -91,11 +90,11 @@ def parse_reading(body: bytes, partition_key: str | None) -> Reading | str:
 
 
 def _value_of(kind: Kind, value: object) -> float | None:
-    """The value as a number; None where this kind of sensor has no such value."""
+    """The value as a number; None if it is invalid for this kind of sensor."""
     if kind is Kind.DOOR or kind is Kind.WINDOW:
         return _OPENINGS.get(value) if type(value) is str else None
     if kind is Kind.CO:
-        # A truth value is an int to Python, and no measurement.
+        # To Python, a boolean is an int, but it is not a measurement.
         is_number = type(value) in (int, float)
         return float(value) if is_number and 0 <= value <= CO_PPM_MAX else None  # type: ignore[arg-type,operator]
     return 0.0

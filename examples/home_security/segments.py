@@ -13,12 +13,12 @@ def starts_of(keys: np.ndarray) -> np.ndarray:
 
 
 def lengths_of(starts: np.ndarray, count: int) -> np.ndarray:
-    """How many rows each run has. count: rows of all runs."""
+    """The number of rows of each run. count: of all rows."""
     return np.diff(starts, append=count)
 
 
 def previous(values: np.ndarray, starts: np.ndarray, initial: np.ndarray) -> np.ndarray:
-    """The value of the row before in the same run; of a run's first row, the run's ``initial``."""
+    """The value of the previous row in the same run; for a run's first row, the run's ``initial``."""
     before = np.empty_like(values)
     before[1:] = values[:-1]
     before[starts] = initial
@@ -26,8 +26,8 @@ def previous(values: np.ndarray, starts: np.ndarray, initial: np.ndarray) -> np.
 
 
 def running_max(values: np.ndarray, starts: np.ndarray, initial: np.ndarray) -> np.ndarray:
-    """The highest value of a run up to and with each row, and not below the run's ``initial``."""
-    # Places among all values instead of the values, so that each run can be lifted above the one before it.
+    """The highest value of a run up to each row, and at least the run's ``initial``."""
+    # Ranks instead of values, so that each run can be lifted above the previous one.
     levels, places = np.unique(np.concatenate((initial, values)), return_inverse=True)
     run_count = len(starts)
     lifts = np.arange(run_count) * len(levels)
@@ -38,5 +38,5 @@ def running_max(values: np.ndarray, starts: np.ndarray, initial: np.ndarray) -> 
 
 
 def ends_of(starts: np.ndarray, count: int) -> np.ndarray:
-    """The last row of each run. count: rows of all runs."""
+    """The last row of each run. count: of all rows."""
     return np.append(starts[1:], count)[: len(starts)] - 1

@@ -1,8 +1,8 @@
 """The rules for one sensor's readings in the order of the log: numbers, doors, carbon monoxide.
 
-Each rule takes the readings of all sensors of a block, sorted by sensor and within it by the log, and the
-state before; it changes the state, and says of which rows what is true. Rows of one sensor follow on each
-other, so "the reading before" is the row before.
+Each rule takes the readings of all sensors of a block, sorted by sensor and then in the order of the log, and
+the previous state; it updates the state and returns the rows concerned. Rows of one sensor are adjacent, so
+its previous reading is the previous row.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from examples.home_security.segments import ends_of, lengths_of, previous, runni
 from examples.home_security.tables_of_homes import KeyedTable
 
 _NONE_YET: Final = 2
-"""Beside closed and open: nothing is known of a door."""
+"""Besides closed and open: a door whose state is unknown."""
 
 
 @dataclass(slots=True)
@@ -25,7 +25,7 @@ class Rows:
     """Readings in columns."""
 
     place: np.ndarray
-    """Of each in what came for the block."""
+    """The position of each among the block's readings."""
     home: np.ndarray
     key: np.ndarray
     """Home and sensor, see ``KeyedTable``."""
@@ -38,7 +38,7 @@ class Rows:
         return len(self.place)
 
     def at(self, chosen: np.ndarray) -> Rows:
-        """Those rows: indexes, or a truth value for each."""
+        """The chosen rows, by index or by boolean."""
         return Rows(*(getattr(self, field.name)[chosen] for field in fields(self)))
 
 
@@ -54,15 +54,15 @@ class AlarmRows:
 
     @classmethod
     def of(cls, rows: Rows) -> AlarmRows:
-        """What readings themselves are about."""
+        """Alarms for these readings."""
         return cls(rows.key, rows.number, rows.taken_ms, rows.value)
 
 
 def take_numbers(numbers: KeyedTable, rows: Rows) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Which readings are too far behind, which come for the first time, and which are their sensor's newest.
 
-    Of each sensor the highest number is kept, and a bit for each of those behind it, as network protocols do
-    against replayed packets.
+    Keeps each sensor's highest number, and a bit for each number below it, as network protocols do against
+    replayed packets.
     """
     starts = starts_of(rows.key)
     state = numbers.rows_of(rows.key[starts])
@@ -97,8 +97,8 @@ def take_numbers(numbers: KeyedTable, rows: Rows) -> tuple[np.ndarray, np.ndarra
 
 
 def move_doors(doors: KeyedTable, rows: Rows) -> tuple[AlarmRows, np.ndarray]:
-    """Take the newest readings of doors and windows. Returns the alarms of doors that were open for too long
-    before they were closed, and the homes of doors that moved."""
+    """Apply the newest readings of doors and windows. Returns the alarms of doors that had been open for too
+    long when they were closed, and the homes of doors that moved."""
     starts = starts_of(rows.key)
     state = doors.rows_of(rows.key[starts])
     is_open = (rows.value == 1).astype(np.uint8)
@@ -125,7 +125,7 @@ def move_doors(doors: KeyedTable, rows: Rows) -> tuple[AlarmRows, np.ndarray]:
 
 
 def measure_co(over: KeyedTable, rows: Rows) -> AlarmRows:
-    """Take the newest readings of carbon monoxide. Returns the alarms of those that went over the limit."""
+    """Apply the newest readings of carbon monoxide. Returns the alarms of those that exceeded the limit."""
     starts = starts_of(rows.key)
     state = over.rows_of(rows.key[starts])
     is_over = (rows.value > CO_LIMIT_PPM).astype(np.uint8)

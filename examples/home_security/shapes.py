@@ -1,4 +1,4 @@
-"""The columns between the pipeline's steps, as Spark names them and as Arrow does."""
+"""The columns between the pipeline's steps, for Spark and for Arrow."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ def _schema(columns: dict[str, pa.DataType]) -> pa.Schema:
 
 
 def to_bytes(rows: pa.RecordBatch) -> bytes:
-    """Rows as one value of a row of Spark's; the receiver knows their schema."""
+    """Rows as one value of a Spark row; the receiver knows their schema."""
     encoded: bytes = rows.serialize().to_pybytes()
     return encoded
 
 
 def from_bytes(encoded: bytes, schema: pa.Schema) -> pa.RecordBatch:
-    """What ``to_bytes`` was given."""
+    """The inverse of ``to_bytes``."""
     return pa.ipc.read_record_batch(pa.py_buffer(encoded), schema)
 
 
@@ -34,7 +34,6 @@ def joined(parts: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch
 
 
 def empty(schema: pa.Schema) -> pa.RecordBatch:
-    """No row."""
     return pa.RecordBatch.from_pylist([], schema)
 
 
@@ -46,7 +45,7 @@ _PLACE: Final[dict[str, Any]] = {
 }
 
 EVENTS: Final = ("partition", "sequenceNumber", "offset", "enqueuedTime", "partitionKey", "body")
-"""What the pipeline needs of an event."""
+"""The columns of an event that the pipeline needs."""
 
 GATHERED: Final = (
     "block string, partition string, first long, readings binary, rejected binary, "
@@ -64,10 +63,10 @@ GATHERED_ARROW: Final = _schema(
         "events": pa.int64(),
     }
 )
-"""Of a run of events of one partition. A row for each block of homes: what came for it, rows of ``READINGS``
-and of ``REJECTED``. And a row for each millisecond in which events were enqueued: how many, and when the
-last of them was sent, the event time; 1970, which moves no watermark, where none of them may say so. The
-columns of the other kind are null, so that no watermark can be past a block."""
+"""The result of parsing a run of events of one partition: a row for each block of homes with its events (rows
+of ``READINGS`` and ``REJECTED``), and a row for each millisecond in which events were enqueued: their number,
+and when the last one was sent, the event time; or 1970, which moves no watermark, if none may move it. The
+columns of the other kind are null, so that a block is never behind a watermark."""
 
 READINGS: Final = _schema(
     {
@@ -83,16 +82,16 @@ READINGS: Final = _schema(
         "value": pa.float64(),
     }
 )
-"""Readings of one hub partition: their places in it, and the fields of ``Reading``."""
+"""Readings of one hub partition: their positions in it, and the fields of ``Reading``."""
 
 REJECTED: Final = _schema({**_PLACE, "_error": pa.string()})
-"""Events that become dead letters, and why."""
+"""Events that become dead letters, with the reason."""
 
 CHANGES: Final = (
     "block string, minutes binary, alarms binary, rejected binary, pages binary, state_bytes long"
 )
-"""What a micro-batch changes in a block of homes: rows of the schemas below; and how large its state is. A
-block whose timer fires has a second row, behind the first."""
+"""What a micro-batch changes in a block of homes (rows of the schemas below), and the size of its state. A
+block whose timer fires has a second row after the first."""
 
 MINUTES: Final = _schema(
     {
@@ -106,7 +105,7 @@ MINUTES: Final = _schema(
         "is_new": pa.bool_(),
     }
 )
-"""The rows of ``home_minute``; ``is_new``: no micro-batch before had a reading of that minute."""
+"""The rows of ``home_minute``; ``is_new``: no earlier micro-batch had a reading of that minute."""
 
 ALARMS: Final = _schema(
     {
@@ -136,4 +135,4 @@ RESULTS_ARROW: Final = pa.unify_schemas(
         REJECTED,
     ]
 )
-"""What goes to SQL: rows of both tables, each naming its own, and dead letters, which have an ``_error``."""
+"""The rows for SQL: of both tables, each naming its own, and dead letters, which have an ``_error``."""

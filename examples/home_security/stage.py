@@ -23,7 +23,7 @@ from tidegate.sql import Database, next_batch_id
 _LOOK_EVERY_S = 0.5
 _CRASH_LOOK_EVERY_S = 0.01
 _STANDSTILL_MAX_S = 600.0
-"""Longest time without a micro-batch before the run counts as hanging."""
+"""The run counts as hanging after this long without a micro-batch."""
 _CRASH_AFTER_SHARE = 0.6
 _GENERATOR_STOP_S = 60.0
 
@@ -34,7 +34,7 @@ class Crash:
 
     batch_id: int
     is_in_sql: bool
-    """Whether the micro-batch was in SQL, and only missing in Spark's journal."""
+    """Whether the micro-batch was in SQL, and only missing from Spark's journal."""
 
     def describe(self) -> str:
         """The end of a sentence for people."""
@@ -71,7 +71,7 @@ class LiveStage:
         is_crash_wanted: bool,
         observer: Observer,
     ) -> None:
-        """environment: with the secrets of the children. driver_options: for every start of the driver."""
+        """environment: includes the children's secrets. driver_options: for every start of the driver."""
         self._environment = environment
         self._database = database
         self._files_dir = files_dir
@@ -93,7 +93,7 @@ class LiveStage:
     def run(self) -> StageRun:
         """Return once everything published is in SQL and the driver has ended.
 
-        The first Ctrl-C ends the generator, and the rest is completed; the second one is passed on. Raises
+        The first Ctrl-C ends the generator, and the rest is processed; a second one propagates. Raises
         ChildFailedError, OperationTimeoutError.
         """
         self._driver = self._start_driver()
@@ -172,7 +172,7 @@ class LiveStage:
                 )
 
     def _look_for(self, seconds: float) -> None:
-        """Report progress, and for some time look for the moment to crash, if there is to be one."""
+        """Report progress for some time and, if a crash is due, look for its moment."""
         self._look()
         until = time.monotonic() + seconds
         while (left_s := until - time.monotonic()) > 0:
@@ -218,13 +218,13 @@ class LiveStage:
         if running_batch_id(self._checkpoint_dir) is None:
             return False
         self._driver.freeze()
-        # Nothing moves now: what Spark's journal says is what the crash leaves behind.
+        # Everything is frozen: Spark's journal shows the state that the crash leaves.
         batch_id = running_batch_id(self._checkpoint_dir)
         if batch_id is None:
             self._driver.thaw()
             return False
         self._driver.kill()
-        # Only now: frozen while it held SQLite's file, the driver would block readers.
+        # Not earlier: frozen while it locks SQLite's file, the driver would block readers.
         self._crash = Crash(batch_id, is_in_sql=batch_id < (next_batch_id(self._database, NAME) or 0))
         self._observer.note(
             f"Killed the Spark driver with SIGKILL while {self._crash.describe()}. Starting it again."

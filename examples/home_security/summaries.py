@@ -1,11 +1,10 @@
-"""The homes' summaries as blobs, for the residents' pages: for each block of homes a file in a directory, or
-a blob in Azure.
+"""The homes' summaries as blobs, for the residents' pages: a file, or Azure blob, for each block of homes.
 
     <url>/7-2.json
 
-A blob has the pages of all homes of its block (``page_files``), and a micro-batch replaces those that
-it changes. So a micro-batch costs a read and a write per block, and not per home: 32 of each, where 200,000
-events change 50,000 pages. Writing the same pages twice gives the same bytes, so it does no harm.
+A blob has the pages of all homes of its block (``page_files``), and a micro-batch replaces those that it
+changes. So a micro-batch costs a read and a write per block, not per home: 32 of each, where 200,000 events
+change 50,000 pages. Writing the same pages again gives the same bytes, so it is harmless.
 """
 
 from __future__ import annotations
@@ -30,23 +29,23 @@ from examples.home_security.page_files import (
 )
 
 _BLOBS_PER_READ: Final = 16
-"""At a time, where all are read."""
+"""At a time, to read all of them."""
 _TEMPORARY: Final = re.compile(rf"{re.escape(FILE_ENDING)}\.[0-9a-f]{{32}}\Z")
-"""How the name of a file ends that is not whole yet; readers go by ``FILE_ENDING`` and pass it over."""
+"""The end of the name of an incomplete file; readers look for ``FILE_ENDING`` and ignore it."""
 
 
 class SummaryStore:
     """Where the summaries are stored. Spark's tasks get a copy each, which connects when it first writes.
 
-    A block has one writer at a time: its task, as the key of Spark's state. A task that Spark or a new driver
-    has given up may still be on its way, with the changes of the same micro-batch, which give the same bytes.
-    The trap: one that comes to write only after the next micro-batch has written puts pages of that one back,
-    each until its home's next change. Nothing but pages can become old so; SQL has its ledger.
+    A block has one writer at a time: its task, since it is a key of Spark's state. A task that Spark or a new
+    driver has abandoned may still write the changes of the same micro-batch, which give the same bytes. The
+    trap: if it writes after the next micro-batch has, it restores older pages, each until its home's next
+    change. Only pages can become outdated in this way; SQL has its ledger.
     """
 
     def __init__(self, url: str, **storage_options: str) -> None:
         """url: as fsspec names it. storage_options: the file system's, such as its connection string; secret,
-        and the environment serves as well."""
+        and can come from the environment instead."""
         self.url = url
         self._storage_options = storage_options
 
@@ -54,13 +53,14 @@ class SummaryStore:
         return f"<SummaryStore {self.url}>"
 
     def write(self, changes: Mapping[str, Mapping[str, bytes]]) -> None:
-        """Put pages into the blobs of their blocks. changes: block → home → page.
+        """Merge pages into the blobs of their blocks. changes: block → home → page.
 
-        A blob is replaced whole: a reader sees the old one or the new one. Raises MalformedPagesError where a
-        blob is none of these, and what the file system raises; some blobs may have been written by then.
+        A blob is replaced as a whole: a reader sees the old one or the new one. Raises MalformedPagesError
+        for a blob that does not contain pages, and what the file system raises; some blobs may have been
+        written by then.
 
-        Such a blob is not replaced. It holds pages of homes that nothing may happen in for days, and they
-        would be silently lost; what broke it may have broken others; and it may not be this pipeline's.
+        A malformed blob is not replaced: the pages in it of homes without new events would be silently lost,
+        the cause may have damaged other blobs, and it may not be this pipeline's.
         """
         if not changes:
             return
@@ -73,10 +73,10 @@ class SummaryStore:
         if isinstance(files, LocalFileSystem):
             _write_files(root, contents)
         else:
-            files.pipe(contents)  # many at a time; a blob is put whole
+            files.pipe(contents)  # many at a time, each blob as a whole
 
     def read(self) -> dict[str, bytes]:
-        """All pages, by home. Raises MalformedPagesError, also where two blobs have a page of one home."""
+        """All pages, by home. Raises MalformedPagesError, also if two blobs have a page of the same home."""
         files, root = self._open()
         pages: dict[str, bytes] = {}
         for path, content in _all_of(files, root):
@@ -92,15 +92,15 @@ class SummaryStore:
         return pages
 
     def has_files(self) -> bool:
-        """Whether there is any file with the ending of blobs. None is read."""
+        """Whether any file has the ending of blobs. None is read."""
         files, root = self._open()
         return any(name.endswith(FILE_ENDING) for name in _names_in(files, root))
 
     def clear(self) -> bool:
-        """Delete all blobs, and what writers that were killed left of them; returns whether there were blobs.
+        """Delete all blobs, and incomplete ones of killed writers; returns whether there were blobs.
 
         It does not know whose they are: the caller must. Raises MalformedPagesError, and deletes nothing,
-        where a file beside them has the same ending and is not one of them.
+        if another file with the same ending is among them.
         """
         files, root = self._open()
         paths: list[str] = []
@@ -114,15 +114,15 @@ class SummaryStore:
         return bool(paths)
 
     def _open(self) -> tuple[Any, str]:
-        # Lists that fsspec kept would hide what other processes write.
+        # fsspec's cached listings would hide what other processes write.
         files, root = fsspec.core.url_to_fs(self.url, use_listings_cache=False, **self._storage_options)
         return files, root.rstrip("/")
 
 
 def _read(files: Any, paths: Sequence[str]) -> list[bytes | None]:
-    """Blobs as they are; None: it is not there. Raises what the file system raises for any other reason: a
-    blob that could not be read must not be taken for one that is empty, or its pages would be lost."""
-    # Not ``cat``: it can only omit all errors, and for Azure it reads one blob after the other.
+    """The contents of blobs; None for a missing one. Raises the file system's error for any other reason: a
+    blob that could not be read must not count as empty, or its pages would be lost."""
+    # Not ``cat``: asked to omit missing blobs, it omits any error, and for Azure it reads blobs one by one.
     found = files.cat_ranges(list(paths), None, None, on_error="return")
     for content in found:
         if isinstance(content, BaseException) and not isinstance(content, FileNotFoundError):
@@ -131,11 +131,11 @@ def _read(files: Any, paths: Sequence[str]) -> list[bytes | None]:
 
 
 def _names_in(files: Any, root: str) -> list[str]:
-    """Paths of all files in the place."""
+    """The paths of all files in the location."""
     try:
         listed = files.ls(root, detail=True)
     except FileNotFoundError:
-        return []  # nothing was written yet
+        return []  # nothing has been written yet
     return sorted(entry["name"] for entry in listed if entry["type"] == "file")
 
 
@@ -153,7 +153,7 @@ def _all_of(files: Any, root: str) -> Iterator[tuple[str, bytes]]:
 
 @contextmanager
 def _named(path: str) -> Iterator[None]:
-    """MalformedPagesError says which blob it is about, and what to do."""
+    """Add the blob's path and the next step to a MalformedPagesError."""
     try:
         yield
     except MalformedPagesError as error:
@@ -166,11 +166,11 @@ def _named(path: str) -> Iterator[None]:
 
 
 def _write_files(root: str, contents: dict[str, bytes]) -> None:
-    """Each file is renamed into its place: fsspec would write it there, and a reader could see a half.
+    """Write each file under another name, then rename it: readers never see an incomplete one.
 
-    It is synced before: else a power failure could leave a half one, and the next micro-batch would end the
-    pipeline over it. Its name until then is its own: of two attempts to write a block, on machines that share
-    the directory, each may have the same process number.
+    It is synced before, since after a power failure an incomplete file would stop the pipeline at the next
+    micro-batch. The temporary name is random: two attempts to write a block, on machines that share the
+    directory, may have the same process id.
     """
     os.makedirs(root, exist_ok=True)
     for path, content in contents.items():
@@ -182,4 +182,4 @@ def _write_files(root: str, contents: dict[str, bytes]) -> None:
                 os.fsync(file.fileno())
             temporary.replace(path)
         finally:
-            temporary.unlink(missing_ok=True)  # where it was not renamed
+            temporary.unlink(missing_ok=True)  # if it was not renamed

@@ -1,5 +1,4 @@
-"""A home's summary: what the pipeline writes to blob storage, many homes to a file (``page_files``), and the
-web page shows to its resident.
+"""A home's summary: the pipeline writes it to blob storage, and the web page shows it to the resident.
 
 The JSON form, as ``write_pages`` gives it, on one line and without spaces:
 
@@ -10,7 +9,7 @@ The JSON form, as ``write_pages`` gives it, on one line and without spaces:
      "home": "h000042",
      "rooms": {"hall": {"hours_with_motion": [6, 7]}}}
 
-The keys are sorted, and ``page_files`` depends on it: it knows by ``activity`` where a page begins.
+The keys are sorted, and ``page_files`` relies on it: ``activity`` marks the beginning of a page.
 """
 
 from __future__ import annotations
@@ -42,18 +41,18 @@ class Opening:
     """A door or a window."""
 
     sensor: str
-    """As ``door-front``: what it is, and where."""
+    """Such as ``door-front``: kind and location."""
     is_open: bool
     since: datetime
 
 
 @dataclass(frozen=True, slots=True)
 class HomeAlarm:
-    """What a resident is woken for."""
+    """An alarm for the residents."""
 
     at: datetime
     kind: str
-    """``glass_break``, ``door_open`` or ``carbon_monoxide``; others may come."""
+    """``glass_break``, ``door_open`` or ``carbon_monoxide``; more may be added."""
     sensor: str
 
 
@@ -63,7 +62,7 @@ class HomeSummary:
 
     home: str
     day: date | None
-    """None: nothing was heard of it yet."""
+    """None: it has sent nothing yet."""
     rooms: tuple[Room, ...]
     """By name."""
     openings: tuple[Opening, ...]
@@ -75,9 +74,9 @@ class HomeSummary:
 
     @classmethod
     def from_json(cls, content: bytes) -> HomeSummary:
-        """Read a summary; what it does not know is left out.
+        """Parse a summary, ignoring unknown fields.
 
-        Raises InvalidArgumentError where ``content`` is something else, or a part of one.
+        Raises InvalidArgumentError if ``content`` is something else, or incomplete.
         """
         try:
             values: dict[str, Any] = json.loads(content)

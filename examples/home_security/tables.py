@@ -1,4 +1,4 @@
-"""What the pipeline writes to SQL: a row per home and minute, a row per alarm."""
+"""The tables that the pipeline writes: a row per home and minute, a row per alarm."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from examples.home_security.homes import EVENT_HUB
 from tidegate.sql import ConsumerKey
 
 NAME: Final = "home-security"
-"""Of the query in the ledger."""
+"""The query's name in the ledger."""
 CONSUMER: Final = ConsumerKey(EVENT_HUB, "$Default")
-"""Whose dead letters they are."""
+"""The consumer whose dead letters they are."""
 
 metadata = MetaData()
 
@@ -26,17 +26,17 @@ home_minute = Table(
     Column("openings", Integer, nullable=False),
     Column("co_max_ppm", Float),
     Column("duplicates", Integer, nullable=False),
-    # A minute is written again with each micro-batch that has a reading of it: with room in its page for the
+    # A minute is written again by each micro-batch that has a reading of it. With space in its page for the
     # next version, PostgreSQL takes half the time.
     postgresql_with={"fillfactor": 50},
 )
-"""What happened in a home in a minute, which is its first millisecond since 1970-01-01 UTC. Readings that
-came twice are counted once, and again in ``duplicates``. Null: no detector of carbon monoxide measured."""
+"""The events of a home in a minute, given by its first millisecond since 1970-01-01 UTC. Repeated readings
+count once, and again in ``duplicates``. Null: no carbon monoxide measurement."""
 
 home_alarm = Table(
     "home_alarm",
     metadata,
-    # The reading that caused it as the key: an alarm that came twice would be refused by the database.
+    # The reading that caused it is the key: the database would refuse a second row for an alarm.
     Column("home", String(128), primary_key=True),
     Column("sensor", String(128), primary_key=True),
     Column("number", BigInteger, primary_key=True, autoincrement=False),
@@ -44,4 +44,4 @@ home_alarm = Table(
     Column("raised_ms", BigInteger, nullable=False),
     Column("value", Float, nullable=False),
 )
-"""Alarms, only ever added to."""
+"""Alarms; rows are only ever added."""

@@ -1,8 +1,8 @@
-"""The state of many homes in columns: what it consists of, and how it becomes bytes.
+"""The state of many homes in columns, and how it is saved as bytes.
 
-A row belongs to a home, to one of its sensors, minutes or rooms. Its key holds both: the home's number in
-the block in the upper half, what it is of in the lower. Keys are sorted, so a micro-batch finds all of its
-rows in one search, and what it changes is changed in columns.
+A row belongs to a home, to one of its sensors, minutes or rooms. Its key has the home's number in the block
+in the upper half, and the number of the sensor, minute or room in the lower. Keys are sorted, so a
+micro-batch finds all its rows in one search, and changes them in columns.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from tidegate import InvalidArgumentError
 _compute: Any = pyarrow.compute  # its stubs know less than it does
 
 KEY_BITS: Final = 32
-"""Of a key's lower half."""
+"""Of the lower half of a key."""
 
 _COMPRESSION: Final = "lz4_raw"
 _FORMAT: Final = 2
-"""Of the bytes that ``encode`` gives; 1 had no number."""
+"""The version of ``encode``'s bytes; 1 had no number."""
 _HEAD: Final = struct.Struct("<Bq")
-"""The format, and how many bytes follow once they are decompressed."""
+"""The format, and the number of the following bytes once decompressed."""
 
 
 class Names:
-    """Numbers names from 0 on; a name keeps its number."""
+    """Numbers names from 0 on; numbers never change."""
 
     def __init__(self) -> None:
         self._names: pa.Array[Any] = pa.array([], pa.string())
@@ -48,11 +48,11 @@ class Names:
         return numbers
 
     def take(self, numbers: np.ndarray) -> pa.Array[Any]:
-        """The names of numbers."""
+        """The names with these numbers."""
         return self._names.take(pa.array(numbers))
 
     def ranks(self) -> np.ndarray:
-        """The place of each name in the order of names."""
+        """The position of each name in sorted order."""
         names = self.to_list()
         return np.argsort(np.array(sorted(range(len(names)), key=names.__getitem__), dtype=np.int64))
 
@@ -62,13 +62,13 @@ class Names:
         return list(names)
 
     def parts(self) -> list[bytes]:
-        """Everything as bytes: where the names end, and what they are."""
-        names = pa.concat_arrays([self._names])  # without what it may be a slice of
+        """Everything as bytes: where names end, and the names."""
+        names = pa.concat_arrays([self._names])  # copied, in case it is a slice
         _, ends, text = names.buffers()
         return [buffer.to_pybytes() if buffer is not None else b"" for buffer in (ends, text)]
 
     def load(self, parts: list[memoryview]) -> None:
-        """Take what ``parts`` gave."""
+        """The inverse of ``parts``."""
         ends, text = (pa.py_buffer(part) for part in parts)
         if len(text):
             self._names = pa.StringArray.from_buffers(ends.size // 4 - 1, ends, text)
@@ -100,7 +100,7 @@ class KeyedTable:
         return np.searchsorted(self.keys, keys)
 
     def _find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The row that each key has or would have, and whether it has one."""
+        """For each key, the row that it has or would have, and whether it has one."""
         rows = np.searchsorted(self.keys, keys)
         is_there = np.zeros(len(keys), dtype=bool)
         inside = rows < len(self.keys)
@@ -108,7 +108,7 @@ class KeyedTable:
         return rows, is_there
 
     def keep(self, is_kept: np.ndarray) -> None:
-        """Forget the other rows."""
+        """Delete the other rows."""
         if not is_kept.all():
             self.keys = self.keys[is_kept]
             self.columns = {name: values[is_kept] for name, values in self.columns.items()}
@@ -118,7 +118,7 @@ class KeyedTable:
         return [values.tobytes() for values in (self.keys, *self.columns.values())]
 
     def load(self, parts: list[memoryview]) -> None:
-        """Take what ``parts`` gave."""
+        """The inverse of ``parts``."""
         self.keys = np.frombuffer(parts[0], np.int64).copy()
         for (name, values), part in zip(self.columns.items(), parts[1:], strict=True):
             self.columns[name] = np.frombuffer(part, values.dtype).reshape(-1, *values.shape[1:]).copy()
@@ -130,29 +130,29 @@ class HomeTables:
     def __init__(self) -> None:
         self.homes, self.sensors, self.rooms = Names(), Names(), Names()
         self.by_home = KeyedTable(latest_sent_ms="i8", next_day="i4", activity="(24,)u1")
-        """By home alone, so a home's number is its row. ``next_day``: the day after the one that the page
-        shows; 0: none yet. ``activity``: readings in each hour of that day, counted up to the last of
+        """By home alone, so a home's number is its row. ``next_day``: the day after the one on the page; 0:
+        none yet. ``activity``: readings in each hour of that day, counted up to the last of
         ``ACTIVITY_LEVELS``."""
         self.numbers = KeyedTable(highest="i8", bits="u8")
-        """By sensor: its highest number, and a bit for each of the numbers behind it: has it come?"""
+        """By sensor: its highest number, and a bit for each of the numbers below it: has it come?"""
         self.doors = KeyedTable(number="i8", taken_ms="i8", is_known="u1", is_open="u1", is_raised="u1")
         """By sensor: number and time of its last change (``is_known``: there was one), whether it is open,
-        whether that raised an alarm."""
+        and whether that raised an alarm."""
         self.over = KeyedTable(is_over="u1")
-        """By sensor: whether the carbon monoxide was over the limit."""
+        """By sensor: whether carbon monoxide was over the limit."""
         self.minutes = KeyedTable(
             **dict.fromkeys(("readings", "motions", "openings", "duplicates"), "i4"),
             is_co_measured="u1",
             co_max_ppm="f8",
         )
-        """By minute since 1970: those that readings may still come for."""
+        """By minute since 1970: the minutes for which readings may still come."""
         self.hours = KeyedTable(bits="u4")
         """By room: a bit for each hour of the day with motion in it."""
         self.alarms = KeyedTable(raised_ms="i8", kind="u1", sensor="i4")
-        """By home and a number from 0 on: its newest alarms, in the order of their times."""
+        """By home and a number from 0 on: its newest alarms, by time."""
 
     def encode(self) -> bytes:
-        """The state as bytes, to be kept."""
+        """The state as bytes."""
         parts = [part for value in self._values() for part in value.parts()]
         lengths = np.array([len(part) for part in parts], dtype=np.int64)
         content = b"".join([lengths.tobytes(), *parts])
@@ -161,10 +161,7 @@ class HomeTables:
 
     @classmethod
     def decode(cls, state: bytes) -> HomeTables:
-        """The tables that ``encode`` gave these bytes for.
-
-        Raises InvalidArgumentError where another version of it did.
-        """
+        """The inverse of ``encode``. Raises InvalidArgumentError for another version's bytes."""
         if state[:1] != bytes([_FORMAT]):
             raise InvalidArgumentError(
                 f"The checkpoint directory holds state of homes in the format {state[0] if state else None}, "

@@ -1,8 +1,7 @@
-"""The figures again, from the log, without Spark: what the tables and the summaries have to hold.
+"""Recomputes the figures from the log, without Spark: the expected contents of tables and summaries.
 
-It is written for being evidently right instead of fast: everything is kept, and nothing forgotten after a
-window, so it shares no shortcut with ``home``. What it shares is ``parse_reading``, which says what a reading
-is.
+It is written to be obviously right, not fast: everything is kept, and nothing forgotten after a window, so it
+shares no shortcut with ``home``. It does share ``parse_reading``, which defines what a reading is.
 """
 
 from __future__ import annotations
@@ -52,11 +51,11 @@ EventAddress = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What the log makes of the tables."""
+    """The expected contents of the tables."""
 
     event_count: int
     status_count: int
-    """Events that only say that a sensor is alive: they leave nothing behind."""
+    """Events that only say that a sensor is alive: they have no other effect."""
     minutes: Mapping[Minute, Figures]
     alarms: frozenset[Alarm]
     dead_letters: Mapping[EventAddress, str]
@@ -66,7 +65,7 @@ class Expected:
 
 @dataclass(slots=True)
 class Recomputation:
-    """Takes events in the order of the log, partition by partition; ``finish`` says what they come to."""
+    """Takes events in the order of the log, partition by partition; ``finish`` returns the result."""
 
     event_count: int = 0
     status_count: int = 0
@@ -82,7 +81,7 @@ class Recomputation:
     _latest_sent_ms: dict[str, int] = field(default_factory=dict)
 
     def add(self, partition: str, sequence_number: int, partition_key: str | None, body: bytes) -> None:
-        """The next event of a partition."""
+        """Add the next event of a partition."""
         self.event_count += 1
         parsed = parse_reading(body, partition_key)
         if isinstance(parsed, str):
@@ -115,7 +114,7 @@ class Recomputation:
         return None
 
     def finish(self, watermark_ms: int) -> Expected:
-        """What the pipeline must have written once it has seen all events, and the watermark stands there."""
+        """What the pipeline must have written after all events, with the watermark at ``watermark_ms``."""
         alarms = self._alarms(watermark_ms)
         by_home: dict[str, list[Alarm]] = defaultdict(list)
         for alarm in alarms:
@@ -204,7 +203,7 @@ def _minute_of(reading: Reading) -> int:
 
 
 def _changes(readings: list[Reading]) -> list[Reading]:
-    """Those that say something else than the one before: open or closed, over the limit or not."""
+    """The readings that differ from the previous one: open or closed, over the limit or not."""
     changes: list[Reading] = []
     for reading in readings:
         if not changes or _state_of(reading) != _state_of(changes[-1]):

@@ -1,11 +1,11 @@
 """The command line of an example: options, exit codes, signals, tables and JSON.
 
 code    meaning
-0       done, and every figure holds
+0       done, and every figure adds up
 1       it failed
 2       invalid usage
 3       the service or the database could not be reached
-4       a figure does not hold
+4       a figure does not add up
 128+N   ended by signal N (130: Ctrl-C; 141: the reader of its output went away)
 """
 
@@ -45,11 +45,11 @@ from tidegate import (
 
 _UNREACHABLE: Final = (BrokenError, DatabaseUnavailableError, OperationTimeoutError, UnauthorizedError)
 _PIPE_WIDTH: Final = 1_000
-"""Columns of a table that is not shown on a terminal: no cell is folded."""
+"""Columns of a table that is not shown on a terminal: wide enough not to fold cells."""
 
 
 class CheckFailedError(TidegateError):
-    """A figure does not hold."""
+    """A figure does not add up."""
 
 
 def exit_code_of(error: TidegateError) -> int:
@@ -62,7 +62,7 @@ def exit_code_of(error: TidegateError) -> int:
 
 
 def run_command(command: Callable[[], None]) -> NoReturn:
-    """Run an example and leave the process: an error is one line on standard error and an exit code."""
+    """Run an example and exit: an error becomes one line on standard error and an exit code."""
     try:
         with _termination_unwinds():
             command()
@@ -70,7 +70,7 @@ def run_command(command: Callable[[], None]) -> NoReturn:
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except BrokenPipeError:
-        # The buffer's rest has nowhere to go: the interpreter's last flush must not fail.
+        # The rest of the buffer cannot be written: keep the interpreter's last flush from failing.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(128 + signal.SIGPIPE)
     except TidegateError as error:
@@ -98,11 +98,11 @@ def _termination_unwinds() -> Iterator[None]:
 
 
 def check_installed(*packages: str) -> None:
-    """Raise NotFoundError where a package cannot be imported, with the command that installs it."""
+    """Raise NotFoundError, with the command to install it, if a package cannot be imported."""
     for name in packages:
         try:
             found = find_spec(name)
-        except (ModuleNotFoundError, ValueError):  # the package that it would be in, or it is blocked
+        except (ModuleNotFoundError, ValueError):  # its parent package is missing, or it is blocked
             found = None
         if found is None:
             raise NotFoundError(
@@ -112,11 +112,9 @@ def check_installed(*packages: str) -> None:
 
 
 class Report(Protocol):
-    """What a demo reports."""
-
     @property
     def failures(self) -> Sequence[str]:
-        """What does not hold, one sentence each; empty: every figure holds."""
+        """The figures that do not add up, one sentence each; empty if all do."""
         ...
 
 
@@ -132,7 +130,7 @@ def run_demo(
 ) -> None:
     """Run a demo with the common options, and print its report while its service still runs.
 
-    Raises CheckFailedError where figures do not hold, and what ``run`` raises.
+    Raises CheckFailedError if figures do not add up, and what ``run`` raises.
     """
 
     def show(report: R) -> None:
@@ -158,7 +156,7 @@ def run_demo(
 def at_least(
     minimum: float, *, is_whole: bool = True, maximum: float = float("inf")
 ) -> Callable[[str], float]:
-    """An option's type: a number from ``minimum`` to ``maximum``, both included."""
+    """The type of an option: a number from ``minimum`` to ``maximum``, inclusive."""
 
     def number(text: str) -> float:
         value = int(text) if is_whole else float(text)
@@ -174,8 +172,7 @@ def example_parser(
     module: str, *, description: str, examples: str, database_file: str
 ) -> argparse.ArgumentParser:
     """The parser of ``python -m MODULE``, with ``--data-dir``, ``--database``, ``--keep-serving``, and
-    ``--table`` or ``--json``.
-    """
+    ``--table`` or ``--json``."""
     parser = argparse.ArgumentParser(
         prog=f"python -m {module}",
         description=description,
@@ -211,13 +208,13 @@ def example_parser(
 
 
 def print_json(value: Mapping[str, object]) -> None:
-    """One JSON object on one line, so that it is also the last line; indented for people."""
+    """One JSON object, on one line for programs (so that it is also the last line), indented for people."""
     option = orjson.OPT_INDENT_2 if sys.stdout.isatty() else 0
     print(orjson.dumps(value, option=option).decode())
 
 
 def print_table(title: str, records: Sequence[Mapping[str, object]]) -> None:
-    """A titled table, its columns named by the first record; nothing where there are no records."""
+    """A titled table with the columns of the first record; nothing without records."""
     if not records:
         return
     is_terminal = sys.stdout.isatty()
@@ -233,7 +230,7 @@ def print_table(title: str, records: Sequence[Mapping[str, object]]) -> None:
         is_number = all(type(record[column]) in (int, float, type(None)) for record in records)
         table.add_column(column.replace("_", " "), justify="right" if is_number else "left", overflow="fold")
     for record in records:
-        # Text: a value in square brackets must not be read as markup.
+        # Text: a value in square brackets is not markup.
         table.add_row(*(Text(_cell(value)) for value in record.values()))
     console = Console(file=sys.stdout, highlight=False, width=None if is_terminal else _PIPE_WIDTH)
     if not is_terminal:
@@ -252,11 +249,11 @@ def _cell(value: object) -> str:
 
 
 def shell_program() -> str:
-    """How ``tidegate`` is called from the shell that started this process."""
+    """The command ``tidegate`` as the starting shell would call it."""
     program = tidegate_program()
     return "tidegate" if shutil.which("tidegate") == program else shell_path(Path(program))
 
 
 def shell_path(path: Path) -> str:
-    """A path as a word of the shell, from the current directory where it is in it."""
+    """A path as a shell word, relative if it is within the current directory."""
     return shlex.quote(os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path))

@@ -1,4 +1,4 @@
-"""Where the micro-batches of a Spark query end, from Spark's own journal.
+"""Reads from Spark's own journal where the micro-batches of a query end.
 
 ``<checkpoint>/offsets/<batch id>`` is written before a micro-batch runs: a line with the format's version, a
 line of metadata, and one line per source with its end. For the source ``eventhubs`` that is a JSON object
@@ -15,7 +15,7 @@ _VERSION_LINE = "v1"
 
 
 def running_batch_id(checkpoint_dir: Path) -> int | None:
-    """The micro-batch that has begun and not ended; None: there is none, or it is the first of all."""
+    """The micro-batch that has begun but not ended; None if there is none, or if it is the first one."""
     try:
         names = [entry.name for entry in (checkpoint_dir / "offsets").iterdir()]
     except FileNotFoundError:
@@ -27,7 +27,7 @@ def running_batch_id(checkpoint_dir: Path) -> int | None:
 def batch_end(checkpoint_dir: Path, batch_id: int) -> Mapping[str, int] | None:
     """Partition id → one past the last event of a micro-batch of a query with one source.
 
-    None: it has not begun, or Spark has deleted it.
+    None if it has not begun, or Spark has deleted its entry.
     """
     try:
         lines = (checkpoint_dir / "offsets" / str(batch_id)).read_text(encoding="utf-8").splitlines()

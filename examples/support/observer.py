@@ -17,9 +17,9 @@ class Observer(Protocol):
         ...
 
     def note(self, text: str) -> None:
-        """Something happened that users want to know."""
+        """Something happened that users should know."""
         ...
 
     def figures(self, text: str) -> None:
-        """The present state, replacing the last one."""
+        """The current state, replacing the last one."""
         ...

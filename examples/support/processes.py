@@ -1,7 +1,7 @@
-"""Child processes that are ended completely: a child gets its own session, and signals go to all of it.
+"""Child processes that are ended completely: each has its own session, and signals go to all of the session.
 
-A process group would not be enough for Spark: its Python daemon creates its own, so a signal to the driver's
-group would leave the workers running, and able to commit. The session holds all of them.
+A process group would not be enough for Spark, whose Python daemon creates its own: a signal to the driver's
+group would leave the workers running, and able to commit. The session contains all of them.
 """
 
 from __future__ import annotations
@@ -19,26 +19,24 @@ from typing import Final, Self
 from tidegate import TidegateError
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-"""The clone's directory, from which children import ``examples``."""
+"""The repository's directory, from which children import ``examples``."""
 _POLL_S = 0.02
 
 
 class ChildFailedError(TidegateError):
-    """A child process ended when it should not have."""
+    """A child process ended unexpectedly."""
 
 
 class ChildSession:
-    """A child process and everything that it starts, as one session. A context manager that leaves none
-    running.
-    """
+    """A child process and its descendants, as one session. A context manager that leaves none running."""
 
     def __init__(
         self, name: str, command: Sequence[str], *, log_file: Path, environment: Mapping[str, str]
     ) -> None:
         """Start ``command``; its standard error is appended to ``log_file``, its standard output discarded.
 
-        name: for messages. environment: added to this process's, as is the path of ``examples``; secrets
-        belong there, because everybody on the machine can read a command line.
+        name: for messages. environment: added to this process's, with the path of ``examples``; for secrets
+        as well, because every user of the machine can read command lines.
         """
         self.name = name
         self.log_file = log_file
@@ -100,7 +98,7 @@ class ChildSession:
         """End every process of the session (SIGKILL) and wait until the child is gone."""
         self._signal(signal.SIGKILL)
         self._process.wait()
-        # The child's own children have no parent that waits for them: poll until none is left.
+        # The child's own children have no parent to wait for them: poll until none is left.
         while _session_members(self._process.pid):
             self._signal(signal.SIGKILL)
             time.sleep(_POLL_S)
@@ -114,7 +112,7 @@ class ChildSession:
         self.kill()
 
     def _signal(self, signal_number: signal.Signals) -> None:
-        # The number of a child that has ended may be reused: then only the members in /proc are signalled.
+        # The id of a child that has ended may be reused: signal only the members found in /proc.
         members = _session_members(self._process.pid)
         if self._process.poll() is None:
             members.add(self._process.pid)
@@ -130,7 +128,7 @@ def _python_path() -> str:
 
 
 def _session_members(session_id: int) -> set[int]:
-    """The running processes of a session. Without /proc (macOS): those of the group of that number."""
+    """The running processes of a session; without /proc (macOS), of the process group with its number."""
     if not Path("/proc/self/stat").exists():
         return group_members(session_id)
     members: set[int] = set()
@@ -141,7 +139,7 @@ def _session_members(session_id: int) -> set[int]:
             text = Path(f"/proc/{entry}/stat").read_text(encoding="utf-8", errors="replace")
         except OSError:
             continue
-        # The second field is the command in parentheses and may hold anything; count from its end.
+        # The second field is the command in parentheses, and may contain anything: count from its end.
         state, _parent, _group, session = text.rpartition(")")[2].split()[:4]
         if int(session) == session_id and state not in "ZX":
             members.add(int(entry))

@@ -1,4 +1,4 @@
-"""What users see of an example while it runs: steps, a progress bar, notes; all on standard error."""
+"""What users see while an example runs: steps, a progress bar and notes, all on standard error."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Screen:
         self._progress.update(self._task, completed=done, total=total, count=count)
 
     def figures(self, text: str) -> None:
-        """The present state: a line that is replaced, or one every few seconds where it cannot be."""
+        """The current state: a line that is updated or, if that is impossible, one every few seconds."""
         assert self._task is not None
         self._progress.update(self._task, count=text)
         now = time.monotonic()
@@ -86,7 +86,7 @@ class Screen:
             self.note(f"  {text}")
 
     def note(self, text: str) -> None:
-        """Something happened that users want to know."""
+        """Something happened that users should know."""
         self._console.print(text, markup=False, soft_wrap=True)
 
     def _finish_step(self) -> None:

@@ -1,4 +1,4 @@
-"""An example's service: ``tidegate serve`` with its console as a child process, on free ports of loopback."""
+"""An example's service: ``tidegate serve`` with its console, in a child process on free loopback ports."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ STOP_TIMEOUT_S = 15.0
 CONNECTION_STRING_VARIABLE: Final = "TIDEGATE_CONNECTION_STRING"
 DATABASE_VARIABLE: Final = "TIDEGATE_DATABASE"
 STATE_VARIABLE: Final = "TIDEGATE_STATE_DIR"
-"""Where the example's pipeline reports its status, and its console reads it."""
+"""Where the example's pipeline reports its status, for its console."""
 _DEVELOPMENT_KEY: Final = "SAS_KEY_VALUE"
-"""The official emulator's. With it the console needs no sign-in on this machine."""
+"""The official emulator's key. With it, the console needs no sign-in on this machine."""
 _POLL_S = 0.02
 
 
@@ -38,7 +38,7 @@ class ConsoleOptions:
 
 @dataclass(frozen=True, slots=True)
 class ServiceAddress:
-    """Where the service is, from its ready file."""
+    """The addresses of the service, from its ready file."""
 
     amqp: str
     connection_string: str = field(repr=False)
@@ -47,9 +47,8 @@ class ServiceAddress:
 
 
 def make_data_dir(data_dir: Path | None, name: str) -> tuple[Path, Path]:
-    """The data directory (None: a new temporary one), and in it the one for the example's own files, such as
-    logs of its children and Spark's journal.
-    """
+    """The data directory (None: a new temporary one), and its subdirectory for the example's own files, such
+    as its children's logs and Spark's journal."""
     if data_dir is None:
         data_dir = Path(tempfile.mkdtemp(prefix=f"tidegate-{name}-"))
     data_dir.mkdir(parents=True, exist_ok=True)
@@ -59,7 +58,7 @@ def make_data_dir(data_dir: Path | None, name: str) -> tuple[Path, Path]:
 
 
 def driver_environment(connection_string: str, database_url: str, files_dir: Path) -> dict[str, str]:
-    """The environment of child processes: everybody on the machine can read a command line."""
+    """The environment of child processes, which other users cannot read, unlike command lines."""
     return {
         CONNECTION_STRING_VARIABLE: connection_string,
         DATABASE_VARIABLE: database_url,
@@ -74,7 +73,7 @@ def running_service(
     """Run the service over ``data_dir``, yield its address, and stop it at the end.
 
     files_dir: for its log, its ready file and the pipelines' status. The user's profile is not touched.
-    Raises ChildFailedError, with the end of its log, where it does not start (e.g. the directory is in use).
+    Raises ChildFailedError, with the end of its log, if it does not start (e.g. the directory is in use).
     """
     ready_file = files_dir / "ready.json"
     ready_file.unlink(missing_ok=True)
@@ -82,7 +81,7 @@ def running_service(
     command += ["--amqp-port", "0", "--http-port", "0", "--ready-file", str(ready_file)]
     for name in console.redrive_pipelines:
         command += ["--redrive-pipeline", name]
-    # Secrets not on the command line, which everybody on the machine can read.
+    # Secrets are not on the command line, which every user of the machine can read.
     environment = {
         "TIDEGATE_CONFIG_DIR": str(files_dir),
         DATABASE_VARIABLE: console.database_url,
@@ -100,7 +99,7 @@ def running_service(
 
 
 def tidegate_program() -> str:
-    """The command ``tidegate`` of the environment that this Python belongs to, else the one on PATH."""
+    """The command ``tidegate`` of this Python's environment, else the one on PATH."""
     beside = Path(sys.executable).with_name("tidegate")
     return str(beside) if beside.exists() else shutil.which("tidegate") or "tidegate"
 

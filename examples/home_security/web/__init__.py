@@ -1,1 +1,1 @@
-"""The homes in a browser: the list of them, and what the resident of one sees, by the summaries."""
+"""The homes in a browser: their list and each resident's page, from the summaries."""

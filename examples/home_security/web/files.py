@@ -1,4 +1,4 @@
-"""The files of homes' pages below a URL, and which homes they hold."""
+"""The files of homes' pages below a URL, and the homes in them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Final
 from examples.home_security.page_files import FILE_ENDING, MalformedPagesError, homes_of
 
 FILE_BYTES_MAX: Final = 32 * 1024 * 1024
-"""Of a file that is read: 32 blocks of 1,500,000 homes stay below two fifths of it."""
+"""The largest file to read: 32 blocks of 1,500,000 homes stay below two fifths of it."""
 
 _FILES_PER_READ = 8
 
@@ -24,7 +24,7 @@ class Version:
     written_at: datetime | None
     """None: unknown to the storage."""
     mark: tuple[object, ...]
-    """Another one where the file was written again. Empty: the storage has nothing of the kind."""
+    """Changes whenever the file is written. Empty if the storage has no such value."""
 
     def is_same(self, other: Version | None) -> bool:
         """Whether a file with the other version has the same content."""
@@ -37,12 +37,12 @@ class PagesFile:
 
     content: bytes
     written_at: datetime | None
-    """When the pipeline wrote it last; None: unknown to the storage."""
+    """When the pipeline last wrote it; None if the storage does not record it."""
 
 
 @dataclass(frozen=True, slots=True)
 class HomesOfFile:
-    """The homes that a file had when it was read last."""
+    """The homes in a file when it was last read."""
 
     version: Version
     homes: tuple[str, ...]
@@ -50,32 +50,32 @@ class HomesOfFile:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """Which home is where."""
+    """Which home is in which file."""
 
     files: Mapping[str, HomesOfFile] = field(default_factory=dict)
-    """By their paths."""
+    """By path."""
     path_of: Mapping[str, str] = field(default_factory=dict)
     """By home."""
     names: tuple[str, ...] = ()
     """All homes, sorted."""
     malformed: tuple[str, ...] = ()
-    """Files that could not be understood; what they held before is kept."""
+    """Malformed files; their earlier homes are kept."""
 
 
 class PagesFiles:
-    """The files below a URL. Usable from several threads."""
+    """The files below a URL. Can be used from several threads."""
 
     def __init__(self, url: str) -> None:
-        """url: as fsspec names it; credentials come from the environment, as its library has it."""
+        """url: as fsspec names it; credentials come from the environment, as its library defines."""
         self._url = url
         self._opened: tuple[Any, str] | None = None
         """The file system and the root in it."""
         self._opening = threading.Lock()
 
     def index(self, before: Index) -> Index:
-        """List the files and read those that have changed; ``before`` itself where none has.
+        """List the files and read those that have changed; returns ``before`` itself if none has.
 
-        Raises whatever the storage raises.
+        Raises what the storage raises.
         """
         versions = self._list()
         changed = [
@@ -97,9 +97,9 @@ class PagesFiles:
         return _index_of(in_order, tuple(malformed), before)
 
     def read(self, path: str) -> PagesFile | None:
-        """A file; None: it is not there.
+        """A file; None if it does not exist.
 
-        Raises MalformedPagesError where it is too large, and whatever the storage raises.
+        Raises MalformedPagesError if it is too large, and what the storage raises.
         """
         files, _ = self._open()
         try:
@@ -111,15 +111,14 @@ class PagesFiles:
             return None
 
     def _list(self) -> dict[str, Version]:
-        """The files by path, in the order in which they were written: of two that have a home, the later one
-        counts."""
+        """The files by path, in the order of writing: if two contain a home, the later one counts."""
         files, root = self._open()
         try:
-            # Not below: there may be anything, and a bucket of 100,000 files takes seconds to list.
+            # Not recursively: subfolders may contain anything; listing 100,000 files takes seconds.
             found = files.ls(root, detail=True)
         except FileNotFoundError:
-            return {}  # nothing was written yet
-        # What a writer has under another name until it is whole has another ending.
+            return {}  # nothing has been written yet
+        # Incomplete files have another ending.
         versions = {
             entry["name"]: _version_of(entry)
             for entry in found
@@ -128,8 +127,8 @@ class PagesFiles:
         return dict(sorted(versions.items(), key=lambda item: (item[1].written_at or _EARLIEST, item[0])))
 
     def _read_many(self, paths: list[str], versions: Mapping[str, Version]) -> list[bytes | None]:
-        """Files' contents, side by side where the storage can; None: it is gone by now. One that is too large
-        is empty here, which is malformed."""
+        """The contents of files, in parallel if possible; None for one that is gone. One that is too large is
+        empty here, which is malformed."""
         files, _ = self._open()
         small = [path for path in paths if (versions[path].size or 0) <= FILE_BYTES_MAX]
         contents: dict[str, bytes | None] = dict.fromkeys(paths, b"")
@@ -144,7 +143,7 @@ class PagesFiles:
             if self._opened is None:
                 from fsspec.core import url_to_fs
 
-                # Lists that fsspec kept would hide what the pipeline writes.
+                # fsspec's cached listings would hide what the pipeline writes.
                 files, root = url_to_fs(self._url, skip_instance_cache=True, use_listings_cache=False)
                 self._opened = files, root.rstrip("/") or root
             return self._opened
@@ -160,7 +159,7 @@ def _version_in(index: Index, path: str) -> Version | None:
 
 
 def _groups_of(paths: list[str], versions: Mapping[str, Version]) -> Iterator[list[str]]:
-    """Files that are read side by side: few, and together no larger than one may be."""
+    """Files to read in parallel: few, and together no larger than one may be."""
     group: list[str] = []
     size = 0
     for path in paths:
@@ -175,7 +174,7 @@ def _groups_of(paths: list[str], versions: Mapping[str, Version]) -> Iterator[li
 
 
 def _version_of(found: Mapping[str, Any]) -> Version:
-    """found: as file systems describe a file, each with words of its own."""
+    """found: a file system's description of a file, with names of its own."""
     mark = tuple((name, found[name]) for name in _MARKS if found.get(name) is not None)
     return Version(found.get("size"), _time_of(found), mark)
 
@@ -196,8 +195,8 @@ def _homes_of_file(version: Version, content: bytes, before: HomesOfFile | None)
 
 
 def _index_of(files: Mapping[str, HomesOfFile], malformed: tuple[str, ...], before: Index) -> Index:
-    """The index of files. Where each has the homes that it had before, as when only pages have changed, the
-    names are not put together again."""
+    """The index of files. If all have the same homes as before, as when only pages changed, the names are not
+    merged again."""
     is_same = files.keys() == before.files.keys() and all(
         known.homes is before.files[path].homes for path, known in files.items()
     )

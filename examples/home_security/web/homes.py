@@ -1,7 +1,7 @@
-"""Summaries below a URL, as pages ask for them: which homes there are, and one home's summary.
+"""Summaries below a URL, as the pages need them: the list of homes, and one home's summary.
 
-Which home is in which file is kept; of files that have changed since, the names are read again. Of a home's
-page, its file alone is read.
+An index of which home is in which file is kept; the names in changed files are read again. For a home's page,
+only its file is read.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MALFORMED_WAIT_S = 0.05
 
 
 class StorageError(TidegateError):
-    """The storage of the summaries does not answer, or not with them."""
+    """The storage of the summaries does not answer, or not as expected."""
 
     fault = Fault.WORLD
     is_transient = True
@@ -44,39 +44,39 @@ class ShownHome:
 
     summary: HomeSummary
     written_at: datetime | None
-    """When the pipeline wrote it last, with the pages of the other homes of its block, of which any may have
-    changed; None: unknown to the storage."""
+    """When the pipeline last wrote the home's block, of which any page may have changed; None if the storage
+    does not record it."""
 
 
 @dataclass(frozen=True, slots=True)
 class HomeNames:
-    """A page of the names of homes."""
+    """A page of the list of homes."""
 
     names: Sequence[str]
     matching: int
     """Homes that match."""
     known: int
-    """Homes in all."""
+    """Homes in total."""
     previous: str | None
-    """What the page before begins behind; None: this is the first one."""
+    """The name after which the previous page begins; None for the first page."""
     next: str | None
-    """What the page after begins behind; None: this is the last one."""
+    """The name after which the next page begins; None for the last page."""
     problem: str | None
-    """Why a file could not be read; its homes are those that it had before."""
+    """Why a file could not be read; its earlier homes are shown."""
 
 
 class Homes:
-    """The summaries below a URL. Usable from several threads."""
+    """The summaries below a URL. Can be used from several threads."""
 
     def __init__(self, url: str) -> None:
-        """url: as fsspec names it; credentials come from the environment, as its library has it."""
+        """url: as fsspec names it; credentials come from the environment, as its library defines."""
         self.place = without_secrets(url)
         self._files = PagesFiles(url)
         self._index = Index()
         self._indexing = threading.Lock()
 
     def names(self, *, search: str, after: str) -> HomeNames:
-        """Homes whose name contains ``search`` (any case), by name, those behind ``after``.
+        """Homes whose name contains ``search`` (ignoring case), by name, those after ``after``.
 
         Raises StorageError.
         """
@@ -105,10 +105,10 @@ class Homes:
             except (MalformedPagesError, InvalidArgumentError) as error:
                 if attempt + 1 == _MALFORMED_TRIES:
                     raise _malformed(path or "") from error
-                # Where a file system shows a file before it is whole, the rest is a moment away.
+                # If a file system shows a file before it is complete, the rest follows in a moment.
                 time.sleep(_MALFORMED_WAIT_S)
                 continue
-            if index.malformed:  # it may be in there
+            if index.malformed:  # the home may be in there
                 raise _malformed(index.malformed[0])
         raise NotFoundError(
             f"There is no summary of a home {name[:80]!r}.",
@@ -116,7 +116,7 @@ class Homes:
         )
 
     def _read(self, path: str, name: str) -> ShownHome | None:
-        """None: the home is not in the file any more."""
+        """None if the home is no longer in the file."""
         file = self._run(partial(self._files.read, path))
         page = None if file is None else page_of(file.content, name)
         if file is None or page is None:
@@ -134,12 +134,12 @@ class Homes:
             return self._index
 
     def _run(self, call: Callable[[], T]) -> T:
-        """What ``call`` returns; StorageError for all that a storage's library raises."""
+        """The result of ``call``; StorageError for anything that a storage library raises."""
         try:
             return call()
         except MalformedPagesError:
             raise
-        except Exception as error:  # libraries of other people raise what they like: this is the boundary
+        except Exception as error:  # third-party libraries may raise anything
             raise StorageError(
                 f"The storage of the summaries, {self.place}, does not serve them: {_reason(error)}.",
                 next_step="Check that it runs and lets this program in.",
@@ -147,7 +147,7 @@ class Homes:
 
 
 def without_secrets(url: str) -> str:
-    """A URL as it may be shown: no password, no query (tokens of Azure are there)."""
+    """A URL without password and query (where Azure has its tokens), to be shown."""
     if "://" not in url:
         return url
     parts = urlsplit(url)
@@ -165,7 +165,7 @@ def _malformed(path: str) -> MalformedPagesError:
 
 
 def _reason(error: Exception) -> str:
-    """A line for people; addresses in it lose their query, where tokens are."""
+    """A line for people; addresses lose their query, which may contain tokens."""
     if isinstance(error, ImportError):
         return f"{error}; install what the URL needs (tidegate[azure] for az://)"
     text = re.sub(r"\?\S*", "", " ".join(str(error).split()))[:200].rstrip(". ")

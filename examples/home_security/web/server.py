@@ -1,7 +1,7 @@
 """The pages over HTTP, on loopback, for all users of this machine, without sign-in.
 
 /             the homes, in pages of 50, with a search
-/homes/NAME   what the resident of one home sees
+/homes/NAME   the page of the residents of one home
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from examples.home_security.web.words import context_of
 from tidegate import NotFoundError, TidegateError
 
 REFRESH_S: Final = 5
-"""How often a home's page asks for itself again."""
+"""How often a home's page reloads, in seconds."""
 
 _TEMPLATES: Final = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
     autoescape=True,
     undefined=jinja2.StrictUndefined,
 )
-# A home's name is any text, including slashes.
+# A home's name is any string, including slashes.
 _TEMPLATES.filters["in_address"] = lambda text: quote(text, safe="")
 
 
@@ -48,7 +48,7 @@ class HomesServer(ThreadingHTTPServer):
 
 @contextmanager
 def serving(summaries_url: str) -> Iterator[str]:
-    """Serve in a thread, on a free port, while this is open; yields the address."""
+    """Serve in a thread, on a free port, while the context is open; yields the address."""
     with HomesServer(summaries_url, port=0) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,), name="web page", daemon=True)
         thread.start()

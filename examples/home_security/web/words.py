@@ -1,4 +1,4 @@
-"""A home's summary in words and small charts: what the templates are given."""
+"""A home's summary in words and small charts, for the templates."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ShownRoom:
 
 
 def context_of(summary: HomeSummary) -> dict[str, Any]:
-    """The values of a home's page."""
+    """The template's values for a home's page."""
     return {
         "summary": summary,
         "open": [opening for opening in summary.openings if opening.is_open],
@@ -61,12 +61,12 @@ def sensor_in_words(sensor: str) -> str:
 
 
 def alarm_in_words(alarm: HomeAlarm) -> str:
-    """What happened."""
+    """The kind of alarm in words."""
     return _ALARMS.get(alarm.kind, words_of(alarm.kind))
 
 
 def hours_in_words(room: Room) -> str:
-    """``Motion from 6 to 9 and from 17 to 18``: hours of the day, until the end of the last one."""
+    """``Motion from 6 to 9 and from 17 to 18``: from the first hour's beginning to the last one's end."""
     runs: list[list[int]] = []
     for hour in room.hours_with_motion:
         if runs and runs[-1][1] == hour:
@@ -90,7 +90,7 @@ def hours_strip(room: Room) -> Markup:
 
 
 def activity_chart(levels: tuple[int, ...]) -> Markup:
-    """A bar for each hour of the day; what it says stands beside it in words."""
+    """A bar for each hour of the day; the text beside it has the same information."""
     unit, base = 22, ACTIVITY_MAX * 22 + 6
     bars = "".join(
         f'<rect class="level-{level}" x="{hour * 20 + 3}" y="{base - max(level * unit, 2)}" width="14" '
@@ -119,7 +119,7 @@ def activity_in_words(levels: tuple[int, ...]) -> str:
 
 
 def time_of_day(at: datetime, day: date | None) -> Markup:
-    """``06:15``, with the date if it is another day's; its title is the exact time."""
+    """``06:15``, with the date if it is of another day; the exact time as a tooltip."""
     words = f"{at:%H:%M}" if at.date() == day else f"{at:%Y-%m-%d %H:%M}"
     exact = at.isoformat(timespec="milliseconds")
     return Markup('<time datetime="{}" title="{}">{}</time>').format(exact, exact, words)
