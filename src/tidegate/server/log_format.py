@@ -1,9 +1,8 @@
 """The service's log: one line per event of note, for people or as JSON, on standard error.
 
 Two rules. Secrets are never passed to a logger, so no format has to hide them. And clients cannot fill the
-disk
-by repeating errors: the number of lines of one kind per window is limited (the rest are counted), and long
-messages are cut.
+disk by repeating errors: the number of lines of one kind per window is limited (the rest are counted), and
+long messages are cut.
 """
 
 from __future__ import annotations
