@@ -1,4 +1,4 @@
-"""Checkpoints, which record how far a consumer group has come in a partition, and their store."""
+"""Checkpoints, which record a consumer group's progress in a partition, and their store."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from tidegate.processor.lease import GroupKey, Lease
 
 @dataclass(frozen=True, slots=True)
 class ProcessorCheckpoint:
-    """The last processed event of a partition. Processing can resume from any one of its three positions."""
+    """The last processed event of a partition. Processing can resume from any of its three positions."""
 
     partition_id: str
     sequence_number: int | None
-    """Of the last processed event; -1: none is processed yet; None: only the offset or the time is known."""
+    """Of the last processed event; -1: none processed yet; None: only the offset or the time is known."""
     offset: str | None = None
     enqueued_time_ms: int | None = None
     """Of the last processed event: milliseconds since 1970-01-01 UTC; None if unknown."""
     event_hub_created_at_ms: int | None = None
-    """The creation time of the event hub, which tells it from others of its name; None if the store does not
-    keep it (the official layout)."""
+    """The event hub's creation time, which identifies a hub deleted and created again under the same name;
+    None if the store does not keep it (the official layout)."""
     moved_at: datetime | None = field(default=None, compare=False)
-    """When it was last moved, aware; None unless the store keeps it (SQL)."""
+    """When it was last moved, aware; None if the store does not keep it (only SQL does)."""
     moved_by: str | None = field(default=None, compare=False)
-    """Who moved it, for people; None as above."""
+    """Who moved it, for display; None as above."""
 
     @classmethod
     def of_event(
         cls, event: ReceivedEvent, *, event_hub_created_at_ms: int | None = None
     ) -> ProcessorCheckpoint:
-        """The checkpoint that says that everything up to ``event``, inclusive, is processed."""
+        """The checkpoint after processing everything up to ``event``, inclusive."""
         return cls(
             event.partition_id,
             event.sequence_number,
@@ -53,7 +53,7 @@ class ProcessorCheckpoint:
     def position(self) -> EventPosition:
         """Where reading resumes: after the sequence number, else the offset, else at the enqueued time.
 
-        By enqueued time, events of the same millisecond may be processed again (at least once).
+        By enqueued time, events of the same millisecond may be processed again.
         """
         if self.sequence_number is not None:
             if self.sequence_number < 0:
@@ -67,7 +67,7 @@ class ProcessorCheckpoint:
         return EventPosition.earliest()
 
     def is_behind(self, other: ProcessorCheckpoint) -> bool:
-        """Compared by the first of number, offset and time that both have; an offset must be a number."""
+        """Compares the first of number, offset and time that both have; an offset must be a number."""
         if self.sequence_number is not None and other.sequence_number is not None:
             return self.sequence_number < other.sequence_number
         if _is_number(self.offset) and _is_number(other.offset):
@@ -96,10 +96,10 @@ class CheckpointStore(Protocol):
         lease: Lease | None,
         is_rewind_allowed: bool = False,
     ) -> None:
-        """Move a checkpoint forward; a lower one changes nothing, and is no error.
+        """Move a checkpoint forward; a lower one is ignored.
 
-        lease: the lease under which it is moved; None for people and tools. is_rewind_allowed: whether it may
-        move backwards.
+        lease: the lease under which it is moved; None for people and tools. is_rewind_allowed: also move it
+        backwards.
         Raises FencedError if the store keeps epochs and the checkpoint was moved under a higher one;
         EventHubReplacedError if the stored one belongs to another hub of the same name and rewinding is not
         allowed.
@@ -116,7 +116,7 @@ def decide_move(
     epoch: int,
     is_rewind_allowed: bool,
 ) -> bool:
-    """Whether ``checkpoint`` replaces ``current`` (None: there is none); the rule of every store.
+    """Whether ``checkpoint`` replaces ``current``; every store applies this rule.
 
     epoch: the highest lease epoch that has moved it. Raises FencedError, EventHubReplacedError.
     """

@@ -1,7 +1,4 @@
-"""A consumer group at one moment: its leases, its checkpoints, and how far it is behind the log.
-
-The command line and the console show this view; stores and readers of tables make it.
-"""
+"""A consumer group at one moment: its leases, its checkpoints, and its lag. For command line and console."""
 
 from __future__ import annotations
 
@@ -28,11 +25,11 @@ class GroupView:
 
     @property
     def partition_ids(self) -> list[str]:
-        """Partitions with a lease or a checkpoint; 2 before 10."""
+        """Partitions with a lease or a checkpoint, in numerical order."""
         return sorted({*self.leases.leases, *self.checkpoints}, key=lambda each: (len(each), each))
 
     def lease(self, partition_id: str) -> Lease | None:
-        """The lease as it is stored, expired and released ones too; None if the partition never had one."""
+        """The lease as stored, even if expired or released; None if the partition never had one."""
         return self.leases.leases.get(partition_id)
 
     def lease_age_s(self, partition_id: str) -> float:
@@ -46,14 +43,14 @@ class GroupView:
         return self.leases.leases[partition_id].owner if is_held else None
 
     def lag(self, partition: PartitionEnds, *, event_hub_created_at_ms: int) -> Lag:
-        """How far the group is behind the end of ``partition``, a log of the hub created at that time."""
+        """The group's lag in ``partition`` of the hub created at that time."""
         checkpoint = self.checkpoints.get(partition.partition_id)
         return lag_of(partition, checkpoint, event_hub_created_at_ms=event_hub_created_at_ms)
 
 
 async def view_group(store: ProcessorStore, group: GroupKey) -> GroupView:
-    """What a store has of a consumer group. Raises what its ``list_…`` methods raise."""
-    # Checkpoints first: one that is older than its lease is at least a consistent one.
+    """Read a consumer group from a store. Raises what its ``list_…`` methods raise."""
+    # Checkpoints first, so that none is newer than its lease.
     checkpoints = await store.list_checkpoints(group)
     return GroupView(await store.list_leases(group), checkpoints)
 
@@ -65,16 +62,16 @@ class Lag:
     events: int | None
     """Events still to be read. None if the checkpoint has no sequence number or is not of this log."""
     seconds: float | None
-    """Enqueued time of the log's last event minus that of the last processed event; 0 when caught up. None
-    if nothing was processed yet, or if the checkpoint has no enqueued time."""
+    """Enqueued time of the log's last event minus that of the last processed event; 0 when caught up. None if
+    nothing was processed yet or the checkpoint has no enqueued time."""
     lost_events: int | None
     """Events that retention removed before they were read; None as for ``events``."""
     is_beyond_log: bool = False
-    """The checkpoint is not of this log: it is beyond its end, or of another hub of the same name."""
+    """The checkpoint is beyond the log's end, or belongs to another hub of the same name."""
 
 
 UNKNOWN_LAG: Final = Lag(None, None, None)
-"""Of a partition whose log or whose sequence number is not known."""
+"""The lag if the log or the checkpoint's sequence number is unknown."""
 
 
 def lag_of(
@@ -83,9 +80,9 @@ def lag_of(
     *,
     event_hub_created_at_ms: int | None = None,
 ) -> Lag:
-    """The lag of one partition; without a checkpoint, every event held is still to be read.
+    """The lag of one partition; without a checkpoint, all events held are still to be read.
 
-    event_hub_created_at_ms: the hub that the log is of; None skips the comparison with the checkpoint's.
+    event_hub_created_at_ms: of the log's hub; None skips the comparison with the checkpoint's.
     """
     begin = partition.begin_sequence_number
     until = partition.next_sequence_number
@@ -112,7 +109,7 @@ def lag_of(
 def total_of(lags: Sequence[Lag]) -> Lag:
     """The lag of several partitions: the sum of the known events, and the maximum of the seconds.
 
-    Seconds are None if one partition's are not known: the maximum of the others would look like good news.
+    Seconds are None if one partition's are unknown, because the others' maximum would understate the lag.
     """
     known = [lag.seconds for lag in lags if lag.seconds is not None]
     return Lag(

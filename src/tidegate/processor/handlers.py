@@ -1,4 +1,4 @@
-"""What a user writes: a handler of events; and what it is given: the context of its partition.
+"""The event handlers that users write, and the partition context that they get.
 
     class Scores(EventProcessor):
         async def process_events(self, context, events):
@@ -9,7 +9,7 @@
     await host.register(handle)          # async def handle(context, events)
     await host.register(factory=make)    # make(context) -> EventProcessor, e.g. always the same one
 
-Calls for one partition never overlap; partitions run side by side.
+Calls for one partition never overlap; partitions run concurrently.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class CloseReason(StrEnum):
     SHUTDOWN = "shutdown"
     """The host was unregistered."""
     OWNERSHIP_LOST = "ownership_lost"
-    """Another host has the partition now, or the lease ran out."""
+    """Another host owns the partition now, or the lease expired."""
     FAILED = "failed"
-    """The partition was stopped by an error, which ``process_error`` was told."""
+    """An error stopped the partition; ``process_error`` got it."""
     RESTARTED = "restarted"
-    """It made no progress, or its receiver failed, and is opened anew by the same host."""
+    """It made no progress, or its receiver failed; the same host opens it again."""
 
 
 class PartitionContext(Protocol):
@@ -51,17 +51,17 @@ class PartitionContext(Protocol):
 
     @property
     def event_hub(self) -> str:
-        """The event hub's name as it was given."""
+        """The event hub's name as given."""
         ...
 
     @property
     def consumer_group(self) -> str:
-        """The consumer group's name as it was given."""
+        """The consumer group's name as given."""
         ...
 
     @property
     def partition_id(self) -> str:
-        """The partition."""
+        """The partition's id."""
         ...
 
     @property
@@ -71,31 +71,31 @@ class PartitionContext(Protocol):
 
     @property
     def lease(self) -> Lease:
-        """The lease it is processed under, as last renewed."""
+        """The partition's lease, as last renewed."""
         ...
 
     async def checkpoint(self, event: ReceivedEvent | None = None) -> None:
-        """Record that everything up to ``event``, inclusive, is processed; None: all of this call.
+        """Record that everything up to ``event``, inclusive, is processed; None: all events of this call.
 
-        Never moves backwards. Raises FencedError (another host has the partition), StoreError; and
-        InvalidArgumentError in transactional processing, where the transaction moves it.
+        Never moves backwards. Raises FencedError (another host owns the partition), StoreError; and
+        InvalidArgumentError in transactional processing, where the transaction moves the checkpoint.
         """
         ...
 
 
 class TransactionContext(PartitionContext, Protocol):
-    """As ``PartitionContext``, inside the transaction that will move the checkpoint."""
+    """``PartitionContext`` within the transaction that moves the checkpoint."""
 
     @property
     def connection(self) -> Connection:
-        """The transaction's SQLAlchemy connection: what it writes is committed with the checkpoint.
+        """The transaction's SQLAlchemy connection; its changes are committed with the checkpoint.
 
         Do not commit, roll back or close it.
         """
         ...
 
     def dead_letter(self, event: ReceivedEvent, error: BaseException | str) -> None:
-        """Put an event of this call aside with its reason, without failing the others."""
+        """Write an event of this call to the dead letters, with the reason, without failing the others."""
         ...
 
 
@@ -113,39 +113,36 @@ class EventProcessor:
         raise NotImplementedError
 
     async def process_error(self, context: PartitionContext, error: Exception) -> None:
-        """Something went wrong with this partition; the host goes on, restarts it, or closes it next."""
+        """Something went wrong with this partition; the host then continues, restarts or closes it."""
 
     async def close(self, context: PartitionContext, reason: CloseReason) -> None:
         """No call follows. With SHUTDOWN a last ``checkpoint`` still counts."""
 
 
 class TransactionalProcessor:
-    """Handles the events of a partition, each one's database effects exactly once. Override what you need.
-
-    ``open``, ``process_error`` and ``close`` are as ``EventProcessor``'s.
-    """
+    """Handles the events of a partition, with exactly-once database effects. Override what you need."""
 
     async def open(self, context: PartitionContext) -> None:
         """The partition is owned now. What it raises closes the partition; it is tried again later."""
 
     def process_events(self, context: TransactionContext, events: Sequence[ReceivedEvent]) -> None:
-        """Handle a batch, in order, with ``context.connection``. Runs in a thread: a plain function.
+        """Handle a batch, in order, with ``context.connection``. A plain function, run in a thread.
 
-        When it raises, everything it wrote is undone and the batch is run again in halves, until each event
-        that fails stands alone: that one meets the failure policy. So it may run more than once for an event;
-        its effects in the database do not. Effects elsewhere are not covered.
+        If it raises, its changes are rolled back and the batch is run again in halves until each failing
+        event is alone; the failure policy applies to that. So it may run more than once for an event, but its
+        database effects happen once. Effects elsewhere are not covered.
         """
         raise NotImplementedError
 
     async def process_error(self, context: PartitionContext, error: Exception) -> None:
-        """Something went wrong with this partition; the host goes on, restarts it, or closes it next."""
+        """Something went wrong with this partition; the host then continues, restarts or closes it."""
 
     async def close(self, context: PartitionContext, reason: CloseReason) -> None:
         """No call follows."""
 
 
 EventHandler = Callable[[PartitionContext, Sequence[ReceivedEvent]], Awaitable[None]]
-"""The least a user writes: ``async def handle(context, events)``."""
+"""The simplest handler: ``async def handle(context, events)``."""
 
 TransactionalHandler = Callable[[TransactionContext, Sequence[ReceivedEvent]], None]
 """The same for transactional processing: a plain function."""
@@ -154,17 +151,18 @@ ProcessorFactory = Callable[[PartitionContext], EventProcessor | TransactionalPr
 
 
 def function_of(handler: object, *, is_transactional: bool) -> Callable[..., object]:
-    """What is called with ``(context, events)``: a processor's ``process_events``, or the function itself.
+    """The function to call with ``(context, events)``: a processor's ``process_events``, or ``handler``
+    itself.
 
-    handler: a function, a processor or its class. The event loop needs an async function, a transaction's
-    thread a plain one. Raises InvalidArgumentError for anything else, with what to write instead.
+    handler: a function, a processor or its class. The function must be async, or plain for transactions,
+    which run in a thread. Raises InvalidArgumentError for anything else, saying what to write instead.
     """
     name = getattr(handler, "__name__", None)
     name = name if isinstance(name, str) else type(handler).__name__
     function: object = getattr(handler, "process_events", handler)
     kind = handler if isinstance(handler, type) else type(handler)
     inherited = (EventProcessor.process_events, TransactionalProcessor.process_events)
-    # A misspelt one would fail for every event, and a transactional host would dead-letter them all.
+    # With a misspelt method every event would fail, and a transactional host would dead-letter them all.
     if getattr(kind, "process_events", None) in inherited:
         raise InvalidArgumentError(
             f"{name} does not define process_events.",

@@ -1,7 +1,7 @@
-"""Leases, which say who may process a partition, until when and under which epoch; and their store.
+"""Leases, which record who may process a partition, until when and under which epoch; and their store.
 
-A lease is held by renewing it. All times are the store's own, never a host's: hosts whose clocks differ
-agree on what has expired.
+A lease is held by renewing it. All times are by the store's clock, so that hosts whose clocks differ agree on
+what has expired.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from tidegate.model.errors import InvalidArgumentError
 
 @dataclass(frozen=True, slots=True)
 class GroupKey:
-    """The consumer group whose partitions hosts share: namespace, event hub and group.
+    """The consumer group whose partitions hosts share.
 
-    Event Hubs compares all three case-insensitively; they are kept in lower case, as in the official blob
+    Event Hubs compares all names case-insensitively; they are kept in lower case, as in the official blob
     layout.
     """
 
     fully_qualified_namespace: str
-    """Host name of the namespace, without port, such as ``name.servicebus.windows.net`` or ``localhost``."""
+    """The namespace's host name without port, such as ``name.servicebus.windows.net`` or ``localhost``."""
     event_hub: str
     consumer_group: str
 
@@ -51,7 +51,7 @@ class LeaseState(StrEnum):
 
 
 class LeaseStep(StrEnum):
-    """What changes a lease; the value is the label in its picture."""
+    """A transition of a lease; the value is its label in the diagram."""
 
     ACQUIRE = "acquire"
     STEAL = "steal"
@@ -71,7 +71,7 @@ LEASE_STEPS: Final[Mapping[tuple[LeaseState, LeaseStep], LeaseState]] = {
     (_S.EXPIRED, _L.ACQUIRE): _S.HELD,
     (_S.RELEASED, _L.ACQUIRE): _S.HELD,
 }
-"""What a host may try, by the state that it sees. The balancer goes by it, and the documentation draws it."""
+"""The steps that a host may try in each state. Used by the balancer, and drawn in the documentation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +82,8 @@ class Lease:
     owner: str
     """The host that holds it; empty if it was released."""
     epoch: int
-    """Rises with each acquisition; 0 in a store without epochs. Receivers are opened with it only if the
-    store's ``has_epochs`` is True."""
+    """Rises with each acquisition; 0 in a store without epochs (``has_epochs``). The receivers' owner
+    level."""
     acquired_at: datetime | None
     """When ``owner`` acquired it, aware; None if the store does not keep it."""
     renewed_at: datetime
@@ -110,7 +110,7 @@ class LeaseSnapshot:
     leases: Mapping[str, Lease]
     """By partition id; a partition that no host ever had is absent."""
     now: datetime
-    """The store's clock at the reading, aware."""
+    """The store's time of the reading, aware."""
 
     def state(self, partition_id: str, duration_s: float) -> LeaseState:
         """The state of a partition's lease; leases expire ``duration_s`` seconds after their renewal."""
@@ -131,12 +131,12 @@ class LeaseStore(Protocol):
         """Whether acquiring raises the epoch, and receivers are opened with it as their owner level.
 
         False if official processors may share the group: their receivers all have owner level 0, and a higher
-        one would shut them out for good.
+        one would disconnect them permanently.
         """
         ...
 
     async def list_leases(self, group: GroupKey) -> LeaseSnapshot:
-        """All leases of ``group``, and the store's time."""
+        """All leases of ``group``, with the store's time."""
         ...
 
     async def acquire(
@@ -144,19 +144,18 @@ class LeaseStore(Protocol):
     ) -> Lease | None:
         """Make ``owner`` the owner, with the next epoch, if the lease is still ``expected``.
 
-        expected: None if no host ever had it.
-
+        expected: None if there never was a lease.
         Returns the new lease; None if another host was faster. The present owner also gets a new epoch.
         """
         ...
 
     async def renew(self, group: GroupKey, leases: Sequence[Lease]) -> Mapping[str, Lease]:
-        """Renew those leases that are unchanged; returns the renewed ones by partition id.
+        """Renew leases that are unchanged, and return these by partition id.
 
-        A lease that is missing in the result was taken by another host or released.
+        A lease missing from the result was taken by another host or released.
         """
         ...
 
     async def release(self, group: GroupKey, leases: Sequence[Lease]) -> None:
-        """Release those leases that are unchanged: others may take them at once. Keeps the epoch."""
+        """Release leases that are unchanged, so that others may take them at once. Keeps the epoch."""
         ...

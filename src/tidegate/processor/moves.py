@@ -1,6 +1,7 @@
-"""Moves of checkpoints by people: where processing resumes, and what that skips or repeats. Pure.
+"""Plans moves of checkpoints by people: where processing resumes, and what that skips or repeats. Pure.
 
-The command line resolves positions through a consumer, the console in the broker's log; both plan with this.
+The command line resolves positions through a consumer, the console in the broker's log; both use this
+planner.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ class PlannedMove:
     """One partition's checkpoint, before and after."""
 
     after: ProcessorCheckpoint
-    """With a sequence number."""
+    """Always has a sequence number."""
     before: ProcessorCheckpoint | None = None
-    """None if there is none."""
+    """None if the partition has no checkpoint."""
     owner: str | None = None
-    """The host that owns the partition now, if one does."""
+    """The host that owns the partition, if any."""
     lease_age_s: float = 0.0
     """Seconds since that host renewed its lease."""
 
@@ -38,12 +39,12 @@ class PlannedMove:
 
     @property
     def resume_point_before(self) -> int | None:
-        """The event that it resumes with now; None without a checkpoint, or if it has no sequence number."""
+        """The event that it would resume with now; None without a checkpoint or its sequence number."""
         return None if self.before is None else self.before.resume_point
 
     @property
     def events(self) -> int | None:
-        """How many are skipped, or (negative) processed again; None if unknown, or without a checkpoint."""
+        """The number of events skipped, or (negative) processed again; None if unknown."""
         before = self.resume_point_before
         return None if before is None or self.is_other_hub else self.resume_point - before
 
@@ -55,13 +56,13 @@ class PlannedMove:
 
     @property
     def is_rewind(self) -> bool:
-        """Whether it moves backwards, or may: the two cannot be compared."""
+        """Whether it moves backwards, or may because the checkpoints cannot be compared."""
         return self.before is not None and (self.events is None or self.events < 0)
 
 
 @dataclass(frozen=True, slots=True)
 class MovePlan:
-    """A dry run: what the moves would do together."""
+    """A dry run of all moves."""
 
     moves: tuple[PlannedMove, ...]
 
@@ -77,7 +78,7 @@ class MovePlan:
 
     @property
     def unknown(self) -> list[PlannedMove]:
-        """Moves of which neither is known."""
+        """Moves whose number of skipped or repeated events is unknown."""
         return [move for move in self.moves if move.events is None]
 
     @property
@@ -87,7 +88,7 @@ class MovePlan:
 
     @property
     def rewinds(self) -> list[PlannedMove]:
-        """Moves that go backwards, or may."""
+        """Moves for which ``is_rewind`` is True."""
         return [move for move in self.moves if move.is_rewind]
 
 

@@ -1,4 +1,4 @@
-"""How a host reads, and how it holds its leases; with the names of the classic EventProcessorHost.
+"""Options for reading and for holding leases, with the names of the classic EventProcessorHost.
 
 Source of the defaults: EventProcessorOptions and PartitionManagerOptions of the .NET package
 Microsoft.Azure.EventHubs.Processor 4.3 (batch 10, prefetch 300, receive time-out 60 s, lease 30 s, renewal
@@ -31,9 +31,9 @@ class EventProcessorOptions:
     prefetch_count: int = 3000
     """Events fetched ahead per partition; at least ``max_batch_size`` (our choice: PREFETCH_EVENTS)."""
     prefetch_bytes: int = PREFETCH_BYTES
-    """Bytes fetched ahead per partition; with batched delivery the only limit."""
+    """Bytes fetched ahead per partition; the only limit with batched delivery."""
     receive_timeout_s: float = 30.0
-    """How long to wait for events before an empty call, in seconds."""
+    """Seconds to wait for events before an empty call."""
     invoke_after_receive_timeout: bool = False
     """Whether the handler is called without events when none arrived within ``receive_timeout_s``."""
     initial_position: InitialPosition = field(default_factory=EventPosition.earliest)
@@ -48,7 +48,7 @@ class EventProcessorOptions:
     the batch is processed again."""
     on_exception: OnException | None = None
     close_timeout_s: float = 30.0
-    """How long a running handler call may continue when its partition is closed, before it is cancelled."""
+    """Seconds that a running handler call gets when its partition is closed, before it is cancelled."""
 
     def __post_init__(self) -> None:
         if self.max_batch_size < 1:
@@ -68,7 +68,7 @@ class EventProcessorOptions:
             check_positive("checkpoint_every_s", self.checkpoint_every_s)
 
     def position_of(self, partition_id: str) -> EventPosition:
-        """Where a partition starts that has no checkpoint."""
+        """Where a partition without a checkpoint starts."""
         position = self.initial_position
         return position if isinstance(position, EventPosition) else position(partition_id)
 
@@ -78,7 +78,7 @@ class PartitionManagerOptions:
     """How leases are held, and how partitions are shared."""
 
     lease_duration_s: float = 30.0
-    """A lease that was not renewed for this long has expired: other hosts may take it."""
+    """A lease expires if not renewed for this long; other hosts may then take it."""
     renew_interval_s: float = 10.0
     """How often leases are renewed and the group's leases read; at most half the duration."""
     startup_spread_s: float = 0.0

@@ -17,20 +17,19 @@ class FailureAction(StrEnum):
     DEAD_LETTER = "dead_letter"
     """It becomes a dead letter, with the reason; the other events are processed."""
     STOP = "stop"
-    """It and later events are not committed, and its partition stops: order before progress."""
+    """It and later events are not committed, and its partition stops, which keeps their order."""
     PARK_KEY = "park_key"
-    """It becomes a dead letter, and so do all later events of its partition key until it is redriven, to keep
-    their order. An event without a key becomes a dead letter alone."""
+    """It and all later events of its partition key become dead letters, to keep their order, until it is
+    redriven. Of events without a key, only the failed one becomes a dead letter."""
 
 
 @dataclass(frozen=True, slots=True)
 class FailurePolicy:
-    """Retry, then act. The default makes a dead letter at once."""
+    """Retries, then an action. The default writes a dead letter without retrying."""
 
     action: FailureAction = FailureAction.DEAD_LETTER
     retry: RetryPolicy = field(default=NO_RETRY)
-    """How often a failed batch is run again first, and after which waits. Its transaction is rolled back
-    before each wait, so it holds no locks."""
+    """Retries of a failed batch. Its transaction is rolled back before each wait, so it holds no locks."""
     is_payload_copied: bool = False
     """Whether a dead letter keeps a copy of its event, which outlives the log's retention."""
 
@@ -38,16 +37,16 @@ class FailurePolicy:
 class PositionLostPolicy(StrEnum):
     """What a host does if the log does not hold the event after the checkpoint.
 
-    Either retention removed it before it was read, or the log is older than the checkpoint: restored from a
-    copy, or of a hub that was deleted and created again.
+    Either retention removed it before it was read, or the log was restored from a copy, or the hub was
+    deleted and created again.
     """
 
     STOP = "stop"
-    """The partition stops with an error that names what is wanted and what the log holds."""
+    """The partition stops with an error that names the wanted event and those that the log holds."""
     EARLIEST = "earliest"
-    """Resume at the first event held, and report what was skipped."""
+    """Resume at the first event held, and report the skipped events."""
     LATEST = "latest"
-    """Resume after the last event, and report what was skipped."""
+    """Resume after the last event, and report the skipped events."""
 
 
 def check_positive(name: str, value: float) -> None:

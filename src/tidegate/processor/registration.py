@@ -1,11 +1,11 @@
-"""What was registered with a host, checked once, and turned into one processor per partition.
+"""Checks what was registered with a host, and makes one processor per partition.
 
-kind                              transactional   made
+kind                              transactional   processor
 class with async process_events   no              an instance per partition
 class with plain process_events   yes             an instance per partition
 async function                    no              the function, shared
 plain function, a store's own     yes             the object, shared; the store runs it
-factory                           either          what it returns, each time
+factory                           either          what it returns for each partition
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from tidegate.processor.store import TransactionalStore
 
 
 class HandlerRefusedError(InvalidArgumentError):
-    """What a factory made, or what was registered, cannot be run by this host: every partition has it."""
+    """This host cannot run what was registered or what a factory returned; this affects every partition."""
 
 
 class Processor:
-    """One partition's processor, whichever kind the user wrote. A method that it lacks does nothing."""
+    """One partition's processor, of any kind of handler. A missing method does nothing."""
 
     __slots__ = ("_close", "_open", "_process_error", "form", "process_events")
 
     def __init__(self, handler: object, form: object) -> None:
-        """handler: as the user or the factory made it. form: how it is called, see ``Registration``."""
+        """handler: as the user or the factory made it. form: the callable, see ``Registration``."""
         self.form = form
         """A function of (context, events), or what the transactional store made of the handler."""
-        # Methods of these names may mean other things in a store's own kind of handler.
+        # In a store's own kind of handler, methods with these names may mean something else.
         hooks = handler if hasattr(handler, "process_events") else None
         self._open: Callable[[PartitionContext], Awaitable[None]] | None = getattr(hooks, "open", None)
         self._process_error: Callable[[PartitionContext, Exception], Awaitable[None]] | None = getattr(
@@ -68,15 +68,12 @@ class Processor:
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """A checked handler or factory. Make one with ``check_registration``."""
+    """A checked handler or factory. Create it with ``check_registration``."""
 
     is_transactional: bool
     make: Callable[[PartitionContext], Processor]
-    """The processor of one partition.
-
-    Raises what the user's constructor or factory raises, and HandlerRefusedError where the factory made
-    something of the wrong kind.
-    """
+    """Makes the processor of one partition. Raises what the user's constructor or factory raises, and
+    HandlerRefusedError if the factory returned something of the wrong kind."""
 
 
 def check_registration(
@@ -87,7 +84,7 @@ def check_registration(
     store: object,
     group: GroupKey,
 ) -> Registration:
-    """Find out what kind of handler a user registers. What a factory makes is checked when it is made.
+    """Determine the kind of a user's handler; what a factory returns is checked later.
 
     Raises InvalidArgumentError, which says what to register instead.
     """

@@ -1,4 +1,4 @@
-"""How a host and its partitions are doing: frozen snapshots."""
+"""Snapshots of a host and its partitions."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tidegate.processor.lease import GroupKey
 
 
 class PartitionState(StrEnum):
-    """How an owned partition is doing."""
+    """The state of an owned partition."""
 
     STARTING = "starting"
-    """Its handler or its receiver is being opened, for the first time or again."""
+    """Its handler or receiver is being opened, for the first time or again."""
     RUNNING = "running"
-    """Events are read and handled as they come."""
+    """Events are read and handled."""
     STOPPED = "stopped"
-    """An error stopped it; the host keeps the lease, because another host would meet the same error."""
+    """An error stopped it; the host keeps the lease, because another host would get the same error."""
     STALLED = "stalled"
     """It had backlog and made no progress; it is being restarted."""
 
@@ -30,13 +30,13 @@ class PartitionStatistics:
     partition_id: str
     state: PartitionState
     epoch: int
-    """Of the lease; 0 in a store without epochs."""
+    """The lease's epoch; 0 in a store without epochs."""
     next_sequence_number: int | None
-    """The resume point: the first event not yet processed; None while it is not known."""
+    """The resume point: the first event not yet processed; None while unknown."""
     events_processed: int
     """Since this host acquired the partition; a repeated batch counts again."""
     last_progress_at: datetime | None
-    """When a batch was last processed, aware; None if none was since this host acquired it."""
+    """When a batch was last processed, aware; None if none was since this host acquired the partition."""
     error: Exception | None
     """The latest error since the last progress, if any."""
 
@@ -52,5 +52,5 @@ class HostStatistics:
 
     @property
     def events_processed(self) -> int:
-        """The sum over the partitions that are owned now."""
+        """The sum over the partitions owned now."""
         return sum(partition.events_processed for partition in self.partitions.values())

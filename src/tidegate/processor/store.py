@@ -1,4 +1,4 @@
-"""What a host needs of a store: leases, checkpoints and, if the store has them, transactions."""
+"""The protocols of a host's store: leases, checkpoints and, optionally, transactions."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from tidegate.processor.policies import FailurePolicy
 
 
 class ProcessorStore(LeaseStore, CheckpointStore, Protocol):
-    """Leases and checkpoints. ``tidegate.testing.stores`` holds the suite that every store passes."""
+    """Leases and checkpoints. ``tidegate.testing.stores`` has the tests that every store passes."""
 
     async def close(self) -> None:
-        """Free what the store opened itself. Idempotent."""
+        """Release what the store opened itself. Idempotent."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TransactionOutcome:
-    """What one committed batch did."""
+    """The outcome of one committed batch."""
 
     processed: int
     """Events whose effects were committed now."""
     dead_letters: int
     """New dead letters, without the parked events."""
     parked: int
-    """Events that were parked, because an earlier event of their key failed."""
+    """Events parked because an earlier event of their key failed."""
     skipped: int
     """Events that an earlier transaction had already committed."""
     next_sequence_number: int
-    """The resume point now: the first event not yet processed."""
+    """The new resume point: the first event not yet processed."""
 
 
 class PartitionTransactions(Protocol):
-    """Batches of one partition under one lease, each committed completely or not at all."""
+    """Commits batches of one partition under one lease, each atomically."""
 
     async def begin(self) -> int | None:
-        """Claim the checkpoint for this lease's epoch: from now on no older owner can commit.
+        """Claim the checkpoint for this lease's epoch, so that no older owner can commit.
 
         Returns the resume point; None if nothing was ever committed.
         Raises FencedError (a higher epoch has it), EventHubReplacedError, DatabaseError.
@@ -59,35 +59,35 @@ class PartitionTransactions(Protocol):
         """Run the handler over events in ``[start, until)`` and commit its effects, dead letters, checkpoint.
 
         is_gap_allowed: the events between the checkpoint and ``start`` are known to be lost.
-        Raises FencedError (this owner was overtaken: nothing was written), ``PartitionStoppedError`` (the
+        Raises FencedError (a newer owner has committed: nothing was written), ``PartitionStoppedError`` (the
         policy is to stop), DatabaseUnavailableError (nothing was written unless the message says so; the same
         batch may be run again), DatabaseError.
-        Cancellation: waits for the running transaction to end, so no two ever overlap.
+        Cancellation: waits for the running transaction to end, so that transactions never overlap.
         """
         ...
 
     def close(self) -> None:
-        """Free its resources; nothing is run afterwards. Does not wait."""
+        """Release resources; nothing is run afterwards. Does not wait."""
         ...
 
     def abandon(self) -> None:
         """Roll back the running transaction, whose handler does not return, so that it blocks no others.
 
-        Nothing of its batch is committed, now or later. Does not wait.
+        Its batch is never committed. Does not wait.
         """
         ...
 
 
 @runtime_checkable
 class TransactionalStore(Protocol):
-    """A store whose checkpoint can be committed with the handler's own effects. ``sql.SqlStore`` is one."""
+    """A store that commits the checkpoint together with the handler's effects, such as ``sql.SqlStore``."""
 
     def form_of(self, group: GroupKey, handler: object) -> object:
-        """The form of ``handler`` that ``open_transactions`` takes. Called once for each handler.
+        """The form of ``handler`` for ``open_transactions``. Called once for each handler.
 
         handler: what was registered with the host, or what its factory or class made: a
-        ``TransactionalProcessor``, a plain function ``(context, events)``, or whatever else this store takes.
-        Raises InvalidArgumentError for a handler that it cannot run, or not for this group.
+        ``TransactionalProcessor``, a plain function ``(context, events)``, or another kind that this store
+        accepts. Raises InvalidArgumentError for a handler that it cannot run, or not for this group.
         """
         ...
 

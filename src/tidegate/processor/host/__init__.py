@@ -1,1 +1,1 @@
-"""The Event Processor Host: leases, balancing, and the pumps that it runs."""
+"""The Event Processor Host: leases, balancing and pumps."""

@@ -1,19 +1,18 @@
-"""Which partitions a host acquires next: a pure function of the leases.
+"""Decides which partitions a host acquires next: a pure function of the leases.
 
-Theory of operation. The hosts never talk to each other; each looks at the leases and acts. So that their
-actions fit together, each host works out the same plan from the same leases, for all hosts, and performs its
-own part of it:
+Theory of operation. Hosts never communicate; each reads the leases and acts. Each host computes the same plan
+for all hosts from the same leases, and performs its own part of it:
 
 1. A host is live while it holds an unexpired lease; the balancing host always is.
-2. Each live host has a share: ``n // h`` partitions, and ``n % h`` of them one more, which are those that
-   have the most already. So shares follow what is there, and where all is even nothing moves.
-3. Free partitions (never had, released, expired) go to those below their share, the neediest first.
-4. What is then missing is taken from those above their share, from the one with the most first.
+2. Each live host has a share: ``n // h`` partitions, and one more for the ``n % h`` hosts that own the most
+   already. So balanced partitions do not move.
+3. Free partitions (never owned, released, expired) go to hosts below their share, the neediest first.
+4. Partitions that are still missing are stolen from hosts above their share, most first.
 
-Two cases are not in the plan. Other hosts cannot see a host without leases, so hosts that join at once do not
-know of each other: each takes only one partition, picked at random, and is in every host's plan from the next
-look on. And a partition that has been expired for a while was not taken by the host it was planned for (that
-host died, too): any host that sees it takes it, share or not.
+Two cases are not in the plan. A host without leases is invisible to others, so hosts that join at the same
+time do not know of each other: each takes only one partition, picked at random, and is in every host's plan
+from the next reading on. And if a partition has been expired for a while, the host it was planned for has
+also died: any host takes it, whatever its share.
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ from typing import Final
 from tidegate.processor.lease import LEASE_STEPS, Lease, LeaseSnapshot, LeaseState, LeaseStep
 
 OVERDUE_FRACTION: Final = 0.1
-"""A lease that expired this part of its duration ago is free for any host (our choice: 3 s of 30, because
-a dead host's partitions are to be read again within 5 s after the lease)."""
+"""A lease that expired this fraction of its duration ago is free for any host (our choice: 3 s of 30, so that
+a dead host's partitions are read again within 5 s of expiry)."""
 
 
 @dataclass(frozen=True, slots=True)
 class BalanceActions:
-    """What to try to acquire, in this order; each may fail because another host was faster."""
+    """Leases to acquire, in this order; each attempt may fail because another host was faster."""
 
     acquire: tuple[tuple[str, Lease | None], ...] = ()
-    """Free partitions: id, and the lease as it was read (None if there never was one)."""
+    """Free partitions: id, and the lease as read (None if there never was one)."""
     steal: tuple[Lease, ...] = ()
     """Leases of hosts above their share."""
 
@@ -51,14 +50,14 @@ def decide_balance(
     choice: float,
     pumped: Collection[str] = (),
 ) -> BalanceActions:
-    """What host ``me`` does about the leases it sees.
+    """Decide which leases host ``me`` acquires and steals.
 
-    partition_ids: all of the hub, in the hub's order; leases of others are ignored. choice: a random number
-    in [0, 1): spreads what hosts do that cannot know of each other. pumped: partitions that this host has a
-    pump for, even one that is only being stopped: never acquired. A lease of ``me`` that is not among them is
-    left from an earlier run, and is acquired again.
+    partition_ids: all of the hub, in the hub's order; leases of other partitions are ignored. choice: a
+    random number in [0, 1), which spreads the actions of hosts that do not know of each other. pumped:
+    partitions that this host has a pump for, even one being stopped; never acquired. A lease of ``me`` for
+    another partition is left from an earlier run, and is acquired again.
 
-    A host alone takes everything at once. Each steal makes the two hosts' numbers of partitions more even.
+    A single host takes everything at once. Each steal makes the two hosts' numbers of partitions more even.
     """
     view = _View(snapshot, partition_ids, me, lease_duration_s)
     reclaimed = [lease for lease in view.owned[me] if lease.partition_id not in pumped]
@@ -71,11 +70,11 @@ def decide_balance(
         if partition not in mine and partition not in pumped and view.is_overdue(partition)
     ]
     acquire = [lease.partition_id for lease in reclaimed]
-    # Rotated, so that hosts which start on the same free partitions at once do not all begin with the same.
+    # Rotated, so that hosts that start at the same time do not all try the same partition first.
     acquire += _rotated(mine, choice) + _rotated(overdue, choice)
     if view.owned[me]:
         steal = _plan_steals(view.owned, shares, planned)[me]
-        # What is overdue was not in the plan; with it, less is missing.
+        # Overdue partitions were not in the plan; they reduce what must be stolen.
         steal = steal[: max(0, len(steal) - len(overdue))]
     elif acquire:
         steal = []
@@ -90,10 +89,8 @@ def decide_balance(
 def seconds_until_change(
     snapshot: LeaseSnapshot, partition_ids: Sequence[str], me: str, *, lease_duration_s: float
 ) -> float | None:
-    """Seconds until another host's lease becomes free, unless it is renewed; None if there is none.
-
-    That is when it expires, or when it has been expired so long that any host may take it.
-    """
+    """Seconds until another host's lease expires or becomes overdue, unless it is renewed; None without
+    one."""
     waits = []
     for partition in partition_ids:
         lease = snapshot.leases.get(partition)
@@ -105,13 +102,13 @@ def seconds_until_change(
 
 
 class _View:
-    """The leases of a hub's partitions, sorted into those that live hosts have and those that are free."""
+    """A hub's partitions: those that live hosts own, and free ones."""
 
     def __init__(
         self, snapshot: LeaseSnapshot, partition_ids: Sequence[str], me: str, lease_duration_s: float
     ) -> None:
         self.owned: dict[str, list[Lease]] = {me: []}
-        """By live host, each in the hub's order."""
+        """Leases by live host, in the hub's order."""
         self.free: list[str] = []
         self._snapshot = snapshot
         self._overdue_s = lease_duration_s * (1 + OVERDUE_FRACTION)
@@ -123,12 +120,12 @@ class _View:
                 self.owned.setdefault(lease.owner, []).append(lease)
 
     def is_overdue(self, partition: str) -> bool:
-        """Whether a free partition's lease has been expired for so long that any host may take it."""
+        """Whether a free partition's lease has been expired so long that any host may take it."""
         return self._snapshot.state(partition, self._overdue_s) is LeaseState.EXPIRED
 
 
 def _shares(owned: Mapping[str, Sequence[Lease]], partition_count: int) -> dict[str, int]:
-    """How many partitions each live host gets; the larger shares go to hosts that own the most."""
+    """The number of partitions of each live host; the larger shares go to hosts that own the most."""
     share, larger = divmod(partition_count, len(owned))
     ranked = sorted(owned, key=lambda host: (-len(owned[host]), host))
     return {host: share + (rank < larger) for rank, host in enumerate(ranked)}
@@ -139,7 +136,7 @@ def _plan_free(view: _View, shares: Mapping[str, int]) -> dict[str, list[str]]:
     planned: dict[str, list[str]] = {host: [] for host in shares}
     lacking = {host: shares[host] - len(leases) for host, leases in view.owned.items()}
     for partition in view.free:
-        # There is one: the shares add up to all partitions, and this one is free.
+        # Not empty: the shares add up to all partitions, and this one is free.
         host = min(lacking, key=lambda host: (-lacking[host], host))
         planned[host].append(partition)
         lacking[host] -= 1
@@ -154,7 +151,7 @@ def _plan_steals(
     lacking = {host: shares[host] - len(owned[host]) - len(planned[host]) for host in shares}
     left = {host: list(leases) for host, leases in owned.items() if len(leases) > shares[host]}
     while (thief := min(lacking, key=lambda host: (-lacking[host], host))) and lacking[thief] > 0:
-        # What hosts lack, others have above their shares, so there is a victim.
+        # There is a victim: other hosts have above their shares what this one lacks.
         victim = min(left, key=lambda host: (-len(left[host]), host))
         steals[thief].append(left[victim].pop())
         lacking[thief] -= 1

@@ -41,13 +41,13 @@ from tidegate.transport.tasks import TaskOwner
 _logger = logging.getLogger(__name__)
 
 Handler = type | EventHandler | TransactionalHandler | object
-"""A class, a function, or what a transactional store takes besides: see ``EventProcessorHost.register``."""
+"""A class, a function, or what a transactional store accepts: see ``EventProcessorHost.register``."""
 
 
 class EventProcessorHost:
     """Owns a share of an event hub's partitions and runs a handler for each.
 
-    ``register`` it, or use ``running``. Not thread-safe: use it on one event loop.
+    Call ``register``, or use ``running``. Not thread-safe: use it on one event loop.
     """
 
     def __init__(
@@ -68,9 +68,9 @@ class EventProcessorHost:
         """Connects when ``register`` is called.
 
         host_name: unique among the group's hosts; None: machine, process and a random part. event_hub: None
-        takes the connection string's EntityPath. connection_string or namespace: one of the two. store:
-        where leases and checkpoints are kept; it stays the caller's to close. transactional: each batch is
-        one transaction of the store. clock, random: for tests.
+        uses the connection string's EntityPath. connection_string, namespace: give one of them. store: keeps
+        leases and checkpoints; the caller closes it. transactional: each batch is one transaction of the
+        store. clock, random: for tests.
 
         Raises InvalidArgumentError, ConnectionStringError.
         """
@@ -144,15 +144,15 @@ class EventProcessorHost:
     async def register(
         self, handler: Handler | None = None, *, factory: ProcessorFactory | None = None
     ) -> None:
-        """Begin to process with ``handler``; returns once the hub has answered and the host joins its group.
+        """Start processing with ``handler``; returns once the hub has answered and the host joins its group.
 
         handler: a class with the methods of ``EventProcessor`` (or ``TransactionalProcessor``, which makes
-        the host transactional), of which each partition gets an instance; or ``async def handle(context,
-        events)``; in transactional processing a plain function of the same, or what else the store takes.
-        factory: instead, called with a partition's context; it may return the same processor each time, and
-        then the calls of different partitions meet in it.
+        the host transactional), instantiated for each partition; or ``async def handle(context, events)``; in
+        transactional processing a plain function, or anything else that the store accepts.
+        factory: instead of handler, called with each partition's context. If it returns the same processor
+        each time, that gets concurrent calls for different partitions.
 
-        Raises InvalidArgumentError (a handler of the wrong kind, or the host is registered already),
+        Raises InvalidArgumentError (a handler of the wrong kind, or the host is already registered),
         NotFoundError, UnauthorizedError, BrokenError, OperationTimeoutError.
         Cancellation: the host is not registered.
         """
@@ -190,9 +190,9 @@ class EventProcessorHost:
     async def unregister(self) -> None:
         """Let running handler calls finish, close all partitions, and release their leases to other hosts.
 
-        Takes at most a few ``close_timeout_s``. Does nothing where nothing is registered; the host can be
-        registered again afterwards. What it failed with is ``wait``'s to raise. Not for a handler to call: it
-        would wait for itself, and be cancelled; let it set an event for whoever called ``register``.
+        Takes at most a few ``close_timeout_s``. Does nothing if nothing is registered; the host can be
+        registered again. Only ``wait`` raises the host's failure. A handler must not call this: it would wait
+        for itself and be cancelled; it should set an event for the caller of ``register`` instead.
         """
         run = self._run
         if run is None:
@@ -202,11 +202,11 @@ class EventProcessorHost:
             self._run = None
 
     async def wait(self) -> None:
-        """Return when the host is unregistered. Raises what it failed with as a whole, after it was closed.
+        """Return when the host is unregistered. If the host failed, it is closed first and the error raised.
 
-        It fails where the service refuses it for good: the hub or the consumer group does not exist, the
-        credential is not accepted, a factory makes what cannot be run. Everything else is retried.
-        Raises ClosedError where nothing is registered. Cancellation: the host continues.
+        It fails permanently if the hub or consumer group does not exist, the credential is not accepted, or a
+        factory returns an invalid processor. Everything else is retried.
+        Raises ClosedError if nothing is registered. Cancellation: the host continues.
         """
         if self._run is None:
             raise ClosedError(f"Host {self.host_name!r} is not registered.", next_step="Call register first.")
@@ -216,7 +216,7 @@ class EventProcessorHost:
     async def running(
         self, handler: Handler | None = None, *, factory: ProcessorFactory | None = None
     ) -> AsyncIterator[Self]:
-        """``register`` on entry, ``unregister`` on exit; what the host failed with is raised on exit."""
+        """``register`` on entry, ``unregister`` on exit, which raises the host's failure."""
         await self.register(handler, factory=factory)
         run = self._run
         assert run is not None
@@ -228,7 +228,7 @@ class EventProcessorHost:
             raise run.failure
 
     def statistics(self) -> HostStatistics:
-        """The partitions owned now, and how each is doing."""
+        """The owned partitions and their progress."""
         run = self._run
         return HostStatistics(self.host_name, self.group, {} if run is None else run.pumps.statistics())
 
@@ -238,7 +238,7 @@ class EventProcessorHost:
 
 
 class _HostRun:
-    """From ``register`` to ``unregister``: the tasks and connections of one registration."""
+    """The tasks and connections of one registration, from ``register`` to ``unregister``."""
 
     def __init__(
         self,
@@ -297,19 +297,19 @@ class _HostRun:
         )
 
     def start(self) -> None:
-        """Hold leases, and watch the pumps and the hub."""
+        """Start the tasks that hold leases and watch the pumps and the hub."""
         self._supervisors.start(self._manager.run(), name="partition manager")
         self._supervisors.start(self._follow_hub(), name="partitions of the hub")
         self._watchdog = self._supervisors.start(self.pumps.watch(), name="watchdog")
 
     async def wait(self) -> None:
-        """Return when it has ended. Raises why, where it failed."""
+        """Return when it has ended. Raises its failure."""
         await self._ended.wait()
         if self.failure is not None:
             raise self.failure
 
     async def finish(self, failure: Exception | None) -> None:
-        """End everything, in order. The first call does it; later ones wait for it.
+        """End everything, in order; later calls wait for the first.
 
         Cancellation: closing continues; only the wait is cancelled.
         """
@@ -326,11 +326,11 @@ class _HostRun:
             try:
                 hub = await self._hub.read()
             except TidegateError:
-                continue  # the receivers meet the same trouble, and report it
+                continue  # the receivers get the same error, and report it
             self._manager.add_partitions(hub.partition_ids)
 
     async def _finish(self) -> None:
-        async with contextlib.AsyncExitStack() as last:  # whatever goes wrong on the way, the rest is closed
+        async with contextlib.AsyncExitStack() as last:  # closes the rest whatever fails
             last.callback(self._ended.set)
             last.push_async_callback(self._consumer.close)
             last.push_async_callback(self._end_pump_tasks)
@@ -340,7 +340,7 @@ class _HostRun:
             await self._manager.close()
 
     async def _end_pump_tasks(self) -> None:
-        """What is left are abandoned calls; some of them may never end."""
+        """Cancel the remaining tasks, which are abandoned calls; some may never end."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._options.close_timeout_s):
                 await self._pump_tasks.close()
@@ -359,8 +359,8 @@ class _HostRun:
         self._refused_since = None
 
     def _note_refused(self, error: TidegateError) -> None:
-        """Fail at once if nothing was ever read. Later, a hub may be created again or a key replaced: allow
-        one lease duration for that.
+        """Fail at once if nothing was ever read, else after one lease duration: a hub may be created again,
+        or a key replaced.
         """
         now = self._clock.monotonic()
         if self._refused_since is None:
@@ -370,7 +370,7 @@ class _HostRun:
             self._fail(error)
 
     def _report(self, error: Exception, partition_id: str | None) -> None:
-        """Log an error and call ``on_exception``; what that raises is logged."""
+        """Log an error and call ``on_exception``, whose own errors are logged."""
         where = "" if partition_id is None else f", partition {partition_id}"
         _logger.warning("Host %s%s: %s: %s", self._host.host_name, where, type(error).__name__, error)
         on_exception = self._options.on_exception
@@ -378,7 +378,7 @@ class _HostRun:
             return
         try:
             on_exception(error, partition_id)
-        except Exception:  # a user's function: what it raises costs nothing but this line
+        except Exception:  # a user's function may raise anything
             _logger.exception("on_exception of host %s raised", self._host.host_name)
 
 

@@ -1,16 +1,17 @@
-"""Holds a host's leases: renews them, shares partitions out with the other hosts, starts and stops pumps.
+"""Holds a host's leases: renews them, balances partitions with other hosts, starts and stops pumps.
 
-What to acquire or steal is decided by ``balancer.decide_balance``; this module performs it.
+``balancer.decide_balance`` decides what to acquire or steal; this module performs it.
 
 Theory of operation. Two tasks share the leases held, and change them only between awaits:
 
-- The cycle (``run``) renews, looks and takes, with one store call at a time (``_lock``). Looking and taking
-  have the time until the next renewal is due and not longer, so a slow store costs new partitions first.
-- The guard (``_guard``) needs no store: it gives a lease up that was not renewed in time by this machine's
-  own monotonic clock, counted from before the last successful call was sent. The store's time of renewal
-  is later than that, so a pump is told to stop before others may take its partition.
+- The cycle (``run``) renews leases, reads the group's and acquires some, with one store call at a time
+  (``_lock``). Reading and acquiring must end before the next renewal is due, so a slow store delays new
+  partitions first.
+- The guard (``_guard``) needs no store: it gives up leases that were not renewed in time by this machine's
+  monotonic clock, counted from before the last successful call was sent. The store's time of renewal is
+  later, so a pump is stopped before other hosts may take its partition.
 
-Pumps are started and stopped in tasks of their own (``PumpControl``): a handler that is slow to end delays
+Pumps are started and stopped in separate tasks (``PumpControl``): a handler that is slow to end delays
 nothing else, and its partition is not acquired again before it has ended.
 """
 
@@ -41,18 +42,18 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 FENCE_FRACTION: Final = 0.9
-"""A lease is given up after this part of its duration (our choice): the rest is for clocks that run at
-different speeds, and for the handler call that is running."""
+"""A lease is given up after this fraction of its duration (our choice): the rest is for clocks that run at
+different speeds and for the running handler call."""
 JITTER_FRACTION: Final = 0.02
-"""Of the lease duration: hosts that wait for the same lease to expire, or that got in each other's way, look
-again this much apart (our choice: up to 0.6 s of 30)."""
+"""Fraction of the lease duration by which hosts that wait for the same lease, or that collided, are spread
+(our choice: up to 0.6 s of 30)."""
 
 RENEWAL_NEAR_FRACTION: Final = 0.25
-"""Of the renewal interval: with less time left than this, leases are renewed first (our choice)."""
+"""Fraction of the renewal interval: with less time left than this, leases are renewed first (our choice)."""
 
 
 class PartitionManager:
-    """Acquires a host's share of the partitions, and keeps it."""
+    """Acquires and keeps a host's share of the partitions."""
 
     def __init__(
         self,
@@ -67,7 +68,7 @@ class PartitionManager:
         pumps: PartitionPumps,
         on_exception: Callable[[Exception, str | None], None],
     ) -> None:
-        """owner: the host's name; two hosts of one name take each other's partitions without end.
+        """owner: the host's name; two hosts with the same name keep taking each other's partitions.
 
         on_exception: called with (error, partition id or None).
         """
@@ -85,14 +86,14 @@ class PartitionManager:
         self._tasks = TaskOwner(f"partition manager of {owner}")
         self._leases: dict[str, Lease] = {}
         self._fences: dict[str, float] = {}
-        """By partition held: when to give it up, on the monotonic clock."""
+        """By partition held: the monotonic time at which to give it up."""
         self._lock = asyncio.Lock()
-        """Held across each store call and the change that follows from it; taken for nothing else."""
+        """Held only for a store call and the change that follows from it."""
         self._next_renewal = -math.inf
         self._is_renewal_unknown = False
-        """Whether a renewal failed that may have taken place all the same: then our versions are old."""
+        """Whether a failed renewal may have taken place, so that our versions are old."""
         self._beaten_count = 0
-        """Consecutive looks in which another host was faster."""
+        """Consecutive balancing rounds in which another host was faster."""
         self._is_guarded = False
         self._is_closing = asyncio.Event()
         self._has_run_ended = asyncio.Event()
@@ -104,19 +105,19 @@ class PartitionManager:
 
     @property
     def leases(self) -> Mapping[str, Lease]:
-        """The leases that are held now, by partition id, as last renewed: a live view."""
+        """A live view of the leases held, by partition id, as last renewed."""
         return MappingProxyType(self._leases)
 
     def add_partitions(self, partition_ids: Sequence[str]) -> None:
-        """Share out these, too, from the next look on. partition_ids: those of the hub now, in its order."""
+        """Include new partitions from the next cycle on. partition_ids: all of the hub, in its order."""
         gone = [each for each in self._partition_ids if each not in partition_ids]
         self._partition_ids = (*partition_ids, *gone)
 
     async def run(self) -> None:
         """Hold leases until ``close`` is called or this is cancelled. Only ``close`` releases them.
 
-        Cancellation: an acquisition that is under way may succeed unseen; so prefer ``close``, which lets it
-        end and then ends this, too.
+        Cancellation: a running acquisition may succeed unseen; prefer ``close``, which waits for it and then
+        ends this.
         """
         if self._is_closing.is_set():
             return
@@ -130,12 +131,12 @@ class PartitionManager:
             self._has_run_ended.set()
 
     async def reacquire(self, partition_id: str) -> Lease | None:
-        """Acquire a lease again that the host already holds, with the next epoch, and return it.
+        """Acquire a lease that the host already holds again, with the next epoch, and return it.
 
-        The pump is not touched: its owner has ended its receiver and opens it again with what is returned.
+        The pump continues: it has ended its receiver, and opens another with the new lease.
 
-        Returns None where the partition is not held any more: then its pump is being stopped.
-        Raises StoreUnavailableError, StoreError: the lease is as it was, or is found lost by and by.
+        Returns None if the partition is no longer held; its pump is then being stopped.
+        Raises StoreUnavailableError, StoreError: the lease is unchanged, or is later found to be lost.
         """
         async with self._lock:
             held = self._leases.get(partition_id)
@@ -155,11 +156,10 @@ class PartitionManager:
             return lease
 
     async def close(self) -> None:
-        """Stop all pumps with SHUTDOWN, side by side; then release all leases in one call. Idempotent.
+        """Stop all pumps concurrently with SHUTDOWN, then release all leases in one call. Idempotent.
 
-        Leases are renewed until the last handler has ended. ``run`` returns by itself, and is waited for; so
-        afterwards nothing uses the store any more.
-
+        Leases are renewed until the last handler has ended. Waits for ``run`` to return, so that nothing uses
+        the store afterwards.
         Cancellation: pumps continue to stop and leases are renewed; call it again to wait and release.
         """
         self._start_guard()
@@ -177,23 +177,23 @@ class PartitionManager:
                 await self._look(timeout_s=self._options.renew_interval_s)
             if self._leases:
                 await self._release(list(self._leases.values()))
-        except Exception as exc:  # as in _run_cycle; what was not released expires
+        except Exception as exc:  # as in _run_cycle; leases not released expire
             self._report(exc, None)
         self._leases.clear()
         self._fences.clear()
 
     async def _run_cycle(self) -> float:
-        """Renew if it is due, look and take; returns how long to wait for the next cycle."""
+        """Renew leases if due, and balance; returns the wait until the next cycle."""
         try:
             if self._is_renewal_near:
                 await self._renew()
             return await self._balance()
-        except Exception as exc:  # a store may be a user's code: its failure costs a cycle, not the host
+        except Exception as exc:  # a store may be a user's code: its failure must not end the host
             self._report(exc, None)
             return self._retry_wait_s()
 
     async def _renew(self) -> None:
-        """Renew all leases in one call, and give up those that another host has."""
+        """Renew all leases in one call, and give up those that another host owns."""
         is_doubtful = self._is_renewal_unknown
         if is_doubtful:
             await self._look(timeout_s=self._options.renew_interval_s)
@@ -203,8 +203,8 @@ class PartitionManager:
             await self._renew_held(is_doubtful=False)
 
     async def _renew_held(self, *, is_doubtful: bool) -> None:
-        """is_doubtful: an earlier renewal that was given up may have been performed just before this one, so
-        that a lease which is missing in the answer need not be lost.
+        """is_doubtful: an earlier renewal that timed out may have been performed just before this one, so a
+        lease that is missing in the answer may still be held.
         """
         async with self._lock:
             held = dict(self._leases)
@@ -221,7 +221,7 @@ class PartitionManager:
                 self._next_renewal = sent + self._options.renew_interval_s
             for partition_id, old in held.items():
                 if self._leases.get(partition_id) is not old:
-                    continue  # the guard gave it up meanwhile
+                    continue  # the guard has given it up
                 lease = renewed.get(partition_id)
                 if lease is not None:
                     self._hold(lease, sent)
@@ -230,7 +230,7 @@ class PartitionManager:
                     self._lose(partition_id)
 
     async def _balance(self) -> float:
-        """Look at the group, take what is to be taken, and return how long to wait for the next look."""
+        """Read the group's leases, acquire this host's share, and return the wait until the next cycle."""
         snapshot = await self._look(timeout_s=self._time_left_s())
         actions = decide_balance(
             snapshot,
@@ -250,7 +250,7 @@ class PartitionManager:
         return self._wait_s(snapshot)
 
     async def _look(self, *, timeout_s: float) -> LeaseSnapshot:
-        """All leases of the group; gives up our leases that another host has."""
+        """All leases of the group; gives up our leases that another host owns."""
         async with self._lock:
             snapshot = await self._call(self._store.list_leases(self._group), timeout_s=timeout_s)
             for partition_id, held in list(self._leases.items()):
@@ -258,7 +258,7 @@ class PartitionManager:
                 if seen is None or (seen.owner, seen.epoch) != (held.owner, held.epoch):
                     self._lose(partition_id)
                 else:
-                    # Another version of the same epoch is a renewal of ours whose answer was lost.
+                    # Another version with the same epoch is our own renewal whose answer was lost.
                     self._leases[partition_id] = seen
             return snapshot
 
@@ -281,7 +281,7 @@ class PartitionManager:
             return True
 
     def _hold(self, lease: Lease, sent: float) -> None:
-        """Keep a lease that the store gave for a call sent at ``sent``."""
+        """Keep a lease that the store returned for a call sent at ``sent``."""
         self._leases[lease.partition_id] = lease
         self._fences[lease.partition_id] = sent + self._options.lease_duration_s * FENCE_FRACTION
 
@@ -311,7 +311,7 @@ class PartitionManager:
                     partition_id,
                 )
                 self._lose(partition_id)
-            # A lease that comes to be held meanwhile may have to be given up earlier than those known now.
+            # A lease acquired during the wait may have to be given up earlier than the present ones.
             longest_s = self._options.lease_duration_s * (1 - FENCE_FRACTION) / 2
             next_fence = min(self._fences.values(), default=math.inf)
             await asyncio.sleep(max(0.0, min(next_fence - now, longest_s)))
@@ -326,7 +326,7 @@ class PartitionManager:
                 await asyncio.sleep(self._retry_wait_s())
 
     def _give_back_unstarted(self, partition_id: str) -> None:
-        """A pump did not start: let go of its partition, so that it is tried again, here or elsewhere."""
+        """Give up the partition of a pump that did not start, so that this or another host tries again."""
         lease = self._leases.pop(partition_id, None)
         self._fences.pop(partition_id, None)
         if lease is not None:
@@ -355,7 +355,7 @@ class PartitionManager:
 
     @property
     def _is_renewal_near(self) -> bool:
-        """Whether to renew rather than to begin something that would have too little time left."""
+        """Whether to renew now, because too little time is left for anything else."""
         return self._time_left_s() <= self._options.renew_interval_s * RENEWAL_NEAR_FRACTION
 
     def _time_left_s(self) -> float:
@@ -363,7 +363,7 @@ class PartitionManager:
         return max(0.0, self._next_renewal - self._clock.monotonic())
 
     def _wait_s(self, snapshot: LeaseSnapshot) -> float:
-        """Until the next look: the next renewal, or earlier where something may be had earlier."""
+        """Until the next cycle: the next renewal, or earlier if a lease may become free earlier."""
         jitter_s = self._options.lease_duration_s * JITTER_FRACTION * self._random.uniform(0.5, 1.0)
         waits = [self._time_left_s()]
         if self._beaten_count:
@@ -376,8 +376,8 @@ class PartitionManager:
         return min(waits)
 
     def _retry_wait_s(self) -> float:
-        """After a failure (our choice): short, so that with the default options an outage of half a lease
-        costs no partition."""
+        """The wait after a failure (our choice): short enough that, by default, an outage of half a lease
+        duration loses no partition."""
         return self._options.renew_interval_s * self._random.uniform(0.05, 0.15)
 
     async def _pause(self, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""Starts and stops a host's pumps: side by side, but for one partition one after the other."""
+"""Starts and stops a host's pumps: concurrently, but in sequence for each partition."""
 
 from __future__ import annotations
 
@@ -12,30 +12,27 @@ from tidegate.transport.tasks import TaskOwner
 
 
 class PartitionPumps(Protocol):
-    """What reads the partitions of a host: one pump for each lease it holds.
+    """The pumps of a host, one for each lease that it holds.
 
-    For one partition the calls never overlap: ``start_pump`` comes only when the last ``stop_pump`` has
-    returned. They should not raise; what they raise is reported, and only that partition is affected.
+    Calls for one partition never overlap: ``start_pump`` is called after the last ``stop_pump`` has returned.
+    They should not raise; an error is reported, and affects only that partition.
     """
 
     async def start_pump(self, lease: Lease) -> None:
-        """Begin to process the partition under ``lease``; returns at once, when the pump's task runs."""
+        """Start processing the partition under ``lease``; returns without waiting."""
         ...
 
     async def stop_pump(self, partition_id: str, reason: CloseReason) -> None:
-        """End the partition's pump; returns when the handler's last call has ended.
-
-        One that has no pump (any more) is no error.
-        """
+        """Stop the partition's pump, if it has one; returns when the handler's last call has ended."""
         ...
 
     def lease_renewed(self, lease: Lease) -> None:
-        """The lease of a running pump, with its new version and time; the epoch is the same."""
+        """Pass a running pump its lease's new version and time; the epoch is unchanged."""
         ...
 
 
 class PumpControl:
-    """Starts and stops ``PartitionPumps`` for the partition manager, without making it wait."""
+    """Starts and stops ``PartitionPumps`` without making the partition manager wait."""
 
     def __init__(
         self,
@@ -44,35 +41,35 @@ class PumpControl:
         on_exception: Callable[[Exception, str | None], None],
         on_start_failed: Callable[[str], None],
     ) -> None:
-        """on_start_failed: called with the partition whose pump did not start, after ``on_exception``."""
+        """on_start_failed: called after ``on_exception`` with the partition whose pump did not start."""
         self._pumps = pumps
         self._on_exception = on_exception
         self._on_start_failed = on_start_failed
         self._tasks = TaskOwner("pump control")
         self._started: dict[str, asyncio.Task[None]] = {}
-        """By partition: the task that starts its pump, ended or not."""
+        """By partition: the task that starts its pump, running or done."""
         self._stopping: dict[str, asyncio.Task[None]] = {}
 
     @property
     def partition_ids(self) -> set[str]:
-        """Partitions that have a pump, even one that is only being started or stopped."""
+        """Partitions with a pump, even if it is being started or stopped."""
         return {*self._started, *self._stopping}
 
     def start(self, lease: Lease) -> None:
-        """Start the partition's pump; there must be none, not even one that is being stopped."""
+        """Start the partition's pump; there must be none, not even one being stopped."""
         partition_id = lease.partition_id
         assert partition_id not in self.partition_ids, f"partition {partition_id} has a pump already"
         self._started[partition_id] = self._tasks.start(self._start(lease), name=f"start {partition_id}")
 
     def stop(self, partition_id: str, reason: CloseReason) -> None:
-        """Begin to stop the partition's pump; one that is being stopped already keeps its first reason."""
+        """Begin stopping the partition's pump; one already being stopped keeps its first reason."""
         started = self._started.pop(partition_id, None)
         if started is not None:
             task = self._tasks.start(self._stop(partition_id, started, reason), name=f"stop {partition_id}")
             self._stopping[partition_id] = task
 
     def lease_renewed(self, lease: Lease) -> None:
-        """Pass a renewed lease on, where the pump runs."""
+        """Pass a renewed lease to the pump, if it runs."""
         started = self._started.get(lease.partition_id)
         if started is None or not started.done():
             return
@@ -82,12 +79,12 @@ class PumpControl:
             self._on_exception(exc, lease.partition_id)
 
     async def wait_stopped(self) -> None:
-        """Wait until nothing is being stopped any more. Cancellation: stopping continues."""
+        """Wait until no pump is being stopped. Cancellation: stopping continues."""
         while self._stopping:
             await asyncio.wait(list(self._stopping.values()))
 
     async def close(self) -> None:
-        """End the tasks that are left; after ``wait_stopped`` there are none."""
+        """Cancel the remaining tasks; there are none after ``wait_stopped``."""
         await self._tasks.close()
 
     async def _start(self, lease: Lease) -> None:

@@ -1,10 +1,10 @@
-"""The pumps of a host, and the watchdog that notices the ones that make no progress.
+"""The pumps of a host, and the watchdog that restarts those without progress.
 
-A partition is stalled if it had backlog for ``stall_timeout_s`` and made no step. There are two cases: the
-backlog of a handler call that does not return is the events it was given; during a wait (for events, or
-for the handler's ``open``) the service is asked where the partition ends, and the time counts from the
-first answer that showed backlog. A call that fails repeatedly makes a step each time: its errors are
-reported, and a restart would not help.
+A partition is stalled if it had backlog for ``stall_timeout_s`` without making a step. There are two cases:
+for a handler call that does not return, the backlog is its events; during a wait (for events, or for the
+handler's ``open``), the watchdog asks the service where the partition ends, and counts from the first answer
+that showed backlog. A call that fails repeatedly makes a step each time: its errors are reported, and a
+restart would not help.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from tidegate.processor.pump.session import PartitionSession, PumpEnvironment
 from tidegate.processor.statistics import PartitionStatistics
 
 _LOOKS_PER_TIMEOUT: Final = 4
-"""A stall is noticed at most a quarter of its time-out late (our choice)."""
+"""Checks per stall time-out: a stall is noticed at most a quarter of the time-out late (our choice)."""
 
 
 @dataclass(slots=True)
 class _Observation:
-    """What the watchdog saw of a session when it last looked."""
+    """A session's state at the watchdog's last check."""
 
     session: PartitionSession
     activity: int
     backlog_since: float | None = None
-    """Monotonic; None: no backlog was seen since the last step."""
+    """Monotonic time; None: no backlog seen since the last step."""
 
 
 class HostPumps:
@@ -45,16 +45,16 @@ class HostPumps:
         self._pumps: dict[str, PartitionPump] = {}
         self._observations: dict[str, _Observation] = {}
         self._looked_at_last = ""
-        """The partition that the watchdog came to last."""
+        """The partition that the watchdog checked last."""
 
     async def start_pump(self, lease: Lease) -> None:
-        """Begin to process the partition under ``lease``; returns at once."""
+        """Start processing the partition under ``lease``; returns without waiting."""
         pump = PartitionPump(self._environment, lease, self._reacquire)
         self._pumps[lease.partition_id] = pump
         pump.start()
 
     async def stop_pump(self, partition_id: str, reason: CloseReason) -> None:
-        """End the partition's pump; returns when the handler's last call has ended, or was given up."""
+        """Stop the partition's pump; returns when the handler's last call has ended or was abandoned."""
         pump = self._pumps.get(partition_id)
         if pump is None:
             return
@@ -64,31 +64,31 @@ class HostPumps:
             self._observations.pop(partition_id, None)
 
     def lease_renewed(self, lease: Lease) -> None:
-        """The new version and time of a running pump's lease."""
+        """Pass a running pump its lease's new version and time."""
         pump = self._pumps.get(lease.partition_id)
         if pump is not None:
             pump.renew_lease(lease)
 
     def statistics(self) -> dict[str, PartitionStatistics]:
-        """How each pump is doing, by partition id."""
+        """Statistics of each pump, by partition id."""
         return {key: pump.statistics() for key, pump in sorted(self._pumps.items())}
 
     async def watch(self) -> None:
-        """The watchdog's task: look at every pump again and again, until cancelled."""
+        """The watchdog's task: check every pump periodically, until cancelled."""
         interval_s = self._stall_timeout_s / _LOOKS_PER_TIMEOUT
         while True:
             await asyncio.sleep(interval_s)
             waiting = [pump for pump in list(self._pumps.values()) if not self._look_at_call(pump)]
-            # On from where the last look ended: a question that hangs, or hundreds, hide no other partition.
+            # Continue after the last partition checked, so that slow requests do not keep others unchecked.
             waiting.sort(key=lambda pump: (pump.partition_id <= self._looked_at_last, pump.partition_id))
-            with contextlib.suppress(TimeoutError):  # a service that is away hides no call that hangs
+            with contextlib.suppress(TimeoutError):  # calls are checked even without the service
                 async with asyncio.timeout(interval_s):
                     for pump in waiting:
                         self._looked_at_last = pump.partition_id
                         await self._look_at_wait(pump)
 
     def _look_at_call(self, pump: PartitionPump) -> bool:
-        """Judge a pump whose handler has events in hand; False where that is not so."""
+        """Check a pump whose handler has events; False if it has none."""
         session = pump.session
         if session is None or session.batch_in_hand_since is None:
             return False
@@ -96,7 +96,7 @@ class HostPumps:
         return True
 
     async def _look_at_wait(self, pump: PartitionPump) -> None:
-        """Judge a pump that waits, for events or for something else."""
+        """Check a pump that waits for events or for the handler's ``open``."""
         session = pump.session
         if session is None:
             return
@@ -121,7 +121,7 @@ class HostPumps:
         try:
             properties = await self._environment.consumer.get_partition_properties(session.partition_id)
         except TidegateError:
-            return False  # the receiver meets the same trouble, and reports it
+            return False  # the receiver gets the same error, and reports it
         if properties.is_empty:
             return False
         return resume_point is None or properties.last_enqueued_sequence_number >= resume_point

@@ -1,1 +1,1 @@
-"""One owned partition: sessions, batches and their delivery to the handler."""
+"""Processing of one owned partition: sessions, batches and their delivery to the handler."""

@@ -1,4 +1,4 @@
-"""The context of an owned partition, which its handler gets."""
+"""The context that a partition's handler gets."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from tidegate.processor.lease import GroupKey, Lease
 
 
 class OwnedPartitionContext:
-    """``PartitionContext`` of one session: from a partition's ``open`` to its ``close``.
+    """``PartitionContext`` of one session, from a partition's ``open`` to its ``close``, for one event loop.
 
-    Not for several event loops. After the end ``checkpoint`` raises, so that an abandoned call cannot move
-    the checkpoint of a later owner.
+    After the session, ``checkpoint`` raises, so that an abandoned call cannot move a later owner's
+    checkpoint.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class OwnedPartitionContext:
         self.lease = lease
         """As last renewed; the pump replaces it."""
         self.fenced: FencedError | None = None
-        """The store's error when this owner was overtaken, even if the handler swallowed it."""
+        """The store's error after another host took over, even if the handler swallowed it."""
         self.uncheckpointed_events = 0
         """Events processed since the last checkpoint."""
         self._store = store
@@ -43,7 +43,7 @@ class OwnedPartitionContext:
         """The last event of the running call, else the last processed one."""
         self._processed: ReceivedEvent | None = None
         self._checkpointed = -1
-        """The sequence number of the last checkpoint made here."""
+        """The sequence number of this session's last checkpoint."""
         self._end: TidegateError | None = None
 
     @property
@@ -57,12 +57,12 @@ class OwnedPartitionContext:
         return self.lease.owner
 
     async def checkpoint(self, event: ReceivedEvent | None = None) -> None:
-        """Record that everything up to ``event``, inclusive, is processed; None: all of this call.
+        """Record that everything up to ``event``, inclusive, is processed; None: all events of this call.
 
-        Outside of a call, None is all that was processed; nothing happens where that is nothing. Never moves
-        backwards. Raises FencedError (another host has the partition), StoreError, ClosedError (the partition
-        was closed here), and InvalidArgumentError: an event that was not handed out, or transactional
-        processing, where the transaction moves the checkpoint.
+        Outside of a call, None means all processed events, if any. Never moves backwards. Raises FencedError
+        (another host owns the partition), StoreError, ClosedError (the partition was closed here), and
+        InvalidArgumentError for an event that the handler did not get, or in transactional processing, where
+        the transaction moves the checkpoint.
         """
         if self._end is not None:
             raise self._end
@@ -92,11 +92,11 @@ class OwnedPartitionContext:
             self.uncheckpointed_events -= uncheckpointed_events
 
     def begin_call(self, last: ReceivedEvent) -> None:
-        """The handler is called with a batch that ends with ``last``."""
+        """Note that the handler is called with a batch that ends with ``last``."""
         self._handed = last
 
     def end_call(self, event_count: int, *, is_processed: bool) -> None:
-        """It has returned; or it raised or was cancelled, and nothing of the batch counts."""
+        """Note that the call has ended. is_processed: False if it raised or was cancelled."""
         if not is_processed:
             self._handed = self._processed
             return
@@ -107,7 +107,7 @@ class OwnedPartitionContext:
             self.uncheckpointed_events = 0
 
     def end(self, reason: CloseReason) -> None:
-        """The partition is closed: ``checkpoint`` raises from now on."""
+        """Close the context: ``checkpoint`` raises from now on."""
         what = f"Partition {self.partition_id} of {self.event_hub!r}"
         if reason is CloseReason.OWNERSHIP_LOST:
             self._end = FencedError(f"{what} now belongs to another host: its checkpoint is not moved.")

@@ -1,4 +1,4 @@
-"""How a batch is handed to its processor: at least once, or as one transaction of the store."""
+"""Delivers batches to the processor: at least once, or each as one transaction of the store."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tidegate.processor.store import PartitionTransactions, TransactionalStore
 
 
 class Delivery(Protocol):
-    """Batches of one partition on their way to its processor."""
+    """Delivers batches of one partition to its processor."""
 
     async def begin(self) -> ProcessorCheckpoint | None:
         """The checkpoint to resume from; None if there is none.
@@ -25,26 +25,24 @@ class Delivery(Protocol):
         ...
 
     async def process(self, events: Sequence[ReceivedEvent], *, start: int | None) -> None:
-        """Have ``events`` processed.
+        """Have ``events`` processed. Raises what the handler or the store raises.
 
         start: the resume point; None if only the events show it. Numbers between it and the first event were
-        never assigned, or the receiver would have reported them as lost.
-
-        Raises what the handler raises, and what the store does.
+        never assigned: otherwise the receiver would have reported them as lost.
         """
         ...
 
     def close(self) -> None:
-        """Free its resources; nothing is delivered afterwards."""
+        """Release resources; nothing is delivered afterwards."""
         ...
 
     def abandon(self) -> None:
-        """A call does not return: roll back its transaction, if it has one."""
+        """Roll back the transaction, if any, of a call that does not return."""
         ...
 
 
 class PlainDelivery:
-    """At least once: the handler is called, and moves the checkpoint itself."""
+    """At least once: the handler moves the checkpoint itself."""
 
     def __init__(
         self, processor: Processor, context: OwnedPartitionContext, checkpoints: CheckpointReads
@@ -70,10 +68,10 @@ class PlainDelivery:
             context.end_call(len(events), is_processed=is_processed)
 
     def close(self) -> None:
-        """Nothing was opened."""
+        """Does nothing."""
 
     def abandon(self) -> None:
-        """Nothing to roll back."""
+        """Does nothing."""
 
 
 class TransactionalDelivery:
@@ -119,7 +117,7 @@ class TransactionalDelivery:
         )
 
     def close(self) -> None:
-        """End the transactions' thread."""
+        """Stop the transactions' thread."""
         self._transactions.close()
 
     def abandon(self) -> None:

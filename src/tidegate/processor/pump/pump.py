@@ -1,13 +1,13 @@
-"""The pump of one owned partition: one session after the other, until another host has the partition.
+"""The pump of one owned partition: runs one session after another, until another host owns the partition.
 
-What a session ended with decides what comes next: ``pump.states`` has the table.
+How a session ended decides the next step: see the table in ``pump.states``.
 
-Overlapping calls: a session's calls have ended before the next session's begin, also after a stall, with one
-exception. A call that continues although it was cancelled (it swallows the cancellation, or is a transaction
-that hangs in its thread) is abandoned after ``close_timeout_s``, or after twice that if it was asked to end
-first: it can no longer move a checkpoint, a hanging transaction is rolled back from outside, and its
-processor instance gets no further call. The host cannot stop anything else that it does. (A processor that a
-factory shares is the same instance, so its calls do overlap.)
+Overlapping calls: a session's calls end before the next session's begin, even after a stall, with one
+exception. A call that continues despite cancellation (it swallows the cancellation, or is a transaction that
+hangs in its thread) is abandoned after ``close_timeout_s``, or after twice that if it was first asked to end:
+it can no longer move a checkpoint, a hanging transaction is rolled back from outside, and its processor
+instance gets no further call. The host cannot stop its other effects. (Calls of a processor that a factory
+shares between partitions do overlap.)
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Reacquire = Callable[[str], Awaitable[Lease | None]]
 
 
 class PartitionPump:
-    """Processes one partition until it is stopped. ``start`` it once, and ``stop`` it."""
+    """Processes one partition from ``start`` (called once) to ``stop``."""
 
     def __init__(self, environment: PumpEnvironment, lease: Lease, reacquire: Reacquire) -> None:
         self.partition_id = lease.partition_id
@@ -50,23 +50,23 @@ class PartitionPump:
         self._reacquire = reacquire
         self._progress = PartitionProgress()
         self._session: PartitionSession | None = None
-        """The session whose ``run`` is under way."""
+        """The running session."""
         self._state = PartitionState.STARTING
         self._stop_reason: CloseReason | None = None
         self._stop_requested = asyncio.Event()
         self._stall: PartitionStalledError | None = None
         self._interrupted = asyncio.Event()
-        """Set by a stop or a stall: interrupts the session."""
+        """Set by a stop or a stall, to interrupt the session."""
         self._untold: Exception | None = None
-        """The error that an abandoned processor did not get; its successor gets it."""
+        """An error that an abandoned processor did not get, for its successor."""
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin; returns at once."""
+        """Start processing; returns without waiting."""
         self._task = self._environment.tasks.start(self._run(), name=f"partition {self.partition_id}")
 
     async def stop(self, reason: CloseReason) -> None:
-        """End it; returns when the handler's last call has ended, or was abandoned.
+        """Stop processing; returns when the handler's last call has ended or was abandoned.
 
         Cancellation: the pump continues to stop; only the wait is cancelled.
         """
@@ -78,24 +78,24 @@ class PartitionPump:
             await asyncio.wait([self._task])
 
     def renew_lease(self, lease: Lease) -> None:
-        """The lease's new version and time."""
+        """Keep the lease's new version and time."""
         self._lease = lease
         if self._session is not None:
             self._session.renew_lease(lease)
 
     @property
     def session(self) -> PartitionSession | None:
-        """The running session, for the watchdog; None between sessions, and if the partition is stopped."""
+        """The running session, for the watchdog; None between sessions and if the partition is stopped."""
         return self._session
 
     def restart_stalled(self, error: PartitionStalledError) -> None:
-        """Called by the watchdog: cancel what hangs, and start again under a new epoch."""
+        """Cancel a hanging session and start again under a new epoch. For the watchdog."""
         self._take(PumpStep.STALL)
         self._stall = error
         self._interrupted.set()
 
     def statistics(self) -> PartitionStatistics:
-        """How it is doing."""
+        """The partition's progress."""
         progress = self._progress
         return PartitionStatistics(
             partition_id=self.partition_id,
@@ -110,7 +110,7 @@ class PartitionPump:
     def __repr__(self) -> str:
         return f"<PartitionPump {self.partition_id} {self._state} epoch={self._lease.epoch}>"
 
-    # --- one session after the other ----------------------------------------------------------------------
+    # --- sessions -----------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
         tries = 0
@@ -136,18 +136,18 @@ class PartitionPump:
                 return
 
     def _close_reason(self, step: PumpStep) -> CloseReason:
-        """By the step, unless a stop with a reason of its own has come meanwhile."""
+        """The reason of a stop that was called meanwhile, else that of the step."""
         return CLOSE_REASONS[step] if self._stop_reason is None else self._stop_reason
 
     def _take(self, step: PumpStep) -> None:
         self._state = PUMP_STEPS.get((self._state, step), self._state)
 
     def _receiver_opened(self, session: PartitionSession) -> None:
-        if session is self._session:  # not one that was abandoned
+        if session is self._session:  # not abandoned
             self._take(PumpStep.OPEN)
 
     async def _attend(self, session: PartitionSession) -> tuple[Exception | None, bool]:
-        """Run a session to its end. Returns its error (None: stopped), and whether it was abandoned."""
+        """Run a session; returns its error (None: stopped), and whether it was abandoned."""
         close_timeout_s = self._environment.options.close_timeout_s
         self._stall = None
         self._interrupted.clear()
@@ -179,7 +179,7 @@ class PartitionPump:
     async def _close(
         self, session: PartitionSession, reason: CloseReason, error: Exception | None, *, is_abandoned: bool
     ) -> None:
-        """Report ``error``, pass it to the processor, and close that, within ``close_timeout_s`` each."""
+        """Report ``error``, pass it to the processor and close that, within ``close_timeout_s`` each."""
         if error is not None:
             self._progress.error = error
             self._environment.report(error, self.partition_id)
@@ -230,11 +230,12 @@ class PartitionPump:
         return PumpStep.RESTART
 
     async def _is_lease_ours(self) -> bool:
-        """What the store says; True if it does not answer: then no other host got it either."""
+        """Whether the store has this lease as ours; True if it does not answer, as no host can take it
+        then."""
         environment = self._environment
         try:
             snapshot = await self._unless_stopped(environment.store.list_leases(environment.group))
-        except Exception as error:  # a store may be a user's code: its failure costs a try, not the host
+        except Exception as error:  # a store may be a user's code: its failure must not end the host
             environment.report(error, self.partition_id)
             return True
         if snapshot is None:
@@ -247,7 +248,7 @@ class PartitionPump:
         tries = 0
         while self._stop_reason is None:
             try:
-                # Not cancelled by a stop: the store might grant a lease that is then not released.
+                # Not cancelled by a stop, because the store might then grant a lease that is never released.
                 lease = await self._reacquire(self.partition_id)
             except Exception as error:  # as above
                 tries += 1
@@ -261,7 +262,7 @@ class PartitionPump:
         return True
 
     async def _unless_stopped(self, work: Coroutine[object, object, T]) -> T | None:
-        """The result of ``work``; None where the pump is stopped first. Raises what ``work`` raises."""
+        """The result of ``work``; None if the pump is stopped first. Raises what ``work`` raises."""
         tasks = self._environment.tasks
         task = tasks.start(_as_outcome(work), name=f"partition {self.partition_id} between sessions")
         stopped = tasks.start(self._stop_requested.wait(), name="stop")
@@ -278,10 +279,10 @@ class PartitionPump:
 
 
 async def _as_result(work: Coroutine[object, object, None]) -> Exception | None:
-    """The exception that ``work`` ended with, as a value: it is the pump's, not the task owner's."""
+    """The exception of ``work`` as a value, because the pump handles it, not the task's owner."""
     try:
         await work
-    except Exception as error:  # decided about in ``_decide_step``
+    except Exception as error:  # handled by ``_decide_step``
         return error
     return None
 

@@ -3,14 +3,13 @@
 Theory of operation
 -------------------
 ``run`` is a task. It opens the processor, finds the start, opens the receiver, and then receives and delivers
-in turn, so two calls for a partition never overlap. What the handler raises is told to it and the same batch
-comes again after a wait; any other error ends the session, and the pump decides what comes next. Meanwhile
-the receiver fetches ahead by itself.
+batches in turn, so two calls for a partition never overlap. An error of the handler is passed to its
+``process_error``, and the same batch is delivered again after a wait; any other error ends the session, and
+the pump decides the next step. Meanwhile the receiver prefetches.
 
-Stopping ends a wait at once, and a running call when it returns. Who does not want to wait for it cancels
-the task.
+Stopping interrupts a wait, but lets a running call return; to end that early, cancel the task.
 
-What is paid per batch, not per event: one call, two looks at the clock, one turn of the event loop.
+The cost per batch: one call, two readings of the clock, one turn of the event loop.
 """
 
 from __future__ import annotations
@@ -63,16 +62,16 @@ from tidegate.transport.tasks import TaskOwner
 _logger = logging.getLogger(__name__)
 
 RESTART: Final = RetryPolicy(delay_s=0.1, delay_s_max=10.0)
-"""Waits before a batch comes again and before a session is opened anew (our choice); without limit of
-tries, because an event may not be left out."""
+"""Waits before a batch is delivered again or a session is opened again (our choice). Retries are unlimited,
+because no event may be skipped."""
 _ENDS_SESSION = (FencedError, PartitionStoppedError, EventHubReplacedError, CheckpointGapError)
-"""What running the same batch again cannot mend."""
+"""Errors that running the same batch again cannot fix."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
 class PumpEnvironment:
-    """What all pumps of a host share."""
+    """Shared by all pumps of a host."""
 
     group: GroupKey
     consumer: EventHubConsumer
@@ -85,11 +84,11 @@ class PumpEnvironment:
     hub: SharedRead[EventHubProperties]
     checkpoints: CheckpointReads
     report: Callable[[Exception, str | None], None]
-    """Told (error, partition id) about what goes wrong outside of handler calls; never raises."""
+    """Called with (error, partition id) for errors outside of handler calls; never raises."""
     refused: Callable[[TidegateError], None]
-    """Called if the service refuses a partition: this host may not read, or no host can."""
+    """Called with the error if the service refuses a partition: this host may not read it, or no host can."""
     served: Callable[[], None]
-    """Told that a receiver was opened."""
+    """Called when a receiver was opened."""
 
     def restart_delay_s(self, tries: int, error: Exception | None) -> float:
         """The wait before try number ``tries`` after the first."""
@@ -99,19 +98,19 @@ class PumpEnvironment:
 
 @dataclass(slots=True)
 class PartitionProgress:
-    """How far an owned partition has come, over all its sessions under this ownership."""
+    """An owned partition's progress, over all sessions of this ownership."""
 
     events_processed: int = 0
     last_progress_at: datetime | None = None
     next_sequence_number: int | None = None
     error: Exception | None = None
-    """The latest since the last progress."""
+    """The latest error since the last progress."""
     first: ProcessorCheckpoint | None = None
-    """Where the first session started without a checkpoint: a later one must not start at a later end."""
+    """Where the first session without a checkpoint started; later ones must not start at a later end."""
 
 
 class PartitionSession:
-    """Runs once. The pump starts ``run`` as a task, and closes the processor afterwards."""
+    """Runs once. The pump starts ``run`` as a task and then closes the processor."""
 
     def __init__(
         self,
@@ -125,16 +124,16 @@ class PartitionSession:
         self.progress = progress
         self.partition_id = lease.partition_id
         self.has_read = False
-        """Whether the receiver ever was open."""
+        """Whether the receiver was ever open."""
         self.has_progressed = False
         self.has_begun = False
-        """Whether the store let it begin under its lease's epoch."""
+        """Whether the store has accepted its lease's epoch."""
         self.activity = 0
-        """Changes with each step that is made: one that hangs, and one that waits, leave it."""
+        """Changes with each step; unchanged while a call hangs or waits."""
         self.batch_in_hand_since: float | None = None
-        """When the running call was given its events, on the monotonic clock; None: no such call runs."""
+        """Monotonic time at which the running call got its events; None if no call with events runs."""
         self.is_opening = False
-        """Whether the processor's ``open`` runs, or was the last that ran."""
+        """Whether the processor's ``open`` is the running or last call."""
         self._environment = environment
         self._lease = lease
         self._processor: Processor | None = None
@@ -150,9 +149,9 @@ class PartitionSession:
     # --- the session's task -------------------------------------------------------------------------------
 
     async def run(self, untold: Exception | None = None) -> None:
-        """Read and deliver until stopped or until something fails, which is raised.
+        """Read and deliver until stopped. Raises any error but the handler's own.
 
-        untold: the error that the processor before this one did not get.
+        untold: an error that the previous processor did not get.
         """
         self._task = asyncio.current_task()
         environment = self._environment
@@ -184,13 +183,13 @@ class PartitionSession:
             delivery.close()
 
     def stop(self) -> None:
-        """End a wait at once, and a running call when it returns."""
+        """Interrupt a wait; end after a running call returns."""
         self._is_stopping = True
         if self._call_depth == 0 and self._task is not None:
             self._task.cancel()
 
     def renew_lease(self, lease: Lease) -> None:
-        """The lease's new version and time."""
+        """Keep the lease's new version and time."""
         self._lease = lease
         if self._context is not None:
             self._context.lease = lease
@@ -211,7 +210,7 @@ class PartitionSession:
     # --- where it starts ----------------------------------------------------------------------------------
 
     async def _find_start(self, delivery: Delivery) -> Start:
-        """From the checkpoint, else the initial position; after a loss, as the policy says."""
+        """The start by checkpoint, else the initial position; after a loss, by the policy."""
         try:
             checkpoint = await delivery.begin()
         except EventHubReplacedError as error:
@@ -227,10 +226,10 @@ class PartitionSession:
         return decide_start(checkpoint, self._environment.options.position_of(self.partition_id), properties)
 
     async def _recover(self, loss: PositionLost, delivery: Delivery) -> Start:
-        """Report a loss, set the checkpoint to where the policy says to go on, and return that.
+        """Report a loss, set the checkpoint to the policy's start, and return that.
 
-        The checkpoint is set at once, so that the same loss is never met again, here or by another host.
-        Raises ``loss`` where the policy is to stop.
+        The checkpoint is set immediately, so that no host finds the same loss again. Raises ``loss`` if the
+        policy is to stop.
         """
         environment = self._environment
         policy = environment.options.on_position_lost
@@ -244,11 +243,11 @@ class PartitionSession:
         await environment.store.update_checkpoint(
             environment.group, recovery.checkpoint, lease=self._lease, is_rewind_allowed=True
         )
-        await delivery.begin()
+        await delivery.begin()  # read the moved checkpoint
         return recovery.start
 
     async def _open_receiver(self, start: Start, delivery: Delivery) -> None:
-        """Open it at ``start``; where the service refuses the position, as the policy says, once."""
+        """Open the receiver at ``start``; if the service refuses the position, once by the policy."""
         try:
             self._receiver = await self._attach(start)
         except (PositionOutOfRangeError, InvalidArgumentError) as error:
@@ -256,6 +255,7 @@ class PartitionSession:
             loss = refused_position(start.position, properties, error)
             if start.is_after_loss:
                 raise loss from error
+            # The policy's start was chosen from the log as it is now, so a second refusal ends the session.
             start = await self._recover(loss, delivery)
             self._receiver = await self._attach(start)
         self.progress.next_sequence_number = start.next_sequence_number
@@ -278,11 +278,12 @@ class PartitionSession:
         )
 
     async def _open_receiver_again(self, error: PositionOutOfRangeError, delivery: Delivery) -> None:
-        """The log lost what was to be read next, while it was read."""
+        """Recover after retention removed the next events while the partition was being read."""
         self._close_receiver()
         hub = await self._environment.hub.read()
         created_at_ms = round((hub.created_at - _EPOCH) / timedelta(milliseconds=1))
         wanted = self.progress.next_sequence_number
+        # In a hub that was created again the numbers mean other events: the next session finds that loss.
         if created_at_ms != self._event_hub_created_at_ms or wanted is None:
             raise BrokenError(f"Partition {self.partition_id} must be opened again: {error}") from error
         properties = await self._read_properties()
@@ -324,10 +325,10 @@ class PartitionSession:
             if events or is_timeout:
                 idle_until = clock.monotonic() + options.receive_timeout_s
             await self._checkpoint_when_due()
-            await asyncio.sleep(0)  # a handler that never waits must not keep leases from being renewed
+            await asyncio.sleep(0)  # lets leases be renewed even if the handler never waits
 
     async def _deliver(self, delivery: Delivery, events: Sequence[ReceivedEvent]) -> None:
-        """Hand one batch over, again and again until it is processed."""
+        """Deliver a batch, with retries until it is processed."""
         tries = 0
         while True:
             self._check_stopping()
@@ -337,7 +338,7 @@ class PartitionSession:
                 break
             except _ENDS_SESSION:
                 raise
-            except Exception as error:  # whatever a handler raises, its batch comes again
+            except Exception as error:  # whatever a handler raises, its batch is delivered again
                 tries += 1
                 await self._after_failure(error, tries)
         if events:
@@ -377,7 +378,7 @@ class PartitionSession:
 
     @contextlib.contextmanager
     def _calling(self, *, is_batch: bool = False) -> Iterator[None]:
-        """While the handler runs, or what belongs to its call: stopping waits for it."""
+        """Mark a handler call, for which stopping waits."""
         self._call_depth += 1
         self.activity += 1
         if is_batch:
@@ -396,7 +397,7 @@ class PartitionSession:
     # --- automatic checkpoints ----------------------------------------------------------------------------
 
     def _wait_s(self, idle_until: float) -> float:
-        """How long to wait for events: until the time-out, or until a checkpoint is due."""
+        """Seconds to wait for events: until the time-out, or until a checkpoint is due."""
         options, context = self._environment.options, self._context
         until = idle_until
         if options.checkpoint_every_s is not None and context is not None and context.uncheckpointed_events:
@@ -414,7 +415,7 @@ class PartitionSession:
             every_s is not None and now - self._checkpointed_at >= every_s
         )
         if is_due:
-            self._checkpointed_at = now  # also where it fails: the next is tried when the next is due
+            self._checkpointed_at = now  # even if it fails: the next attempt is when the next is due
             await self._checkpoint(context)
 
     async def _checkpoint(self, context: OwnedPartitionContext) -> None:
@@ -429,19 +430,19 @@ class PartitionSession:
             self.progress.error = error
             self._environment.report(error, self.partition_id)
 
-    # --- errors and the end, which the pump passes to the processor ---------------------------------------
+    # --- called by the pump: errors and the end -----------------------------------------------------------
 
     async def tell(self, error: Exception) -> None:
-        """Give ``error`` to the processor, if there is one; what that raises is reported, not raised."""
+        """Pass ``error`` to the processor, if any, whose own errors are only reported."""
         if self._processor is None or self._context is None:
             return
         try:
             await self._processor.process_error(self._context, error)
-        except Exception as second:  # a user's code may raise anything; the first error is dealt with anyway
+        except Exception as second:  # a user's code may raise anything; the first error is handled anyway
             self._environment.report(second, self.partition_id)
 
     async def close(self, reason: CloseReason, error: Exception | None) -> None:
-        """Tell the processor the end, and the error that brought it. Raises nothing of the processor's.
+        """Pass ``error`` to the processor and close it; its own errors are only reported.
 
         With SHUTDOWN and RESTARTED, a due automatic checkpoint is made first.
         """
@@ -461,13 +462,13 @@ class PartitionSession:
             if reason is CloseReason.OWNERSHIP_LOST:
                 context.end(reason)
             await self._processor.close(context, reason)
-        except Exception as second:  # a user's code may raise anything; the partition is closed all the same
+        except Exception as second:  # a user's code may raise anything; the partition is closed anyway
             self._environment.report(second, self.partition_id)
         finally:
             context.end(reason)
 
     def give_up(self, reason: CloseReason) -> None:
-        """A call did not end although it was cancelled: from here on it cannot move a checkpoint.
+        """Abandon a call that continues despite cancellation: it can no longer move a checkpoint.
 
         Its transaction is rolled back, so that it blocks no others.
         """

@@ -1,4 +1,4 @@
-"""One answer for several concurrent callers: 16 partitions that start together read the store once."""
+"""Shares a read between concurrent callers: 16 partitions that start together read the store once."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ T = TypeVar("T")
 
 
 class SharedRead(Generic[T]):
-    """A read whose result concurrent callers share; never cached: it begins after its callers came."""
+    """A read whose result concurrent callers share. Never stale: it begins after all of them called."""
 
     def __init__(self, ask: Callable[[], Awaitable[T]], tasks: TaskOwner, *, name: str) -> None:
         self._ask = ask
         self._tasks = tasks
         self._name = name
         self._gathering: asyncio.Task[T | Exception] | None = None
-        """The read that has not begun yet, which others may join."""
+        """The next read, which has not begun yet and which callers may join."""
 
     async def read(self) -> T:
         """The result. Raises what the read raises. Cancellation: other callers still get it."""
@@ -32,11 +32,11 @@ class SharedRead(Generic[T]):
         return answer
 
     async def _run(self) -> T | Exception:
-        await asyncio.sleep(0)  # one turn of the loop, in which all callers that start now join
+        await asyncio.sleep(0)  # one turn of the loop, in which other callers join
         self._gathering = None
         try:
             return await self._ask()
-        except Exception as error:  # belongs to the callers, not to the task's owner
+        except Exception as error:  # raised to the callers, not to the task's owner
             return error
 
 

@@ -1,12 +1,12 @@
-"""Where a partition starts, and whether its log holds what the checkpoint asks for. Pure.
+"""Decides where a partition starts, and whether its log still holds the next event. Pure.
 
 checkpoint                     the log now            outcome
 none                           any                    the initial position
 by number, within the log      [begin, end)           after it
-by number, older than begin    retention came first   loss; the events between are gone
-by number, beyond the end      restored from a copy   loss; the numbers will be given again
+by number, before begin        cut by retention       loss; the events between are gone
+by number, beyond the end      restored from a copy   loss; the numbers will be assigned again
 of another hub of this name    created again          loss; the numbers mean other events
-by offset or time alone        any                    there; only the service knows whether it is lost
+by offset or time only         any                    at it; only the service knows whether it is lost
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Start:
     next_sequence_number: int | None
     """The resume point; None if it is known only with the first event read."""
     must_start_at_position: bool = False
-    """True if a log that begins later has lost events that were never processed."""
+    """True if a log that begins later has lost unprocessed events."""
     is_after_loss: bool = False
-    """True if this start follows a loss; if it is refused as well, there is no other."""
+    """True if this start follows a loss; it is not recovered again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +41,13 @@ class Recovery:
 
     start: Start
     checkpoint: ProcessorCheckpoint
-    """The checkpoint that says that everything before the start is processed."""
+    """The checkpoint right before the start."""
 
 
 def decide_start(
     checkpoint: ProcessorCheckpoint | None, initial: EventPosition, properties: PartitionEnds
 ) -> Start:
-    """Where to start, given that nothing is lost (``find_loss``)."""
+    """Where to start if nothing is lost (see ``find_loss``)."""
     if checkpoint is None:
         return _initial_start(initial, properties)
     number = checkpoint.sequence_number
@@ -61,7 +61,7 @@ def decide_start(
 def find_loss(
     checkpoint: ProcessorCheckpoint, properties: PartitionEnds, *, event_hub_created_at_ms: int
 ) -> PositionLost | None:
-    """The error that names what is wanted and what the log holds; None if the log holds what is wanted."""
+    """The error for a checkpoint whose next event the log does not hold; None if it does."""
     where = f"Partition {properties.partition_id} of {properties.event_hub!r}"
     recorded_ms = checkpoint.event_hub_created_at_ms
     if recorded_ms is not None and recorded_ms != event_hub_created_at_ms:
@@ -103,7 +103,7 @@ def refused_position(
 def decide_recovery(
     policy: PositionLostPolicy, properties: PartitionEnds, *, event_hub_created_at_ms: int
 ) -> Recovery:
-    """Where to resume after a loss; ``policy`` is not STOP."""
+    """Where to resume after a loss; ``policy`` must not be STOP."""
     assert policy is not PositionLostPolicy.STOP
     is_latest = policy is PositionLostPolicy.LATEST
     start = _start_at(properties.next_sequence_number) if is_latest else _start_at_begin(properties)
@@ -122,7 +122,7 @@ def decide_recovery(
 
 
 def describe_log(properties: PartitionEnds) -> str:
-    """What is there, as part of a sentence."""
+    """The events that the log holds, as part of a sentence."""
     begin, until = properties.begin_sequence_number, properties.next_sequence_number
     if begin >= until:
         return f"the log is empty, and the next event gets {until}"
@@ -130,7 +130,7 @@ def describe_log(properties: PartitionEnds) -> str:
 
 
 def describe_position(position: EventPosition) -> str:
-    """What is wanted, as part of a sentence."""
+    """The wanted position, as part of a sentence."""
     if position.value is None:
         return position.kind.value
     side = "at" if position.is_inclusive else "after"
@@ -160,7 +160,7 @@ def _initial_start(initial: EventPosition, properties: PartitionEnds) -> Start:
 def _start_at(number: int) -> Start:
     if number <= 0:
         return Start(EventPosition.earliest(), 0)
-    # "After the last" rather than "at the next": both are the end of the log, and every service knows it.
+    # "After the last" rather than "at the next", because every service accepts it at the end of the log.
     return Start(EventPosition.from_sequence_number(number - 1, is_inclusive=False), number)
 
 

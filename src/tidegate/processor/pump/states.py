@@ -1,18 +1,18 @@
-"""The states of a pump as a table. The pump takes its steps by it, and the documentation draws it.
+"""The states of a pump as a table, which the pump follows and the documentation draws.
 
-How a session ended decides the step that follows:
+How a session ended decides the next step:
 
     how it ended                                          step       the handler's close gets
     stopped from outside                                  (none)     the reason of the stop
-    stolen or fenced, and the store says: not ours        LOSE       OWNERSHIP_LOST
+    stolen or fenced, and the lease is not ours           LOSE       OWNERSHIP_LOST
     stolen, and the lease is ours                         REACQUIRE  RESTARTED
     stalled                                               REACQUIRE  RESTARTED
-    fenced in a transaction, and the lease is ours        RESTART    RESTARTED (somebody moved the checkpoint)
+    fenced in a transaction, and the lease is ours        RESTART    RESTARTED (the checkpoint was moved)
     fenced at the start or by a checkpoint, lease ours    FAIL       FAILED
     stopped by policy, position lost with policy STOP     FAIL       FAILED
     anything else                                         RESTART    RESTARTED
 
-A stopped partition keeps its lease: another host would only meet the same error.
+A stopped partition keeps its lease, because another host would get the same error.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tidegate.processor.statistics import PartitionState
 
 
 class PumpStep(StrEnum):
-    """What changes the state of a pump; the value is the label in its picture."""
+    """A transition of a pump; the value is its label in the diagram."""
 
     OPEN = "receiver is open"
     STALL = "no progress"
@@ -50,8 +50,8 @@ PUMP_STEPS: Final[Mapping[tuple[PartitionState, PumpStep], PartitionState]] = {
     (_S.STALLED, _P.REACQUIRE): _S.STARTING,
     (_S.STALLED, _P.LOSE): _S.STOPPED,
 }
-"""A step that is missing for a state changes nothing there: a receiver that opens after the stall was noticed
-is closed with its session."""
+"""A step without an entry changes nothing: a receiver that opens after a stall was noticed is closed with its
+session."""
 
 CLOSE_REASONS: Final = {
     PumpStep.RESTART: CloseReason.RESTARTED,
@@ -59,4 +59,4 @@ CLOSE_REASONS: Final = {
     PumpStep.FAIL: CloseReason.FAILED,
     PumpStep.LOSE: CloseReason.OWNERSHIP_LOST,
 }
-"""What a handler's ``close`` is given, by the step that follows its session."""
+"""The reason for a handler's ``close``, by the step that follows its session."""

@@ -1,22 +1,22 @@
-"""Leases and checkpoints in Azure Blob Storage, as the official processors have them.
+"""Leases and checkpoints in Azure Blob Storage, in the layout of the official processors.
 
     store = BlobStore.from_connection_string(connection_string, "checkpoints")
 
-So that our hosts share a consumer group with .NET, Java, JavaScript and Python processors. Needs the extra
-``azure``. The layout, whole names in lower case, all blobs empty:
+Tidegate's hosts can thus share a consumer group with .NET, Java, JavaScript and Python processors. Needs the
+extra ``azure``. The layout, with names in lower case and all blobs empty:
 
     {namespace}/{hub}/{group}/ownership/{partition}     metadata: ownerid
     {namespace}/{hub}/{group}/checkpoint/{partition}    metadata: offset, sequencenumber
 
-A lease's version is its blob's ETag, its time of renewal Last-Modified, in whole seconds; all times are the
-service's. A released lease has an empty ownerid. There are no epochs, and no time of acquisition.
-Source: azure-eventhub-checkpointstoreblob-aio 1.2.0 at work on Azurite 3.35, 2026-11.
+A lease's version is its blob's ETag, its time of renewal Last-Modified, in seconds; all times are the
+service's. A released lease has an empty ownerid. There are no epochs, and no time of acquisition. Source:
+azure-eventhub-checkpointstoreblob-aio 1.2.0 with Azurite 3.35, 2026-11.
 
-Official processors renew a lease every 30 s (Python: up to 36 s) and call one expired after 2 minutes (.NET)
-or 3 (Python), as they come: hosts that share their group need a ``lease_duration_s`` of 120 or so, not 30.
+By default, official processors renew a lease every 30 s (Python: up to 36 s) and treat it as expired after 2
+minutes (.NET) or 3 (Python): hosts that share their group need a ``lease_duration_s`` of about 120, not 30.
 
-They write checkpoints unconditionally, and so may set them back. Among our hosts they move forward only: a
-write is conditional on the ETag that was last seen, which costs one request, as theirs does.
+They write checkpoints unconditionally, and so may move them backwards. Tidegate's hosts only move them
+forward: a write is conditional on the ETag last seen, which costs one request, as theirs does.
 """
 
 from __future__ import annotations
@@ -54,26 +54,26 @@ except ModuleNotFoundError as error:
 
 _REQUESTS_AT_ONCE: Final = 16
 _ATTEMPTS_MAX: Final = 20
-"""Attempts at one checkpoint while other hosts keep moving it, which is two of them for a moment at most."""
+"""Attempts at one checkpoint while other hosts move it; normally at most two hosts do, for a moment."""
 _TIMEOUT_S: Final = 10
-"""For a connection, and for each answer: a lease must not run out while one request waits (our choice)."""
+"""Time-out of connections and responses: a lease must not expire while a request waits (our choice)."""
 _BUSY: Final = (408, 429)
 _START: Final = "-1"
 """The offset before the first event, as official processors write it."""
 
 
 class BlobStore:
-    """A ``ProcessorStore`` in a blob container that exists already, without epochs."""
+    """A ``ProcessorStore`` without epochs, in an existing blob container."""
 
     def __init__(
         self, container_client: ContainerClient, *, fully_qualified_namespace: str | None = None
     ) -> None:
-        """container_client: stays the caller's to close, and brings its own retries and time-outs.
+        """container_client: has its own retries and time-outs; the caller closes it.
 
-        fully_qualified_namespace: as the official processors of the group have it in their blob names. None:
-        as ours do, the connection string's host name, which is what all of them have on Azure. Where the
-        connection string has a port (a local service), the official Python package has it in the name, as
-        ``localhost:5672``; processors that disagree do not see each other, and each reads all partitions.
+        fully_qualified_namespace: as in the blob names of the group's official processors. None: the
+        connection string's host name, which all of them use on Azure. If the connection string has a port (a
+        local service), the official Python package includes it, as in ``localhost:5672``; processors that
+        disagree do not see each other, and each reads all partitions.
         """
         self._container = container_client
         self._is_container_owned = False
@@ -86,7 +86,7 @@ class BlobStore:
     def from_connection_string(
         cls, connection_string: str, container: str, *, fully_qualified_namespace: str | None = None
     ) -> Self:
-        """A store by the storage account's connection string and the container's name."""
+        """A store for the storage account's connection string and the container's name."""
         try:
             client = ContainerClient.from_connection_string(
                 connection_string,
@@ -99,14 +99,14 @@ class BlobStore:
 
     @classmethod
     def from_container_url(cls, url: str, *, fully_qualified_namespace: str | None = None) -> Self:
-        """A store by the container's URL, with a shared access signature in it."""
+        """A store for the container's URL, which contains a shared access signature."""
         try:
             client = ContainerClient.from_container_url(
                 url,
                 **_transport_options(),
             )
         except ValueError:
-            # Azure's own words, the cause included, would hold the URL, and so its signature.
+            # Azure's message and its cause would contain the URL, and so its signature.
             raise InvalidArgumentError(
                 "Invalid URL of a blob container.",
                 next_step="Write https://ACCOUNT.blob.core.windows.net/CONTAINER?SIGNATURE.",
@@ -124,11 +124,11 @@ class BlobStore:
 
     @property
     def has_epochs(self) -> bool:
-        """False: the receivers of official processors have owner level 0, and so have ours beside them."""
+        """False: receivers need owner level 0, as those of official processors."""
         return False
 
     async def list_leases(self, group: GroupKey) -> LeaseSnapshot:
-        """All leases of ``group``, and the Date of the service's answer."""
+        """All leases of ``group``, with the Date of the service's response."""
         leases: dict[str, Lease] = {}
         clock = _ServiceClock()
         async for blob in self._list(group, "ownership", clock):
@@ -144,10 +144,8 @@ class BlobStore:
     async def acquire(
         self, group: GroupKey, partition_id: str, owner: str, *, expected: Lease | None
     ) -> Lease | None:
-        """See ``LeaseStore``.
-
-        Where the answer to a request is lost, its repetition is refused: None, though ``owner`` has it now.
-        """
+        """See ``LeaseStore``. If a response is lost, the retry is refused: None, although ``owner`` has it
+        now."""
         return await self._claim(group, partition_id, owner, expected)
 
     async def renew(self, group: GroupKey, leases: Sequence[Lease]) -> Mapping[str, Lease]:
@@ -162,10 +160,8 @@ class BlobStore:
         await _gather([self._claim(group, lease.partition_id, "", lease) for lease in leases])
 
     async def list_checkpoints(self, group: GroupKey) -> Mapping[str, ProcessorCheckpoint]:
-        """The group's checkpoints by partition id, without enqueued times.
-
-        Raises StoreError for a blob that holds none.
-        """
+        """The group's checkpoints by partition id, without enqueued times. Raises StoreError for invalid
+        blobs."""
         return {
             _last_name(blob): self._parse_checkpoint(blob)
             async for blob in self._list(group, "checkpoint", _ServiceClock())
@@ -179,11 +175,11 @@ class BlobStore:
         lease: Lease | None,
         is_rewind_allowed: bool = False,
     ) -> None:
-        """Move a checkpoint; see ``CheckpointStore``, and the module about official processors beside.
+        """Move a checkpoint; see ``CheckpointStore``, and this module's docstring on official processors.
 
-        One request, where no other process has moved it since. Never fenced: there are no epochs.
-        Raises InvalidArgumentError where the offset or the sequence number is not known: official processors
-        need both (-1 goes without an offset).
+        One request, if no other process has moved it. Never fenced, as there are no epochs.
+        Raises InvalidArgumentError if the offset or the sequence number is unknown: official processors need
+        both (-1 needs no offset).
         """
         metadata = _checkpoint_metadata(checkpoint)
         name = self._name(group, "checkpoint", checkpoint.partition_id)
@@ -191,7 +187,7 @@ class BlobStore:
         async with known.lock:
             for _ in range(_ATTEMPTS_MAX):
                 if known.checkpoint is None or checkpoint.is_behind(known.checkpoint):
-                    # It may be known from before somebody set it back.
+                    # It may have been moved backwards since it was read.
                     await self._read_checkpoint(name, known)
                 current = known.checkpoint
                 if current is not None and not is_rewind_allowed and checkpoint.is_behind(current):
@@ -207,10 +203,7 @@ class BlobStore:
         )
 
     async def close(self) -> None:
-        """Close the connections to the service, unless the container client was given. Idempotent.
-
-        Every other method raises ClosedError from then on.
-        """
+        """Close the store's own connections; other methods then raise ClosedError. Idempotent."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -239,7 +232,7 @@ class BlobStore:
     async def _claim(
         self, group: GroupKey, partition_id: str, owner: str, expected: Lease | None
     ) -> Lease | None:
-        """Make ``owner`` the owner if the lease is as expected; None: it is not."""
+        """Make ``owner`` the owner if the lease is as expected; None if it is not."""
         name = self._name(group, "ownership", partition_id)
         version = None if expected is None else expected.version
         written = await self._write(name, {"ownerid": owner}, version)
@@ -248,9 +241,9 @@ class BlobStore:
     async def _write(
         self, name: str, metadata: dict[str, str], version: str | None
     ) -> tuple[str, datetime] | None:
-        """Set a blob's metadata if it still has that version (None: if there is no such blob).
+        """Set a blob's metadata if it still has that version (None: if the blob does not exist).
 
-        Returns its new version and time; None where it is otherwise.
+        Returns its new version and time; None if it has changed.
         """
         blob = self._container.get_blob_client(name)
         async with self._slots:
@@ -289,7 +282,7 @@ class BlobStore:
 
     @contextlib.contextmanager
     def _translated_errors(self) -> Iterator[None]:
-        """Azure's errors in ours; what a condition of the request refused is a _RefusedError."""
+        """Translate Azure's errors; a failed condition of the request raises _RefusedError."""
         if self._is_closed:
             raise ClosedError(f"The store in {self._where} is closed.")
         try:
@@ -314,7 +307,7 @@ class BlobStore:
 
 
 class _RefusedError(Exception):
-    """A blob had changed since it was read."""
+    """A blob has changed since it was read."""
 
 
 @dataclass(slots=True)
@@ -324,11 +317,11 @@ class _KnownCheckpoint:
     checkpoint: ProcessorCheckpoint | None = None
     version: str | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held over one update: of two at once, one would only be refused."""
+    """Held during an update: of two concurrent ones, one would be refused."""
 
 
 class _ServiceClock:
-    """The service's time, from its responses."""
+    """The service's time, taken from its responses."""
 
     def __init__(self) -> None:
         self.now: datetime | None = None
@@ -353,7 +346,7 @@ async def _send(blob: BlobClient, metadata: dict[str, str], version: str | None)
 
 
 async def _gather(claims: Sequence[Coroutine[object, object, Lease | None]]) -> list[Lease | None]:
-    """All results; on the first failure the others still end, so that none runs on unseen."""
+    """All results; after a failure the others still end, so that none continues unseen."""
     results = await asyncio.gather(*claims, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):
@@ -366,12 +359,12 @@ def _lease(partition_id: str, owner: str, etag: str, renewed_at: datetime) -> Le
 
 
 def _version(etag: str) -> str:
-    """Without the quotes, which a listing may leave out and a header has."""
+    """An ETag without quotes, which headers have and listings may omit."""
     return etag.strip('"')
 
 
 def _metadata(blob: BlobProperties) -> dict[str, str]:
-    """Names in lower case, as they are compared; a value that is empty in a listing may come as None."""
+    """Metadata with lower-case names, as they are compared; listings may return empty values as None."""
     return {str(name).lower(): str(value or "") for name, value in (blob.metadata or {}).items()}
 
 
@@ -392,6 +385,6 @@ def _checkpoint_metadata(checkpoint: ProcessorCheckpoint) -> dict[str, str]:
 
 
 def _transport_options() -> dict[str, Any]:
-    """Short waits: the default's first one takes as long as half a lease."""
+    """Options with short retry waits: the default's first wait is as long as half a lease."""
     retry = ExponentialRetry(initial_backoff=1, increment_base=2, retry_total=2, random_jitter_range=1)
     return {"retry_policy": retry, "connection_timeout": _TIMEOUT_S, "read_timeout": _TIMEOUT_S}

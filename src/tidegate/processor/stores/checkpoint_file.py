@@ -1,16 +1,16 @@
-"""One partition's checkpoint as a small file that is written in place, in two slots.
+"""One partition's checkpoint in a small file that is updated in place, in two slots.
 
 A writer holds the file's lock from reading to writing; nothing here waits for it.
 
 Theory of operation. A file has two slots of 512 bytes, each a line of JSON with a checksum, padded with
-spaces. A checkpoint is written into the older slot, so that one cut short leaves the other one whole; a slot
-is one sector, and no write but the first changes the file's size. So only the first one needs a sync for the
-file to be good after a power failure. What that may cost is the checkpoints that the system had not yet
-written by itself, some 30 s of them on Linux (vm.dirty_expire_centisecs): a repetition, which at least once
-allows. A process that is killed costs none.
+spaces. A checkpoint is written to the older slot, so that an incomplete write leaves the other one intact; a
+slot is one sector, and only the first write changes the file's size. So only the first write needs a sync for
+the file to be valid after a power failure. That may lose the checkpoints that the system had not written yet,
+about 30 s on Linux (vm.dirty_expire_centisecs); their events are then repeated, which at-least-once
+processing allows. A killed process loses none.
 
-Measured on ext4 on an SSD, per checkpoint: 0.03 ms, and 0.05 ms more in a thread; 2.7 ms with fdatasync. A
-new file in place of the old one: 3.8 ms with fsync, 1.7 ms without, as ext4 then writes it out by itself.
+Measured on ext4 on an SSD, per checkpoint: 0.03 ms, and 0.05 ms more in a thread; 2.7 ms with fdatasync.
+Replacing the file: 3.8 ms with fsync, 1.7 ms without, because ext4 then flushes it anyway.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ _FILE_BYTES: Final = 2 * _SLOT_BYTES
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRecord:
-    """What a slot holds."""
+    """The contents of a slot."""
 
     checkpoint: ProcessorCheckpoint
     epoch: int
     """The highest epoch under which it was moved."""
     count: int
-    """Rises by one with each write; the slot with the higher one is the checkpoint."""
+    """Rises by one with each write; the slot with the higher count is valid."""
 
 
 class CheckpointFile:
     """An open, locked checkpoint file; a context manager that closes it."""
 
     def __init__(self, path: Path, *, is_created: bool) -> None:
-        """is_created: True makes a file that is missing; its folder must be there.
+        """is_created: True creates a missing file; its folder must exist.
 
         Raises FileNotFoundError; BlockingIOError while another process holds the lock.
         """
@@ -55,23 +55,20 @@ class CheckpointFile:
         self._path = path
         self._descriptor = os.open(path, flags, 0o666)
         try:
-            # Belongs to the open file: the system lets it go when this process ends, however it ends.
+            # The lock belongs to the open file: the system releases it whenever this process ends.
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BaseException:
             os.close(self._descriptor)
             raise
 
     def read(self) -> CheckpointRecord | None:
-        """The checkpoint; None where none was ever written.
-
-        Raises StoreError when the file holds something else.
-        """
+        """The checkpoint; None if none was written. Raises StoreError if the file is invalid."""
         return _parse(os.pread(self._descriptor, _FILE_BYTES + 1, 0), self._path)
 
     def write(self, record: CheckpointRecord, *, is_synced: bool) -> None:
-        """Put a record in the place of the older one.
+        """Overwrite the older record.
 
-        is_synced: True returns when it is on disk. A file's first record must be.
+        is_synced: return when it is on disk; required for a file's first record.
         Raises InvalidArgumentError for an offset that is too long.
         """
         content = _encode(record)
@@ -90,7 +87,7 @@ class CheckpointFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # Closing alone would leave the lock to a process that was forked meanwhile.
+        # Closing alone would leave the lock with a process that was forked meanwhile.
         fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         os.close(self._descriptor)
 
@@ -98,7 +95,7 @@ class CheckpointFile:
 def read_unlocked(path: Path) -> CheckpointRecord | None:
     """As ``CheckpointFile.read``, without the lock, which a stopped process may hold for long.
 
-    During a write it is the new checkpoint or the one before; a StoreError may then be wrong.
+    During a write it returns the new or the previous checkpoint, or raises StoreError wrongly.
     Raises FileNotFoundError, StoreError.
     """
     return _parse(path.read_bytes(), path)
@@ -106,7 +103,7 @@ def read_unlocked(path: Path) -> CheckpointRecord | None:
 
 def _parse(content: bytes, path: Path) -> CheckpointRecord | None:
     if not content.strip(b"\0"):
-        return None  # made, and cut short before its first checkpoint
+        return None  # created, but no checkpoint was written
     if len(content) == _FILE_BYTES:
         slots = (_decode(content[:_SLOT_BYTES]), _decode(content[_SLOT_BYTES:]))
         records = [record for record in slots if record is not None]

@@ -4,12 +4,12 @@
     {path}/{namespace}/{hub}/{group}/leases.lock         held while leases are changed
     {path}/{namespace}/{hub}/{group}/checkpoint-{partition}.json     see ``checkpoint_file``
 
-Names are in lower case; what a file name cannot hold is percent-encoded. All of it is JSON, to be read by
-people, and to be written by stores alone.
+Names are in lower case, percent-encoded where needed. All files are JSON that people may read and only stores
+may write.
 
-The locks are advisory file locks (flock) of a local file system. A host that is stopped (SIGSTOP) in the very
-moment in which it holds one keeps the others from writing; they report a StoreUnavailableError, and go on
-when it goes on or dies. Reading needs no lock.
+The locks are advisory file locks (flock) of a local file system. A host that is stopped (SIGSTOP) while it
+holds one keeps others from writing; they report StoreUnavailableError until it continues or dies. Reading
+needs no lock.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ T = TypeVar("T")
 _PAUSE_S: Final = 0.002
 _LEASE_THREADS: Final = 2
 _CHECKPOINT_THREADS: Final = 4
-"""Threads of the store's own (our choice): in the event loop's, a renewal would stand behind whatever
-handlers do there; and leases do not stand behind checkpoints that wait for another process."""
+"""The store's own threads (our choice): in the event loop's, renewals would wait for handlers' work. Leases
+do not wait for checkpoints, which may wait for another process."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Update:
-    """What ``update_checkpoint`` was asked for."""
+    """The arguments of ``update_checkpoint``."""
 
     group: GroupKey
     checkpoint: ProcessorCheckpoint
@@ -59,14 +59,15 @@ class _Update:
 class DirectoryStore:
     """A ``ProcessorStore`` in a directory, with epochs.
 
-    Times are the machine's clock, which all its hosts share. Changes of leases are on disk when they return.
-    Of checkpoints, see ``checkpoint_file``: a killed process costs none, a power failure the newest ones.
+    Times are by the machine's clock, which all its hosts share. Changes of leases are on disk when they
+    return. Killed processes lose no checkpoints; a power failure may lose the newest ones (see
+    ``checkpoint_file``).
     """
 
     def __init__(self, path: Path | str, clock: Clock | None = None, *, lock_wait_s: float = 10.0) -> None:
-        """path: made when something is first written. clock: None is the machine's.
+        """path: created when first written to. clock: None uses the machine's.
 
-        lock_wait_s: how long to wait for other processes at most, in seconds.
+        lock_wait_s: maximum wait for other processes, in seconds.
         """
         self._path = Path(path)
         self._clock: Clock = SystemClock() if clock is None else clock
@@ -84,7 +85,7 @@ class DirectoryStore:
         return True
 
     async def list_leases(self, group: GroupKey) -> LeaseSnapshot:
-        """All leases of ``group``, and the machine's time."""
+        """All leases of ``group``, with the machine's time."""
         path = self._folder(group) / "leases.json"
         leases = await self._run(self._lease_threads, lambda: _read_leases(path))
         return LeaseSnapshot(leases, self._clock.now_utc())
@@ -123,8 +124,8 @@ class DirectoryStore:
     ) -> None:
         """Move a checkpoint forward; see ``CheckpointStore``.
 
-        The first one of a partition, and a rewind, are on disk when this returns. The others take no thread:
-        0.03 ms of file work are less than handing it to one (see ``checkpoint_file``).
+        A partition's first one, and a rewind, are on disk when this returns. Others use no thread, because
+        that costs more than 0.03 ms of file work (see ``checkpoint_file``).
         """
         path = self._checkpoint_path(self._folder(group), checkpoint.partition_id)
         update = _Update(group, checkpoint, lease, is_rewind_allowed)
@@ -140,7 +141,7 @@ class DirectoryStore:
         await self._run(self._checkpoint_threads, lambda: self._move_durably(path, update))
 
     async def close(self) -> None:
-        """End the store's threads, after what they are doing. Idempotent."""
+        """Stop the store's threads after their current work. Idempotent."""
         self._is_closed = True
         for threads in (self._lease_threads, self._checkpoint_threads):
             await asyncio.to_thread(threads.shutdown)
@@ -164,7 +165,7 @@ class DirectoryStore:
             if current is not None and expected is not None and not _is_same(current, expected):
                 return None
             now = self._clock.now_utc()
-            # A checkpoint may know of a higher epoch: somebody deleted leases.json. It would fence the owner.
+            # A checkpoint may have a higher epoch if leases.json was deleted, and would then fence the owner.
             known = [0 if current is None else current.epoch]
             record = self._read_checkpoint(self._checkpoint_path(folder, partition_id))
             known += [] if record is None else [record.epoch]
@@ -174,7 +175,7 @@ class DirectoryStore:
             return lease
 
     def _change(self, folder: Path, wanted: Sequence[Lease], *, is_released: bool) -> dict[str, Lease]:
-        """Renew or release; returns what was changed."""
+        """Renew or release leases, and return those that were changed."""
         changed: dict[str, Lease] = {}
         if not wanted:
             return changed
@@ -194,7 +195,7 @@ class DirectoryStore:
 
     @contextlib.contextmanager
     def _changed_leases(self, folder: Path) -> Iterator[dict[str, Lease]]:
-        """The group's leases to be changed: read under the lock, and written if they were changed."""
+        """The group's leases, read under the lock, and written afterwards if they were changed."""
         path = folder / "leases.json"
         with _translated_errors(path):
             _make_folder(folder)
@@ -233,7 +234,7 @@ class DirectoryStore:
         return folder / f"checkpoint-{_file_name(partition_id)}.json"
 
     async def _open_soon(self, path: Path) -> CheckpointFile | None:
-        """The locked file, without a thread; None where it is missing. Await nothing while it is open."""
+        """The locked file, without a thread; None if missing. Do not await while it is open."""
         deadline = self._clock.monotonic() + self._lock_wait_s
         while True:
             try:
@@ -246,7 +247,7 @@ class DirectoryStore:
 
     @contextlib.contextmanager
     def _open(self, path: Path, *, is_created: bool = False) -> Iterator[CheckpointFile]:
-        """As ``_open_soon``, in a thread. Raises FileNotFoundError where there is none."""
+        """As ``_open_soon``, in a thread. Raises FileNotFoundError."""
         deadline = self._clock.monotonic() + self._lock_wait_s
         while True:
             try:
@@ -294,7 +295,7 @@ def _move(
     *,
     is_synced: bool,
 ) -> None:
-    """Write the update's checkpoint in the place of ``record`` if it may be."""
+    """Replace ``record`` with the update's checkpoint, if the rules allow it."""
     checkpoint, lease = update.checkpoint, update.lease
     epoch = 0 if lease is None else lease.epoch
     if record is None:
@@ -316,7 +317,7 @@ def _move(
 
 
 def _is_same(current: Lease, given: Lease) -> bool:
-    """Whether the lease is unchanged. The version alone is not enough: leases.json may have been deleted."""
+    """Whether the lease is unchanged. Compares more than the version: leases.json may have been deleted."""
     return (current.version, current.owner, current.epoch) == (given.version, given.owner, given.epoch)
 
 
@@ -355,7 +356,7 @@ def _write_leases(path: Path, leases: Mapping[str, Lease]) -> None:
         for partition_id, lease in leases.items()
     }
     content = msgspec.json.format(msgspec.json.encode(_LeaseFile(1, stored)), indent=2)
-    # Only the holder of the lock writes, so one name is enough, and a killed process leaves one file at most.
+    # Only the lock's holder writes, so one name suffices, and a killed process leaves at most one file.
     temporary = path.with_name("leases.json.new")
     with temporary.open("wb") as file:
         file.write(content)
@@ -412,7 +413,7 @@ def _sync_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _translated_errors(path: Path) -> Iterator[None]:
-    """Raises a refusal of the file system as a StoreError."""
+    """Translate errors of the file system to StoreError."""
     try:
         yield
     except OSError as exc:

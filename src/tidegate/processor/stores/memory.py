@@ -1,7 +1,4 @@
-"""Leases and checkpoints in this process's memory: for tests, and for hosts that share one process.
-
-Nothing outlives the object, and no other process sees it: elsewhere a host starts from its initial position.
-"""
+"""Leases and checkpoints in this process's memory: for tests, and for hosts that share one process."""
 
 from __future__ import annotations
 
@@ -24,10 +21,10 @@ class _Group:
 
 
 class MemoryStore:
-    """``ProcessorStore`` in memory. Give the same object to every host; they may run in several threads."""
+    """``ProcessorStore`` in memory. Thread-safe: give the same object to every host."""
 
     def __init__(self, clock: Clock, *, has_epochs: bool = True) -> None:
-        """has_epochs: False behaves as a store that is shared with official processors: all epochs are 0."""
+        """has_epochs: False behaves as a store shared with official processors: all epochs are 0."""
         self._clock = clock
         self._has_epochs = has_epochs
         self._groups: dict[GroupKey, _Group] = {}
@@ -45,7 +42,7 @@ class MemoryStore:
         return self._has_epochs
 
     async def list_leases(self, group: GroupKey) -> LeaseSnapshot:
-        """All leases of ``group``, with the time of the clock that the store was given."""
+        """All leases of ``group``, with the store's time."""
         with self._lock:
             return LeaseSnapshot(dict(self._group(group).leases), self._clock.now_utc())
 
