@@ -32,10 +32,11 @@ from tidegate.broker import Claim
 from tidegate.client import BlockingConsumer
 from tidegate.console.dead_letters import letters as dead_letters
 from tidegate.console.dead_letters import page as dead_letters_page
-from tidegate.console.dead_letters.filter import format_place, parse_place
+from tidegate.console.dead_letters.filter import LetterQuery, format_place, parse_place
 from tidegate.console.dead_letters.histogram import DAYS_MAX, HOURS_MAX, histogram_of
 from tidegate.console.dead_letters.values import LetterEvent
 from tidegate.console.frame import shared_answers
+from tidegate.console.frame.rights import Rights
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.events import EventData
 from tidegate.server.app import TidegateServer
@@ -239,16 +240,24 @@ def test_an_event_that_the_log_has_let_go_comes_from_its_copy(
     letters: DeadLetters, plain_browser: PlainBrowser
 ) -> None:
     """The copy is shown as what it is; where there is none, the page says what can be done."""
-    payload = encode_event(EventData(b"\xff\x00 no text"))
+    payload = encode_event(EventData(b"\xff\x00 no text", {f"n{each}": each for each in range(1_500)}))
     letters.add(
         READINGS, "0", [NewDeadLetter(10_000_000, "1", 5, "ValueError", "long gone", payload=payload)]
     )
     page = plain_browser.get(f"/dead-letters/{HUB}/%24Default/0/10000000").text
     assert "The log no longer holds the event" in page
     assert "ff 00 20 6e" in page
+    assert (">n999<" in page, ">n1000<" in page, "500 more are not shown" in page) == (True, False, True)
     assert "has no copy" in plain_browser.get("/dead-letters/other/%24Default/0/1").text
     for number in ("2", "x", "-1", "9" * 19, "9" * 5_000):
         assert plain_browser.get(f"/dead-letters/other/%24Default/0/{number}").status == 404
+
+
+def test_a_filter_has_a_length() -> None:
+    """A redrive's process gets it in its arguments, which the system refuses above 128 KB each."""
+    rights = Rights("policy", can_listen=True, can_send=True, can_manage=True)
+    fields = LetterQuery.of({"reason": "x" * 5_000, "reason_is": "x" * 200_000}, rights).fields
+    assert (len(fields["reason"]), len(fields["reason_is"])) == (2_000, 2_000)
 
 
 @pytest.mark.parametrize(

@@ -176,6 +176,16 @@ def test_bodies_of_every_kind_have_their_page(
     assert len(plain_browser.get(f"/hubs/{hub}/explorer").body) < 40_000
 
 
+def test_a_page_shows_part_of_very_many_properties(
+    service: HubService, hub: str, plain_browser: PlainBrowser
+) -> None:
+    """An event may have 100,000: a page of all makes everybody wait for a second."""
+    send_events(service, hub, EventData(b"x", {f"n{number}": number for number in range(1_500)}))
+    answer = plain_browser.get(f"/hubs/{hub}/explorer/events/0/0")
+    assert (">n999<" in answer.text, ">n1000<" in answer.text) == (True, False)
+    assert "500 more are not shown." in words_of(answer)
+
+
 def test_bytes_come_in_parts(service: HubService, hub: str, plain_browser: PlainBrowser) -> None:
     """And lead there and back."""
     send_events(service, hub, EventData(bytes(range(256)) * 100))

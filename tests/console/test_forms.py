@@ -19,10 +19,11 @@ from tests.console.processing_support import append, signed_in
 from tests.console.support import PlainBrowser, console_service
 
 from tidegate.broker import Claim
-from tidegate.console.frame.form_reading import read_form
-from tidegate.model.errors import InvalidArgumentError
+from tidegate.console.frame.form_reading import counted, read_form
+from tidegate.model.errors import InvalidArgumentError, ServerBusyError
 from tidegate.server.app import TidegateServer
 from tidegate.testing.hub import HubService
+from tidegate.transport.memory import MemoryBudget
 from tidegate.transport.sliced_work import SlicedWork
 
 KEY = "a key of the tests of the console"
@@ -71,6 +72,50 @@ def test_a_large_form_leaves_the_event_loop_to_others(service: HubService) -> No
 
     # All at once they take 2 s or more.
     assert service.call(longest_wait) < 0.8
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "problem"),
+    [
+        ("sets", {"lines": "\n" * 300_000, "repeats": "1", "rate": "1"}, "at most 100,000 lines"),
+        ("send", {"key_path": ".a" * 1_000}, "2,000 characters"),
+        ("send", {"body": "x" * 1_300_000, "partition": "0", "partition_key": "k"}, "exclude each other"),
+    ],
+)
+def test_a_refused_form_costs_little(
+    service: HubService, path: str, fields: dict[str, str], problem: str
+) -> None:
+    """Megabytes of them, split, parsed or drawn at once, made everybody wait for seconds."""
+    answer = signed_in(service, "tenant", Claim.SEND).post(f"/hubs/tenant/explorer/{path}", fields)
+    assert answer.status == 400
+    assert problem in answer.text
+    assert len(answer.body) < 500_000
+
+
+def test_the_head_of_a_part_is_short(plain_browser: PlainBrowser) -> None:
+    """Its parameters take time with the square of their length."""
+    heads = ';x=""' * 300
+    body = f'--b\r\nContent-Disposition: form-data; name="key"{heads}\r\n\r\nabc\r\n--b--\r\n'
+    headers = {"Content-Type": "multipart/form-data; boundary=b", "Origin": plain_browser.origin}
+    answer = plain_browser.ask("POST", "/console/sign-in", body, headers)
+    assert (answer.status, "1,024 bytes" in answer.text) == (400, True)
+
+
+async def test_a_form_that_was_given_up_is_read_no_further() -> None:
+    """Memory is exhausted while the last piece is looked at: the next one is not waited for."""
+    budget, pieces = MemoryBudget(10), 0
+
+    async def receive() -> Message:
+        nonlocal pieces
+        pieces += 1
+        return {"type": "http.request", "body": b"x" * 20, "more_body": True}
+
+    with counted(receive, budget) as receive_counted:
+        await receive_counted()
+        await asyncio.sleep(0.01)
+        with pytest.raises(ServerBusyError, match="given up"):
+            await receive_counted()
+    assert pieces == 1
 
 
 def test_unfinished_forms_count(service: HubService) -> None:

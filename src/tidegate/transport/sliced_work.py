@@ -18,7 +18,9 @@ T = TypeVar("T")
 
 
 class SlicedWork:
-    """Consumes iterators one at a time, in call order, so that many cost no more per turn than one."""
+    """Consumes iterators in turn, a slice of each, so that many cost no more per turn than one, and a short
+    one does not wait for the end of a long one.
+    """
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
@@ -30,11 +32,14 @@ class SlicedWork:
         """
         found: list[T] = []
         append, clock = found.append, time.perf_counter
-        async with self._lock:
-            until = clock() + SLICE_S
-            for item in items:
-                append(item)
-                if clock() >= until:
-                    await asyncio.sleep(0)
-                    until = clock() + SLICE_S
-        return found
+        while True:
+            async with self._lock:
+                until = clock() + SLICE_S
+                for item in items:
+                    append(item)
+                    if clock() >= until:
+                        break
+                else:
+                    return found
+                # Within the lock: one slice per turn of the event loop, whoever waits for the next.
+                await asyncio.sleep(0)

@@ -30,6 +30,7 @@ _FIELDS = (
 )
 """Those of ``DeadLetterFilter`` that the pages offer."""
 _TEXT_CHARACTERS_MAX = 2_000
+"""As reasons are stored; a redrive's process gets them as arguments, which have a limit (128 KB in Linux)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class LetterQuery:
         texts = {name: str(given.get(name, "")).replace("\0", "") for name in _FIELDS}
         fields = {name: text.strip()[:_TEXT_CHARACTERS_MAX] for name, text in texts.items()}
         # As it is stored: forms send each end of a line as two characters (WHATWG HTML, form submission).
-        fields["reason_is"] = texts["reason_is"].replace("\r\n", "\n")
+        fields["reason_is"] = texts["reason_is"].replace("\r\n", "\n")[:_TEXT_CHARACTERS_MAX]
         if rights.hub is not None and not fields["hub"]:
             fields["hub"] = rights.hub
         return cls(fields)

@@ -15,6 +15,7 @@ from tidegate.console.dead_letters.histogram import histogram_of
 from tidegate.console.dead_letters.letters import DeadLetterView
 from tidegate.console.dead_letters.values import LetterEvent
 from tidegate.console.explorer.bodies import hex_lines, pretty_json, visible
+from tidegate.console.explorer.values import PROPERTIES_SHOWN_MAX
 from tidegate.console.frame.context import Console, stored
 from tidegate.console.frame.errors import status_of
 from tidegate.console.frame.forms import digits_of
@@ -169,6 +170,7 @@ class DeadLetterPages(Pages):
             shown=None if event is None else await asyncio.to_thread(body_texts, event),
             address=letter_address(letter),
             query=LetterQuery.of(parts, rights_of(request)),
+            properties_max=PROPERTIES_SHOWN_MAX,
             is_open=letter.status is DeadLetterStatus.OPEN,
             may_act=rights_of(request).may_manage(parts["hub"]),
             has_pipelines=bool(view.redrive_pipelines),

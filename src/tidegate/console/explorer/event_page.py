@@ -5,7 +5,9 @@ as a file.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from typing import TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -13,12 +15,14 @@ from starlette.responses import Response
 from tidegate.console.explorer.bodies import Look, body_bytes, body_view, pretty_json, visible
 from tidegate.console.explorer.events import BrokerEvents
 from tidegate.console.explorer.properties import type_name
-from tidegate.console.explorer.values import EventDetail, property_text
+from tidegate.console.explorer.values import PROPERTIES_SHOWN_MAX, EventDetail, property_text
 from tidegate.console.frame.forms import digits_of, start_of
 from tidegate.console.frame.pages import Pages, get
 from tidegate.console.frame.rendering import page
 from tidegate.console.frame.sessions import require_listen
 from tidegate.model.errors import NotFoundError
+
+T = TypeVar("T")
 
 _AROUND = 10
 
@@ -46,7 +50,8 @@ class EventPages(Pages):
             contents=contents,
             view=view,
             properties=_properties(detail),
-            system={visible(name): visible(value) for name, value in detail.system.items()},
+            system={visible(name): visible(value) for name, value in _shown(detail.system)},
+            properties_max=PROPERTIES_SHOWN_MAX,
             around=max(0, detail.event.sequence_number - _AROUND),
         )
 
@@ -81,8 +86,12 @@ def _properties(detail: EventDetail) -> Mapping[str, tuple[str, str]]:
     types = {} if detail.properties is None else detail.properties.application
     return {
         visible(name): (visible(property_text(value)), type_name(types[name]) if name in types else "")
-        for name, value in detail.event.contents.properties.items()
+        for name, value in _shown(detail.event.contents.properties)
     }
+
+
+def _shown(properties: Mapping[str, T]) -> Iterable[tuple[str, T]]:
+    return islice(properties.items(), PROPERTIES_SHOWN_MAX)
 
 
 def _kind(body: bytes) -> str:

@@ -43,7 +43,7 @@ from tidegate.console.explorer.values import (
     Target,
 )
 from tidegate.console.frame.context import Console
-from tidegate.console.frame.errors import status_of
+from tidegate.console.frame.errors import error_page, status_of
 from tidegate.console.frame.forms import digits_of
 from tidegate.console.frame.pages import Pages, get, post
 from tidegate.console.frame.rendering import fragment, page
@@ -54,6 +54,11 @@ from tidegate.model.json_path import JsonPath
 _FORM_BYTES_MAX: Final = SEND_BYTES_MAX + 1024 * 1024
 _PROPERTY_CHARACTERS_PER_BYTE: Final = 6
 """The most characters of a form for one byte of an event's property. Longer input is refused unread."""
+_FORM_CHARACTERS_MAX: Final = 1_200_000
+"""Of the fields that a refused form is shown with again (our choice: more than the largest event has)."""
+_KEY_PATH_CHARACTERS_MAX: Final = 1_000
+_LINES_MAX: Final = 2 * SEND_LINES_MAX
+"""Of a set, the empty ones included."""
 _LEFT_OUT_MAX: Final = 20
 """Things that a copy lacks which are named one by one. Our choice."""
 _EMPTY: Final[Mapping[str, str]] = {
@@ -129,7 +134,7 @@ class SendPages(Pages):
         try:
             plan = SendPlan(
                 hub,
-                await _lines(form, fields),
+                await asyncio.to_thread(_lines, await _set_of(form, fields)),
                 _target(fields),
                 await asyncio.to_thread(
                     _properties, fields, self._events.broker.event_hub(hub).event_bytes_max
@@ -189,6 +194,8 @@ class SendPages(Pages):
         left_out: Sequence[str] = (),
     ) -> Response:
         hub = _hub(request)
+        if problem is not None and sum(map(len, fields.values())) > _FORM_CHARACTERS_MAX:
+            return error_page(request, problem)
         return page(
             request,
             "explorer/send.html",
@@ -313,18 +320,30 @@ def _target(fields: Mapping[str, str]) -> Target:
             next_step="Fill in at most one of them; with none, events go to the partitions in turn.",
         )
     path = given.get("key_path")
+    if path is not None and len(path) > _KEY_PATH_CHARACTERS_MAX:
+        raise InvalidArgumentError(
+            f"The key's path has {len(path):,} characters; {_KEY_PATH_CHARACTERS_MAX:,} are allowed."
+        )
     return Target(
         given.get("partition_id"), given.get("partition_key"), None if path is None else JsonPath.parse(path)
     )
 
 
-async def _lines(form: FormData, fields: Mapping[str, str]) -> list[bytes]:
-    """The events of a set: those of the file where one was given, else of the text; empty lines left out."""
+async def _set_of(form: FormData, fields: Mapping[str, str]) -> bytes:
+    """A set: the file where one was given, else the text."""
     file = form.get("file")
     if isinstance(file, UploadFile) and file.filename:
-        content = await file.read(SEND_BYTES_MAX + 1)
-    else:
-        content = _encoded(fields["lines"], "The set")
+        return await file.read(SEND_BYTES_MAX + 1)
+    return _encoded(fields["lines"], "The set")
+
+
+def _lines(content: bytes) -> list[bytes]:
+    """The events of a set, one a line; empty lines left out. Raises InvalidArgumentError for too many."""
+    # Before they are objects: 16 MB may be as many lines.
+    if (count := content.count(b"\n")) > _LINES_MAX:
+        raise InvalidArgumentError(
+            f"A set has at most {SEND_LINES_MAX:,} lines, and as many empty ones, not {count:,}."
+        )
     return [line for line in (line.removesuffix(b"\r") for line in content.split(b"\n")) if line]
 
 

@@ -31,6 +31,9 @@ SCANNED_BYTES_MAX: Final = 128 * 1024 * 1024
 """What a page with a filter examines before it offers to continue. Our choice: about half a second of
 work."""
 
+PROPERTIES_SHOWN_MAX: Final = 1_000
+"""Properties of one event on its page. Our choice: an event may have 100,000, which take a second to draw."""
+
 SEND_RUNS_MAX: Final = 8
 """Sets that are being sent at once. Our choice."""
 

@@ -31,6 +31,9 @@ _FILES_MAX: Final = 1
 _CONTENT_TYPE_CHARACTERS_MAX: Final = 200
 """Browsers' boundaries have some 40 characters, 70 at most (RFC 2046 section 5.1.1)."""
 
+_PART_HEAD_BYTES_MAX: Final = 1_024
+"""Of the line that names a field and its file (our choice: names of files have 255 bytes at most)."""
+
 _SLICE_BYTES: Final = 2_048
 """Decoded at once: less than a millisecond, whatever they are."""
 
@@ -54,7 +57,7 @@ async def read_form(request: Request, *, bytes_max: int) -> FormData:
     try:
         if kind == b"multipart/form-data":
             async with aclosing(request.stream()) as stream:
-                parser = MultiPartParser(
+                parser = _Parser(
                     request.headers,
                     stream,
                     max_files=_FILES_MAX,
@@ -92,6 +95,8 @@ def counted(receive: Receive, budget: MemoryBudget) -> Iterator[Receive]:
     async def receive_counted() -> Message:
         nonlocal held, waiting
         try:
+            if is_ended:
+                raise TimeoutError
             async with asyncio.timeout(None) as waiting:
                 message = await receive()
         except TimeoutError:
@@ -110,6 +115,15 @@ def counted(receive: Receive, budget: MemoryBudget) -> Iterator[Receive]:
         yield receive_counted
     finally:
         account.close()
+
+
+class _Parser(MultiPartParser):
+    """As Starlette's, but for parts with a long head: its parameters take time with the square of it."""
+
+    def on_headers_finished(self) -> None:
+        if len(self._current_part.content_disposition or b"") > _PART_HEAD_BYTES_MAX:
+            raise MultiPartException(f"a part's head has more than {_PART_HEAD_BYTES_MAX:,} bytes")
+        super().on_headers_finished()
 
 
 async def _urlencoded(body: bytes, sliced_work: SlicedWork) -> list[tuple[str, str]]:
