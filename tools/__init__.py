@@ -1,1 +1,1 @@
-"""What maintainers run: checks of dependencies, an audit, a bill of materials, the reference pages."""
+"""Tools for maintainers: dependency checks, an audit, a bill of materials, the reference pages."""

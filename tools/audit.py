@@ -1,10 +1,10 @@
-"""Asks PyPI's advisories about every locked version: ``make audit``.
+"""Checks every locked version for advisories on PyPI: ``make audit``.
 
-pip-audit finds nothing wrong with a package that it cannot look up. So it is first asked about a version that
-is known to be vulnerable, from ``floors.toml``: only a service that knows that one can be believed on others.
+pip-audit reports no problem for a package that it cannot look up. So it is first asked about a version that
+is known to be vulnerable, from ``floors.toml``: its other answers count only if it reports that one.
 
-Exit codes: 0 nothing found, or skipped, which is said loudly; 1 a locked version has an advisory, or could
-not be looked up.
+Exit codes: 0 nothing found, or skipped with a clear message; 1 a locked version has an advisory, or could not
+be looked up.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _audit(requirements: Path, *options: str) -> subprocess.CompletedProcess[str
 def _has_findings(answer: str) -> bool:
     try:
         return any(each.get("vulns") for each in json.loads(answer)["dependencies"])
-    except ValueError:  # it failed, and said why on standard error
+    except ValueError:  # it failed, and reported why on standard error
         return False
 
 

@@ -1,10 +1,10 @@
-"""What one act costs in Python calls, and how many files they are in: `python -m tools.calls [--json]`.
+"""Counts the Python calls of one act, and the files that they are in: `python -m tools.calls [--json]`.
 
-Counted with ``sys.setprofile``, for the client and for a service in a thread of the same process, each act
-once, after a first one that loads what it needs:
+Uses ``sys.setprofile``, for the client and for a service in a thread of the same process. Each act is counted
+once, after an uncounted one that loads its imports:
 
-    publish        one event on a link that is open
-    host batch     100 events, from their send until the Event Processor Host's handler has returned
+    publish        one event on an open link
+    host batch     100 events, from sending them until the Event Processor Host's handler has returned
     group create   the command, from its arguments to its last line
 """
 
@@ -45,11 +45,11 @@ class Calls:
     """Calls of Python functions during one act."""
 
     every: int = 0
-    """Of the standard library and other packages, too."""
+    """Including the standard library and other packages."""
     own: int = 0
     """Of functions in ``src/tidegate``."""
     files: Counter[str] = field(default_factory=Counter)
-    """The own ones, by file."""
+    """Own calls by file."""
 
 
 class Counting:
@@ -59,7 +59,7 @@ class Counting:
         self._calls: Calls | None = None
 
     def install(self) -> None:
-        """Before the threads start that are to be counted."""
+        """Call it before starting the threads to be counted."""
         threading.setprofile(self._on_event)
         sys.setprofile(self._on_event)
 

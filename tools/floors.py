@@ -1,6 +1,6 @@
-"""Compares the versions that are locked and declared with the floors of ``floors.toml``.
+"""Compares locked and declared versions with the floors of ``floors.toml``.
 
-Pure: strings in, sentences out. ``make check`` runs it through tests/test_dependencies.py.
+Does no I/O. ``make check`` runs it through tests/test_dependencies.py.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class Floor:
     package: str
     version: Version
     advisory: str
-    """What is known about lower versions: CVE and GHSA numbers."""
+    """Known vulnerabilities of lower versions: CVE and GHSA numbers."""
     reason: str
-    """What a lower version would let an attacker do."""
+    """What an attacker could do with a lower version."""
 
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """What pyproject.toml declares."""
+    """The declarations in pyproject.toml."""
 
     required: tuple[Requirement, ...]
     """Dependencies of an installation, with all extras."""
@@ -46,7 +46,7 @@ class Project:
 
 
 def read_floors(text: str) -> list[Floor]:
-    """The floors of a file like ``floors.toml``. Raises KeyError where a field is missing."""
+    """The floors of a file like ``floors.toml``. Raises KeyError if a field is missing."""
     return [
         Floor(canonicalize_name(row["package"]), Version(row["version"]), row["advisory"], row["reason"])
         for row in tomllib.loads(text)["floor"]
@@ -54,7 +54,7 @@ def read_floors(text: str) -> list[Floor]:
 
 
 def read_project(text: str) -> Project:
-    """The requirements in the text of a pyproject.toml."""
+    """The requirements in the contents of a pyproject.toml."""
     table = tomllib.loads(text)
     extras = table["project"]["optional-dependencies"].values()
     required = [*table["project"]["dependencies"], *(line for extra in extras for line in extra)]
@@ -64,7 +64,7 @@ def read_project(text: str) -> Project:
 
 
 def read_lock(text: str) -> dict[str, set[Version]]:
-    """The versions of each package in a lock file; several where they depend on the Python version."""
+    """The versions of each package in a lock file; several if they depend on the Python version."""
     versions: dict[str, set[Version]] = {}
     for pin in _PIN.finditer(text):
         versions.setdefault(canonicalize_name(pin["name"]), set()).add(Version(pin["version"]))
@@ -72,7 +72,7 @@ def read_lock(text: str) -> dict[str, set[Version]]:
 
 
 def floor_violations(floors: Iterable[Floor], lock: dict[str, set[Version]], project: Project) -> list[str]:
-    """A sentence for each place where a lower version could be installed, and for each floor of no use."""
+    """A sentence for each place where a lower version could be installed, and for each unused floor."""
     found: list[str] = []
     for floor in floors:
         if floor.package not in lock:
@@ -91,7 +91,7 @@ def floor_violations(floors: Iterable[Floor], lock: dict[str, set[Version]], pro
 
 
 def lock_violations(lock: dict[str, set[Version]], project: Project) -> list[str]:
-    """A sentence for each declared requirement that the lock file does not hold."""
+    """A sentence for each declared requirement that the lock file does not satisfy."""
     return [
         f"{requirement} is declared; the lock file has {', '.join(map(str, sorted(versions))) or 'none'}."
         for requirement in (*project.required, *project.development)

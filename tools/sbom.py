@@ -1,8 +1,8 @@
 """Writes a software bill of materials (CycloneDX, JSON) of everything that Tidegate may run: ``make sbom``.
 
-What comes from PyPI is read from requirements.lock by ``cyclonedx-py``; what the console ships from npm is
-added from ``vendor.json``. Packages that only development needs have the scope "excluded". The same inputs
-give the same file. The run fails where a package of either list is missing or has no hash.
+``cyclonedx-py`` reads the packages from PyPI in requirements.lock; those that the console ships from npm are
+added from ``vendor.json``. Development-only packages have the scope "excluded". The same inputs give the same
+file. The run fails if a package of either list is missing or has no hash.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Component = dict[str, Any]
 
 
 def main(path: Path) -> None:
-    """Write the bill of materials, and check it. Exits with a message where it is not complete."""
+    """Write and check the bill of materials. Exits with a message if it is incomplete."""
     command = [sys.executable, "-W", "ignore", "-m", "cyclonedx_py", "requirements", str(LOCK_FILE)]
     options = ["--pyproject", str(PROJECT_FILE), "--output-format", "JSON", "--output-reproducible"]
     made = subprocess.run([*command, *options], check=True, capture_output=True, text=True)
@@ -47,7 +47,7 @@ def main(path: Path) -> None:
 
 
 def completed(bom: Mapping[str, Any], lock: str, manifest: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What ``cyclonedx-py`` made, with scopes and npm's packages, and without the lines of the lock file."""
+    """The output of ``cyclonedx-py`` with scopes and npm's packages, without descriptions."""
     development = development_only(lock)
     components = [
         {key: value for key, value in component.items() if key != "description"}
@@ -58,7 +58,7 @@ def completed(bom: Mapping[str, Any], lock: str, manifest: Sequence[Mapping[str,
 
 
 def npm_component(package: Mapping[str, Any]) -> Component:
-    """A package of ``vendor.json``: the archive's hash as npm knows it, and the files that are shipped."""
+    """A package of ``vendor.json``: the archive's hash from npm, and the files that are shipped."""
     algorithm, _, digest = package["integrity"].partition("-")
     assert algorithm == "sha512"
     purl = f"pkg:npm/{package['name']}@{package['version']}"
@@ -84,11 +84,11 @@ def npm_component(package: Mapping[str, Any]) -> Component:
 
 
 def development_only(lock: str) -> set[str]:
-    """The packages that no installation has: the lock file says of each who asked for it."""
+    """The packages that no installation has, by the lock file's comments on what requires each."""
     asked_by: dict[str, set[str]] = {}
     for entry in _ENTRY.finditer(lock):
         asked_by.setdefault(entry["name"], set()).update(
-            # Named with the group, as tidegate (pyproject.toml:dev), it is development that asks.
+            # With the group, as in tidegate (pyproject.toml:dev), only development requires it.
             f"{via['name']}:dev" if ":" in (via["place"] or "") else via["name"]
             for via in _VIA.finditer(entry["rest"])
         )
@@ -99,7 +99,7 @@ def development_only(lock: str) -> set[str]:
 
 
 def missing_in(bom: Mapping[str, Any], lock: str, manifest: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Each package of the lock file or the manifest that is not there with its version and hashes."""
+    """Each package of the lock file or the manifest that is missing, or differs in version or hashes."""
     found = {
         component["purl"]
         for component in bom["components"]

@@ -1,8 +1,7 @@
-"""Renews the libraries that the console ships, from npm: ``make vendor``.
+"""Updates the libraries that the console ships, from npm: ``make vendor``.
 
-``static/vendor/vendor.json`` holds what is taken: per package its version, npm's integrity hash (which is
-checked here) and the files with their SHA-256 (which a test checks). To move to another version, change the
-version there and run it.
+``static/vendor/vendor.json`` lists them: per package its version, npm's integrity hash (checked here) and the
+files with their SHA-256 (checked by a test). To update a package, change its version there and run this.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ MANIFEST: Final = VENDOR_DIRECTORY / "vendor.json"
 
 
 def main() -> None:
-    """Fetch each package of the manifest at its version, take its files, and write their hashes down."""
+    """Download each package of the manifest, extract its files, and record their hashes."""
     manifest: list[dict[str, Any]] = json.loads(MANIFEST.read_text(encoding="utf-8"))
     for package in manifest:
         archive = _fetch(package["name"], package["version"])

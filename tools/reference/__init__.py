@@ -1,1 +1,1 @@
-"""The generated pages of ``docs/reference``: how each is made, and how the source is read for them."""
+"""The generated pages of ``docs/reference``: how each is made, and how it reads the source."""

@@ -1,4 +1,4 @@
-"""The reference pages of the Python API: what each package exports, from its signatures and docstrings."""
+"""The reference pages of the Python API: each package's exports, from signatures and docstrings."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class ApiPage:
     title: str
     introduction: str
     package: str = ""
-    """Its ``__all__`` is on the page."""
+    """The package whose ``__all__`` is on the page."""
     modules: tuple[str, ...] = ()
-    """Modules whose public classes and functions are on the page, each in a part of its own."""
+    """Modules whose public classes and functions are on the page, each in its own section."""
 
 
 API_PAGES: Final[Mapping[str, ApiPage]] = {
@@ -77,12 +77,12 @@ API_PAGES: Final[Mapping[str, ApiPage]] = {
 
 
 def api_pages(made: str) -> dict[str, str]:
-    """File name → text. made: the sentence that says where the page comes from."""
+    """File name → text. made: the sentence about where the page comes from."""
     return {name: "\n".join(_page_lines(page, made)) + "\n" for name, page in API_PAGES.items()}
 
 
 def page_entries(page: ApiPage) -> Iterator[Entry]:
-    """Every public name that the page has."""
+    """Every public name on the page."""
     if page.package:
         yield from exported_entries(page.package)
     for module in page.modules:
@@ -124,12 +124,12 @@ def _place(entry: Entry, module: str) -> str:
 def _field_row(member: Member) -> str:
     words = " ".join(line for line in _markdown(member.words) if line)
     cells = (f"`{member.text}`", words)
-    # A bar within a cell would begin another one; a code span keeps a backslash that is not before a bar.
+    # A bar would begin another cell; code spans keep any backslash that is not before a bar.
     return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
 
 
 def _markdown(words: str) -> list[str]:
-    """A docstring's lines as Markdown: code with one backtick, what is indented as a code block."""
+    """A docstring's lines as Markdown: code in single backticks, indented lines as a code block."""
     lines: list[str] = []
     is_code = False
     for raw in words.split("\n"):
@@ -147,7 +147,7 @@ def _markdown(words: str) -> list[str]:
 
 
 def _prose(line: str) -> str:
-    """Double backticks become single ones; stars and underscores outside code stay what they are."""
+    """Double backticks become single ones; stars and underscores outside code are escaped."""
     parts = re.split(r"(``[^`]+``)", line)
     return "".join(
         f"`{part[2:-2]}`" if part.startswith("``") else re.sub(r"(?<![\w])([*_<])(?=\S)", r"\\\1", part)

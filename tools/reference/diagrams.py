@@ -1,8 +1,8 @@
-"""Draws a state machine as SVG: states in rows by how many steps they are from the first, and arrows.
+"""Draws a state machine as SVG: states in rows by their distance from the first one, and arrows.
 
-A machine may say which states share a row; all else follows from its steps, so a table that changes changes
-its picture. What people do not see has the same words: each picture carries a title and a description, and
-the page beside it has the steps as a table.
+A machine may define which states share a row; everything else follows from its steps, so the picture changes
+with the table. For readers who cannot see it, each picture has a title and a description, and the page has
+the steps as a table.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ _NODE_HEIGHT: Final = 42
 _COLUMN_MIN: Final = 250
 _ROW_MIN: Final = 118
 _LONG: Final = 12
-"""Letters of a label from which rows need more room."""
+"""Labels with at least this many letters make rows farther apart."""
 _MARGIN: Final = 24
 _SIDE: Final = 46
-"""How far from the states an arrow runs that goes round them; each further one runs as much farther out."""
+"""Distance from the states of an arrow around them; each further arrow is farther out by the same
+distance."""
 _ASIDE: Final = 26.0
-"""How far steps one way keep to the left of those the other way."""
+"""Distance of arrows in one direction from those in the other."""
 _LETTER: Final = 6.4
-"""Width of a letter of a label, in pixels; only roughly, for the picture's edge."""
+"""Approximate width of a label's letter, in pixels; used for the picture's edge."""
 _LEGEND: Final = 26
 _OURS: Final = "#3949ab"
 _PEERS: Final = "#c2410c"
@@ -43,7 +44,7 @@ _STYLE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class _Arrow:
-    """All steps from one state to another that the same side takes."""
+    """All steps from one state to another on the same side."""
 
     start: str
     end: str
@@ -55,7 +56,7 @@ class _Arrow:
 
 
 def draw_machine(machine: Machine) -> str:
-    """The machine as one SVG document; the same text for the same machine."""
+    """The machine as an SVG document; the same machine gives the same text."""
     picture = _Picture(machine)
     width, height = picture.width, picture.height
     lines = [
@@ -67,7 +68,7 @@ def draw_machine(machine: Machine) -> str:
         _marker("ours", _OURS) + _marker("peers", _PEERS),
         f'<rect width="{width}" height="{height}" rx="8" fill="#fff"/>',
     ]
-    # Arrows first, then states, then labels: what is read lies on top.
+    # Arrows first, then states, then labels, so that labels are on top.
     drawn = [picture.draw(arrow) for arrow in picture.arrows]
     lines += [path for path, _ in drawn]
     lines += picture.nodes()
@@ -81,12 +82,12 @@ def draw_machine(machine: Machine) -> str:
 
 
 def describe_machine(machine: Machine) -> str:
-    """The same in words."""
+    """The machine in words."""
     return " ".join(f"{step.start} to {step.end}: {_words(step)}." for step in machine.steps)
 
 
 class _Picture:
-    """Where everything of one machine is."""
+    """The positions of a machine's parts."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
@@ -124,7 +125,7 @@ class _Picture:
         self.height = 2 * _MARGIN + rows_height + (_LEGEND if self.has_peers else 0)
 
     def _is_direct(self, arrow: _Arrow) -> bool:
-        """Whether nothing lies between the two: side by side, or the rows between leave the way free."""
+        """Whether nothing is in between: the states are side by side, or the rows between leave space."""
         (start_row, start), (end_row, end) = self._cell(arrow.start), self._cell(arrow.end)
         if start_row == end_row:
             return abs(start - end) == 1
@@ -136,7 +137,7 @@ class _Picture:
         )
 
     def _is_left(self, arrow: _Arrow) -> bool:
-        """Whether an arrow that goes round the states does so on the left: where the lower one stands."""
+        """Whether an arrow around the states is on the left: the side of the lower state."""
         middle = self._places[self._rows[0][0]][0]
         return min(self._places[arrow.start][0], self._places[arrow.end][0]) < middle
 
@@ -163,17 +164,17 @@ class _Picture:
         y1, y2 = y1 + sign * _NODE_HEIGHT / 2, y2 - sign * (_NODE_HEIGHT / 2 + 2)
         middle = (y1 + y2) / 2
         curve = f"M{x1:.0f} {y1:.0f}C{x1:.0f} {middle:.0f} {x2:.0f} {middle:.0f} {x2:.0f} {y2:.0f}"
-        # Off the middle where arrows cross or go both ways: each label on the side of its arrow's start.
+        # Off-centre if arrows cross or go both ways: each label is near its arrow's start.
         x, y = _on_curve(0.36 if aside or abs(x2 - x1) > _NODE_WIDTH else 0.5, (x1, y1), (x2, y2))
         return _path(curve, arrow), _labels(arrow, x - sign * aside, y - 7 * (len(arrow.steps) - 1))
 
     def _draw_round(self, arrow: _Arrow, index: int, sign: int) -> tuple[str, list[str]]:
-        """Out to the side, along it, and back in. sign: -1 is the left side."""
+        """The path out to the side, along it, and back in. sign: -1 is the left side."""
         (x1, y1), (x2, y2) = self._places[arrow.start], self._places[arrow.end]
         edge = max(sign * x for x, _ in self._places.values()) + _NODE_WIDTH / 2
         out = sign * (edge + _SIDE * (index + 0.7))
         x1, x2 = x1 + sign * _NODE_WIDTH / 2, x2 + sign * (_NODE_WIDTH / 2 + 2)
-        # Farther out is farther from the middle at either end, so that lanes do not cross.
+        # An outer arrow also starts and ends farther from the middle, so that lanes do not cross.
         turn, before = math.copysign(14, y2 - y1), out - sign * 14
         y1, y2 = y1 - math.copysign(9 * index, turn), y2 + math.copysign(9 * index, turn)
         curve = (
@@ -183,7 +184,7 @@ class _Picture:
         return _path(curve, arrow), _labels(arrow, out, (y1 + y2) / 2 + 22 * index)
 
     def nodes(self) -> Iterator[str]:
-        """The states, each with the steps that leave it where it is."""
+        """The states, each with its steps to itself."""
         for state, (x, y) in self._places.items():
             first = " first" if state == self._machine.initial else ""
             loops = [step for step in self._machine.steps if step.start == step.end == state]
@@ -198,10 +199,10 @@ class _Picture:
 
 
 def _rows(machine: Machine) -> list[list[str]]:
-    """The states by how many steps they are from the first; in a row, each below those that lead to it."""
+    """The states by their distance from the first; within a row, below the states that lead to them."""
     depth = {machine.initial: 0}
     found = [machine.initial]
-    for state in found:  # grows while it is gone through
+    for state in found:  # grows during the loop
         for step in machine.steps:
             if step.start == state and step.end not in depth:
                 depth[step.end] = depth[state] + 1
@@ -232,7 +233,7 @@ def _arrows(machine: Machine) -> list[_Arrow]:
 
 
 def _on_curve(t: float, start: tuple[float, float], end: tuple[float, float]) -> tuple[float, float]:
-    """A point of the curve that leaves and arrives upright."""
+    """A point of the curve, which is vertical at both ends."""
     (x1, y1), (x2, y2) = start, end
     a, b, c, d = (1 - t) ** 3, 3 * t * (1 - t) ** 2, 3 * t**2 * (1 - t), t**3
     return (a + b) * x1 + (c + d) * x2, a * y1 + (b + c) * (y1 + y2) / 2 + d * y2

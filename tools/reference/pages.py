@@ -1,9 +1,9 @@
-"""The reference pages, made from the code itself.
+"""The reference pages, generated from the code.
 
 ``cli.md`` from the commands, ``errors.md`` from the error tree and its table of conditions, ``limits.md``
-from the module that holds the quotas, ``http-api.md`` from the table of the administration's operations,
-``metrics.md`` from the table of metrics, ``settings.md`` from the service's settings, ``states.md`` and its
-pictures from the state machines, ``python-….md`` from the signatures and docstrings of what packages export.
+from the module of quotas, ``http-api.md`` from the table of administrative operations, ``metrics.md`` from
+the table of metrics, ``settings.md`` from the service's settings, ``states.md`` and its pictures from the
+state machines, ``python-….md`` from the signatures and docstrings of exported names.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _parameter_row(parameter: click.Parameter, context: click.Context) -> str:
         words.append(f"Default: `{default}`.")
     if parameter.required:
         words.append("Required.")
-    # A bar within a cell (``N|off``) would begin another one.
+    # A bar within a cell (``N|off``) would begin another cell.
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in (names, " ".join(words))) + " |"
 
 
@@ -144,7 +144,7 @@ def _exported_errors() -> str:
 
 
 def _error_types(error_type: type[errors.TidegateError]) -> Iterator[type[errors.TidegateError]]:
-    """The tree below a type, each before what derives from it; only the product's common errors."""
+    """The tree below a type, each type before its subtypes; only the product's common errors."""
     if error_type.__module__ == errors.__name__:
         yield error_type
         for derived in error_type.__subclasses__():
@@ -158,7 +158,7 @@ def _limit_page() -> str:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             names.append(node.target.id)
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and names:
-            # The text below one or several names speaks of all of them.
+            # The docstring below several names describes all of them.
             words = " ".join(str(node.value.value).split())
             lines += [f"| `{name}` | {_value_text(getattr(limits, name))} | {words} |" for name in names]
             names = []

@@ -14,7 +14,7 @@ _LIMITED: Final = re.compile("Port|Count|NotNegative|MemoryBytes|Seconds")
 
 
 def setting_page(made: str) -> str:
-    """Every setting of the service: type, default, and what is said of it where it is declared."""
+    """Every setting of the service: type, default, and the docstring of its declaration."""
     lines = [
         "# Settings",
         "",
@@ -45,7 +45,7 @@ def setting_page(made: str) -> str:
 
 
 def _type_text(found: re.Match[str]) -> str:
-    """A type with limits, such as ``Port``, as what it is: ``int 0..65535``."""
+    """A type with limits, such as ``Port``, in full: ``int 0..65535``."""
     kind, limits = get_args(getattr(tidegate.server.settings, found[0]))
     if limits.le is not None:
         return f"{kind.__name__} {limits.ge}..{limits.le}"
@@ -54,7 +54,7 @@ def _type_text(found: re.Match[str]) -> str:
 
 
 def _default_text(text: str) -> str:
-    """What a reader would write; nothing where the setting is required."""
+    """The default as a reader would write it; empty if the setting is required."""
     if not text:
         return "required"
     if text.startswith("field("):
@@ -65,7 +65,7 @@ def _default_text(text: str) -> str:
 
 
 def _number_text(text: str) -> str:
-    """``16 * 1024 * 1024`` as the number that it is; any other text as it stands."""
+    """``16 * 1024 * 1024`` as one number; any other text unchanged."""
     parts = text.split(" * ")
     if len(parts) == 1 or not all(part.isdigit() for part in parts):
         return text

@@ -1,7 +1,7 @@
-"""What the source says of a public name: its signature, its docstring, its fields. Nothing is imported.
+"""Reads a public name's signature, docstring and fields from the source. Nothing is imported.
 
-Reading the text rather than the objects gives annotations, defaults and the words below a field as they were
-written, and needs none of the optional libraries.
+The source, unlike the objects, has annotations, defaults and the docstrings below fields as they were
+written, and reading it requires none of the optional libraries.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Member:
 
     name: str
     text: str
-    """How it is called or declared, as Python."""
+    """Its call or declaration, as Python."""
     words: str
-    """Its docstring, or what stands below the field; empty: nothing does."""
+    """Its docstring, or the string below the field; empty if there is none."""
     is_field: bool = False
 
 
@@ -65,7 +65,7 @@ def module_entries(module: str) -> Iterator[Entry]:
 
 
 def entry_of(module: str, name: str) -> Entry:
-    """What is said of ``name`` where it is defined: in ``module``, or where that imports it from."""
+    """The entry of ``name`` from its definition: in ``module``, or where that imports it from."""
     module = _home(module, name)
     node, words = _definition(module, name)
     if isinstance(node, ast.ClassDef):
@@ -116,7 +116,7 @@ def _class_entry(module: str, node: ast.ClassDef) -> Entry:
 
 
 def _with_bases(module: str, node: ast.ClassDef) -> Iterator[tuple[str, ast.ClassDef]]:
-    """The class, then those of ours that it derives from."""
+    """The class, then those of its bases that are ours."""
     yield module, node
     for base in node.bases:
         home = _home(module, _last(base))
@@ -148,7 +148,7 @@ def _members(module: str, node: ast.ClassDef) -> Iterator[Member]:
 
 
 def _instance_fields(constructor: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[Member]:
-    """``self.name = …`` with words below: an attribute that is meant to be read."""
+    """Each ``self.name = …`` with a docstring below it: a public attribute."""
     for each, following in zip(constructor.body, [*constructor.body[1:], None], strict=True):
         if isinstance(each, ast.Assign | ast.AnnAssign) and _words_below(following):
             target = each.targets[0] if isinstance(each, ast.Assign) else each.target
@@ -173,7 +173,7 @@ def _signature(module: str, node: ast.FunctionDef | ast.AsyncFunctionDef) -> str
 
 
 def _private_values(tree: ast.Module) -> dict[str, ast.expr]:
-    """The module's private constants: a default is shown as its value, for readers cannot look it up."""
+    """The module's private constants: a default is shown as its value, since readers cannot look it up."""
     return {
         name: node.value
         for node in tree.body
@@ -184,7 +184,7 @@ def _private_values(tree: ast.Module) -> dict[str, ast.expr]:
 
 
 def _parameters(arguments: ast.arguments, values: Mapping[str, ast.expr]) -> list[str]:
-    """Each parameter as text, without ``self``, with ``*`` where it stands."""
+    """The parameters as text, without ``self``, with ``*`` in its place."""
     positional = [*arguments.posonlyargs, *arguments.args]
     missing = len(positional) - len(arguments.defaults)
     defaults = [None] * missing + list(arguments.defaults)
@@ -225,7 +225,7 @@ def _targets(node: ast.Assign | ast.AnnAssign) -> list[str]:
 
 
 def _last(node: ast.expr) -> str:
-    """``Generic`` of ``typing.Generic[T]``."""
+    """``Generic`` from ``typing.Generic[T]``."""
     if isinstance(node, ast.Subscript):
         return _last(node.value)
     if isinstance(node, ast.Call):
@@ -241,7 +241,7 @@ def _exported(tree: ast.Module) -> list[str]:
 
 
 def _imports(tree: ast.Module) -> dict[str, str]:
-    """Imported name → the module it comes from, also where only type checkers import it."""
+    """Imported name → the module it comes from, including imports for type checkers only."""
     return {
         alias.asname or alias.name: node.module
         for node in ast.walk(tree)

@@ -1,6 +1,6 @@
-"""The state machines that the documents show, each as its steps, from the tables that the code runs by.
+"""The state machines in the documentation, each as its steps, from the tables that the code runs by.
 
-Dead letters have no table; ``tests/test_docs_states.py`` takes each of their steps, and finds no other.
+Dead letters have no table; ``tests/test_docs_states.py`` performs each of their steps, and finds no other.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ class Step:
     end: str
     label: str
     is_peers: bool = False
-    """True: the other side takes it (it is received)."""
+    """True for a step of the other side (it is received)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """One state machine, as it is drawn."""
+    """A state machine to draw."""
 
     name: str
-    """The picture's file name, without its ending."""
+    """The picture's file name, without extension."""
     title: str
     words: str
     initial: str
     steps: tuple[Step, ...]
     rows: tuple[tuple[str, ...], ...] = ()
-    """Which states share a row of the picture; empty: those as many steps from the first one."""
+    """The states that share a row of the picture; empty: those at the same distance from the first."""
 
     @property
     def states(self) -> tuple[str, ...]:
@@ -126,9 +126,8 @@ STATES: Final[Mapping[str, type[Enum]]] = {
     "pipeline": PipelineState,
     "dead-letter": DeadLetterStatus,
 }
-"""By machine: the states that its picture must show, all of them."""
+"""By machine: all the states that its picture must show."""
 
 
 def machine(name: str) -> Machine:
-    """The machine of this name."""
     return next(each for each in MACHINES if each.name == name)
