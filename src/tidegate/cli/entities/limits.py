@@ -39,7 +39,7 @@ def set_units(output: Output, service: Service, units: str) -> None:
     """Set the namespace's throughput units. Effective immediately and after restarts.
 
     A unit is 1 MB or 1,000 events per second in, and 2 MB or 4,096 events per second out. Above the limit,
-    producers get a server-busy error (some SDKs retry by themselves), and readers are slowed.
+    producers get a server-busy error (some SDKs retry automatically), and readers are slowed.
 
     \b
     Examples:

@@ -71,7 +71,7 @@ async def _watch_reader(descriptor: int) -> None:
     # wait for a slow reader.
     poll = select.poll()
     poll.register(descriptor, 0)
-    while not poll.poll(0):  # noqa: ASYNC110 - nobody would set an event
+    while not poll.poll(0):  # noqa: ASYNC110 - no one would set an event
         await asyncio.sleep(_READER_LOOK_S)
     raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
