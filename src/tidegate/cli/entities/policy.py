@@ -142,7 +142,7 @@ def regenerate(
 
 
 def _record(policy: PolicyProperties, service: Service | None = None) -> dict[str, object]:
-    """service: where the connection strings of the policy lead; None: they are not shown."""
+    """service: for the policy's connection strings; None: they are not shown."""
     record: dict[str, object] = {
         "name": policy.name,
         "event_hub": policy.event_hub,

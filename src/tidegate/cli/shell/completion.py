@@ -9,7 +9,7 @@ from typing import Final
 import click
 
 COMPLETE_VARIABLE: Final = "_TIDEGATE_COMPLETE"
-"""Set by the shell when it asks how a word may be completed; Click makes its name of the program's."""
+"""Set by the shell when it asks for completions; Click derives its name from the program's."""
 
 
 @click.command()

@@ -1,8 +1,8 @@
-"""How shells are answered, where Click's own answer is not enough.
+"""Completions for shells, where Click's own are not enough.
 
     zsh         a script in a directory of fpath completes every time, not only once
     zsh, fish   the value of ``--option=value`` is completed, and a description is one line
-    bash, fish  files are completed where the program knows nothing
+    bash, fish  files are completed if the program knows no other completion
     bash        names that a command line would not read as plain text are quoted
     fish        descriptions may contain commas
 
@@ -61,7 +61,6 @@ class _Bash(BashComplete):
         return kept, "" if is_sign else incomplete
 
     def format_completion(self, item: CompletionItem[Any]) -> str:
-        """See ``bash_text``."""
         return bash_text(item, _typed_word())
 
 
@@ -72,7 +71,6 @@ class _Zsh(ZshComplete):
     )
 
     def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem[str]]:
-        """See ``_with_option_name``."""
         return [_with_option_name(item, incomplete) for item in super().get_completions(args, incomplete)]
 
 
@@ -80,11 +78,10 @@ class _Fish(FishComplete):
     source_template: ClassVar[str] = _FISH_SCRIPT
 
     def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem[str]]:
-        """See ``_with_option_name``."""
         return [_with_option_name(item, incomplete) for item in super().get_completions(args, incomplete)]
 
     def format_completion(self, item: CompletionItem[str]) -> str:
-        """A line of the answer; none for files, which fish completes where there is no answer."""
+        """A line of the answer; none for files, which fish completes if there is no answer."""
         if item.type != "plain":
             return ""
         return f"{item.value}\t{item.help}" if item.help else item.value
@@ -100,8 +97,7 @@ def register_shells() -> None:
 
 
 def _with_option_name(item: CompletionItem[str], incomplete: str) -> CompletionItem[str]:
-    """A completion with its description on one line, and behind ``--option=`` where that was typed: zsh and
-    fish take it for a part of the word."""
+    """A completion with a one-line description; after a typed ``--option=``, which zsh and fish replace."""
     name, has_value, _ = incomplete.partition("=")
     prefix = f"{name}=" if has_value and name.startswith("-") else ""
     return CompletionItem(prefix + item.value, item.type, " ".join((item.help or "").split()) or None)
@@ -112,14 +108,14 @@ def _is_sign(word: str, before: str) -> bool:
 
 
 def _typed_word() -> str:
-    """The word that bash completes, with the quotes that were typed. The script joins words by line ends."""
+    """The word that bash completes, with the quotes as typed. The script joins words with line ends."""
     return "".join(os.environ.get("COMP_WORDS", "").split("\n")[int(os.environ.get("COMP_CWORD", "0")) :])
 
 
 def bash_text(item: CompletionItem[Any], typed: str) -> str:
-    """A line of the answer, which bash inserts into the command line as it is; empty where that is unsafe.
+    """A line of the answer, which bash inserts into the command line unchanged; empty if that is unsafe.
 
-    Bash splits the answer at line ends. After a quote in ``typed``, it would take another quote for its end.
+    Bash splits the answer at line ends. It would end a quote in ``typed`` at another quote.
     """
     if item.type != "plain":
         return ""

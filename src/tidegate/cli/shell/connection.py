@@ -1,4 +1,4 @@
-"""Where the service is: the connection options, and the order in which a connection is looked for.
+"""Where the service is: the connection options, and the order of the sources.
 
 Order: ``--connection-string`` or ``--profile``, then ``TIDEGATE_CONNECTION_STRING``, then the profile that
 ``TIDEGATE_PROFILE`` names, else the one chosen with ``tidegate profile use``, else the one that ``tidegate
@@ -121,7 +121,7 @@ def resolve_connection(
     """The connection to use.
 
     Raises ConnectionStringError for one that does not parse, InvalidArgumentError for a profile that is
-    damaged or does not exist, and NoConnectionError where none of the sources has a connection.
+    damaged or does not exist, and NoConnectionError if no source has a connection.
     """
     if connection_string and profile:
         raise InvalidArgumentError(
@@ -143,8 +143,7 @@ def resolve_connection(
 
 
 def impatient_namespace(connection: ServiceConnection) -> Namespace:
-    """The namespace for first contact and small requests: an unreachable service is reported within seconds,
-    since a person waits."""
+    """The namespace for interactive requests: reports an unreachable service within seconds."""
     from tidegate.client import Namespace, RetryPolicy
 
     return Namespace.from_connection_string(

@@ -1,4 +1,4 @@
-"""What options are put together with: several as one decorator, and arguments made of several options."""
+"""Combines options: several into one decorator, or into one argument."""
 
 from __future__ import annotations
 
