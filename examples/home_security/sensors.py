@@ -69,11 +69,13 @@ def take_numbers(numbers: KeyedTable, rows: Rows) -> tuple[np.ndarray, np.ndarra
     bits = numbers["bits"][state]
     is_known = bits != 0
     highest = np.where(is_known, numbers["highest"][state], -1)
+    # Compare each number with the highest before it.
     highest_with = running_max(rows.number, starts, highest)
     behind = previous(highest_with, starts, highest) - rows.number
     is_too_far = behind >= NUMBERS_REMEMBERED
     is_newest = behind < 0
 
+    # A repeat is in the state's bits, or earlier in these rows.
     run = np.repeat(np.arange(len(starts)), lengths_of(starts, len(rows)))
     behind_state = highest[run] - rows.number
     is_in_state = (behind_state >= 0) & (behind_state < NUMBERS_REMEMBERED)
@@ -83,6 +85,7 @@ def take_numbers(numbers: KeyedTable, rows: Rows) -> tuple[np.ndarray, np.ndarra
     is_new = ~is_too_far & ~is_in_state
     is_new[by_number[1:][is_repeated]] = False
 
+    # Shift the bits up to the new highest number, and add those of these rows.
     after = highest_with[ends_of(starts, len(rows))]
     come = after[run] - rows.number
     is_remembered = come < NUMBERS_REMEMBERED
@@ -105,6 +108,7 @@ def move_doors(doors: KeyedTable, rows: Rows) -> tuple[AlarmRows, np.ndarray]:
     initial = np.where(doors["is_known"][state], doors["is_open"][state], _NONE_YET)
     moves = rows.at(is_open != previous(is_open, starts, initial))
 
+    # What each move ends: the previous move or, for the first, the state.
     starts = starts_of(moves.key)
     state = doors.rows_of(moves.key[starts])
     was_open = previous((moves.value == 1).astype(np.uint8), starts, doors["is_open"][state])

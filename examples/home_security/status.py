@@ -18,7 +18,7 @@ def write_status(path: Path, status: Mapping[str, Any]) -> None:
 
 
 def read_status(path: Path) -> dict[str, Any]:
-    """The latest status; empty where there is none yet."""
+    """The latest status; empty if there is none yet."""
     try:
         found: dict[str, Any] = orjson.loads(path.read_bytes())
     except FileNotFoundError:

@@ -90,6 +90,7 @@ class Window:
             self.event_bytes += size
             self.until_sequence_number += len(due)
             return
+        # Split the batch after the event that reaches the size.
         for count, total in enumerate(accumulate(due, initial=self.event_bytes)):
             if count and total >= self.limits.size_bytes:
                 self.event_bytes = total

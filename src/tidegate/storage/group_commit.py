@@ -114,6 +114,7 @@ class GroupCommit:
 
     def _take(self) -> list[_Queued]:
         """Wait for work, and take about ROUND_MAX of it, shared equally between partitions."""
+        # Empty the queue into the backlog, up to the next command.
         while self._command is None and not (self._has_taken and self._queue.empty()):
             item = self._queue.get()
             if item is None:
@@ -123,6 +124,7 @@ class GroupCommit:
                 self._command = item
             else:
                 self._backlog.setdefault(item[0], deque()).append(item[1])
+        # Take equal shares, so that a busy partition does not delay the others.
         taken: list[_Queued] = []
         while self._backlog and len(taken) < ROUND_MAX:
             share = max(1, (ROUND_MAX - len(taken)) // len(self._backlog))

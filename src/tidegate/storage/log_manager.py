@@ -180,7 +180,7 @@ class LogManager:
 
     @property
     def is_congested(self) -> bool:
-        """Whether more is queued than the disk should be behind."""
+        """Whether more than ``congested_bytes`` are queued."""
         return self._queued_bytes > self._options.congested_bytes
 
     async def wait_uncongested(self) -> None:

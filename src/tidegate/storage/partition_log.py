@@ -246,6 +246,7 @@ class PartitionLog:
         )
 
         def remove() -> object:
+            # On the writer thread, which may have appended meanwhile: then the last segment stays.
             is_unchanged = self.writer.view.next_sequence_number == view.next_sequence_number
             return self.writer.remove_segments(
                 until_base if is_unchanged or not is_last_expired else view.segments[-1].base_sequence_number,
