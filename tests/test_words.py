@@ -28,7 +28,7 @@ _PHRASES: Final[tuple[tuple[str, str, str], ...]] = (
     (
         "somebody|nobody|anybody",
         "someone, no one, anyone; better: say who",
-        "cli console spark",
+        "console spark",
     ),
     (r"go(?:es|ing)? on", "continue", "console"),
     (r"lies? in", "is stored in", ""),
