@@ -41,5 +41,5 @@ class SlicedWork:
                         break
                 else:
                     return found
-                # Within the lock: one slice per turn of the event loop, whoever waits for the next.
+                # Within the lock: one slice per turn of the event loop, for all callers together.
                 await asyncio.sleep(0)
