@@ -48,7 +48,7 @@ _PHRASES: Final[tuple[tuple[str, str, str], ...]] = (
     ("there, too", "there as well", ""),
     (r"(?<!there )is no (?!longer)", "is not a", "console"),
     (r"has come (?:in|so far)", "has progressed", ""),
-    (r"(?:starts?|ends?|stops?) by itself", "on its own, automatically", "console"),
+    (r"(?:starts?|ends?|stops?) by itself", "on its own, automatically", ""),
     ("unless told", "by default", ""),
     (r"(?<!one )pass(?:es|ed|ing)? over", "skip", ""),
     (r"hand(?:s|ed|ing)? on", "pass on", ""),

@@ -5,8 +5,7 @@ Theory of operation
 ``EventHubProducer`` has a new identity in each process, so it recognises only its own repeats. Here the
 caller gives the identity (a producer id and an epoch) of work that another process may repeat, such as a
 Spark task in a micro-batch. Its events are numbered from 0 per partition. When a link is attached, the
-service reports how many of them
-are stored:
+service reports how many of them are stored:
 
     batch                                what happens
     entirely below that number           skipped: it is stored

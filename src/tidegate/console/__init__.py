@@ -1,5 +1,5 @@
-"""The console: what a service shows in a browser, at the HTTP port's ``/``.
+"""The console: the service's web pages, at ``/`` of the HTTP port.
 
-Starlette, Jinja2, htmx and server-sent events; no build step, and nothing from another host. One folder per
-page, each over ``frame``; it asks broker, sql and processor itself, and knows no protocol.
+Starlette, Jinja2, htmx and server-sent events; no build step, and no files from other hosts. Each page has a
+folder, on top of ``frame``, and calls broker, sql and processor directly.
 """

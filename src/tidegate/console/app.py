@@ -1,8 +1,8 @@
-"""The console as an ASGI application, and the route that a gateway gives it.
+"""The console as an ASGI application, and its route in the gateway.
 
-    request -> ConsoleRoute: is the address the console's? -> security headers -> session -> page
+    request -> ConsoleRoute: is the path the console's? -> security headers -> session -> page
 
-Every error under the console's addresses is a page; the gateway's other addresses are not touched.
+Errors under the console's paths are shown as pages; the gateway's other paths are unaffected.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ from tidegate.transport.tasks import TaskOwner
 _log = logging.getLogger(__name__)
 
 PLACES: Final = ("hubs", "consumers", "dead-letters", "pipelines", "audit", "console")
-"""First segments of the console's addresses, besides ``/``."""
+"""First segments of the console's paths, besides ``/``."""
 
 METHODS: Final = ("GET", "HEAD", "POST")
 
@@ -79,17 +79,17 @@ SECURITY_HEADERS: Final = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-"""With every answer. Scripts and styles come from files of this origin only."""
+"""Sent with every response. Scripts and styles may come only from files of this origin."""
 
 
 class ConsoleApp:
-    """The console of one service; give ``route()`` to its gateway.
+    """The console of one service; its gateway adds ``route()``.
 
     To stop: ``end_streams``, then close the gateway, then ``close``.
     """
 
     def __init__(self, views: Views, *, clock: Clock, proxies: TrustedProxies, budget: MemoryBudget) -> None:
-        """proxies: before the service, whose word about their clients is believed. budget: counts forms."""
+        """proxies: trusted to report their clients' addresses. budget: counts the memory of forms."""
         sessions = Sessions(views.access, clock, proxies)
         tasks = TaskOwner("console pages")
         self.console = Console(views.access, sessions, LiveStreams(sessions), clock, tasks)
@@ -105,7 +105,7 @@ class ConsoleApp:
                 Exception: answer_of_exception,
             },
         )
-        # Starlette would make addresses of the Host header.
+        # Starlette's redirects would use the Host header.
         self.application.router.redirect_slashes = False
 
     def route(self) -> BaseRoute:
@@ -113,18 +113,18 @@ class ConsoleApp:
         return ConsoleRoute(self.application)
 
     def end_streams(self) -> None:
-        """End what is live, so that the HTTP server can stop; pages are still served. Harmless twice."""
+        """End live streams, so that the HTTP server can stop; pages are still served. Idempotent."""
         self.console.streams.close()
 
     async def close(self) -> None:
-        """End what pages have started; no page is served afterwards. Harmless twice."""
+        """End all work that pages have started; no page is served afterwards. Idempotent."""
         self.end_streams()
         self.console.sessions.close()
         await self.console.tasks.close()
 
 
 def page_routes(console: Console, views: Views) -> list[Route]:
-    """The pages, by their addresses."""
+    """The routes of all pages."""
     namespace, events, letters = views.namespace, views.events, views.letters
     pages: tuple[Pages, ...] = (
         OverviewPages(console, namespace, views.consumers, letters),
@@ -149,31 +149,31 @@ def page_routes(console: Console, views: Views) -> list[Route]:
 
 
 class ConsoleRoute(BaseRoute):
-    """Matches the console's addresses that no earlier route fully matches."""
+    """Matches the console's paths that no earlier route fully matches."""
 
     def __init__(self, application: ASGIApp) -> None:
         self._application = application
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """By the first segment of the path; other methods than a browser's are left to the gateway."""
+        """Matches by the path's first segment; methods that browsers don't use are left to the gateway."""
         if scope["type"] != "http" or scope["method"] not in METHODS:
             return Match.NONE, {}
         path: str = scope["path"]
-        # What a request line names need not begin with a slash: "*" does not (RFC 9112 section 3.2).
+        # A request target need not begin with a slash, such as "*" (RFC 9112 section 3.2).
         is_ours = path == "/" or (path.startswith("/") and path.split("/", 2)[1] in PLACES)
         return (Match.FULL, {}) if is_ours else (Match.NONE, {})
 
     def url_path_for(self, name: str, /, **path_params: object) -> NoMatchFound:  # type: ignore[override]
-        """Addresses of the console are written out, never looked up."""
+        """Never matches: the console's URLs are written out."""
         raise NoMatchFound(name, path_params)
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Have the console answer."""
+        """Pass the request to the console."""
         await self._application(scope, receive, send)
 
 
 class _Headers:
-    """Adds the security headers, and lets browsers keep what has its hash in its address."""
+    """Adds the security headers, and lets browsers cache files whose URL contains their hash."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -195,7 +195,7 @@ class _Headers:
 
 
 class _SignedIn:
-    """Requires a session, except where users sign in."""
+    """Requires a session, except for signing in."""
 
     def __init__(self, app: ASGIApp, console: Console, budget: MemoryBudget) -> None:
         self._app = app
@@ -247,7 +247,7 @@ class _SignedIn:
             return
 
         async def send_with_cookie(message: Message) -> None:
-            # A user who signed in as another meanwhile has that session's cookie.
+            # A user who has meanwhile signed in with another policy has that session's cookie.
             if message["type"] == "http.response.start" and request.state.session is session:
                 carrier = Response()
                 set_cookie(request, carrier, session)

@@ -1,4 +1,4 @@
-"""``/audit``: who changed what, and who signed in; for who may manage the namespace."""
+"""``/audit``: who changed what, and who signed in. Requires Manage on the namespace."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class AuditPages(Pages):
 
 
 def _is_wanted(record: AuditRecord, *, search: str, action: str, policy: str) -> bool:
-    """search: text anywhere in the record, in any letter case. action, policy: the whole name; empty: any."""
+    """search: text anywhere in the record, in any letter case. action, policy: the full name; empty: any."""
     if action not in ("", record.action) or policy not in ("", *record.policy.split(", ")):
         return False
     texts = (
@@ -62,7 +62,7 @@ def _is_wanted(record: AuditRecord, *, search: str, action: str, policy: str) ->
 
 
 def _text(values: Values | None) -> str:
-    """Values as people read them: ``retention_hours 24, retention_bytes null``."""
+    """Values for display: ``retention_hours 24, retention_bytes null``."""
     return ", ".join(
         f"{name} {json.dumps(value, ensure_ascii=False)}" for name, value in (values or {}).items()
     )

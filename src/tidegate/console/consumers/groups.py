@@ -1,8 +1,8 @@
-"""Consumer groups: rows of leases and checkpoints beside the ends of the log; and moves of checkpoints.
+"""Consumer groups: leases and checkpoints joined with the ends of the log; and moves of checkpoints.
 
-Theory of operation. A look reads both tables, and counts the dead letters that are open, in a thread; notes
-on the event loop where the logs begin and end (the rows first: the log only grows, so no checkpoint seems to
-lie beyond its end); and joins them in a thread. All who look at the same within a second share one look.
+Theory of operation. A query reads both tables and counts open dead letters in a thread, then reads the ends
+of the logs on the event loop (in this order, so that no checkpoint seems to be beyond the growing log's end),
+and joins them in a thread. Pages that need the same within a second share one query.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from tidegate.sql.dead_letters.pages import DeadLetterPages
 from tidegate.sql.stores.group_views import read_group_view, read_group_views
 
 _LOOK_S: Final = 1.0
-"""Seconds for which one look serves all pages."""
+"""Seconds for which one query serves all pages."""
 _UNREAD_LOOKUPS_MAX: Final = 64
-"""Reads of the log per look, to find out since when an event has waited; the rest follow with later looks."""
+"""Reads of the log per query, to find how long events have waited; later queries read the rest."""
 _UNREAD_KEPT_MAX: Final = 20_000
 _PLANS_MAX: Final = 64
 _PARTITIONS_PER_TURN: Final = 64
-"""Partitions examined before other tasks get their turn."""
+"""Partitions processed before yielding to other tasks."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -45,7 +45,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 class Consumers:
     """Reads leases, checkpoints and the log's ends; moves checkpoints.
 
-    What asks the database raises DatabaseError and DatabaseUnavailableError.
+    Methods that query the database raise DatabaseError and DatabaseUnavailableError.
     """
 
     def __init__(self, parts: ConsoleParts, database: LazyDatabase, jobs: Jobs) -> None:
@@ -56,14 +56,14 @@ class Consumers:
         self._groups: SharedAnswers[str, Sequence[GroupSummary]] = SharedAnswers(parts.clock, kept_s=_LOOK_S)
         self._each: SharedAnswers[ConsumerKey, GroupProgress] = SharedAnswers(parts.clock, kept_s=_LOOK_S)
         self._unread: OrderedDict[tuple[str, int, str, int], datetime] = OrderedDict()
-        """When the event that a checkpoint waits at was enqueued: by hub, its age, partition and number."""
+        """Enqueued time of the next event after a checkpoint, by hub, its creation time, partition and
+        number."""
         self._plans: OrderedDict[str, KeptPlan] = OrderedDict()
 
     async def groups(self, *, at_most_s: float | None) -> Sequence[GroupSummary] | None:
         """All consumer groups with a lease or a checkpoint, by hub and name.
 
-        None: they are not there within ``at_most_s`` seconds (None: as long as it takes), and are being
-        read: ask again.
+        None if reading takes longer than ``at_most_s`` seconds (None: no limit); it continues, call again.
         """
 
         async def look() -> Sequence[GroupSummary]:
@@ -74,7 +74,7 @@ class Consumers:
         return await self._groups.ask("all", look, at_most_s=at_most_s)
 
     async def group(self, event_hub: str, consumer_group: str) -> GroupProgress:
-        """One of them, partitions in their order. Raises NotFoundError."""
+        """One consumer group, with its partitions in order. Raises NotFoundError."""
         consumer = ConsumerKey(event_hub, consumer_group)
 
         async def look() -> GroupProgress:
@@ -121,10 +121,10 @@ class Consumers:
         return found
 
     def start_move(self, plan_id: str, *, actor: str, is_rewind_allowed: bool, is_forced: bool) -> Job:
-        """Move the checkpoints as planned; one that has moved since is left alone unless ``is_forced``.
+        """Move the checkpoints as planned; one that has moved since is skipped unless ``is_forced``.
 
-        is_rewind_allowed: also backwards. is_forced: also where a host has the partition.
-        Raises NotFoundError (the plan is gone), InvalidArgumentError (not allowed so), QuotaExceededError.
+        is_rewind_allowed: also move backwards. is_forced: also if a host owns the partition.
+        Raises NotFoundError (no such plan), InvalidArgumentError (not allowed), QuotaExceededError.
         """
         kept = self.plan(plan_id)
         request, plan = kept.request, kept.plan
@@ -159,17 +159,17 @@ class Consumers:
             event_hub=request.event_hub,
             actor=actor,
         )
-        # A plan is carried out once: what it compares with is no longer so afterwards.
+        # A plan is executed once, because the state that it compares with has then changed.
         del self._plans[plan_id]
         return job
 
     async def close(self) -> None:
-        """End what is being looked at."""
+        """Cancel running queries."""
         await self._groups.close()
         await self._each.close()
 
     async def _look(self, consumer: ConsumerKey | None) -> Mapping[ConsumerKey, GroupProgress]:
-        """Those groups that have a lease or a checkpoint: this one, or (None) all."""
+        """The given group, or (None) all groups, if they have a lease or a checkpoint."""
 
         def read(database: Database) -> tuple[dict[ConsumerKey, GroupView], Mapping[ConsumerKey, int]]:
             counts = DeadLetterPages(database).open_counts(consumer)
@@ -199,7 +199,7 @@ class Consumers:
         )
 
     async def _log_of(self, name: str) -> HubLog | None:
-        """Where the partitions of a hub begin and end; None: this service has no such hub."""
+        """The ends of a hub's partitions; None if this service has no such hub."""
         try:
             hub = self._broker.event_hub(name)
         except NotFoundError:
@@ -214,7 +214,8 @@ class Consumers:
     def _find_unread(
         self, groups: Mapping[ConsumerKey, GroupView], logs: Mapping[str, HubLog], now: datetime
     ) -> None:
-        """Learn since when the events wait that checkpoints have not passed for long; a few per look."""
+        """Find how long the events after checkpoints that have not moved for long have waited; a few per
+        query."""
         lookups = 0
         for name, created_at_ms, partition_id, number in unread_of(groups, logs, now):
             key = (name, created_at_ms, partition_id, number)
@@ -228,7 +229,7 @@ class Consumers:
                 partition = self._broker.event_hub(name).partition(partition_id)
                 batches = partition.read_nowait(number, bytes_max=1)
             except TidegateError:
-                continue  # deleted meanwhile, or damaged: its readers get the error
+                continue  # deleted, or damaged: its readers get the error
             if batches:
                 self._unread[key] = _EPOCH + timedelta(milliseconds=batches[0].enqueued_time_ms)
         while len(self._unread) > _UNREAD_KEPT_MAX:

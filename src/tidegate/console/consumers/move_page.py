@@ -1,4 +1,4 @@
-"""``/consumers/HUB/GROUP/move``: checkpoints moved back or forward, with a dry run first."""
+"""``/consumers/HUB/GROUP/move``: moves checkpoints back or forward, after a dry run."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from tidegate.model.position import EventPosition, PositionKind
 from tidegate.model.position_text import parse_time
 
 STEPS_SHOWN_MAX = 200
-"""Partitions that a dry run lists; its sums are over all."""
+"""Partitions that a dry run lists; its sums include all."""
 
 
 class MoveTo(StrEnum):
-    """Where checkpoints are moved to, as the form says it."""
+    """The targets of a move in the form."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
@@ -59,7 +59,7 @@ class MovePages(Pages):
 
     @get("/consumers/{hub}/{group}/move")
     async def ask(self, request: Request) -> Response:
-        """The form, and the dry run of what it says."""
+        """The form, and its dry run."""
         hub, group = names_of(request)
         require_manage(request, hub)
         fields = {name: request.query_params.get(name, "").strip() for name in ("to", "value", "partition")}
@@ -73,7 +73,7 @@ class MovePages(Pages):
 
     @post("/consumers/{hub}/{group}/move")
     async def move(self, request: Request) -> Response:
-        """Carry a dry run out."""
+        """Execute the moves of a dry run."""
         hub, group = names_of(request)
         require_manage(request, hub)
         form = await form_of(request)

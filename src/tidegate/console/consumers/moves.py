@@ -1,7 +1,7 @@
-"""Moves of checkpoints from the console: where to, found in the log; and carried out one by one.
+"""Moves of checkpoints from the console: finds their targets in the log, and executes them one by one.
 
-The rules are those of ``tidegate checkpoint set``: backwards only where that was said, not while a host has
-the partition unless that was said, and a hub of the same name that was made anew counts as backwards.
+The rules are those of ``tidegate checkpoint set``: moving backwards, and moving while a host owns the
+partition, must be allowed explicitly; a move to a hub created again under the same name counts as backwards.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from tidegate.sql import ConsumerKey, Database, move_checkpoint
 from tidegate.sql.stores.group_views import read_group_view
 
 _PARTITIONS_PER_TURN: Final = 16
-"""Partitions whose log is read before others on the event loop have their turn."""
+"""Partitions whose log is read before yielding to other tasks."""
 _COLUMNS: Final = ("Partition", "From", "To", "Events", "Result")
 
 
 async def plan_moves(hub: EventHub, request: MoveRequest) -> list[PlannedMove]:
-    """Find the target in the log of each partition that is meant.
+    """Find the target in the log of each requested partition.
 
     Raises NotFoundError (no such partition), PositionOutOfRangeError (not in the log).
     """
@@ -56,10 +56,11 @@ def carry_out(
     is_rewind_allowed: bool,
     is_forced: bool,
 ) -> None:
-    """Move them, each in a transaction of its own; runs in a thread, and ends early where it is cancelled.
+    """Move the checkpoints, each in its own transaction. Runs in a thread; ends early if the job is
+    cancelled.
 
-    A checkpoint that is not where the plan saw it is left alone unless ``is_forced``.
-    Raises InvalidArgumentError where a host has a partition and ``is_forced`` was not said: none was moved.
+    A checkpoint that has moved since the plan is skipped unless ``is_forced``.
+    Raises InvalidArgumentError, before any move, if a host owns a partition, unless ``is_forced``.
     """
     group = read_group_view(database, consumer)
     owners = {
@@ -80,13 +81,13 @@ def carry_out(
             break
         stored = group.checkpoints.get(move.partition_id)
         now = None if stored is None else stored.resume_point
-        result = "left: somebody else has moved it since the dry run"
+        result = "left: it has moved since the dry run"
         if now == move.resume_point_before or is_forced:
             outcome = move_checkpoint(
                 database, consumer, move.after, owner=actor, is_rewind_allowed=is_rewind_allowed
             )
             is_there = outcome.is_moved or outcome.next_sequence_number == move.resume_point
-            result = "moved" if is_there else "left: it lies further already"
+            result = "moved" if is_there else "left: it is already further"
         is_moved = result == "moved"
         moved, left = moved + is_moved, left + (not is_moved)
         results.append((move.partition_id, move.resume_point_before, move.resume_point, move.events, result))
@@ -111,7 +112,7 @@ def _resume_point(partition: Partition, position: EventPosition) -> int:
 
 
 def _checkpoint_before(partition: Partition, resume_point: int, created_at_ms: int) -> ProcessorCheckpoint:
-    """The checkpoint of the event before ``resume_point``; with offset and time where the log still tells."""
+    """The checkpoint of the event before ``resume_point``, with offset and time if the log still has it."""
     last = resume_point - 1
     offset = time_ms = None
     if last >= partition.begin_sequence_number:

@@ -21,7 +21,7 @@ from tidegate.model.errors import NotFoundError, TidegateError
 
 LIVE_EVERY_S = 2.0
 FIRST_PAINT_S = 0.15
-"""Groups not read by then are sent live, or with the next request of the page."""
+"""Seconds after which groups not yet read are sent live, or with the next request."""
 LIVE_WAIT_S = 30.0
 
 
@@ -31,8 +31,7 @@ def group_address(hub: str, group: str) -> str:
 
 
 def names_of(request: Request) -> tuple[str, str]:
-    """Event hub and consumer group of an address. Raises NotFoundError for names that no database can
-    hold."""
+    """Event hub and consumer group of a URL. Raises NotFoundError for names that no database can hold."""
     hub, group = request.path_params["hub"], request.path_params["group"]
     if "\0" in hub + group:
         raise NotFoundError("There is no such consumer group.")
@@ -149,12 +148,12 @@ class ConsumerPages(Pages):
 
 
 def is_trouble(partition: PartitionProgress) -> bool:
-    """Whether it needs attention."""
+    """Whether the partition needs attention."""
     return partition.stalled_s is not None or partition.lag.is_beyond_log or bool(partition.lag.lost_events)
 
 
 def _sentence(groups: list[GroupSummary]) -> str:
-    """The problems, for screen readers: changes only when they do."""
+    """The problems, for screen readers; unchanged while they are the same."""
     stalled = [f"{each.event_hub} / {each.consumer_group}" for each in groups if each.stalled_count]
     if not stalled:
         return "No partition is stalled." if groups else ""
@@ -171,5 +170,5 @@ def _sentence_of_one(group: GroupProgress) -> str:
 
 
 def _letters_of(group: GroupSummary) -> str:
-    """The address of its open dead letters."""
+    """The URL of the group's open dead letters."""
     return f"/dead-letters?{urlencode({'hub': group.event_hub, 'group': group.consumer_group})}"

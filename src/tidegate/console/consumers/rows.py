@@ -1,4 +1,4 @@
-"""Consumer groups joined with the ends of their logs. Pure: nothing here reads a database or a log."""
+"""Joins consumer groups with the ends of their logs. Pure."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tidegate.processor.options import PartitionManagerOptions
 from tidegate.sql import ConsumerKey
 
 LEASE_DURATION_S: Final = PartitionManagerOptions().lease_duration_s
-"""The hosts' default, as in ``tidegate checkpoint set``: a table of leases does not keep it."""
+"""The hosts' default, as in ``tidegate checkpoint set``, because the lease table does not store it."""
 STALL_TIMEOUT_S: Final = PartitionManagerOptions().effective_stall_timeout_s
 
 
 Unread = Mapping[tuple[str, int, str, int], datetime]
-"""When an event was enqueued: by hub (in lower case), when that was made, partition and sequence number."""
+"""Enqueued times by hub (in lower case), its creation time, partition and sequence number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class HubLog:
 def unread_of(
     groups: Mapping[ConsumerKey, GroupView], logs: Mapping[str, HubLog], now: datetime
 ) -> Iterator[tuple[str, int, str, int]]:
-    """The events that checkpoints wait at which have not moved for long, as keys of ``Unread``."""
+    """The events after checkpoints that have not moved for long, as keys of ``Unread``."""
     before = now - timedelta(seconds=STALL_TIMEOUT_S)
     for consumer, group in groups.items():
         log = logs.get(consumer.event_hub)
@@ -61,7 +61,7 @@ def progress_of(
     *,
     open_dead_letters: int,
 ) -> GroupProgress:
-    """One consumer group with its sums. now: what the age of checkpoints is measured by."""
+    """One consumer group with its sums. now: for the age of checkpoints."""
     ids = {*group.partition_ids, *(() if log is None else log.ends)}
     partitions = [
         _partition(consumer, partition_id, group, log, unread, now)
@@ -117,10 +117,11 @@ def _stalled_s(
     unread: Unread,
     now: datetime,
 ) -> float | None:
-    """By the rule of hosts (``processor.host.pumps``): how long there has been backlog without progress.
+    """Seconds of backlog without progress, by the rule of hosts (``processor.host.pumps``); None: not
+    stalled.
 
-    There is backlog since the first event that is not processed was enqueued. Where no checkpoint is, nobody
-    can tell: a host that began at the end of the log has none.
+    Backlog exists since the first unprocessed event was enqueued. It is unknown without a checkpoint, because
+    a host that started at the end of the log has none.
     """
     if checkpoint is None or checkpoint.moved_at is None or log is None or end is None or not lag.events:
         return None

@@ -1,4 +1,4 @@
-"""Consumer groups as pages show them: leases, checkpoints and lag; and moves of checkpoints."""
+"""Values for pages: leases, checkpoints and lag of consumer groups, and moves of checkpoints."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class PartitionProgress:
 
     partition_id: str
     lease: Lease | None
-    """None: no host ever had one."""
+    """None if there never was one."""
     lease_age_s: float
     """Seconds since it was renewed."""
     is_lease_over: bool
@@ -27,16 +27,16 @@ class PartitionProgress:
     checkpoint: ProcessorCheckpoint | None
     lag: Lag
     stalled_s: float | None
-    """Seconds for which it has had events to read without progress; None: not stalled."""
+    """Seconds of backlog without progress; None: not stalled."""
 
     @property
     def owner(self) -> str | None:
-        """The host whose lease it is, over or not; None: no host has it."""
+        """The host of the lease, even if it has expired; None without one."""
         return None if self.lease is None else self.lease.owner or None
 
     @property
     def is_owned(self) -> bool:
-        """Whether a host has it now."""
+        """Whether a host owns it now."""
         return self.owner is not None and not self.is_lease_over
 
 
@@ -45,17 +45,17 @@ class GroupSummary:
     """A consumer group: sums over its partitions."""
 
     event_hub: str
-    """As the service spells it, where it has a hub of this name."""
+    """As the service spells it, if it has a hub of this name."""
     consumer_group: str
     is_hub_here: bool
-    """False: this service has no such hub, so nothing is known of the log."""
+    """False: this service has no such hub, so its log is unknown."""
     partition_count: int
     owned_count: int
-    """Partitions that a host has now."""
+    """Partitions that a host owns now."""
     owner_count: int
-    """Hosts that have any."""
+    """Hosts that own a partition."""
     has_leases: bool
-    """False: no host has ever held a lease: a Spark pipeline, or a program that keeps checkpoints only."""
+    """False for a Spark pipeline, or a program that only keeps checkpoints."""
     lag: Lag
     """The total of all partitions."""
     stalled_count: int
@@ -76,19 +76,19 @@ class GroupProgress:
 
 @dataclass(frozen=True, slots=True)
 class MoveRequest:
-    """Which checkpoints are to be moved, and where to."""
+    """Which checkpoints to move, and where to."""
 
     event_hub: str
     consumer_group: str
     partition_id: str | None
     """None: all partitions."""
     position: EventPosition
-    """Processing continues with it: earliest, latest, a sequence number or a time."""
+    """Where processing continues: earliest, latest, a sequence number or a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeptPlan:
-    """A dry run, kept for a while."""
+    """A dry run, kept for a limited time."""
 
     plan_id: str
     request: MoveRequest

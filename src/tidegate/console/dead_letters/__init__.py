@@ -1,1 +1,1 @@
-"""``/dead-letters``: found, counted, redriven and discarded."""
+"""``/dead-letters``: finds, counts, redrives and discards dead letters."""

@@ -1,6 +1,6 @@
-"""``/dead-letters/discard`` and ``/dead-letters/redrive``: one dead letter or all that a filter means.
+"""``/dead-letters/discard`` and ``/dead-letters/redrive``, for one dead letter or all that match a filter.
 
-Both first show what they would do. The selection is fixed at that moment: later failures are left alone.
+Both first show what they would do. The selection is fixed at that moment: later failures are not included.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tidegate.model.errors import InvalidArgumentError, TidegateError
 from tidegate.sql import DeadLetterFilter, DeadLetterStatus
 
 COUNT_S = 5.0
-"""Seconds that a confirmation waits for its numbers."""
+"""Seconds that a confirmation waits for the counts."""
 ATTEMPTS_MAX_DEFAULT = 10
 """As for ``tidegate dlq redrive``: skip dead letters that have already failed this often."""
 
@@ -46,14 +46,14 @@ class DeadLetterActionPages(Pages):
 
     @get("/dead-letters/discard")
     async def confirm_discard(self, request: Request) -> Response:
-        """How many, by reason."""
+        """How many match, by reason."""
         query = LetterQuery.of(request.query_params, rights_of(request))
         require_manage(request, query.hub)
         return await self._page(request, "dead_letters/discard.html", query, {"because": ""}, None)
 
     @post("/dead-letters/discard")
     async def discard(self, request: Request) -> Response:
-        """Close them permanently."""
+        """Discard them permanently."""
         form = await form_of(request)
         query = LetterQuery.of(form, rights_of(request))
         require_manage(request, query.hub)
@@ -66,7 +66,7 @@ class DeadLetterActionPages(Pages):
 
     @get("/dead-letters/redrive")
     async def ask_redrive(self, request: Request) -> Response:
-        """Which pipeline, how many; and how many there are, by reason."""
+        """The form for pipeline and number; and how many match, by reason."""
         query = LetterQuery.of(request.query_params, rights_of(request))
         require_manage(request, query.hub)
         asked = {"pipeline": "", "maximum": "", "attempts_max": str(ATTEMPTS_MAX_DEFAULT)}
@@ -74,7 +74,7 @@ class DeadLetterActionPages(Pages):
 
     @post("/dead-letters/redrive")
     async def redrive(self, request: Request) -> Response:
-        """Process them again; a dry run unless ``mode`` is ``earnest``."""
+        """Process them again; only a dry run unless ``mode`` is ``earnest``."""
         form = await form_of(request)
         query = LetterQuery.of(form, rights_of(request))
         require_manage(request, query.hub)
@@ -121,14 +121,14 @@ class DeadLetterActionPages(Pages):
         return page(request, template, status_code=status_of(problem), **context)
 
     def _meant(self, query: LetterQuery) -> DeadLetterFilter:
-        """Only open dead letters, and none that fails from now on."""
+        """The filter, limited to open dead letters that have already failed."""
         now = self._clock.now_utc()
         fields = {**query.fields, "state": DeadLetterStatus.OPEN.value}
         return LetterQuery(fields).filter(now_utc=now).until(now)
 
 
 def _fixed(query: LetterQuery, now: datetime) -> Mapping[str, str]:
-    """The filter's fields for the form: times ago become times, and what fails from now on is not meant."""
+    """The filter's fields for the form: relative times become absolute, and later failures are excluded."""
     fields = {**query.fields, "state": ""}
     try:
         chosen = LetterQuery(fields).filter(now_utc=now).until(now)

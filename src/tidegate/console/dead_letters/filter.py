@@ -1,4 +1,4 @@
-"""The dead letter filter of an address or a form, and the cursor of a page."""
+"""The dead letter filter of a URL or a form, and the cursor of a page."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FIELDS = (
     "until",
     "number",
 )
-"""Those of ``DeadLetterFilter`` that the pages offer."""
+"""The fields of ``DeadLetterFilter`` that the pages offer."""
 _TEXT_CHARACTERS_MAX = 2_000
 """As reasons are stored; a redrive's process gets them as arguments, which have a limit (128 KB in Linux)."""
 
@@ -41,11 +41,11 @@ class LetterQuery:
 
     @classmethod
     def of(cls, given: Mapping[str, object], rights: Rights) -> Self:
-        """Those of an address or a form. With a policy of one hub, the filter is limited to that hub."""
+        """The fields of a URL or a form. With a policy of one hub, the filter is limited to that hub."""
         # Names and reasons never contain NUL, which PostgreSQL does not allow in text.
         texts = {name: str(given.get(name, "")).replace("\0", "") for name in _FIELDS}
         fields = {name: text.strip()[:_TEXT_CHARACTERS_MAX] for name, text in texts.items()}
-        # As it is stored: forms send each end of a line as two characters (WHATWG HTML, form submission).
+        # As stored: forms send each line end as two characters (WHATWG HTML, form submission).
         fields["reason_is"] = texts["reason_is"].replace("\r\n", "\n")[:_TEXT_CHARACTERS_MAX]
         if rights.hub is not None and not fields["hub"]:
             fields["hub"] = rights.hub
@@ -53,7 +53,7 @@ class LetterQuery:
 
     @property
     def hub(self) -> str | None:
-        """The hub; None: all."""
+        """The hub; None for all."""
         return self.fields["hub"] or None
 
     def filter(self, *, now_utc: datetime) -> DeadLetterFilter:
@@ -61,7 +61,7 @@ class LetterQuery:
         return DeadLetterFilter.from_fields(self.fields, now_utc=now_utc)
 
     def query(self, **changes: str) -> str:
-        """The filter as part of an address, some fields changed."""
+        """The filter as a URL query, with some fields changed."""
         fields = dict(self.fields)
         for name, value in changes.items():
             fields[name.rstrip("_")] = value
@@ -74,13 +74,13 @@ class LetterQuery:
 
 
 def letter_address(letter: DeadLetter | DeadLetterLine | AuditEntry) -> str:
-    """The page of one dead letter."""
+    """The URL of one dead letter's page."""
     parts = (letter.event_hub, letter.consumer_group, letter.partition_id, str(letter.sequence_number))
     return "/dead-letters/" + "/".join(quote(part, safe="") for part in parts)
 
 
 def format_place(place: DeadLetterPlace) -> str:
-    """As an address holds it."""
+    """A cursor for a URL."""
     fields = [
         place.last_failed_at.astimezone(UTC).isoformat(),
         place.event_hub,
@@ -92,7 +92,7 @@ def format_place(place: DeadLetterPlace) -> str:
 
 
 def parse_place(text: str) -> DeadLetterPlace:
-    """Raises InvalidArgumentError for what ``format_place`` never wrote."""
+    """The inverse of ``format_place``. Raises InvalidArgumentError."""
     try:
         found = json.loads(base64.urlsafe_b64decode(text.encode() + b"=" * (-len(text) % 4)))
         time, hub, group, partition_id, number = found

@@ -10,7 +10,7 @@ from typing import Final
 from tidegate.sql.dead_letters.pages import HourCount
 
 HOURS_MAX: Final = 96
-"""Longer times are shown by days. Our choice: bars of 7 pixels on a page of 700."""
+"""Longer periods are shown by days. Our choice: bars of 7 pixels on a page of 700."""
 DAYS_MAX: Final = 120
 
 _WIDTH: Final = 720
@@ -19,7 +19,7 @@ _HEIGHT: Final = 90
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One hour or day, and its place in the picture."""
+    """One hour or day, and its position in the chart."""
 
     start: datetime
     until: datetime
@@ -32,13 +32,13 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """Bars from the first to the last hour (or day) that has any, those without included."""
+    """Bars from the first to the last hour (or day) with dead letters, including empty ones."""
 
     bars: Sequence[Bar]
     unit: str
     """``hour`` or ``day``."""
     earlier: int
-    """Those before the first bar, where there would be too many bars."""
+    """Dead letters before the first bar, if there would be too many bars."""
     most: int
     width: int = _WIDTH
     height: int = _HEIGHT
@@ -62,7 +62,7 @@ def histogram_of(hours: Sequence[HourCount]) -> Histogram | None:
     bars = []
     for index, start in enumerate(starts):
         count = counts.get(start, 0)
-        # A bar stays visible however much higher another one is.
+        # A minimum height keeps small bars visible.
         height = max(2.0, _HEIGHT * count / most) if count else 0.0
         x, width = index * slot, slot * 0.85
         bars.append(

@@ -1,7 +1,6 @@
 """Dead letters of the console's database, in pages and sums; discards and redrives as jobs.
 
-Sums over a million dead letters take a second, so they are counted once for all pages that ask for the same,
-and a page does not wait for them.
+Sums over a million dead letters take a second, so pages share them and do not wait for them.
 """
 
 from __future__ import annotations
@@ -39,14 +38,14 @@ _REASONS_MAX: Final = 20
 """Reasons that a page shows."""
 _PAGES_S: Final = 0.5
 _SUMS_S: Final = 5.0
-"""Pages and sums serve all who ask for the same within so many seconds."""
+"""Seconds for which pages and sums are shared."""
 _HISTORY_MAX: Final = 100
 
 
 class DeadLetterView:
-    """Reads dead letters, and starts what closes them.
+    """Reads dead letters, and starts redrives and discards.
 
-    What asks the database raises DatabaseError and DatabaseUnavailableError.
+    Methods that query the database raise DatabaseError and DatabaseUnavailableError.
     """
 
     def __init__(self, parts: ConsoleParts, database: LazyDatabase, jobs: Jobs) -> None:
@@ -58,15 +57,15 @@ class DeadLetterView:
 
     @property
     def redrive_pipelines(self) -> Sequence[str]:
-        """Those that the service's settings name."""
+        """The pipelines in the service's settings."""
         return self._parts.redrive_pipelines
 
     async def page(
         self, filter: DeadLetterFilter, *, behind: DeadLetterPlace | None, limit: int, at_most_s: float
     ) -> Page[DeadLetterLine] | None:
-        """Dead letters, the latest failure first; ``next`` is a place for ``parse_place``.
+        """Dead letters, the latest failure first; ``next`` is a cursor for ``parse_place``.
 
-        None if the search takes longer than ``at_most_s`` seconds: it continues, ask again.
+        None if the search takes longer than ``at_most_s`` seconds; it continues, call again.
         """
         return await self._pages.ask(
             (filter, behind, limit), lambda: self._page(filter, behind, limit), at_most_s=at_most_s
@@ -75,7 +74,7 @@ class DeadLetterView:
     async def _page(
         self, filter: DeadLetterFilter, behind: DeadLetterPlace | None, limit: int
     ) -> Page[DeadLetterLine]:
-        # One more than is shown tells whether there is another page.
+        # Reads one more than is shown, to know whether there is another page.
         found = await self._database.ask(
             lambda database: DeadLetterPages(database).page(filter, behind=behind, limit=limit + 1)
         )
@@ -83,19 +82,19 @@ class DeadLetterView:
         return Page(found[:limit], None, format_place(found[limit - 1].place) if is_more else None)
 
     async def open_count(self, event_hub: str | None) -> int:
-        """How many are open, of one hub or of all; a second old at most."""
+        """How many are open, in one hub or all; at most a second old."""
         return await self._database.ask(
             lambda database: DeadLetters(database).count(DeadLetterFilter(event_hub=event_hub))
         )
 
     async def sums(self, filter: DeadLetterFilter, *, at_most_s: float) -> LetterSums | None:
-        """Sums; None if counting takes longer than ``at_most_s`` seconds: it continues, ask again."""
+        """Sums; None if counting takes longer than ``at_most_s`` seconds; it continues, call again."""
         return await self._sums.ask(filter, lambda: self._count(filter), at_most_s=at_most_s)
 
     async def letter(
         self, consumer: ConsumerKey, partition_id: str, sequence_number: int
     ) -> tuple[DeadLetter, Sequence[AuditEntry]]:
-        """One, and its history, latest first. Raises NotFoundError."""
+        """One dead letter and its history, latest first. Raises NotFoundError."""
 
         def read(database: Database) -> tuple[DeadLetter, Sequence[AuditEntry]]:
             letters = DeadLetters(database)
@@ -105,7 +104,7 @@ class DeadLetterView:
         return await self._database.ask(read)
 
     async def event(self, letter: DeadLetter) -> LetterEvent:
-        """Its event: from the log, else from its copy. Raises NotFoundError if neither has it."""
+        """A dead letter's event, from the log or else its copy. Raises NotFoundError if neither has it."""
         encoded = _encoded_in_log(self._parts.broker, letter)
         if encoded is not None:
             return _event(encoded, is_copy=False)
@@ -117,7 +116,7 @@ class DeadLetterView:
         )
 
     async def history(self, event_hub: str | None, *, limit: int) -> Sequence[AuditEntry]:
-        """The history of dead letters, of one hub or of all, latest first."""
+        """The history of dead letters, of one hub or all, latest first."""
 
         def read(database: Database) -> Sequence[AuditEntry]:
             return DeadLetters(database).audit(event_hub=event_hub, limit=limit)
@@ -125,8 +124,7 @@ class DeadLetterView:
         return await self._database.ask(read)
 
     def start_discard(self, filter: DeadLetterFilter, *, because: str, actor: str) -> Job:
-        """Close open dead letters permanently. Raises InvalidArgumentError, QuotaExceededError (too many
-        jobs)."""
+        """Discard open dead letters. Raises InvalidArgumentError, QuotaExceededError (too many jobs)."""
         if not because.strip():
             raise InvalidArgumentError(
                 "Discarding needs a reason.", next_step="Enter a reason; the audit trail keeps it."
@@ -159,7 +157,7 @@ class DeadLetterView:
         )
 
     def start_redrive(self, request: RedriveRequest) -> Job:
-        """Process open dead letters again, in a process of its own. Raises as ``start_discard``."""
+        """Process open dead letters again, in a separate process. Raises as ``start_discard``."""
         if request.pipeline not in self.redrive_pipelines:
             raise InvalidArgumentError(
                 f"{request.pipeline[:80]!r} is not one of the console's redrive pipelines.",
@@ -183,7 +181,7 @@ class DeadLetterView:
         )
 
     async def close(self) -> None:
-        """End what is being counted."""
+        """Cancel running queries."""
         await self._pages.close()
         await self._sums.close()
 
@@ -216,7 +214,7 @@ def _words(filter: DeadLetterFilter) -> str:
 
 
 def _encoded_in_log(broker: Broker, letter: DeadLetter) -> bytes | None:
-    """The event from the log; None if the log no longer has it, or has another in its place."""
+    """The event from the log; None if the log no longer has it, or has another one with its number."""
     try:
         partition = broker.event_hub(letter.event_hub).partition(letter.partition_id)
         batches = partition.read_nowait(letter.sequence_number, bytes_max=1)

@@ -1,4 +1,4 @@
-"""``/dead-letters``: by reason and time, page by page; ``/dead-letters/HUB/GROUP/PARTITION/NUMBER``: one."""
+"""``/dead-letters``: a list by reason and time; ``/dead-letters/HUB/GROUP/PARTITION/NUMBER``: one of them."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from tidegate.sql.dead_letters.pages import DeadLetterPlace
 
 LIVE_EVERY_S = 2.0
 FIRST_PAINT_S = 0.1
-"""What is not found or counted by then is sent live, or with the next request of the page."""
+"""Seconds after which results not yet available are sent live, or with the next request."""
 LIVE_WAIT_S = 30.0
 
 BODY_SHOWN_MAX = 256 * 1024
-"""Bytes of a body that a page shows; a download has all of it."""
+"""Bytes of a body that a page shows; a download has them all."""
 HEX_SHOWN_MAX = 4 * 1024
 HISTORY_MAX = 100
 
@@ -41,7 +41,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class DeadLetterPages(Pages):
-    """Dead letters, all and one by one."""
+    """The list of dead letters, and each one's page."""
 
     def __init__(self, console: Console, letters: DeadLetterView | None) -> None:
         self._console = console
@@ -79,7 +79,7 @@ class DeadLetterPages(Pages):
         query = LetterQuery.of(request.query_params, rights_of(request))
         require_listen(request, query.hub)
         view, is_sought = stored(self._view), request.query_params.get("sought") == "1"
-        # Times ago are meant from when the page was asked for.
+        # Relative times count from the request.
         chosen = query.filter(now_utc=self._console.clock.now_utc())
         behind = _place_of(request)
 
@@ -139,7 +139,7 @@ class DeadLetterPages(Pages):
 
     @get("/dead-letters/history")
     async def history(self, request: Request) -> Response:
-        """Who did what to which dead letters."""
+        """The history of redrives and discards."""
         query = LetterQuery.of(request.query_params, rights_of(request))
         require_listen(request, query.hub)
         view = self._view
@@ -178,7 +178,7 @@ class DeadLetterPages(Pages):
 
     @get("/dead-letters/{hub}/{group}/{partition}/{number}/body")
     async def download(self, request: Request) -> Response:
-        """The body as it is."""
+        """The unchanged body."""
         view, (letter, _) = await self._one(request)
         event = await view.event(letter)
         name = f"{request.path_params['hub']}-{letter.partition_id}-{letter.sequence_number}.bin"
@@ -192,7 +192,7 @@ class DeadLetterPages(Pages):
         )
 
     async def _one(self, request: Request) -> tuple[DeadLetterView, tuple[DeadLetter, Sequence[AuditEntry]]]:
-        """The dead letter of an address, and what was done to it."""
+        """The dead letter of a URL, and its history."""
         parts: Mapping[str, str] = request.path_params
         require_listen(request, parts["hub"])
         number = digits_of(parts["number"])
@@ -203,8 +203,8 @@ class DeadLetterPages(Pages):
 
 
 def body_texts(event: LetterEvent) -> dict[str, str | None]:
-    """The body as JSON (None: it is none, or too long), as text (None: it is not UTF-8), and in hexadecimal;
-    each cut. Pure: it runs in threads, since a body of the worst kind takes its time.
+    """The body as JSON (None: not JSON, or too long), as text (None: not UTF-8), and in hexadecimal; each
+    cut. Pure; runs in threads, because some bodies take long.
     """
     body = event.body
     text: str | None

@@ -1,7 +1,7 @@
-"""A redrive as a process of its own: ``tidegate dlq redrive``, so that users' code never runs in the service.
+"""Redrives in a separate process, ``tidegate dlq redrive``, so that users' code never runs in the service.
 
-Secrets (the database's password, the service's key) reach it through its environment, never as arguments,
-which every user of the machine can read.
+Secrets (the database's password, the service's key) are passed in its environment, because every user of the
+machine can read arguments.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from tidegate.transport.tasks import TaskOwner
 
 _OUTPUT_LINES_MAX: Final = 200
 _OUTPUT_LINE_BYTES_MAX: Final = 2_000
-"""Of each line that is kept: with the lines, 400 KB for each job (our choice)."""
+"""Maximum length of each line kept: together 400 KB for each job (our choice)."""
 _LINE_BYTES_MAX: Final = 1024 * 1024
-"""Longer lines of the process end the reading of it; the report has at most 2,000 reasons."""
+"""Maximum length of a line that is read; the report has at most 2,000 reasons."""
 _REPORT_BYTES_MAX: Final = 16 * 1024 * 1024
 _ROWS_MAX: Final = 100
 _STOP_S: Final = 5.0
-"""How long the process gets to end by itself; its transactions make SIGKILL harmless."""
+"""Seconds that the process gets to end after SIGTERM; its transactions make SIGKILL harmless."""
 _COUNTS: Final = (
     "considered",
     "redriven",
@@ -56,11 +56,11 @@ _OPTIONS: Final = {
     "from": "--failed-since",
     "until": "--failed-until",
 }
-"""The command's options by the fields of ``DeadLetterFilter.to_fields``."""
+"""The command's options, by field of ``DeadLetterFilter.to_fields``."""
 
 
 class RedriveFailedError(TidegateError):
-    """The process of a redrive ended without a report."""
+    """A redrive's process ended without a report."""
 
 
 class RedriveProcess:
@@ -73,7 +73,7 @@ class RedriveProcess:
         self._output: deque[str] = deque(maxlen=_OUTPUT_LINES_MAX)
 
     async def run(self, running: RunningJob) -> None:
-        """Run it to its end. Raises RedriveFailedError. Cancellation: the process is ended first."""
+        """Run the command. Raises RedriveFailedError. Cancellation: ends the process first."""
         process = await asyncio.create_subprocess_exec(
             *self._command(),
             stdin=asyncio.subprocess.DEVNULL,
@@ -81,7 +81,7 @@ class RedriveProcess:
             stderr=PIPE,
             env=self._environment(),
             limit=_LINE_BYTES_MAX,
-            # What ends the service by Ctrl-C does not reach it: the service ends it.
+            # Keeps Ctrl-C from reaching it: the service ends it.
             start_new_session=True,
         )
         try:
@@ -106,7 +106,7 @@ class RedriveProcess:
         fields = request.filter.to_fields()
         options += [(option, fields.get(name)) for name, option in _OPTIONS.items()]
         command = [sys.executable, "-m", "tidegate.cli", "dlq", "redrive", "--json", "--progress"]
-        # One word each: a reason that begins with a dash is no option.
+        # One argument each, so that a reason that begins with a dash is not read as an option.
         command += [f"{name}={value}" for name, value in options if value is not None]
         if request.is_dry_run:
             command.append("--dry-run")
@@ -121,13 +121,13 @@ class RedriveProcess:
         }
 
     async def _follow(self, process: Process, running: RunningJob) -> None:
-        """Take the progress out of what the process writes for people, and keep the rest."""
+        """Read the progress from the process's output, and keep the rest."""
         assert process.stderr is not None
         while True:
             try:
                 line = await process.stderr.readline()
             except ValueError:
-                continue  # a line beyond the limit, of which the beginning was dropped
+                continue  # a line beyond the limit, whose beginning was dropped
             if not line:
                 return
             counts = _progress(line)
@@ -218,7 +218,7 @@ async def _read(process: Process) -> bytes:
 
 
 async def _end(process: Process) -> None:
-    """End the process and what it started: SIGTERM, and SIGKILL where that does not do."""
+    """End the process and its children: SIGTERM, then SIGKILL if needed."""
     if process.returncode is not None:
         return
     _signal(process, signal.SIGTERM)

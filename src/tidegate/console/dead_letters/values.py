@@ -1,4 +1,4 @@
-"""What pages of dead letters show beside the values of ``tidegate.sql``."""
+"""Values for pages of dead letters, in addition to those of ``tidegate.sql``."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tidegate.sql.dead_letters.pages import HourCount
 
 @dataclass(frozen=True, slots=True)
 class LetterSums:
-    """Sums over all that a filter means."""
+    """Sums over all dead letters that match a filter."""
 
     total: int
     hours: Sequence[HourCount]
-    """Those with any, in order."""
+    """Hours with dead letters, in order."""
     reasons: Sequence[ReasonCount]
-    """The most frequent first, cut."""
+    """The most frequent first; not all."""
     counted_at: datetime
 
 
@@ -27,24 +27,24 @@ class LetterEvent:
     """The event of a dead letter."""
 
     is_copy: bool
-    """True: the log has let it go, and this is what the dead letter keeps."""
+    """True: the log no longer has it, and this is the dead letter's copy."""
     body: bytes
     body_value: str | None
     """A body that is not bytes, as text."""
     properties: Sequence[tuple[str, str]]
     content_type: str | None
     problem: str = ""
-    """Why it does not decode."""
+    """Why it cannot be decoded."""
 
 
 @dataclass(frozen=True, slots=True)
 class RedriveRequest:
-    """Which dead letters to run again, through what."""
+    """Which dead letters to process again, and how."""
 
     pipeline: str
     """One of ``redrive_pipelines``."""
     filter: DeadLetterFilter
-    """Open ones of it; its time is bounded by when it was asked for."""
+    """Only open dead letters are redriven; its time ends at the request."""
     maximum: int | None
     attempts_max: int
     is_dry_run: bool

@@ -1,1 +1,1 @@
-"""``/hubs/HUB/explorer``: events read, searched, followed and sent."""
+"""``/hubs/HUB/explorer``: reads, searches, follows and sends events."""

@@ -1,8 +1,7 @@
-"""Bodies of events as people read them: a line in a list, or whole as JSON, text or bytes. Pure: runs in
-threads.
+"""Renders event bodies: a line in a list, or whole as JSON, text or bytes. Pure: runs in threads.
 
-No body breaks a page: what is not text is shown as bytes, control characters as symbols, and compressed
-bodies are decompressed up to a limit.
+No body breaks a page: non-text is shown as bytes, control characters as symbols, and compressed bodies are
+decompressed up to a limit.
 """
 
 from __future__ import annotations
@@ -19,16 +18,16 @@ from tidegate.console.explorer.values import property_text
 from tidegate.model.events import EventContents
 
 PREVIEW_CHARACTERS: Final = 200
-"""Of a body in a list."""
+"""Length of a body in a list."""
 
 UNPACKED_BYTES_MAX: Final = 4 * 1024 * 1024
-"""What a compressed body is opened to at most: some 100 bytes can hold a gigabyte."""
+"""Limit of decompression: a small body can expand to a gigabyte."""
 
 PRETTY_CHARACTERS_MAX: Final = 4 * 1024 * 1024
-"""JSON that would be longer when it is indented is shown as it came."""
+"""JSON that would be longer when indented is shown unchanged."""
 
 HEX_BYTES: Final = 8192
-"""Of a body's bytes on one page."""
+"""Bytes of a body on one page."""
 
 _HEX_LINE: Final = 16
 _INDENT_DEPTH_MAX: Final = 20
@@ -51,12 +50,12 @@ class BodyView:
 
     look: Look
     looks: Sequence[Look]
-    """Those that it can be shown as."""
+    """The looks that the body can be shown in."""
     text: str
     note: str
-    """What is to be said about it; empty: nothing."""
+    """A remark about it, or empty."""
     next_at: int | None = None
-    """HEX: where the next page begins, in bytes."""
+    """HEX: the offset of the next page in bytes."""
     previous_at: int | None = None
 
 
@@ -72,7 +71,7 @@ def preview(contents: EventContents) -> tuple[str, bool]:
 
 
 def body_view(contents: EventContents, wanted: Look | None, at: int) -> BodyView:
-    """A body as it was asked for, or as suits it best. at: where a page of bytes begins."""
+    """A body in the wanted look, or (None) the most suitable. at: the offset of a page of bytes."""
     raw = body_bytes(contents)
     opened, note = _opened(raw)
     text = _text_of(opened)
@@ -104,14 +103,14 @@ def body_view(contents: EventContents, wanted: Look | None, at: int) -> BodyView
 
 
 def body_bytes(contents: EventContents) -> bytes:
-    """A body as a file has it; an AMQP value as JSON."""
+    """A body as file contents; an AMQP value as JSON."""
     if contents.body_value is None:
         return contents.body
     return value_text(contents.body_value).encode("utf-8", "replace")
 
 
 def value_text(value: object) -> str:
-    """An AMQP value, which may hold what JSON has no form for, as JSON."""
+    """An AMQP value as JSON, including types that JSON does not have."""
     if isinstance(value, str):
         return value
     try:
@@ -121,8 +120,8 @@ def value_text(value: object) -> str:
 
 
 def pretty_json(text: str) -> str | None:
-    """The same JSON with a line per member, every token as it was sent; None: it is no JSON, or it would be
-    too long. Numbers, order and repeated names stay as they are, which a parser would not keep.
+    """JSON indented, with every token unchanged; None if it is not JSON or would be too long. Keeps numbers,
+    order and repeated names, which a parser would change.
     """
     try:
         json.loads(text)
@@ -150,7 +149,7 @@ def pretty_json(text: str) -> str | None:
 
 
 def hex_lines(data: bytes, start: int) -> str:
-    """Bytes as ``hexdump -C`` writes them. start: the number of the first."""
+    """Bytes in the format of ``hexdump -C``. start: the offset of the first."""
     lines: list[str] = []
     for at in range(0, len(data), _HEX_LINE):
         part = data[at : at + _HEX_LINE]
@@ -161,7 +160,7 @@ def hex_lines(data: bytes, start: int) -> str:
 
 
 def visible(text: str) -> str:
-    """Text with a picture in the place of each character that has no shape."""
+    """Text with a symbol for each invisible character."""
     return _SHAPELESS.sub(lambda found: _picture(found[0]), text)
 
 
@@ -173,10 +172,10 @@ def _picture(character: str) -> str:
 
 
 def _opened(raw: bytes) -> tuple[bytes, str]:
-    """What is in a body that gzip or zlib has compressed, and a word on it; any other body as it is."""
+    """A gzip or zlib body decompressed, with a remark; any other body unchanged."""
     if not raw.startswith(_PACKED_STARTS):
         return raw, ""
-    machine = zlib.decompressobj(wbits=47)  # either kind, by what it starts with
+    machine = zlib.decompressobj(wbits=47)  # detects either format
     try:
         opened = machine.decompress(raw, UNPACKED_BYTES_MAX)
     except zlib.error:
@@ -188,7 +187,7 @@ def _opened(raw: bytes) -> tuple[bytes, str]:
 
 
 def _text_of(data: bytes) -> str | None:
-    """None for what is not text: no UTF-8, or with a zero byte in it."""
+    """The text of bytes; None if they are not UTF-8 or contain a zero byte."""
     if b"\x00" in data:
         return None
     try:
@@ -198,7 +197,7 @@ def _text_of(data: bytes) -> str | None:
 
 
 def _whole_characters(data: bytes) -> bytes:
-    """Without the character at the end that the cut went through."""
+    """Bytes without an incomplete character at the end."""
     for length in range(1, 4):
         if data[-length] & 0xC0 == 0xC0:
             return data[:-length]

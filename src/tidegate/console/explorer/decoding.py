@@ -1,7 +1,6 @@
-"""Stored events as values that the console shows. Pure: it runs in threads.
+"""Decodes stored events for pages. Pure: runs in threads.
 
-What a producer put into a batch is stored as it came, and need not be a message at all: that is told about
-the event, and breaks no page.
+A producer's bytes are stored unchanged and need not be a valid message; pages then show the problem.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from tidegate.wire.event_codec import decode_event
 from tidegate.wire.names import PARTITION_KEY
 
 _NAME_CHARACTERS = 80
-"""Of a name that somebody chose, in a sentence."""
+"""Maximum length of a user's name in a sentence."""
 
 
 def fitting_events(stored: Sequence[StoredEvent], wanted: EventFilter) -> list[ExploredEvent]:
-    """Those that fit, in order; one that is no message fits only where everything does."""
+    """The matching events, in order; an invalid message matches only an empty filter."""
     decoded = map(explored_event, stored)
     if wanted.is_empty:
         return list(decoded)
@@ -37,7 +36,7 @@ def fitting_events(stored: Sequence[StoredEvent], wanted: EventFilter) -> list[E
 
 
 def explored_event(stored: StoredEvent) -> ExploredEvent:
-    """An event as a page shows it."""
+    """An event for a list."""
     place = stored.place
     contents, problem = None, ""
     try:
@@ -55,7 +54,7 @@ def explored_event(stored: StoredEvent) -> ExploredEvent:
 
 
 def event_detail(stored: StoredEvent, *, is_first: bool, is_last: bool) -> EventDetail:
-    """An event with all that was said about it."""
+    """An event with all its properties."""
     explored = explored_event(stored)
     try:
         message = decode_message(unwrap(stored.section))
@@ -69,9 +68,7 @@ def event_detail(stored: StoredEvent, *, is_first: bool, is_last: bool) -> Event
 
 
 def _beside(message: Message) -> Iterator[str]:
-    """What is in a message beside partition key, properties, what its sender says in a header, and bytes as
-    its body.
-    """
+    """Parts of a message other than partition key, properties, header and a body of bytes."""
     if message.value is not NO_VALUE or message.sequences:
         yield "that its body is an AMQP value, which becomes JSON in bytes"
     elif len(message.data) > 1:
@@ -95,9 +92,7 @@ def _beside(message: Message) -> Iterator[str]:
 
 
 def _system_properties(message: Message) -> Mapping[str, str]:
-    """Standard properties, annotations and header, by their names in AMQP; those that are not there left
-    out.
-    """
+    """The standard properties, annotations and header that a message has, by AMQP name."""
     found: dict[str, str] = {}
     found.update(_given(message.properties))
     for part in (message.message_annotations, message.delivery_annotations, message.footer):

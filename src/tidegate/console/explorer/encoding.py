@@ -1,7 +1,7 @@
-"""Events that the console sends, as messages: each property with the AMQP type that it was given. Pure.
+"""Encodes events that the console sends, each property with its given AMQP type. Pure.
 
-Producers' ``wire.event_codec`` chooses the type by the value, as the official Python client does; here a long
-stays a long, however small it is, so that the copy of an event says what the event says.
+The producers' ``wire.event_codec`` chooses the type by value, as the official Python client does; here a long
+stays a long, however small, so that a copied event is the same.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from tidegate.wire.batch import wrap_event
 from tidegate.wire.names import PARTITION_KEY
 
 _ANNOTATIONS = b"\x00\x53\x72"
-"""How the section of message annotations begins (AMQP 1.0 part 3 section 3.2.3)."""
+"""The start of a message annotations section (AMQP 1.0 part 3 section 3.2.3)."""
 
 
 class EventEncoder:
-    """Encodes events that have their properties in common, which is done once."""
+    """Encodes events with common properties, which are encoded once."""
 
     def __init__(self, properties: EventProperties) -> None:
-        """Raises InvalidArgumentError when a value has no form in AMQP."""
+        """Raises InvalidArgumentError for a value that AMQP cannot represent."""
         header = None if properties.header == Header() else properties.header
         standard = None if properties.standard == Properties() else properties.standard
         try:
@@ -34,7 +34,7 @@ class EventEncoder:
             raise InvalidArgumentError(f"The properties have no AMQP form: {error}") from error
 
     def encode(self, body: bytes, partition_key: str | None) -> bytes:
-        """An event as ``wire.batch.wrap_event`` takes it. Raises InvalidArgumentError for the key."""
+        """An event for ``wire.batch.wrap_event``. Raises InvalidArgumentError for the key."""
         annotations = b"" if partition_key is None else _annotations(partition_key)
         # A data section is the same whether its bytes are a message or not.
         return b"".join((self._header, annotations, self._properties, wrap_event(body)))

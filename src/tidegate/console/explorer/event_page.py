@@ -1,6 +1,4 @@
-"""``/hubs/NAME/explorer/events/PARTITION/SEQUENCE_NUMBER``: one event with all there is to it, and its body
-as a file.
-"""
+"""``/hubs/NAME/explorer/events/PARTITION/SEQUENCE_NUMBER``: one event in detail, and its body as a file."""
 
 from __future__ import annotations
 
@@ -66,7 +64,7 @@ class EventPages(Pages):
         kind = await asyncio.to_thread(_kind, body)
         return Response(
             body,
-            # Never what the sender calls it: a browser must not take it for a page of this site.
+            # Never the sender's content type: a browser must not show it as a page of this site.
             media_type="application/octet-stream",
             headers={"Content-Disposition": f'attachment; filename="{name}.{kind}"'},
         )

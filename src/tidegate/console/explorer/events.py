@@ -1,8 +1,8 @@
-"""What the console shows of events, read from the broker's partitions beside its receivers.
+"""Reads events for the console directly from the broker's partitions.
 
-Nothing here opens a receiver: looking uses none of the five readers per consumer group, disconnects nobody,
-and does not count as delivery. The log is read on the event loop, a piece at a time; decoding and comparing
-happen in threads, a few at a time.
+It opens no receiver: reading uses none of the five readers per consumer group, disconnects no client, and
+does not count as delivery. The log is read in pieces on the event loop; a few threads decode and filter
+events.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from tidegate.model.errors import NotFoundError
 
 _EVENTS_PER_TURN: Final = 250
 _BYTES_PER_TURN: Final = 512 * 1024
-"""What is read and compared before other tasks get their turn."""
+"""Bytes read and filtered before yielding to other tasks."""
 
 _THREADS_MAX: Final = 2
-"""Comparing at once: the rest of the processor is the service's."""
+"""Threads that filter events; the other CPU cores are left to the service."""
 
 _READERS_MAX: Final = 8
-"""Pages read at once, each of which may hold some 50 MB for a moment; others wait."""
+"""Pages read concurrently, each of which may briefly hold about 50 MB; others wait."""
 
 _PARTITIONS_PER_TURN: Final = 32
-"""Looked up before other tasks get their turn: about 2 ms of work."""
+"""Partitions looked up before yielding to other tasks: about 2 ms of work."""
 
 _TAIL_EVENTS_MAX: Final = 5_000
-"""What a tail examines per refresh; events beyond it are skipped and counted."""
+"""Events that a tail examines per refresh; more are skipped and counted."""
 
 
 class BrokerEvents:
@@ -59,12 +59,10 @@ class BrokerEvents:
         self._first_times = FirstTimes()
 
     async def read(self, query: EventQuery, cursor: EventCursor | None, *, is_wanted: Wanted) -> EventPage:
-        """A page. is_wanted: asked now and then; False ends the page.
+        """A page of events. is_wanted: called occasionally; False ends the page.
 
-        Raises NotFoundError (hub, partition), PositionOutOfRangeError, InvalidArgumentError (an offset that
-        the service never gave), LogCorruptError.
-
-        Cancellation: leaves no trace.
+        Raises NotFoundError (hub, partition), PositionOutOfRangeError, InvalidArgumentError (an invalid
+        offset), LogCorruptError.
         """
         async with self._readers:
             return await self._read(query, cursor, is_wanted)
@@ -89,7 +87,7 @@ class BrokerEvents:
         return scan.page(way, cursor, has_more=merge.has_more)
 
     async def event(self, hub: str, partition_id: str, sequence_number: int) -> EventDetail:
-        """One event. Raises NotFoundError, also where retention has removed it; LogCorruptError."""
+        """One event. Raises NotFoundError, also if retention has removed it; LogCorruptError."""
         partition = self.broker.event_hub(hub).partition(partition_id)
         begin, until = partition.begin_sequence_number, partition.next_sequence_number
         stored: list[StoredEvent] = []
@@ -109,10 +107,7 @@ class BrokerEvents:
             )
 
     def tail(self, query: EventQuery) -> EventTail:
-        """Events from now on, the last ``count`` that fit; of large ones the last PAGE_BYTES_MAX bytes.
-
-        Raises NotFoundError.
-        """
+        """New matching events, the last ``count`` and at most PAGE_BYTES_MAX. Raises NotFoundError."""
         hub = self.broker.event_hub(query.hub)
         return EventTail(partitions_of(hub, query.partition_id), query, self._fitting)
 
@@ -157,13 +152,13 @@ class _Scan:
 
     @property
     def wanted_events(self) -> int:
-        """How many to look at next."""
+        """How many events to read next."""
         if self._query.filter.is_empty:
             return min(_EVENTS_PER_TURN, self._query.count - len(self._events))
         return min(_EVENTS_PER_TURN, SCANNED_EVENTS_MAX - self._looked_at)
 
     def add(self, stored: Sequence[StoredEvent], fitting: Sequence[ExploredEvent]) -> None:
-        """Take in what was looked at, and which of it fits: both in the order of reading."""
+        """Add events that were read, and those of them that match, both in reading order."""
         if not stored:
             return
         self._first = self._first or stored[0]
@@ -172,7 +167,7 @@ class _Scan:
             self._events.append(event)
             self._bytes += event.size_bytes
             if number == room or self._bytes >= PAGE_BYTES_MAX:
-                # What is behind it is left to the next page, whether it was looked at or not.
+                # The next page starts after this event, even if more were already checked.
                 self.end = PageEnd.FULL
                 looked_at = [one.place for one in stored].index(event.place) + 1
                 self._is_cut = looked_at < len(stored)
@@ -186,7 +181,7 @@ class _Scan:
             self.end = PageEnd.SCANNED
 
     def page(self, way: Way, cursor: EventCursor | None, *, has_more: bool) -> EventPage:
-        """What was found, and the cursors in both directions."""
+        """The page with cursors in both directions."""
         first, last = self._first, self._last
         if way is Way.OLDER:
             first, last = last, first
@@ -199,7 +194,7 @@ class _Scan:
         elif cursor is not None:
             older = EventCursor(Way.OLDER, cursor.place)
             newer = EventCursor(Way.NEWER, cursor.place)
-        # The way that it came from leads back; a first page has nothing there.
+        # The opposite direction leads back; a first page has no cursor for it.
         if way is Way.NEWER:
             older, newer = older if cursor is not None else None, newer if is_cut else None
         else:
@@ -208,7 +203,7 @@ class _Scan:
 
 
 class EventTail:
-    """Events of some partitions as they come."""
+    """New events of some partitions as they arrive."""
 
     def __init__(
         self,
@@ -226,7 +221,7 @@ class EventTail:
         self._seen = self._skipped = 0
 
     async def refresh(self) -> TailState:
-        """Look at what has come since. Raises NotFoundError when the hub is gone, ClosedError."""
+        """Read new events. Raises NotFoundError if the hub was deleted, ClosedError."""
         merge, share = Merge(Way.NEWER), self._share
         for number, partition in enumerate(self._partitions):
             start, until = self._next[number], partition.next_sequence_number
@@ -247,7 +242,7 @@ class EventTail:
         return TailState(tuple(reversed(self._events)), self._seen, self._skipped)
 
     def _keep(self, events: Sequence[ExploredEvent]) -> None:
-        """The newest, as many as a page may have, and as many bytes; at least one."""
+        """Keep the newest events, within a page's limits of events and bytes; at least one."""
         for event in events:
             self._events.append(event)
             self._bytes += event.size_bytes
@@ -256,7 +251,7 @@ class EventTail:
 
     @property
     def _share(self) -> int:
-        """Events that are looked at of each partition that has new ones."""
+        """Maximum events to read from each partition that has new ones."""
         busy = sum(
             partition.next_sequence_number > start
             for partition, start in zip(self._partitions, self._next, strict=True)
@@ -265,6 +260,6 @@ class EventTail:
 
 
 def _read_exactly(partition: Partition, sequence_number: int) -> list[StoredEvent]:
-    """The event of that number; none where there is a gap in the numbers."""
+    """The event with that number; empty if there is a gap in the numbers."""
     event = Run(partition, Way.NEWER, sequence_number, sequence_number + 1).pop(1)
     return [] if event is None else [event]

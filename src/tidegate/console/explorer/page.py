@@ -1,7 +1,7 @@
-"""``/hubs/NAME/explorer``: the events of a hub, a page at a time, and as they come.
+"""``/hubs/NAME/explorer``: a hub's events, by page or as they arrive.
 
-Looking needs Listen, and disturbs nobody: no receiver is opened. A page with a filter looks at a bounded
-number of events, says at how many, and offers to go on; it ends when its browser leaves.
+Requires Listen, but opens no receiver. A page with a filter examines a limited number of events, shows how
+many, and offers to continue; it ends when the browser disconnects.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class ExplorerPages(Pages):
 
     @get("/hubs/{hub}/explorer/page.jsonl")
     async def download(self, request: Request) -> Response:
-        """The page as JSON Lines, in the form that ``tidegate receive --nl`` writes."""
+        """The page as JSON Lines, in the format of ``tidegate receive --nl``."""
         form = self._form(request)
         found = await self._read(request, form)
         events = tuple(reversed(found.events)) if form.fields["from"] == "newest" else tuple(found.events)
@@ -126,7 +126,7 @@ class ExplorerPages(Pages):
                 is_over = True
                 return {"counts": fragment(request, "explorer/counts.html", state=None, problem=error)}
             if state.seen == told:
-                return {}  # the rows that stand there are what there is
+                return {}  # the rows shown are current
             rows = await asyncio.to_thread(event_rows, state.events)
             told = state.seen
             return {
@@ -161,7 +161,7 @@ class ExplorerPages(Pages):
         }
 
     def _key_partition(self, form: ExplorerForm) -> str | None:
-        """Where the events of the key are, when all partitions are looked through for them."""
+        """The partition of the key's events, if all partitions are searched for them."""
         if not form.fields["key"] or form.fields["partition"]:
             return None
         try:
@@ -171,7 +171,7 @@ class ExplorerPages(Pages):
 
 
 def _cursor_of(found: EventPage | None, form: ExplorerForm) -> EventCursor | None:
-    """What the same events are asked for with, whatever has come meanwhile."""
+    """A cursor for the same events, whatever has arrived since."""
     if found is None or not found.events:
         return None
     if form.fields["from"] == "newest":
@@ -180,7 +180,7 @@ def _cursor_of(found: EventPage | None, form: ExplorerForm) -> EventCursor | Non
 
 
 def event_rows(events: Sequence[ExploredEvent]) -> list[Mapping[str, Any]]:
-    """Events as lines of a table."""
+    """Events as rows of a table."""
     return [_row(event) for event in events]
 
 
@@ -207,7 +207,7 @@ def _row(event: ExploredEvent) -> Mapping[str, Any]:
 
 
 def json_lines(events: Sequence[ExploredEvent]) -> str:
-    """Events as lines of JSON, in the form of ``tidegate receive --nl``."""
+    """Events as JSON Lines, in the format of ``tidegate receive --nl``."""
     return "".join(f"{json.dumps(_record(event), ensure_ascii=False)}\n" for event in events)
 
 
@@ -237,5 +237,5 @@ def _plain(value: object) -> object:
     if isinstance(value, bytes):
         return b64encode(value).decode()
     if isinstance(value, float) and not math.isfinite(value):
-        return str(value)  # JSON has no form for it
+        return str(value)  # JSON cannot represent it
     return value if value is None or isinstance(value, bool | int | float | str) else property_text(value)
