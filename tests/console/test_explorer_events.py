@@ -302,7 +302,7 @@ def test_no_stored_bytes_break_a_page(encoded: bytes) -> None:
     event = explored_event(stored)
     assert (event.contents is None) == bool(event.problem)
     assert event_rows([event])[0]["sequence_number"] == 7
-    assert json_lines([event]).count("\n") == 1
+    assert json_lines([event]).count(b"\n") == 1
     event_detail(stored, is_first=True, is_last=True)
     if event.contents is not None:
         for look in (None, *Look):

@@ -10,7 +10,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from html import unescape
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -298,6 +298,31 @@ def test_a_scan_ends_when_its_browser_leaves(
     page = pages.get(timeout=_DEADLINE_S)
     assert page.end is PageEnd.UNWANTED
     assert page.looked_at < 20_000
+
+
+def test_few_pages_are_turned_into_json_at_once(
+    service: HubService, hub: str, plain_browser: PlainBrowser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each may take some hundred MB for a moment, so that many at once could be too much for the machine."""
+    working, counts, lock = set[int](), list[int](), threading.Lock()
+
+    def slowly(events: Sequence[ExploredEvent]) -> bytes:
+        with lock:
+            working.add(threading.get_ident())
+            counts.append(len(working))
+        time.sleep(0.2)
+        with lock:
+            working.remove(threading.get_ident())
+        return b"{}\n"
+
+    monkeypatch.setattr(explorer, "json_lines", slowly)
+    with ExitStack() as stack:
+        asked = [
+            stack.enter_context(closing(_ask(plain_browser, f"/hubs/{hub}/explorer/page.jsonl")))
+            for _ in range(4)
+        ]
+        assert [each.getresponse().read() for each in asked] == [b"{}\n"] * 4
+    assert max(counts) <= 2
 
 
 # --- in a browser --------------------------------------------------------------------------------------

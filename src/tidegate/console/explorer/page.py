@@ -11,7 +11,7 @@ import json
 import math
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -38,6 +38,8 @@ from tidegate.model.errors import (
     TidegateError,
 )
 
+_DOWNLOADS_MAX: Final = 2
+"""Pages that are turned into JSON at once. Our choice: 16 MB of control characters become 100 MB."""
 _PROPERTIES_SHOWN = 3
 _PROPERTY_CHARACTERS = 40
 
@@ -48,6 +50,7 @@ class ExplorerPages(Pages):
     def __init__(self, console: Console, events: BrokerEvents) -> None:
         self._console = console
         self._events = events
+        self._downloads = asyncio.Semaphore(_DOWNLOADS_MAX)
 
     @get("/hubs/{hub}/explorer")
     async def show(self, request: Request) -> Response:
@@ -81,11 +84,12 @@ class ExplorerPages(Pages):
     async def download(self, request: Request) -> Response:
         """The page as JSON Lines, in the format of ``tidegate receive --nl``."""
         form = self._form(request)
-        found = await self._read(request, form)
-        events = tuple(reversed(found.events)) if form.fields["from"] == "newest" else tuple(found.events)
-        text = await asyncio.to_thread(json_lines, events)
+        async with self._downloads:
+            found = await self._read(request, form)
+            events = reversed(found.events) if form.fields["from"] == "newest" else found.events
+            content = await asyncio.to_thread(json_lines, tuple(events))
         return Response(
-            text,
+            content,
             media_type="application/x-ndjson",
             headers={"Content-Disposition": f'attachment; filename="{form.hub}.jsonl"'},
         )
@@ -206,9 +210,9 @@ def _row(event: ExploredEvent) -> Mapping[str, Any]:
     }
 
 
-def json_lines(events: Sequence[ExploredEvent]) -> str:
+def json_lines(events: Sequence[ExploredEvent]) -> bytes:
     """Events as JSON Lines, in the format of ``tidegate receive --nl``."""
-    return "".join(f"{json.dumps(_record(event), ensure_ascii=False)}\n" for event in events)
+    return b"".join(f"{json.dumps(_record(event), ensure_ascii=False)}\n".encode() for event in events)
 
 
 def _record(event: ExploredEvent) -> Mapping[str, object]:
