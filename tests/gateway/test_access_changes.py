@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import weakref
 from datetime import datetime, timedelta
@@ -10,7 +11,7 @@ import pytest
 from tests.gateway.support import HOST, Pair
 from tests.support.clocks import SetClock
 
-from tidegate.amqp.link import Link
+from tidegate.amqp.link import Link, SenderLink
 from tidegate.amqp.message import Message, encode_message
 from tidegate.broker import ROOT_POLICY_NAME, Broker, Claim, Grant, SharedAccessPolicy
 from tidegate.broker.authorization import Authorizer
@@ -19,8 +20,11 @@ from tidegate.gateway.amqp.ingress import IngressLink
 from tidegate.model.audience import EntityPath, entity_path
 from tidegate.model.errors import UnauthorizedError
 from tidegate.model.sas import make_sas_token
+from tidegate.wire.batch import BATCH_MESSAGE_FORMAT, batch_envelope, wrap_event
 from tidegate.wire.cbs import SAS_TOKEN_TYPE, PutToken, put_token_request
+from tidegate.wire.names import IDEMPOTENT_PRODUCER_CAPABILITY
 
+LARGE_BATCH = batch_envelope() + wrap_event(encode_message(Message(data=(b"event",)))) * 300
 RECEIVER = "hub/ConsumerGroups/$Default/Partitions/0"
 
 
@@ -161,6 +165,92 @@ async def test_claims_are_not_kept_alive_by_the_namespace(broker: Broker, clock:
     del claims
     gc.collect()
     assert reference() is None
+
+
+def _send_waiting(pair: Pair) -> SenderLink:
+    """Send batches that are so large that their events are rewritten in slices, after others' batches."""
+    link = pair.session.attach_sender("p", target="hub/Publishers/device-1")
+    pair.exchange()
+    assert link.is_open
+    for _ in range(3):
+        link.send(LARGE_BATCH, message_format=BATCH_MESSAGE_FORMAT)
+    pair.exchange()
+    return link
+
+
+async def _finish_tasks(pair: Pair) -> None:
+    """Have everything that waits stored or refused."""
+    await asyncio.gather(*pair.owner.tasks)
+    pair.exchange()
+
+
+def _stored_count(broker: Broker) -> int:
+    return sum(partition.next_sequence_number for partition in broker.event_hub("hub").partitions)
+
+
+@pytest.mark.parametrize("change", ["policy", "key", "publisher"])
+@pytest.mark.parametrize("is_closed", [False, True])
+async def test_a_batch_that_waits_is_not_stored_without_its_right(
+    broker: Broker, clock: SetClock, change: str, is_closed: bool
+) -> None:
+    """What is taken away while a batch waits for its turn is gone from it, too, even behind a closed link."""
+    policy = broker.create_policy("hub", "both", [Claim.SEND])
+    pair = _connect(broker, clock, policy)
+    link = _send_waiting(pair)
+    if is_closed:
+        link.detach()
+        pair.exchange()
+    match change:
+        case "policy":
+            broker.delete_policy("hub", "both")
+        case "key":
+            broker.regenerate_key("hub", "both")
+        case _:
+            broker.event_hub("hub").revoke_publisher("device-1")
+    await _finish_tasks(pair)
+    await pair.wait_for(lambda: not pair.owner.unacknowledged_bytes)
+    assert _stored_count(broker) == 0
+
+
+async def test_a_batch_that_waits_is_stored_with_its_right(broker: Broker, clock: SetClock) -> None:
+    """Neither the link's end nor a change of another policy costs a sender what it has sent."""
+    pair = _connect(broker, clock, broker.create_policy("hub", "both", [Claim.SEND]))
+    _send_waiting(pair)
+    pair.client.close()
+    pair.exchange()
+    broker.create_policy("hub", "other", [Claim.LISTEN])
+    await _finish_tasks(pair)
+    await broker.event_hub("hub").partition_for("device-1").wait_appended(899)
+    assert _stored_count(broker) == 900
+
+
+async def test_a_batch_that_waits_goes_to_no_later_hub(broker: Broker, clock: SetClock) -> None:
+    """Protects a hub that was created again: what was sent to the deleted one, by its policy, stays out."""
+    pair = _connect(broker, clock, broker.create_policy("hub", "both", [Claim.SEND]))
+    link = _send_waiting(pair)
+    pair.owner.start_task(broker.delete_event_hub("hub"), "deletion")
+    await asyncio.sleep(0)
+    broker.create_event_hub("hub", partition_count=1)
+    link.send(LARGE_BATCH, message_format=BATCH_MESSAGE_FORMAT)
+    pair.exchange()
+    await _finish_tasks(pair)
+    await pair.wait_for(lambda: not pair.owner.unacknowledged_bytes)
+    assert _stored_count(broker) == 0
+
+
+async def test_an_attach_that_waits_is_refused_without_its_right(broker: Broker, clock: SetClock) -> None:
+    """An idempotent producer's attach waits for the disk; a policy deleted meanwhile opens no link."""
+    pair = _connect(broker, clock, broker.create_policy("hub", "both", [Claim.SEND]))
+    capabilities = [IDEMPOTENT_PRODUCER_CAPABILITY]
+    link = pair.session.attach_sender("s", target="hub/Partitions/0", desired_capabilities=capabilities)
+    pair.exchange()
+    assert not link.is_open
+    broker.delete_policy("hub", "both")
+    await _finish_tasks(pair)
+    error = pair.error_of(link)
+    assert error is not None
+    assert error.condition == "amqp:unauthorized-access"
+    assert not link.remote_attach.properties
 
 
 async def test_many_links_end_in_turns(broker: Broker, clock: SetClock) -> None:

@@ -9,7 +9,7 @@ import socket
 import ssl
 import threading
 import urllib.request
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from http.client import HTTPConnection
@@ -40,6 +40,7 @@ from tidegate.server.app import TidegateServer
 from tidegate.testing.hub import HubService
 from tidegate.transport.admission import Admission, ConnectionLimits, Face, authenticate_peer
 from tidegate.transport.peers import TrustedProxies, parse_address
+from tidegate.transport.sliced_work import SlicedWork
 from tidegate.transport.streams import StreamReceiver
 from tidegate.transport.tasks import TaskOwner
 from tidegate.transport.websocket import WebSocketStream
@@ -505,6 +506,31 @@ def test_what_was_taken_away_while_the_body_came_counts(
         hub_service.call(take_away)
         connection.sendall(b"event")
         assert _read_answer(connection).startswith(b"HTTP/1.1 401 ")
+    assert _stored(hub_service, event_hub, "0") + _stored(hub_service, event_hub, "1") == []
+
+
+def test_what_was_taken_away_while_a_batch_is_parsed_counts(
+    hub_service: HubService, event_hub: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large batch is taken apart in slices, after others' batches: a key that is replaced meanwhile stores
+    nothing."""
+
+    async def create_policy(server: TidegateServer) -> str:
+        collect = SlicedWork.collect
+
+        async def collect_and_take_away(work: SlicedWork, items: Iterator[bytes]) -> list[bytes]:
+            found = await collect(work, items)
+            server.broker.regenerate_key(event_hub, "sender")
+            return found
+
+        monkeypatch.setattr(SlicedWork, "collect", collect_and_take_away)
+        return server.broker.create_policy(event_hub, "sender", [Claim.SEND]).key
+
+    key = hub_service.call(create_policy)
+    headers = _authorization(hub_service, event_hub, key=key, name="sender")
+    headers["Content-Type"] = BATCH
+    body = b'[{"Body": "event"}]'
+    assert _ask(hub_service, f"/{event_hub}/messages", body=body, headers=headers).status == 401
     assert _stored(hub_service, event_hub, "0") + _stored(hub_service, event_hub, "1") == []
 
 

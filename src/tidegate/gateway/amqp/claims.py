@@ -158,6 +158,20 @@ class ConnectionClaims:
             next_step="Use a policy that has the claim, and put its token to $cbs first.",
         )
 
+    def checked_later(self, path: EntityPath, claim: Claim) -> Callable[[], None]:
+        """A check for work that ``require`` has just permitted and that is done later, even after ``close``.
+
+        It raises as ``require`` unless a policy and key that permit it now are still in force, or others do.
+        """
+        now_utc = self._clock.now_utc()
+        grants = [each for each in self._indexed().over(path) if each.permits(path, claim, now_utc=now_utc)]
+
+        def check() -> None:
+            if not any(map(self._broker.authorizer.is_in_force, grants)):
+                self.require(path, claim)
+
+        return check
+
     def close(self) -> None:
         """Forget everything, including the owner."""
         self._on_first, self._find_peer = None, _find_nobody

@@ -409,6 +409,8 @@ class ConnectionHandler:
     async def _finish_attaching(self, link: Link, attach: Attach, opening: Awaitable[OpenedNode]) -> None:
         try:
             opened = await opening
+            # Again: a policy may have changed meanwhile.
+            _check_or_close(opened.node)
         except Exception as error:  # Any failure is reported to the client, and logged by ``amqp_error``.
             if link in self._attaching:
                 self._attaching.remove(link)
@@ -576,6 +578,14 @@ class ConnectionHandler:
 
 def _is_for_events(node: LinkNode) -> bool:
     return isinstance(node, (IngressLink, EgressLink))
+
+
+def _check_or_close(node: LinkNode) -> None:
+    try:
+        node.check_usable()
+    except TidegateError:
+        node.close()
+        raise
 
 
 def _text_keys(properties: Mapping[object, object]) -> dict[str, object]:

@@ -89,8 +89,8 @@ class IngressLink(LinkNode):
         self._entity = address.entity
         self._publisher = publisher
         self._pending: deque[_Pending] = deque()
-        self._unwritten: deque[tuple[BatchSections, asyncio.Future[AppendResult]]] = deque()
-        """Batches of a publisher whose events do not have its name yet; the first is being worked on."""
+        self._unwritten: deque[_Unwritten] = deque()
+        """Batches whose events do not have their publisher's name yet; the first is being worked on."""
         self._is_closed = False
 
     async def open_producer(
@@ -163,8 +163,8 @@ class IngressLink(LinkNode):
         The link's end would not do: the official Python producers do not read while they have nothing to
         send, find it behind their next events, and call it an unknown error.
         """
-        if self._is_numbered:
-            return False  # the numbers count events of the deleted one
+        if self._is_numbered or self._unwritten:
+            return False  # the numbers count events of the deleted one; what is unwritten was sent to it
         try:
             event_hub = self._find_hub(self._event_hub.name)
             partition = self._partition and event_hub.partition(self._partition.partition_id)
@@ -221,19 +221,26 @@ class IngressLink(LinkNode):
     def _write_later(self, sections: BatchSections) -> asyncio.Future[AppendResult]:
         """Rewrite many events in slices; batches stay in their order."""
         stored: asyncio.Future[AppendResult] = asyncio.get_running_loop().create_future()
-        self._unwritten.append((sections, stored))
+        check = self._owner.claims.checked_later(self._entity, Claim.SEND)
+        self._unwritten.append(_Unwritten(sections, stored, check))
         if len(self._unwritten) == 1:
             self._owner.start_task(self._write_all(), "publisher's batches")
         return stored
 
     async def _write_all(self) -> None:
         while self._unwritten:
-            sections, stored = self._unwritten[0]
+            batch = self._unwritten[0]
             try:
-                events = await self._owner.sliced_work.collect(self._rewritten(sections))
-                self._store_rewritten(sections, events).add_done_callback(partial(_hand_on, stored))
+                events = await self._owner.sliced_work.collect(self._rewritten(batch.sections))
+                # Again, because others' batches may come first: a right that is gone must not store anything.
+                batch.check()
+                if self._publisher is not None:
+                    self._event_hub.check_publisher(self._publisher)
+                self._store_rewritten(batch.sections, events).add_done_callback(
+                    partial(_hand_on, batch.stored)
+                )
             except Exception as error:  # Any failure is reported to the client, and logged by ``amqp_error``.
-                stored.set_exception(error)
+                batch.stored.set_exception(error)
             self._unwritten.popleft()
 
     def _store(
@@ -312,6 +319,16 @@ class IngressLink(LinkNode):
     def _accept(self, run: tuple[int, int] | None) -> None:
         if run is not None:
             self._link.settle(run[0], run[1], Accepted())
+
+
+@dataclass(frozen=True, slots=True)
+class _Unwritten:
+    """A batch whose events are rewritten in slices."""
+
+    sections: BatchSections
+    stored: asyncio.Future[AppendResult]
+    check: Callable[[], None]
+    """Raises UnauthorizedError if the connection's right to send it is gone."""
 
 
 @dataclass(slots=True)

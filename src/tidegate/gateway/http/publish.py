@@ -127,13 +127,13 @@ class Publishing:
         is_batch = content_type.partition(";")[0].strip().lower() == BATCH_CONTENT_TYPE
         bytes_max = event_hub.event_bytes_max * (_JSON_FACTOR if is_batch else 1)
         body = await self._read_body(request, bytes_max, deadline)
-        # A body may take minutes, and a key that was taken away meanwhile is worth nothing at once.
-        event_hub = self._admit(request, address)
         encode = _encoder(publisher)
         if is_batch:
             publication = await self._parse_batch(body, encode)
         else:
             publication = _parse_single(body, request, encode)
+        # Again: body and parsing may take long, and a right that is gone meanwhile must not store anything.
+        event_hub = self._admit(request, address)
         sections = publication.sections
         partition = _target(event_hub, partition_id, publisher, publication.partition_key)
         added_bytes = 0 if publisher is None else len(_publisher_section(publisher)) * len(sections)
