@@ -1,6 +1,6 @@
 """Spark over Event Hubs: the data source ``eventhubs``, and pipelines whose SQL effects happen exactly once.
 
-The only package that imports pyspark. Names are loaded on first use: Spark starts half a dozen Python
+The only package that imports pyspark. Names are loaded on first use, because Spark starts half a dozen Python
 processes per query that import this package, and most of them need one module of it (importing the source:
 1.3 s → 0.3 s).
 """

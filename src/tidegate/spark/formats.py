@@ -1,8 +1,8 @@
 """The data source ``eventhubs``, from which Spark gets its readers and writers.
 
-Spark pickles this class by its module name into every Python process that it starts, so it must be importable
-there; on a cluster Tidegate has to be installed on the driver and on every executor. Some of those processes
-only ask for the schema, so readers are imported where they are created.
+Spark pickles this class by its module name into every Python process that it starts, so Tidegate must be
+installed on the driver and every executor. Some of those processes only ask for the schema, so readers are
+imported where they are created.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ class EventHubsDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The format's name."""
         return "eventhubs"
 
     def schema(self) -> StructType:
@@ -34,13 +33,13 @@ class EventHubsDataSource(DataSource):
         return _available_columns(SourceOptions.parse(self.options))
 
     def reader(self, schema: StructType) -> EventHubsBatchReader:
-        """The reader of a batch query, of the columns that ``.schema(…)`` names."""
+        """The reader of a batch query, with the columns that ``.schema(…)`` names."""
         from tidegate.spark.source.reader import EventHubsBatchReader
 
         return EventHubsBatchReader(_checked_options(self.options, schema), schema.fieldNames())
 
     def streamReader(self, schema: StructType) -> EventHubsStreamReader:  # noqa: N802 - Spark's name
-        """The reader of a stream, of the columns that ``.schema(…)`` names."""
+        """The reader of a stream, with the columns that ``.schema(…)`` names."""
         from tidegate.spark.source.reader import EventHubsStreamReader
 
         return EventHubsStreamReader(_checked_options(self.options, schema), schema.fieldNames())

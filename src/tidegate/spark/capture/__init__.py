@@ -1,1 +1,1 @@
-"""Reading capture files, as a table and in front of a hub's stream."""
+"""Reads capture files, as a table and ahead of a hub's stream."""

@@ -1,7 +1,7 @@
-"""Records of capture files become Arrow columns: those of the format ``eventhubs``, with equal values.
+"""Turns records of capture files into the Arrow columns of the format ``eventhubs``, with equal values.
 
-docs/reference/spark-capture.md says what a capture file lacks. Its enqueued time is truncated to seconds;
-Tidegate's own files also have the exact time in ``SystemProperties``.
+docs/reference/spark-capture.md lists what a capture file lacks. Its enqueued times are truncated to seconds;
+Tidegate's own files also have the exact times in ``SystemProperties``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _NOT_A_COLUMN: Final = frozenset(
     (*map(str, (ENQUEUED_TIME, OFFSET, PARTITION_KEY, PUBLISHER, SEQUENCE_NUMBER)), PROPERTY_TYPES)
 )
-"""Not in ``systemProperties``: it has a column of its own, or is a note of the file's writer."""
+"""Not in ``systemProperties``: it has its own column, or is the file writer's note."""
 _FIELDS_OF: Final[Mapping[str, tuple[str, ...]]] = {
     "body": ("Body", "SystemProperties"),
     "partition": (),
@@ -45,17 +45,17 @@ _FIELDS_OF: Final[Mapping[str, tuple[str, ...]]] = {
     "encodedEvent": ("Body", "Properties", "SystemProperties"),
 }
 _ALWAYS: Final = ("SequenceNumber", "EnqueuedTimeUtc", "SystemProperties")
-"""Needed of every event: its number and its time (which is in two places)."""
+"""Needed for every event: its number and its time (which is in two places)."""
 
 Int64s = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class CaptureRows:
-    """Records of one partition, with their numbers, times and system properties.
+    """One partition's records, with their numbers, times and system properties.
 
-    Events that were enqueued together have the same time and usually the same ``SystemProperties``, so both
-    are parsed once per distinct pair.
+    Events enqueued together have the same time and usually the same ``SystemProperties``, so each distinct
+    pair is parsed once.
     """
 
     records: Sequence[Record]
@@ -83,14 +83,14 @@ class CaptureRows:
 
 
 def fields_for(columns: Sequence[str]) -> tuple[str, ...]:
-    """The fields of a capture file that those columns are made from."""
+    """The fields of a capture file from which these columns are made."""
     columns = ["properties" if property_of(column) is not None else column for column in columns]
     wanted = {name for column in columns for name in _FIELDS_OF[column]} | set(_ALWAYS)
     return tuple(sorted(wanted))
 
 
 def capture_rows(records: Sequence[Record], file_name: str) -> CaptureRows:
-    """Records with their numbers and times. Raises CaptureFileError for an invalid time."""
+    """Parse records' numbers and times. Raises CaptureFileError for an invalid time."""
     count = len(records)
     places: dict[tuple[str, bytes], int] = {}
     systems: list[Values] = []
@@ -116,7 +116,7 @@ def capture_rows(records: Sequence[Record], file_name: str) -> CaptureRows:
 
 
 def capture_batch(partition_id: str, rows: CaptureRows, columns: Sequence[str]) -> pa.RecordBatch:
-    """Those columns, in that order."""
+    """The rows as these columns, in this order."""
     arrays = [_column(name, partition_id, rows) for name in columns]
     return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(tuple(columns)))
 
@@ -131,13 +131,13 @@ def _column(name: str, partition_id: str, rows: CaptureRows) -> Column:
 def _time_ms(text: str, system_properties: Mapping[str, object]) -> int:
     time_ms = _parsed_time_ms(text)
     exact = system_properties.get("x-opt-enqueued-time")
-    # Only where it agrees: no other writer has promised what this property means.
+    # Only if it agrees, because no other writer defines what this property means.
     return exact if type(exact) is int and exact // 1000 == time_ms // 1000 else time_ms
 
 
 @lru_cache(maxsize=4096)
 def _parsed_time_ms(text: str) -> int:
-    """``6/12/2020 6:32:34 PM`` as Capture writes it; ISO 8601 as IoT Hub's routing writes it. Both in UTC."""
+    """Parse ``6/12/2020 6:32:34 PM`` (Capture) or ISO 8601 (IoT Hub's routing), both in UTC."""
     if text[:4].isdigit():
         head, _, fraction = text.removesuffix("Z").partition(".")
         time = datetime.fromisoformat(head).replace(tzinfo=UTC)
@@ -154,14 +154,14 @@ def _bodies(_: str, rows: CaptureRows) -> Column:
     bodies = [record["Body"] for record in rows.records]
     bad = [place for place, system in enumerate(rows.systems) if DECODE_ERROR_PROPERTY in system]
     if bad:
-        # An event that was not an AMQP message has no body in the live table either.
+        # An event that is not an AMQP message has no body in the live table either.
         for place in np.flatnonzero(np.isin(rows.system_of, bad)).tolist():
             bodies[place] = None
     return pa.array(bodies, pa.binary()) if None in bodies else binary_column(bodies)
 
 
 def _map_column(maps: Sequence[Mapping[str, object]]) -> Column:
-    """Maps of typed values as maps of text, laid end to end."""
+    """Convert maps of typed values to maps of strings."""
     lengths = np.fromiter(map(len, maps), np.int32, len(maps))
     offsets = np.zeros(len(maps) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
@@ -204,7 +204,7 @@ def _system_text(name: str) -> Callable[[str, CaptureRows], Column]:
 
 
 def _spread(column: Column, rows: CaptureRows) -> Column:
-    """A column of the distinct ``SystemProperties`` as a column of the records."""
+    """Expand a column of the distinct ``SystemProperties`` to one of the records."""
     return column.take(pa.array(rows.system_of, pa.int32()))
 
 

@@ -1,9 +1,9 @@
-"""Avro object containers, block by block: the format of capture files.
+"""Reads Avro object containers, the format of capture files, block by block.
 
-Every block is checked (sizes, sync marker, number of records), so that a truncated or damaged file is an
-error with the file's name and never a short table. Only a file that was cut exactly between two blocks looks
-complete: the format has no end mark. fastavro decodes the records, a block at a time. Source: Apache Avro
-1.12 specification, "Object Container Files" and "Binary Encoding".
+Every block is checked (sizes, sync marker, number of records), so a truncated or damaged file is an error
+that names the file, never a short table. Only a file cut exactly between two blocks looks complete, because
+the format has no end mark. fastavro decodes the records of a block at a time. Source: Apache Avro 1.12
+specification, "Object Container Files" and "Binary Encoding".
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SYNC_BYTES: Final = 16
 _HEADER_BYTES_MAX: Final = 1 << 20
 _VARINT_BYTES_MAX: Final = 10
 _BLOCK_BYTES_MAX: Final = 1 << 30
-"""Our choice: a larger size means a damaged block (services write far less than a megabyte)."""
+"""Our choice: a larger size indicates damage (services write far less than a megabyte)."""
 _RECORD_BYTES_MIN: Final = 6
 
 Record = dict[str, Any]
@@ -39,7 +39,7 @@ _MAPS: Final = frozenset({"SystemProperties", "Properties"})
 
 
 class CaptureFileError(TidegateError):
-    """A capture file could not be read: truncated, damaged, not a capture file, or its storage fails."""
+    """A capture file cannot be read: it is truncated, damaged, not a capture file, or its storage failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def read_header(file: BinaryIO, name: str) -> ContainerHeader:
 
 
 def iter_blocks(file: BinaryIO, header: ContainerHeader, name: str) -> Iterator[tuple[int, bytes]]:
-    """(number of records, their bytes) of each block from the file's position on. Raises CaptureFileError."""
+    """Yield (number of records, their bytes) per block from the file's position. Raises CaptureFileError."""
     while True:
         first = file.read(1)
         if not first:
@@ -93,11 +93,11 @@ def iter_blocks(file: BinaryIO, header: ContainerHeader, name: str) -> Iterator[
 def decode_records(
     header: ContainerHeader, count: int, data: bytes, name: str, fields: tuple[str, ...] = FIELD_NAMES
 ) -> list[Record]:
-    """The records of a block, with those fields at least. Raises CaptureFileError."""
+    """The records of a block, with at least these fields. Raises CaptureFileError."""
     if count * _RECORD_BYTES_MIN > len(data):
         raise _damaged(name, "a block holds fewer records than it says")
     written, wanted = _schemas(header.schema_text, fields)
-    # A block's records followed by the end mark of an array are an array: one call decodes all of them.
+    # A block's records plus an array's end mark form an array, so one call decodes them all.
     array = BytesIO(b"".join((_long(count), data, b"\0") if count else (b"\0", data)))
     try:
         records = fastavro.schemaless_reader(array, written, wanted)
@@ -154,7 +154,7 @@ def _long(value: int) -> bytes:
 def _decompressed(data: bytes, header: ContainerHeader, name: str) -> bytes:
     if header.codec == "null":
         return data
-    inflate = zlib.decompressobj(-15)  # a raw stream, says the specification
+    inflate = zlib.decompressobj(-15)  # a raw stream, by the specification
     try:
         inflated = inflate.decompress(data, _BLOCK_BYTES_MAX)
     except zlib.error as error:
@@ -167,7 +167,7 @@ def _decompressed(data: bytes, header: ContainerHeader, name: str) -> bytes:
 
 @lru_cache(maxsize=64)
 def _parsed_fields(schema_text: str) -> dict[str, dict[str, object]] | None:
-    """The fields of a record schema by name; None where the text is not one."""
+    """The fields of a record schema by name; None if the text is not one."""
     try:
         schema = json.loads(schema_text)
         fastavro.parse_schema(schema)
@@ -190,8 +190,8 @@ def _check_schema(schema_text: str, name: str) -> None:
 def _schemas(schema_text: str, fields: tuple[str, ...]) -> tuple[Schema, Schema | None]:
     """The schema of an array of the file's records, and of the requested fields (None: of all).
 
-    All, if one of them is a map: with a second schema, fastavro uses the first type of a union that can hold
-    a value, and so converts bytes to text.
+    All if one of them is a map: given a second schema, fastavro picks the first type of a union that can hold
+    a value, and so turns bytes into strings.
     """
     record = json.loads(schema_text)
     written = fastavro.parse_schema({"type": "array", "items": record})

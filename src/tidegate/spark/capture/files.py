@@ -1,6 +1,6 @@
-"""Lists and opens capture files, on this machine or wherever fsspec reaches.
+"""Lists and opens capture files, on this machine or any storage that fsspec supports.
 
-Everything blocks. Any error of a file system becomes a CaptureFileError with the location and no secret.
+Everything blocks. Any file system error becomes a CaptureFileError with the location and without secrets.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from tidegate.spark.capture.options import CaptureOptions
 from tidegate.wire.capture import FILE_SUFFIX
 
 _READ_AHEAD_BYTES: Final = 4 * 1024 * 1024
-"""Our choice: the size of reads of a remote file."""
+"""The size of reads of a remote file (our choice)."""
 _CONNECTIONS_MAX: Final = 8
 _HUBS_SHOWN_MAX: Final = 10
-"""Our choice: how many event hubs an error names."""
+"""The most event hubs that an error names (our choice)."""
 
 
 class CaptureStorageError(CaptureFileError):
-    """The storage of capture files could not be reached."""
+    """The storage of capture files cannot be reached."""
 
     is_transient = True
 
 
 def open_capture_files(options: CaptureOptions) -> CaptureFiles:
-    """The files below the options' path. Raises CaptureStorageError where no library supports its scheme."""
+    """The files below the options' path. Raises CaptureStorageError if no library supports its scheme."""
     parts = urlsplit(options.path)
     if "://" not in options.path:
         return _DirectoryFiles(Path(options.path))
@@ -47,8 +47,8 @@ def list_capture_files(
 ) -> list[CaptureFile]:
     """The capture files of the one event hub that the options choose, by partition and time.
 
-    event_hub: used, in any letter case, where the options name none; None: the only one there is. Raises
-    InvalidArgumentError for an Avro file whose name does not match, or where several hubs remain.
+    event_hub: used, in any letter case, if the options name none; None: the only one. Raises
+    InvalidArgumentError for an Avro file whose name does not match, or if several hubs remain.
     """
     names = options.names()
     found: list[CaptureFile] = []
@@ -68,11 +68,10 @@ def list_capture_files(
 
 
 def list_chosen_files(files: CaptureFiles, options: CaptureOptions) -> list[CaptureFile]:
-    """As ``list_capture_files``, but an error where there are files, and none of the chosen hub or
-    partitions.
+    """As ``list_capture_files``, but fails if there are files, but none of the chosen hub or partitions.
 
-    A misspelt name would look like a hub without events. No file at all is not an error: Capture may not have
-    written yet. Raises InvalidArgumentError, naming the hubs or partitions that have files.
+    Otherwise a misspelt name would look like a hub without events. No files at all are not an error: Capture
+    may not have written yet. Raises InvalidArgumentError, naming the hubs or partitions that have files.
     """
     found = list_capture_files(files, options)
     if not found:
@@ -90,14 +89,14 @@ def list_chosen_files(files: CaptureFiles, options: CaptureOptions) -> list[Capt
 
 
 def _check_hub_is_there(files: CaptureFiles, options: CaptureOptions) -> None:
-    """Raise InvalidArgumentError where there are files, but only of hubs that the options do not choose."""
+    """Raise InvalidArgumentError if there are files, but only of hubs that the options do not choose."""
     any_hub = NameFormat(options.name_format)
     hubs: set[str] = set()
     for name, size_bytes in files.list(options.names().folder):
         try:
             file = any_hub.parse(name, size_bytes)
         except InvalidArgumentError:
-            continue  # a bad file that is skipped; otherwise it was refused before
+            continue  # a bad file to be skipped; otherwise it was refused before
         if file is not None:
             hubs.add(f"{file.namespace}/{file.event_hub}")
     if hubs:
@@ -119,12 +118,12 @@ def opened(files: CaptureFiles, name: str) -> Iterator[BinaryIO]:
             yield file
     except TidegateError:
         raise
-    except Exception as error:  # third-party libraries raise anything: this is the boundary
+    except Exception as error:  # third-party libraries may raise anything
         raise _storage_error(f"read {name}", error) from error
 
 
 class _DirectoryFiles:
-    """The files below a directory of this machine."""
+    """The files below a directory on this machine."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -156,7 +155,7 @@ class _FsspecFiles:
         try:
             from fsspec.core import url_to_fs
 
-            # Not a cached instance, which would keep another query's credentials.
+            # Not a cached instance, which could have another query's credentials.
             self._fs, root = url_to_fs(url, skip_instance_cache=True, **storage_options)
         except Exception as error:
             raise _storage_error(f"open {url}", error) from error
@@ -194,7 +193,7 @@ _connections: dict[tuple[int, str, str], _FsspecFiles] = {}
 
 
 def _fsspec_files(options: CaptureOptions) -> _FsspecFiles:
-    """This process's connection; the key has the process id because workers are forked."""
+    """This process's connection; the cache key includes the process id because workers are forked."""
     key = (os.getpid(), options.path, json.dumps(dict(options.storage_options), sort_keys=True))
     if key not in _connections:
         while len(_connections) >= _CONNECTIONS_MAX:

@@ -1,15 +1,15 @@
-"""The names of capture files: which partition a file belongs to, and what its time says about its events.
+"""The names of capture files, which give a file's partition and bounds for its events' times.
 
-Pure. A name carries the time when its file's window was opened, not the time of any event, so it bounds the
-events' enqueued times only loosely:
+Pure. A name has the time when the file's window opened, not the time of an event, so it bounds the events'
+enqueued times only loosely:
 
     events of the file:   time - retention  ≤  enqueued time  <  time + 1 s + longest window + clocks
                                (lower bound)                     (upper bound)
 
-The upper bound holds because a window is at most 15 minutes long, whichever service writes ("between
-1 and 15 minutes", Azure "Capture streaming events through Azure Event Hubs"). The lower one is wide: Capture
-that was blocked (by an unreachable storage account) resumes later and may name the file for that later time,
-so an event in it can be as old as the hub's retention allows.
+The upper bound holds because any service's windows are at most 15 minutes long ("between 1 and 15 minutes",
+Azure "Capture streaming events through Azure Event Hubs"). The lower bound is wide because Capture, after it
+was blocked (by an unreachable storage account), may name a file for the later time at which it resumed, so an
+event in it can be as old as the hub's retention allows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tidegate.model.limits import CAPTURE_TIME_WINDOW_S_MAX
 from tidegate.wire.capture import FILE_SUFFIX
 
 _CLOCKS_S: Final = 300
-"""Our choice: how far the clock that stamps events may be ahead of the one that names files."""
+"""How far the clock that stamps events may be ahead of the one that names files (our choice)."""
 LATEST_EVENT_S: Final = 1 + CAPTURE_TIME_WINDOW_S_MAX + _CLOCKS_S
 """All events of a file were enqueued less than this many seconds after its time."""
 
@@ -55,7 +55,7 @@ class CaptureFile:
     event_hub: str
     partition_id: str
     time_s: int
-    """When its window was opened: seconds since 1970-01-01 UTC."""
+    """When its window opened: seconds since 1970-01-01 UTC."""
     size_bytes: int
 
     @property
@@ -86,7 +86,7 @@ class NameFormat:
     """Capture's naming format, used in reverse: from names to their fields."""
 
     def __init__(self, text: str, *, namespace: str | None = None, event_hub: str | None = None) -> None:
-        """text: as configured for Capture, without ``.avro``. namespace, event_hub: the only ones to accept;
+        """text: as configured for Capture, without ``.avro``. namespace, event_hub: accept only these;
         None: any.
 
         Raises InvalidArgumentError unless it holds each of ``NAME_FIELDS`` and no other field.
@@ -123,8 +123,8 @@ class NameFormat:
 
     @property
     def folder(self) -> str:
-        """The deepest folder that holds all accepted files: the leading parts of names without fields, or
-        whose fields have one value. Empty, or ends with ``/``.
+        """The deepest folder that holds all accepted files: the leading parts of names in which no field
+        varies. Empty, or ends with ``/``.
         """
         known: list[str] = []
         for part in self.text.split("/")[:-1]:
@@ -135,7 +135,7 @@ class NameFormat:
         return "".join(known)
 
     def parse(self, name: str, size_bytes: int) -> CaptureFile | None:
-        """The file of that name; None where its namespace or event hub is not accepted.
+        """The file of this name; None if its namespace or event hub is not accepted.
 
         Raises InvalidArgumentError for a name that does not match the format.
         """
@@ -172,7 +172,7 @@ def prune(
     times: TimeBounds,
     retention_hours: int,
 ) -> list[CaptureFile]:
-    """The files that can hold a wanted event, judged by their names alone.
+    """The files that may hold a wanted event, judging by their names alone.
 
     partition_ids: None: all. retention_hours: see ``CaptureFile.earliest_event_ms``.
     """

@@ -1,4 +1,4 @@
-"""The options of the format ``eventhubs-capture``: read once, checked, and turned into typed values."""
+"""The options of the format ``eventhubs-capture``, checked and turned into typed values."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class CaptureOptions:
     """The checked options of one ``eventhubs-capture`` table."""
 
     path: str
-    """What the files' names are relative to: a directory, or a URL that fsspec knows, without credentials."""
+    """The base of the files' names: a directory, or a URL that fsspec supports, without credentials."""
     name_format: str
     namespace: str | None
     event_hub: str | None
-    """None: any; there must be only one then."""
+    """None: any, but there must be only one."""
     partition_ids: frozenset[str] | None
     """None: all."""
     times: TimeBounds
@@ -55,13 +55,13 @@ class CaptureOptions:
     """The greatest age of an event when its file is named; see ``names``."""
     is_bad_file_skipped: bool
     tasks_max: int | None
-    """Most Spark tasks per query, where a partition is not worth splitting; None: as many as cores."""
+    """Most Spark tasks per query, if no partition is worth splitting; None: as many as cores."""
     storage_options: Mapping[str, object] = field(default_factory=dict, repr=False)
     """For the file system's library; may hold secrets."""
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> CaptureOptions:
-        """Check the options that Spark hands over (names in any case).
+        """Check the options that Spark passes (names in any case).
 
         Raises InvalidArgumentError naming the option at fault.
         """
@@ -82,7 +82,7 @@ class CaptureOptions:
         return parsed
 
     def names(self) -> NameFormat:
-        """The files' naming format. Raises InvalidArgumentError where it is not one."""
+        """The files' naming format. Raises InvalidArgumentError for an invalid one."""
         return NameFormat(self.name_format, namespace=self.namespace, event_hub=self.event_hub)
 
 
@@ -109,5 +109,5 @@ def _time_ms(given: Mapping[str, str], option: str) -> int | None:
         raise InvalidArgumentError(f"The option {option} is not a time: {text!r}.", next_step=hint) from None
     if time.tzinfo is None:
         raise InvalidArgumentError(f"The option {option} has no time zone: {text!r}.", next_step=hint)
-    # Rounded up to the millisecond: no event lies between.
+    # Rounding up to the millisecond skips no event.
     return -((_EPOCH - time) // timedelta(milliseconds=1))

@@ -1,7 +1,7 @@
-"""Which task reads which capture files, and how a query's filters narrow that. Pure.
+"""Decides which task reads which capture files, and how a query's filters narrow that. Pure.
 
-A partition's files are read by one task, so that it sees where two of them overlap. Partitions are split only
-where cores would otherwise be idle, and only at places where nothing overlaps.
+One task reads all files of a partition, so that it sees where two overlap. A partition is split only if cores
+would otherwise be idle, and only where no files overlap.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from tidegate.spark.source.pushdown import narrow
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _UNEVENNESS_MAX: Final = 1.5
-"""Our choice: how many times its fair share the largest task may have before partitions are split; to find
-out where they can be split takes two small reads per file."""
+"""How many times its fair share the largest task may have before partitions are split (our choice: finding
+where to split takes two small reads per file)."""
 _FILE_COST_BYTES: Final = 100_000
-"""Our choice: opening a file costs as much as reading this many bytes."""
+"""The cost of opening a file, in bytes read (our choice)."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowBounds:
-    """The part of a table that a query needs; half open."""
+    """The part of a table that a query needs; half-open."""
 
     partition_ids: frozenset[str] | None = None
     times: TimeBounds = field(default_factory=TimeBounds)
@@ -36,7 +36,7 @@ class RowBounds:
     until_sequence_number: int | None = None
 
     def with_filters(self, filters: Iterable[Filter]) -> RowBounds:
-        """Narrowed by filters, which Spark has to apply as well: times are rounded to milliseconds."""
+        """Narrowed by filters, which Spark must also apply, because times are rounded to milliseconds."""
         allowed, _ = narrow(filters)
         ids = allowed.partitions
         if ids is not None and self.partition_ids is not None:
@@ -56,7 +56,7 @@ class RowBounds:
 
 @dataclass(frozen=True, slots=True)
 class FileRange:
-    """A file and the sequence numbers that it covers; half open."""
+    """A file and the sequence numbers that it covers; half-open."""
 
     file: CaptureFile
     start_sequence_number: int
@@ -67,23 +67,23 @@ class FileRange:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Files of one partition, in the order of their names; no file outside overlaps them."""
+    """Files of one partition, in the order of their names; no other file overlaps them."""
 
     partition_id: str
     files: tuple[CaptureFile, ...]
 
     @property
     def cost(self) -> int:
-        """Approximate time to read it, in bytes."""
+        """The approximate effort of reading it, in bytes."""
         return sum(file.size_bytes + _FILE_COST_BYTES for file in self.files)
 
 
 Probe = Callable[[Sequence[CaptureFile]], Iterable[FileRange]]
-"""Reads what files cover; those without events are omitted."""
+"""Reads which events files cover; files without events are omitted."""
 
 
 def plan_tasks(files: Sequence[CaptureFile], tasks_max: int, probe: Probe) -> list[tuple[Piece, ...]]:
-    """Deal files into at most ``tasks_max`` tasks of about equal cost, the costliest pieces first.
+    """Distribute files over at most ``tasks_max`` tasks of about equal cost, the costliest pieces first.
 
     files: by partition and time. probe: called for partitions that are worth splitting.
     """
@@ -96,7 +96,7 @@ def plan_tasks(files: Sequence[CaptureFile], tasks_max: int, probe: Probe) -> li
     largest = max((sum(piece.cost for piece in task) for task in tasks), default=0)
     if largest <= fair_share * _UNEVENNESS_MAX:
         return tasks
-    # Half a share each: pieces that small can be dealt evenly.
+    # Pieces of half a share can be distributed evenly.
     split = [
         part
         for piece in pieces
@@ -125,7 +125,7 @@ def split_where_apart(ranges: Iterable[FileRange]) -> list[Piece]:
 
 
 def _joined(pieces: Iterable[Piece], cost_max: float) -> list[Piece]:
-    """Adjacent pieces joined up to a cost of ``cost_max``, so that a task has little to do per piece."""
+    """Join adjacent pieces up to a cost of ``cost_max``, to reduce a task's overhead per piece."""
     joined: list[Piece] = []
     for piece in pieces:
         if joined and joined[-1].cost + piece.cost <= cost_max:

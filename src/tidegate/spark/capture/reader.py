@@ -1,4 +1,4 @@
-"""Reads capture files: complete ones as batches of rows, or only which events a file covers."""
+"""Reads capture files: their events as batches of rows, or only the range that a file covers."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ from tidegate.spark.runtime.session import usable_core_count
 from tidegate.spark.runtime.workers import freeze_loaded_modules
 
 _BATCH_ROWS: Final = 16_384
-"""Our choice: about as many rows as Spark's Arrow batches elsewhere."""
+"""Our choice: about as many rows as in Spark's other Arrow batches."""
 _BATCH_BYTES: Final = 16 * 1024 * 1024
 _TAIL_BYTES: Final = 128 * 1024
-"""Our choice: holds the last block of any service's files, whose blocks of small events are at most 64 KB."""
+"""Our choice: large enough for the last block of any service's files (64 KB for small events)."""
 _PROBES_AT_A_TIME: Final = 16
-"""Our choice: small reads of a storage account take tens of milliseconds, nearly all of it waiting."""
+"""Our choice: small reads from a storage account take tens of milliseconds, nearly all of it waiting."""
 
 UNKNOWN_UNTIL: Final = 2**63 - 1
 """The end of a file whose end cannot be determined."""
@@ -60,7 +60,7 @@ class PiecesInputPartition(InputPartition):
 
 
 class CaptureReader(DataSourceReader):
-    """Reads the files that a query needs, as they are when it is planned."""
+    """Reads the files that exist when the query is planned."""
 
     def __init__(self, options: CaptureOptions, columns: Sequence[str]) -> None:
         self._options = options
@@ -73,9 +73,9 @@ class CaptureReader(DataSourceReader):
         return filters
 
     def partitions(self) -> Sequence[InputPartition]:
-        """List the files, exclude by name those that cannot matter, and deal the rest to tasks.
+        """List the files, exclude by name those that cannot matter, and distribute the rest over tasks.
 
-        Raises InvalidArgumentError where there are files, but none of the chosen hub or partitions.
+        Raises InvalidArgumentError if there are files, but none of the chosen hub or partitions.
         """
         options = self._options
         files = open_capture_files(options)
@@ -92,7 +92,7 @@ class CaptureReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The wanted events of a task's files, each once.
 
-        Raises CaptureFileError for an unreadable file, and EventHubReplacedError where files are of two hubs
+        Raises CaptureFileError for an unreadable file, and EventHubReplacedError if the files are of two hubs
         of the same name.
         """
         freeze_loaded_modules()
@@ -123,7 +123,7 @@ class CaptureReader(DataSourceReader):
 def read_rows(
     files: CaptureFiles, file: CaptureFile, fields: tuple[str, ...], bounds: RowBounds
 ) -> Iterator[CaptureRows]:
-    """The events of a file in batches, in its order; stops early where all that follow are out of bounds.
+    """A file's events in batches, in order; stops early if all that follow are out of bounds.
 
     Raises CaptureFileError.
     """
@@ -133,7 +133,7 @@ def read_rows(
         for records in _batches(stream, header, file.name, fields):
             rows = capture_rows(records, file.name)
             yield rows
-            # A partition's numbers and times rise together, so the rest of the file is out of bounds as well.
+            # A partition's numbers and times rise together, so the rest of the file is also out of bounds.
             if until_ms is not None and rows.times_ms[-1] >= until_ms:
                 return
             if until_number is not None and rows.sequence_numbers[-1] >= until_number:
@@ -143,8 +143,8 @@ def read_rows(
 def _batches(
     stream: BinaryIO, header: ContainerHeader, name: str, fields: tuple[str, ...]
 ) -> Iterator[list[Record]]:
-    """The records of blocks, enough for a batch each; the first block by itself, because it shows whether the
-    others are needed.
+    """Collect the records of blocks into batches; the first block is a batch of its own, because it shows
+    whether the others are needed.
     """
     pending: list[Record] = []
     pending_bytes, is_first = 0, True
@@ -157,14 +157,14 @@ def _batches(
                 pending, pending_bytes, is_first = [], 0, False
     except CaptureFileError:
         if pending:
-            yield pending  # what is before the damage
+            yield pending  # the records before the damage
         raise
     if pending:
         yield pending
 
 
 def fresh_rows(seen: SeenNumbers, rows: CaptureRows, file: CaptureFile) -> CaptureRows:
-    """The rows that are not in ``seen``, to which they are added. Raises EventHubReplacedError."""
+    """The rows that are not in ``seen``, after adding them to it. Raises EventHubReplacedError."""
     try:
         return rows.chosen(seen.add(rows.sequence_numbers, rows.times_ms))
     except OtherHubError as error:
@@ -193,9 +193,9 @@ def within(rows: CaptureRows, bounds: RowBounds) -> CaptureRows:
 def probe_files(
     files: CaptureFiles, wanted: Sequence[CaptureFile], *, is_bad_file_skipped: bool
 ) -> list[FileRange]:
-    """What each file covers, by two small reads; files without events are omitted.
+    """What each file covers, from two small reads; files without events are omitted.
 
-    Raises CaptureFileError, unless bad files are skipped: such a file may then cover anything.
+    Raises CaptureFileError, unless bad files are skipped: such a file is then assumed to cover anything.
     """
 
     def probe(file: CaptureFile) -> FileRange | None:
@@ -216,7 +216,7 @@ def probe_files(
 
 
 def probe_file(files: CaptureFiles, file: CaptureFile) -> FileRange | None:
-    """What a file covers; None where it has no events. Raises CaptureFileError."""
+    """What a file covers; None if it has no events. Raises CaptureFileError."""
     name = file.name
     with opened(files, name) as stream:
         header = read_header(stream, name)
@@ -241,7 +241,7 @@ def _last_block(
         start = max(data_start - len(header.sync_marker), size - tail_bytes)
         stream.seek(start)
         tail = stream.read(size - start)
-        # Blocks are between sync markers; the one before the first block is the header's.
+        # Blocks are between sync markers; the header's comes before the first block.
         place = tail.rfind(header.sync_marker, 0, len(tail) - len(header.sync_marker))
         while place >= 0:
             after = BytesIO(tail[place + len(header.sync_marker) :])

@@ -1,7 +1,7 @@
-"""Which events of which partition are in which capture file: the basis for planning a replay, on the driver.
+"""The index of which capture file holds which events, with which the driver plans a replay.
 
-Built by two small reads per file, which are kept; refreshed when a needed event is missing, because Capture
-continues to write while a replay runs.
+Two small reads per file build it, and their results are kept. It is refreshed when a needed event is missing,
+because Capture continues to write while a replay runs.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class CaptureIndex:
     """The capture files of one event hub."""
 
     def __init__(self, options: CaptureOptions, *, event_hub: str, event_hub_created_at_ms: int) -> None:
-        """event_hub: whose files to use, where the options do not say. event_hub_created_at_ms: older events
-        are of a deleted hub of that name.
+        """event_hub: whose files to use if the options do not say. event_hub_created_at_ms: older events
+        belong to a deleted hub of this name.
         """
         self._options = options
         self._event_hub = event_hub
@@ -57,7 +57,7 @@ class CaptureIndex:
         self._known = {file: self._known.get(file, found.get(file)) for file in listed}
         self._by_partition = {}
         for file, item in self._known.items():
-            # Azure truncates times to seconds, so only seconds are compared.
+            # Azure truncates times to seconds, so compare only seconds.
             if item is None or item.until_sequence_number == UNKNOWN_UNTIL:
                 continue
             if item.first_event_ms // 1000 >= self._created_at_ms // 1000:
@@ -66,7 +66,7 @@ class CaptureIndex:
             ranges.sort(key=lambda item: item.start_sequence_number)
 
     def first_from(self, partition_id: str, sequence_number: int) -> int | None:
-        """The first captured event at or after ``sequence_number``; None where there is none."""
+        """The first captured event at or after ``sequence_number``; None if there is none."""
         for item in self._by_partition.get(partition_id, ()):
             if item.until_sequence_number > sequence_number:
                 return max(item.start_sequence_number, sequence_number)
@@ -77,7 +77,7 @@ class CaptureIndex:
         return {key: ranges[0].start_sequence_number for key, ranges in self._by_partition.items()}
 
     def missing_from(self, wanted: PartitionRange) -> int | None:
-        """The first event of the range that is in no file; None where files cover all of it."""
+        """The first event of the range that is in no file; None if files cover all of it."""
         return first_missing(self._by_partition.get(wanted.partition_id, ()), wanted)
 
     def files_for(self, wanted: PartitionRange) -> CapturedRange:

@@ -1,14 +1,14 @@
 """The data source ``eventhubs-replay``: a hub's stream, with deleted events read from Capture.
 
-Theory of operation. It is the stream ``eventhubs``, with the same offsets: micro-batches are ranges of
-sequence numbers per partition. When one is planned, each range is cut where the partition's log begins:
+Theory of operation. It is the stream ``eventhubs``, with the same offsets: a micro-batch is a range of
+sequence numbers per partition. When it is planned, each range is cut where the partition's log begins:
 
     SQL checkpoint            log begins                      end of the micro-batch
         │ ── from capture files ── │ ────── from the hub ─────────── │
 
-Both parts of a partition go to the same task, in order. So the exactly-once sink sees one unbroken run of
-numbers, and neither it nor Spark's journal depends on where an event came from. Once the checkpoint is in the
-log, Capture is no longer read.
+Both parts of a partition go to the same task, in order, so the exactly-once sink sees unbroken numbers, and
+neither it nor Spark's journal depends on where an event came from. Once the checkpoint is in the log, Capture
+is no longer read.
 """
 
 from __future__ import annotations
@@ -50,7 +50,6 @@ class ReplayDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The format's name."""
         return "eventhubs-replay"
 
     def schema(self) -> StructType:
@@ -68,7 +67,7 @@ class ReplayDataSource(DataSource):
         )
 
     def streamReader(self, schema: StructType) -> ReplayStreamReader:  # noqa: N802 - Spark's name
-        """The reader of a stream, of the columns that ``.schema(…)`` names."""
+        """The reader of a stream, with the columns that ``.schema(…)`` names."""
         from tidegate.spark.source.schema import check_chosen_columns
 
         check_chosen_columns(schema, self.schema())
@@ -77,7 +76,7 @@ class ReplayDataSource(DataSource):
 
 
 def parse_options(options: Mapping[str, str]) -> tuple[SourceOptions, CaptureOptions]:
-    """The options of the hub and, those with the prefix ``capture.``, of its captured events.
+    """Split the options into the hub's and, those with the prefix ``capture.``, its captured events'.
 
     Raises InvalidArgumentError.
     """
@@ -98,10 +97,10 @@ def parse_options(options: Mapping[str, str]) -> tuple[SourceOptions, CaptureOpt
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What a pipeline over Capture and log is started with."""
+    """The options that start a pipeline over Capture and log."""
 
     options: Mapping[str, str] = field(repr=False)
-    """Options for ``eventhubs-replay``, beside those of the hub."""
+    """Options for ``eventhubs-replay``, besides the hub's."""
     starting_positions: str
     """The source's option ``startingPositions``, for partitions without a SQL checkpoint."""
 
@@ -109,7 +108,7 @@ class Replay:
 def plan_replay(source_options: Mapping[str, str], capture_options: Mapping[str, str]) -> Replay:
     """Examine hub and files before anything is claimed.
 
-    Raises InvalidArgumentError where no events of the hub are captured, and CaptureFileError.
+    Raises InvalidArgumentError if no events of the hub are captured, and CaptureFileError.
     """
     prefixed = {CAPTURE_PREFIX + name: value for name, value in capture_options.items()}
     source, capture = parse_options({**source_options, **prefixed})
@@ -129,9 +128,9 @@ def plan_replay(source_options: Mapping[str, str], capture_options: Mapping[str,
 
 
 def check_replayable(columns: Sequence[str], pipeline: Pipeline) -> None:
-    """Raise InvalidArgumentError where the sink would ask the log for events that it no longer holds.
+    """Raise InvalidArgumentError if the sink would ask the log for events that it no longer holds.
 
-    columns: those that a transformation returned, or that a function over batches gets.
+    columns: returned by a transformation, or given to a function over batches.
     """
     lost = [name for name in ("offset", "enqueuedTime") if name not in columns]
     if lost or pipeline.is_payload_copied:
@@ -145,7 +144,7 @@ def check_replayable(columns: Sequence[str], pipeline: Pipeline) -> None:
 
 
 class ReplayInputPartition(InputPartition):
-    """What one task reads: for each hub partition, first its captured events, then those in the log."""
+    """What one task reads: for each hub partition, first the captured events, then those in the log."""
 
     def __init__(self, captured: tuple[CapturedRange, ...], live: tuple[PartitionRange, ...]) -> None:
         super().__init__((captured, live))
@@ -163,7 +162,7 @@ class ReplayStreamReader(EventHubsStreamReader):
         self._log_begins: Mapping[str, int] = {}
 
     def _describe(self, wanted: Mapping[str, int]) -> HubDescription:
-        """The hub, as if its partitions began at the wanted events that are captured."""
+        """The hub as if its partitions began at the wanted events that are captured."""
         hub = super()._describe(wanted)
         self._log_begins = {key: bounds.begin_sequence_number for key, bounds in hub.bounds.items()}
         bounds = dict(hub.bounds)
@@ -193,7 +192,7 @@ class ReplayStreamReader(EventHubsStreamReader):
     def partitions(self, start: JsonObject, end: JsonObject) -> Sequence[InputPartition]:
         """The tasks of a micro-batch.
 
-        Raises PositionOutOfRangeError where events of it are neither in the log nor in Capture's files.
+        Raises PositionOutOfRangeError if some of its events are neither in the log nor in Capture's files.
         """
         tasks = super().partitions(start, end)
         return [self._with_capture(task) for task in tasks if isinstance(task, RangesInputPartition)]
@@ -222,7 +221,7 @@ class ReplayStreamReader(EventHubsStreamReader):
         return index.files_for(wanted)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The events of one task, each partition's in order. Raises as ``partitions``; CaptureFileError."""
+        """One task's events, in order per partition. Raises as ``partitions``, and CaptureFileError."""
         freeze_loaded_modules()
         if not isinstance(partition, ReplayInputPartition):
             yield from read_ranges(self._options, partition, self._columns)
@@ -236,7 +235,7 @@ class ReplayStreamReader(EventHubsStreamReader):
 def read_captured(
     capture: CaptureOptions, item: CapturedRange, options: SourceOptions, fields: tuple[str, ...]
 ) -> Iterator[CaptureRows]:
-    """The events of a range in order, each once.
+    """A range's events in order, each once.
 
     Raises PositionOutOfRangeError for an event in no file (unless ``failOnDataLoss`` is off).
     """
@@ -260,7 +259,7 @@ def read_captured(
 
 
 def _unbroken(rows: CaptureRows) -> CaptureRows:
-    """The rows up to the first number that does not follow its predecessor."""
+    """The rows before the first gap in their numbers."""
     numbers = rows.sequence_numbers
     steps = numbers[1:] != numbers[:-1] + 1
     if not steps.any():
@@ -269,7 +268,7 @@ def _unbroken(rows: CaptureRows) -> CaptureRows:
 
 
 def report_missing(partition_id: str, missing: int, first: int, options: SourceOptions) -> None:
-    """Raise or log, as the options say, that events are neither in the log nor in Capture's files."""
+    """Raise or log (by the options) that events are neither in the log nor in Capture's files."""
     sentence = (
         f"Partition {partition_id}: sequence number {missing} was wanted, but the first available one is "
         f"{first}: retention has deleted the events between, and no capture file has them."

@@ -1,6 +1,6 @@
-"""Which sequence numbers of a partition have been read, so that overlapping files yield each event once.
+"""Tracks which sequence numbers of a partition were read, so that overlapping files yield each event once.
 
-Pure. Two files overlap where Capture started again with another state, or beside another service.
+Pure. Files overlap if Capture restarted with another state, or ran beside another service.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class SeenNumbers:
     def add(self, numbers: Int64s, times_ms: Int64s) -> Mask:
         """Add numbers of events, in any order; returns which of them are new.
 
-        Raises OtherHubError for a known number with a later time than all events up to it had: numbers and
-        times of a partition only rise together, so the hub was recreated.
+        Raises OtherHubError for a known number with a later time than all events up to it had. Numbers and
+        times of a partition rise together, so the hub was recreated.
         """
         _, first_places = np.unique(numbers, return_index=True)
         is_new = np.zeros(len(numbers), np.bool_)
@@ -39,7 +39,7 @@ class SeenNumbers:
         if len(self._starts):
             ranges = np.searchsorted(self._starts, numbers, side="right") - 1
             is_known = (ranges >= 0) & (numbers < self._untils[ranges])
-            # Compared in seconds, the precision of all writers of capture files.
+            # Compare seconds, the precision that all writers of capture files have.
             is_later = is_known & (times_ms // 1000 > self._times[ranges] // 1000)
             if is_later.any():
                 raise OtherHubError(int(numbers[is_later][0]))
@@ -59,7 +59,7 @@ class SeenNumbers:
         times = np.concatenate((self._times, np.maximum.reduceat(times_ms, firsts)))
         order = np.argsort(starts, kind="stable")
         starts, untils, times = starts[order], untils[order], times[order]
-        # Ranges do not overlap, but may touch: those become one.
+        # Ranges do not overlap; those that touch become one.
         is_head = np.concatenate(([True], starts[1:] != untils[:-1]))
         heads = np.flatnonzero(is_head)
         self._starts = starts[heads]

@@ -1,7 +1,6 @@
 """The data source ``eventhubs-capture``: captured events as a table with the columns of ``eventhubs``.
 
-Spark pickles this class by its module name into every Python process that it starts, so readers are imported
-where they are created (see ``spark.formats``).
+Readers are imported where they are created: see ``spark.formats``.
 """
 
 from __future__ import annotations
@@ -22,11 +21,10 @@ class CaptureDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The format's name."""
         return "eventhubs-capture"
 
     def schema(self) -> StructType:
-        """The columns; also checks the options, since Spark calls this first."""
+        """The columns; also checks the options, because Spark calls this first."""
         from tidegate.spark.capture.options import CaptureOptions
         from tidegate.spark.source.schema import EVENT_SCHEMA
 
@@ -34,7 +32,7 @@ class CaptureDataSource(DataSource):
         return EVENT_SCHEMA
 
     def reader(self, schema: StructType) -> CaptureReader:
-        """The reader of a batch query, of those columns that ``.schema(…)`` chose."""
+        """The reader of a batch query, with the columns that ``.schema(…)`` names."""
         from tidegate.spark.capture.options import CaptureOptions
         from tidegate.spark.capture.reader import CaptureReader
         from tidegate.spark.source.schema import EVENT_SCHEMA, check_chosen_columns

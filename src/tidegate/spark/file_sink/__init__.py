@@ -1,1 +1,1 @@
-"""The sink of the format ``eventhubs-files``: rows become Parquet or JSON files, each once."""
+"""The sink of the format ``eventhubs-files``: writes each row once to Parquet or JSON files."""

@@ -1,16 +1,15 @@
-"""Which files of an ``eventhubs-files`` sink count: a manifest per micro-batch, written atomically.
+"""Commits an ``eventhubs-files`` sink's files with one atomically written manifest per micro-batch.
 
-Theory of operation -------------------
+Theory of operation.
     _tidegate/staging/QUERY/BATCH/…     what tasks write, under names that no two attempts share
     _tidegate/commits/QUERY-BATCH.json  the manifest: staged name → final name
     [COLUMN=VALUE/]part-QUERY-BATCH-…   the files
 
-The manifest is the point of no return. Without one, staged files do not count, and a repeat of the
-micro-batch stages again, with any number of tasks. With one, repeated tasks write nothing, and the driver
-only completes what the manifest says: it moves what is still staged, marks the manifest as published, and
-deletes what failed and speculative attempts left. So a file has its final name only if it counts, and a
-listing of the folder shows no row twice. Spark, Hive, pyarrow and DuckDB all ignore names that begin with
-``_``.
+The manifest is the point of no return. Without it, staged files do not count, and a repeat of the micro-batch
+stages again, with any number of tasks. With it, repeated tasks write nothing; the driver moves what is still
+staged, marks the manifest as published, and deletes what failed and speculative attempts left. So a file has
+its final name only if it counts, and a listing of the folder shows no row twice. Spark, Hive, pyarrow and
+DuckDB all ignore names that begin with ``_``.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ _MOVES_AT_ONCE: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class StagedFile:
-    """A file that a task has written."""
+    """A file written by a task."""
 
     staged: str
     name: str
-    """Its final name; both relative to the sink's folder."""
+    """The final name; both are relative to the sink's folder."""
     rows: int
 
 
@@ -49,12 +48,10 @@ class Manifest:
     files: tuple[StagedFile, ...]
 
     def to_json(self) -> bytes:
-        """The stored form."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
     def from_json(cls, data: bytes) -> Manifest:
-        """The inverse of ``to_json``."""
         value = json.loads(data)
         files = tuple(StagedFile(**each) for each in value["files"])
         return cls(value["query"], value["batch_id"], value["is_published"], files)
@@ -78,10 +75,10 @@ class FileCommits:
         return None if data is None else Manifest.from_json(data)
 
     def commit(self, batch_id: int, files: Sequence[StagedFile]) -> Manifest:
-        """Decide which files the micro-batch has, unless that is decided, and publish them.
+        """Decide which files the micro-batch has, unless that was already decided, and publish them.
 
-        files: what the tasks of this run have staged; ignored if an earlier run was committed. May be called
-        again after a failure at any point. Raises FileSinkError.
+        files: staged by this run's tasks; ignored if an earlier run was committed. May be repeated after a
+        failure at any point. Raises FileSinkError.
         """
         manifest = self.find(batch_id)
         if manifest is None:
@@ -102,10 +99,10 @@ class FileCommits:
 
 
 def published_files(path: str, storage_options: Mapping[str, object] | None = None) -> list[str]:
-    """The files of all micro-batches that a file sink has completed, by query and micro-batch.
+    """The files of a file sink's completed micro-batches, by query and micro-batch.
 
-    path: the sink's. storage_options: for fsspec. Contains a micro-batch completely or not at all, unlike a
-    listing of the folder while one is being published. Raises FileSinkError.
+    path: the sink's. storage_options: for fsspec. A micro-batch is included completely or not at all, unlike
+    in a listing of the folder while one is being published. Raises FileSinkError.
     """
     folder = SinkFolder(path, storage_options or {})
     names: list[str] = []

@@ -21,19 +21,19 @@ from tidegate.spark.file_sink.options import FileFormat, FileSinkOptions
 from tidegate.spark.file_sink.storage import SinkFolder
 
 _FILES_OPEN_MAX: Final = 256
-"""Our choice: each holds a row group or a block in memory, and more of them suggest a wrong column."""
+"""Our choice: each file holds a row group or a block in memory, and more suggest a wrong partition column."""
 _NULL_FOLDER: Final = "__HIVE_DEFAULT_PARTITION__"
-"""Hive's and Spark's name for the folder of rows whose partition column is null."""
+"""Hive's and Spark's folder name for rows whose partition column is null."""
 _SEPARATOR: Final = "\x1f"
 
 _compute: Any = pc
 
 
 class TaskFiles:
-    """Writes the files of one task, once."""
+    """Writes one task's files; used once."""
 
     def __init__(self, folder: SinkFolder, options: FileSinkOptions, attempt: str, prefix: str) -> None:
-        """attempt: the folder of this attempt. prefix: of the files' final names."""
+        """attempt: this attempt's folder. prefix: of the files' final names."""
         self._folder = folder
         self._options = options
         self._attempt = attempt
@@ -104,7 +104,7 @@ def _row_writer(file: BinaryIO, schema: pa.Schema, options: FileSinkOptions) -> 
     if options.file_format is FileFormat.PARQUET:
         compression: Any = options.compression
         return pq.ParquetWriter(file, schema, compression=compression)
-    # Without the time: the same rows give the same bytes.
+    # Without a timestamp, so that the same rows give the same bytes.
     return _JsonLines(gzip.GzipFile("", "wb", 6, file, mtime=0) if options.compression == "gzip" else file)
 
 

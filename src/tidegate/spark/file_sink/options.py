@@ -22,7 +22,7 @@ KNOWN: Final = (*STORAGE_OPTIONS, "fileFormat", "compression", "partitionColumns
 
 
 class FileFormat(Enum):
-    """The file format, by the option's value."""
+    """The file format; its value is the option's."""
 
     PARQUET = "parquet"
     JSON = "json"
@@ -32,7 +32,7 @@ _COMPRESSIONS: Final[Mapping[FileFormat, tuple[str, ...]]] = {
     FileFormat.PARQUET: ("snappy", "gzip", "zstd", "none"),
     FileFormat.JSON: ("none", "gzip"),
 }
-"""By format; the first one is the default."""
+"""By format; the first is the default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class FileSinkOptions:
     """The checked options of one ``eventhubs-files`` sink."""
 
     path: str
-    """A directory, or a URL that fsspec knows, without credentials."""
+    """A directory, or a URL that fsspec supports, without credentials."""
     file_format: FileFormat
     compression: str
     partition_columns: tuple[str, ...]
@@ -50,14 +50,14 @@ class FileSinkOptions:
 
     @property
     def suffix(self) -> str:
-        """How the files' names end."""
+        """The files' extension."""
         if self.file_format is FileFormat.PARQUET:
             return ".parquet"
         return ".json.gz" if self.compression == "gzip" else ".json"
 
     @classmethod
     def parse(cls, options: Mapping[str, str], schema: StructType) -> FileSinkOptions:
-        """Check the options that Spark hands over (names in any case) against the query's columns.
+        """Check the options that Spark passes (names in any case) against the query's columns.
 
         Raises InvalidArgumentError naming the option or the column at fault.
         """

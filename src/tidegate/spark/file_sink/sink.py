@@ -1,8 +1,8 @@
-"""The data source ``eventhubs-files``: rows become Parquet or JSON files, each row in one published file.
+"""The data source ``eventhubs-files``: writes each row to one published Parquet or JSON file.
 
-For storage that Spark's own ``parquet`` and ``json`` sinks do not reach without further jars (Azure Blob
-Storage, SFTP, everything that fsspec supports), and for readers that rely on a plain listing: ``commits``
-explains why no row appears twice.
+For storage that Spark's own ``parquet`` and ``json`` sinks need further jars to reach (Azure Blob Storage,
+SFTP, everything that fsspec supports), and for readers that list the folder: ``commits`` explains why no row
+appears twice.
 """
 
 from __future__ import annotations
@@ -30,8 +30,6 @@ from tidegate.spark.runtime.workers import freeze_loaded_modules, micro_batch, r
 
 @dataclass
 class FilesCommitMessage(WriterCommitMessage):
-    """What one task has staged."""
-
     query: str
     files: Sequence[StagedFile]
 
@@ -41,7 +39,6 @@ class FileSinkDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The format's name."""
         return "eventhubs-files"
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> FileStreamWriter:  # noqa: N802 - Spark's name
@@ -64,34 +61,32 @@ class FileStreamWriter(DataSourceStreamArrowWriter):
 
     # The Arrow writer's parameter differs from its base class's in pyspark as well.
     def write(self, iterator: Iterator[pa.RecordBatch]) -> FilesCommitMessage:  # type: ignore[override]
-        """Stage the rows of one task; nothing if the micro-batch is already committed."""
+        """Stage one task's rows, unless the micro-batch is already committed."""
         return _stage(self._options, *micro_batch(), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Publish what the tasks have staged, or what an earlier run of the micro-batch staged."""
+        """Publish the tasks' staged files, or those of an earlier run of the micro-batch."""
         _commit(self._options, messages, batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Nothing: staged files do not count, and are deleted when the micro-batch is committed."""
+        """Do nothing: staged files do not count, and are deleted when the micro-batch is committed."""
 
 
 class FileBatchWriter(DataSourceArrowWriter):
-    """The same for a batch query, which is one batch."""
+    """The same for a batch query, which is a single batch."""
 
     def __init__(self, options: FileSinkOptions) -> None:
         self._options = options
         self._query = str(uuid.uuid4())
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> FilesCommitMessage:  # type: ignore[override]
-        """Stage the rows of one task."""
         return _stage(self._options, self._query, 0, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Publish what the tasks have staged."""
         _commit(self._options, messages, 0)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Delete what was staged: this query is not repeated."""
+        """Delete what was staged, because this query is not repeated."""
         folder = SinkFolder(self._options.path, self._options.storage_options)
         folder.delete_tree(FileCommits(folder, self._query).staging(0))
 
@@ -104,7 +99,7 @@ def _stage(
     commits = FileCommits(folder, query)
     if commits.find(batch_id) is not None:
         return FilesCommitMessage(query, ())
-    # Attempts never share a name: neither concurrent ones, nor those of a killed driver and its successor.
+    # Attempts never share a name, whether concurrent or of a killed driver and its successor.
     task = running_task().partitionId()
     attempt = f"{commits.staging(batch_id)}/{task:05}-{uuid.uuid4().hex}"
     prefix = f"part-{query[:13]}-{batch_id:010}-{task:05}"

@@ -1,6 +1,6 @@
-"""The file sink's folder, on this machine or wherever fsspec reaches.
+"""The file sink's folder, on this machine or any storage that fsspec supports.
 
-Any error of a file system becomes a FileSinkError with the location and no secret.
+Any file system error becomes a FileSinkError with the location and without secrets.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from tidegate.model.errors import TidegateError
 
 _COPY_BYTES: Final = 8 * 1024 * 1024
 _BY_UPLOAD: Final = frozenset({"az", "abfs", "abfss", "adl", "s3", "s3a", "gs", "gcs"})
-"""Object stores: a file appears only when its upload is complete, and there is no rename."""
+"""Object stores: a file appears only when its upload is complete, and cannot be renamed."""
 
 
 class FileSinkError(TidegateError):
-    """The location of files could not be reached, or refused access; the micro-batch is repeated."""
+    """The files' location cannot be reached, or refused access; the micro-batch is repeated."""
 
     is_transient = True
 
 
 class SinkFolder:
-    """Names are relative to the folder, with ``/`` between their parts. Everything blocks."""
+    """A folder; names are relative to it, with ``/`` between their parts. Everything blocks."""
 
     def __init__(self, path: str, storage_options: Mapping[str, object]) -> None:
-        """Raises FileSinkError where no library supports the path's scheme, or its options are refused."""
+        """Raises FileSinkError if no library supports the path's scheme, or refuses its options."""
         from fsspec.core import url_to_fs
 
         self.path = path
@@ -42,7 +42,7 @@ class SinkFolder:
 
     @contextmanager
     def writing(self, name: str) -> Iterator[BinaryIO]:
-        """A new file, or one replacing another; not to be read before it is closed."""
+        """Create or replace a file, not to be read before it is closed."""
         with _guarded(self.path, f"write {name}"):
             target = self._at(name)
             if self._is_renamed:
@@ -73,13 +73,13 @@ class SinkFolder:
                 self._fs.makedirs(to.rpartition("/")[0], exist_ok=True)
                 self._fs.mv(from_, to)
                 return
-            # Through this process: a copy within the store may end after the call that started it.
+            # Copy through this process: a copy within the store may end after the call that started it.
             with self._fs.open(from_, "rb") as reading, self._fs.open(to, "wb") as writing:
                 shutil.copyfileobj(reading, writing, _COPY_BYTES)
             self._fs.rm_file(from_)
 
     def read(self, name: str) -> bytes | None:
-        """A small file's content; None where there is none."""
+        """A small file's content; None if it does not exist."""
         with _guarded(self.path, f"read {name}"):
             self._fs.invalidate_cache()
             try:
@@ -88,7 +88,7 @@ class SinkFolder:
                 return None
 
     def list(self, folder: str) -> list[str]:
-        """The names of the files directly in a folder; empty where there is no such folder."""
+        """The names of the files directly in a folder; empty if it does not exist."""
         with _guarded(self.path, f"list {folder}"):
             self._fs.invalidate_cache()
             try:
@@ -98,7 +98,7 @@ class SinkFolder:
             return sorted(item["name"].rpartition("/")[2] for item in found if item["type"] == "file")
 
     def delete_tree(self, folder: str) -> None:
-        """Delete a folder and everything in it; does nothing where there is none."""
+        """Delete a folder and everything in it, if it exists."""
         with _guarded(self.path, f"delete {folder}"):
             self._fs.invalidate_cache()
             if self._fs.exists(self._at(folder)):
@@ -118,8 +118,8 @@ def _guarded(path: str, what: str) -> Iterator[None]:
         yield
     except TidegateError:
         raise
-    except Exception as error:  # third-party libraries raise anything: this is the boundary
-        # Their messages may hold a signed URL; the class and, for OSErrors, the reason are enough.
+    except Exception as error:  # third-party libraries may raise anything
+        # Messages may contain a signed URL; the class and, for OSErrors, the reason are enough.
         reason = error.strerror if isinstance(error, OSError) and error.strerror else ""
         raise FileSinkError(
             f"The file sink at {path} could not {what}: {type(error).__name__} {reason}".rstrip() + ".",

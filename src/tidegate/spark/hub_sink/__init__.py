@@ -1,1 +1,1 @@
-"""The sink of the format ``eventhubs``: rows become events."""
+"""The sink of the format ``eventhubs``: sends rows as events."""

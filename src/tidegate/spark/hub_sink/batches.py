@@ -1,8 +1,8 @@
-"""A task's rows become batches of hub partitions: always the same batches for the same rows.
+"""Cuts a task's rows into batches for hub partitions, always the same batches for the same rows.
 
-Where a row goes and where a batch ends depend only on the rows, including their order: not on time, nor on
-how Spark cut them into Arrow batches. A repeated task therefore makes the same batches, and the log can
-recognise those that it has (``client.repeatable``).
+A row's partition and a batch's end depend only on the rows and their order, not on time or on how Spark cut
+them into Arrow batches. So a repeated task makes the same batches, and the log recognises those that it has
+(``client.repeatable``).
 
     partition set          that partition
     partitionKey set       the partition to which the service would hash the key
@@ -27,10 +27,10 @@ from tidegate.model.partition_key import partition_for_key
 from tidegate.spark.hub_sink.encoding import encode_sections
 
 _ROWS_PER_TURN: Final = 500
-"""Rows without a key that go to one partition before the next one. Our choice: a micro-batch of some thousand
-rows reaches several partitions, and runs are long enough to be cheap."""
+"""Rows without a key that go to one partition before the next (our choice: a few thousand rows reach several
+partitions, and runs are long enough to be cheap)."""
 _SLICE_BYTES: Final = 64 * 1024 * 1024
-"""Rows encoded at a time: Arrow's offsets have 31 bits, and memory is limited."""
+"""Rows are encoded in slices of this size: Arrow's offsets have 31 bits, and memory is limited."""
 _KEYS_REMEMBERED: Final = 262_144
 
 _compute: Any = pc
@@ -55,10 +55,10 @@ class _Open:
 
 
 class BatchCutter:
-    """Cuts the rows of one task. ``add`` them in order, then ``finish``."""
+    """Cuts one task's rows: ``add`` them in order, then ``finish``."""
 
     def __init__(self, partition_ids: tuple[str, ...], batch_bytes_max: int, *, first_turn: int) -> None:
-        """first_turn: where rows without a key begin, modulo the number of partitions."""
+        """first_turn: the first partition of rows without a key, modulo the number of partitions."""
         self._partition_ids = partition_ids
         self._bytes_max = batch_bytes_max
         self._first_turn = first_turn
@@ -68,7 +68,7 @@ class BatchCutter:
         self._index_by_key: dict[str, int] = {}
 
     def add(self, rows: pa.RecordBatch) -> Iterator[HubBatch]:
-        """The batches that these rows fill.
+        """Add rows; yields the batches that they fill.
 
         Raises InvalidArgumentError, NotFoundError or EventTooLargeError for the first invalid row of a slice
         of 64 MB; then no batch has any row of that slice.
@@ -78,7 +78,7 @@ class BatchCutter:
             yield from self._add(rows.slice(start, rows_per_slice))
 
     def finish(self) -> Iterator[HubBatch]:
-        """The batches that are not full."""
+        """Yield the remaining batches."""
         for index in range(len(self._open)):
             if self._open[index].event_count:
                 yield self._close(index)
@@ -110,7 +110,7 @@ class BatchCutter:
             )
 
     def _fill(self, index: int, sections: Any) -> Iterator[HubBatch]:
-        """Put sections into the open batch of a partition; yields those that become full."""
+        """Add sections to a partition's open batch; yields batches that become full."""
         offsets = _offsets(sections)
         data = memoryview(sections.buffers()[2])
         start = 0
@@ -189,7 +189,7 @@ class BatchCutter:
 
 
 def _spread(column: Any, index_of: Any, indices: npt.NDArray[np.int64]) -> None:
-    """Set ``indices`` where the column has a value; each distinct value is looked up once."""
+    """Set ``indices`` where the column has a value, looking up each distinct value once."""
     encoded = column.dictionary_encode()
     found = np.array([index_of(value) for value in encoded.dictionary.to_pylist()] or [0], dtype=np.int64)
     numbers = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
@@ -202,6 +202,6 @@ def _first(mask: Any) -> int:
 
 
 def _offsets(sections: Any) -> npt.NDArray[np.int64]:
-    """Where each section begins in the array's data, and where the last one ends."""
+    """The start of each section in the array's data, and the end of the last."""
     raw = np.frombuffer(sections.buffers()[1], dtype=np.int32)
     return raw[sections.offset : sections.offset + len(sections) + 1].astype(np.int64)

@@ -1,8 +1,8 @@
-"""Arrow columns become encoded events: whole columns at a time, never through a Python object per event.
+"""Encodes Arrow columns as events, by whole columns, without a Python object per event.
 
-Each row is one data section that holds one encoded message, byte for byte as ``wire.event_codec`` encodes the
-same event (``tests/spark/test_hub_sink_encoding.py`` checks this). Everything is built from columns of
-pieces: numpy makes headers from the lengths of what follows them, and Arrow joins the pieces row by row.
+Each row becomes one data section that holds one encoded message, byte for byte as ``wire.event_codec`` would
+encode the event (``tests/spark/test_hub_sink_encoding.py`` checks this). NumPy makes columns of headers from
+the lengths of what follows, and Arrow joins the pieces row by row.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import pyarrow.compute as pc
 from tidegate.wire.names import PARTITION_KEY
 
 _compute: Any = pc
-"""The stubs have no function that accepts an array of any type."""
+"""The stubs lack functions that accept arrays of any type."""
 
 if TYPE_CHECKING:
-    _Column = Any  # to the stubs, an array of any type has no methods
+    _Column = Any  # in the stubs, an array of any type has no methods
     Lengths = npt.NDArray[np.int64]
     ByteMatrix = npt.NDArray[np.uint8]
 
@@ -41,8 +41,8 @@ def encode_sections(
 ) -> pa.Array[Any]:
     """One data section per row, as a binary column.
 
-    body: binary or string, no nulls. partition_key: string; properties: map of string to string; where these,
-    or a value, are null, the event has none. Together they hold less than 1 GiB.
+    body: binary or string, without nulls. partition_key: string. properties: map of string to string. A null
+    key, map or value is left out of the event. Together they hold less than 1 GiB.
     """
     body = body.cast(pa.binary())
     pieces: list[_Column] = []
@@ -58,7 +58,7 @@ def encode_sections(
 
 
 def _key_sections(keys: _Column) -> _Column:
-    """The message annotations with the partition key; empty where it is null."""
+    """The message annotations with the partition key; empty for a null key."""
     texts = _text_values(keys)
     sections = _maps(
         _ANNOTATIONS, _joined(pa.repeat(_KEY_NAME, len(keys)), texts), np.ones(len(keys), np.int64)
@@ -67,7 +67,7 @@ def _key_sections(keys: _Column) -> _Column:
 
 
 def _property_sections(properties: _Column) -> _Column:
-    """The application properties; empty where there are none."""
+    """The application properties; empty if there are none."""
     offsets = properties.offsets.to_numpy().astype(np.int64)
     first, until = int(offsets[0]), int(offsets[-1])
     names, values = properties.keys[first:until], properties.items[first:until]
@@ -90,7 +90,7 @@ def _maps(descriptor: bytes, entries: _Column, pair_counts: Lengths) -> _Column:
 
 
 def _text_values(texts: _Column) -> _Column:
-    """Strings in AMQP encoding; a null as an empty one."""
+    """Strings in AMQP encoding; null becomes an empty string."""
     values = texts.cast(pa.binary()).fill_null(b"")
     return _joined(_sized_headers(_TEXT_8, _TEXT_32, _lengths(values)), values)
 

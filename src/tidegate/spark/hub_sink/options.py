@@ -1,4 +1,4 @@
-"""The options and columns of the sink ``eventhubs``, checked when a query is planned."""
+"""Checks the options and columns of the sink ``eventhubs`` when a query is planned."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ class HubSinkOptions:
     credential: str | None
     """``module:name`` of a credential factory; None: the connection string has a key or signature."""
     is_idempotent: bool
-    """Number the batches where the service supports it; False: a repeated micro-batch is stored twice."""
+    """Number the batches if the service supports it; False: a repeated micro-batch is stored twice."""
     write_id: str | None
     """Batch queries only: names this write, so that repeating the same write stores nothing twice."""
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, is_stream: bool) -> HubSinkOptions:
-        """Check the options that Spark hands over (names in any case, with or without ``eventhubs.``).
+        """Check the options that Spark passes (names in any case, with or without ``eventhubs.``).
 
         Raises InvalidArgumentError naming the option at fault; ConnectionStringError for the string itself.
         """

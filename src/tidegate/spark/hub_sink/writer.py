@@ -1,17 +1,16 @@
-"""The writers of the format ``eventhubs``: rows become events, each stored once if the service supports that.
+"""The writers of the format ``eventhubs``: send each row as an event, stored once if the service supports it.
 
-A repeat is recognised by its sender: a task has the identity (query, task), the micro-batch is its epoch, and
-its events are numbered in the order of its rows (``client.repeatable``).
+The service recognises a repeat by its sender: the producer is (query, task), its epoch is the micro-batch,
+and its events are numbered in the order of the rows (``client.repeatable``).
 
     the micro-batch is repeated          continues after what the log has, task by task
     two attempts of a task at once       complete each other's work
     an attempt of an earlier micro-batch is shut out by the epoch
-    the rows differ                      refused (RepeatDiffersError) where the log can tell
+    the rows differ                      refused (RepeatDiffersError) if the log can detect it
     a batch query                        as one micro-batch: retried tasks repeat nothing; the same query run
                                          again is another, unless ``eventhubs.writeId`` says otherwise
 
-Nothing is left to the driver: what tasks have sent is in the log, and neither ``commit`` nor ``abort`` of a
-micro-batch changes that.
+The driver does nothing: what tasks have sent is in the log, and ``commit`` and ``abort`` do not change that.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from tidegate.spark.source.hub import make_credential
 _logger = logging.getLogger(__name__)
 
 _HELD_BYTES_MAX: Final = 16 * 1024 * 1024
-"""Our choice: a task of up to this size sends nothing until all of its rows have been checked."""
+"""A task of up to this size sends nothing until all of its rows are checked (our choice)."""
 _EPOCHS: Final = 1 << 15
 _PRODUCERS_MAX: Final = 8
 
@@ -51,7 +50,7 @@ class HubCommitMessage(WriterCommitMessage):
 
     event_count: int
     found_count: int
-    """Events of the task that were already in the log when this attempt began."""
+    """The task's events that were already in the log when this attempt began."""
     is_repeat_safe: bool
 
 
@@ -67,9 +66,9 @@ class TaskIdentity:
     """The number of the task in the micro-batch."""
 
     def producer(self) -> ProducerIdentity:
-        """A producer per query and task, with the micro-batches as epochs.
+        """One producer per query and task, with micro-batches as epochs.
 
-        The service remembers a bounded number of producers per partition: with one per micro-batch, a query
+        The service remembers a limited number of producers per partition; with one per micro-batch, a query
         would soon displace all others.
         """
         text = f"tidegate-spark\0{self.write}\0{self.task}\0{self.batch_id // _EPOCHS}"
@@ -78,8 +77,6 @@ class TaskIdentity:
 
 
 class HubStreamWriter(DataSourceStreamArrowWriter):
-    """Writes the micro-batches of a streaming query."""
-
     def __init__(self, options: HubSinkOptions) -> None:
         self._options = options
 
@@ -95,12 +92,10 @@ class HubStreamWriter(DataSourceStreamArrowWriter):
             _report(self._options, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Nothing: what is in the log stays, and the repeated micro-batch continues after it."""
+        """Do nothing: what is in the log stays, and the repeated micro-batch continues after it."""
 
 
 class HubBatchWriter(DataSourceArrowWriter):
-    """Writes the rows of one batch query."""
-
     def __init__(self, options: HubSinkOptions) -> None:
         self._options = options
         self._write_id = f"write\0{options.write_id}" if options.write_id is not None else str(uuid.uuid4())
@@ -116,7 +111,7 @@ class HubBatchWriter(DataSourceArrowWriter):
         _report(self._options, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Nothing: what is in the log stays."""
+        """Do nothing: what is in the log stays."""
 
 
 def hub_stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> HubStreamWriter:
@@ -196,7 +191,7 @@ def _cut(cutter: BatchCutter, batches: Iterator[pa.RecordBatch]) -> Iterator[Hub
 
 
 def _held_back(batches: Iterator[HubBatch]) -> Iterator[HubBatch]:
-    """The same batches, but the first megabytes only once they are all made: see ``_HELD_BYTES_MAX``."""
+    """Hold back the first megabytes of batches until all are made: see ``_HELD_BYTES_MAX``."""
     held: list[HubBatch] = []
     held_bytes = 0
     for batch in batches:
@@ -235,7 +230,7 @@ def _forget_producer(options: HubSinkOptions) -> None:
 
 
 def _key(options: HubSinkOptions) -> _Key:
-    """It has the process id because workers are forked."""
+    """The cache key, with the process id because workers are forked."""
     return (
         os.getpid(),
         options.connection_string.format(),

@@ -1,7 +1,7 @@
-"""Which micro-batch a ``foreachBatch`` function was called for: read from Spark's driver.
+"""Identifies the micro-batch for which a ``foreachBatch`` function was called.
 
-Spark tells a function only the batch's number. The query's id and the run's are properties of the thread
-that calls it, and the offsets that fix the batch's content are a file of the checkpoint directory (read with
+Spark passes the function only the batch's number. The ids of query and run are properties of the calling
+thread, and the offsets that fix the batch's content are in a file in the checkpoint directory (read with
 Spark 4.3: ``StreamExecution``, ``OffsetSeqLog``).
 """
 
@@ -18,7 +18,7 @@ from tidegate.sql.ledger.ledger import MicroBatch
 
 
 def current_batch(rows: DataFrame, batch_id: int) -> MicroBatch:
-    """The micro-batch that ``rows`` are of.
+    """The micro-batch of ``rows``.
 
     Raises InvalidArgumentError outside a ``foreachBatch`` function of a classic (not Spark Connect) session.
     """
@@ -41,9 +41,9 @@ def _no_batch_error() -> InvalidArgumentError:
 
 
 def _fingerprint(rows: DataFrame, query_id: str, batch_id: int) -> str | None:
-    """A digest of the journal's file for this batch: its offsets, its watermark and when it was planned.
+    """A digest of the journal's file for this batch: its offsets, watermark and planning time.
 
-    None where Spark does not show it.
+    None if Spark does not reveal it.
     """
     session: Any = rows.sparkSession
     java_session, gateway = session._jsparkSession, session.sparkContext._jvm

@@ -1,4 +1,4 @@
-"""Whether a DataFrame fits the tables of a ledger sink; asked before anything is written."""
+"""Checks that a DataFrame fits a ledger sink's tables, before anything is written."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def check_columns(
     consumer: ConsumerKey | None,
     is_refused_dead_lettered: bool,
 ) -> None:
-    """Raises InvalidArgumentError where rows of ``schema`` cannot be written.
+    """Raises InvalidArgumentError if rows of ``schema`` cannot be written.
 
-    destination: the table that all rows are for; None: the only one, or the one that each row names.
+    destination: the table for all rows; None: the only one, or the one that each row names.
     """
     names = schema.fieldNames()
     targets = _targets(sink_name, names, tables, destination)

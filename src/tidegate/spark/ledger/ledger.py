@@ -1,13 +1,12 @@
-"""``LedgerSink``: rows of any streaming query into SQL tables, exactly once per micro-batch.
+"""``LedgerSink`` writes rows of any streaming query to SQL tables, exactly once per micro-batch.
 
 For rows that belong to no hub partition after a shuffle: aggregates, joins, keyed state. One transaction
-holds the rows of a micro-batch, its dead letters and its row in the ledger; a micro-batch that Spark runs
-again finds that row and writes nothing.
+holds a micro-batch's rows, dead letters and row in the ledger; a repeat finds that row and writes nothing.
 
     sink = LedgerSink(name="delays", database_url=…, table=delays, mode=WriteMode.UPSERT)
     query = sink.start(averages, checkpoint_location=…, output_mode="update")
 
-Spark's checkpoint directory must be kept: state lives there, and the ledger knows the query by it.
+Keep Spark's checkpoint directory: it holds the state, and the ledger identifies the query by it.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from tidegate.sql.ledger.rows import LedgerTable, StagedRowsLostError, WriteMode
 from tidegate.sql.ledger.stages import StageOwner, drop_strays
 
 DRIVER_BYTES_MAX: Final = 32 * 1024 * 1024
-"""Rows of a micro-batch that go through the driver, in bytes of Arrow (our choice)."""
+"""Most rows of a micro-batch that go through the driver, in bytes of Arrow (our choice)."""
 
 RETRY_S: Final = 30.0
 """How long a computed micro-batch waits for an unavailable database, in seconds (our choice: longer than a
@@ -69,18 +68,17 @@ class LedgerSink:
         driver_bytes_max: int = DRIVER_BYTES_MAX,
         step: ArrowStep | None = None,
     ) -> None:
-        """name: of the query in the ledger, unique in the database; keep it.
+        """name: the query's name in the ledger, unique in the database; keep it.
 
-        table, mode, key, order_by: the one table to write, see ``LedgerTable``. tables: several, by names
-        of your own; each row's column ``_table`` then names its table, or ``write`` is given a DataFrame for
-        each. consumer: whose dead letters rows with a non-null ``_error`` become; such rows need the source's
-        columns ``partition``, ``sequenceNumber``, ``offset`` and ``enqueuedTime``. on_refused_row: what to do
-        with a row that the database refuses: STOP raises an error that names it; DEAD_LETTER makes its event
-        a dead letter, for which all rows need those columns. adopt: the token of a LedgerMismatchError, which
-        allows once what it refused. driver_bytes_max: bytes of Arrow rows of a micro-batch that go through
-        the driver's memory; beyond that, tasks first write to tables (or files, with SQLite) of their own.
-        step: makes the tables' rows of those that ``write`` is given, see ``ArrowStep``; None: they are the
-        tables' rows.
+        table, mode, key, order_by: the one table to write, see ``LedgerTable``. tables: several, by names of
+        your choice; each row's column ``_table`` names its table, or ``write`` gets one DataFrame per table.
+        consumer: whose dead letters rows with a non-null ``_error`` become; such rows need the source's
+        columns ``partition``, ``sequenceNumber``, ``offset`` and ``enqueuedTime``. on_refused_row: for rows
+        that the database refuses: STOP raises an error that names the row; DEAD_LETTER dead-letters its
+        event, for which all rows need those columns. adopt: the token of a LedgerMismatchError, to allow once
+        what it refused. driver_bytes_max: most bytes of Arrow rows per micro-batch in the driver's memory;
+        beyond that, tasks first write to their own tables (or files, with SQLite). step: turns the rows given
+        to ``write`` into the tables' rows, see ``ArrowStep``; None: they already are.
         Raises InvalidArgumentError, DatabaseError.
         """
         if (table is None) == (tables is None):
@@ -120,10 +118,10 @@ class LedgerSink:
         output_mode: str = "update",
         trigger: Trigger = AS_SOON_AS_POSSIBLE,
     ) -> StreamingQuery:
-        """Start a query that writes ``rows`` here; its name is the sink's.
+        """Start a query that writes ``rows`` to this sink and has its name.
 
-        checkpoint_location: Spark's own directory, new or of this query. output_mode: as in Spark.
-        Raises InvalidArgumentError where ``rows`` does not fit the tables, DatabaseError.
+        checkpoint_location: Spark's own directory, new or this query's. output_mode: as in Spark. Raises
+        InvalidArgumentError if ``rows`` does not fit the tables, DatabaseError.
         """
         self._check(rows.schema)
         writer = (
@@ -135,10 +133,10 @@ class LedgerSink:
         return trigger.applied_to(writer).start()
 
     def write(self, rows: DataFrame | Mapping[str, DataFrame], batch_id: int) -> LedgerResult:
-        """Write one micro-batch, whole or not at all.
+        """Write one micro-batch completely or not at all.
 
-        rows: for the sink's table, or with the column ``_table``; or one DataFrame for each table named.
-        Call it once per micro-batch.
+        rows: for the sink's table, or with the column ``_table``; or one DataFrame per table. Call it once
+        per micro-batch.
         Raises LedgerMismatchError (the checkpoint directory does not match the database), FencedError (a
         later run took over), InvalidArgumentError (columns that do not fit), DatabaseError,
         DatabaseUnavailableError. Whatever it raises, nothing of the micro-batch was committed, unless the
@@ -161,7 +159,7 @@ class LedgerSink:
         try:
             result = self._write(frames, batch)
         except StagedRowsLostError:
-            # The same rows again, for Spark computes them from the state before this batch.
+            # The rows are the same again, because Spark computes them from the state before this batch.
             result = self._write(frames, batch)
         self._done = (batch.run_id, batch_id)
         return result
@@ -173,8 +171,8 @@ class LedgerSink:
         drop_strays(database, owner)
         if ledger.is_committed(batch):
             for rows in frames.values():
-                # Spark ends a stateful query whose micro-batch was not run (4.3, measured): its stores must
-                # commit their version of the batch even if the rows are not needed.
+                # Spark ends a stateful query whose micro-batch was not run (4.3, measured): its state stores
+                # must commit their version of the batch even if the rows are not needed.
                 rows.write.format("noop").mode("overwrite").save()
             return LedgerResult(batch.batch_id, 0, 0, is_repeated=True)
         contents = BatchContents()
@@ -227,7 +225,7 @@ class LedgerSink:
 
 
 def _run_patiently(commit: BatchCommit) -> LedgerResult:
-    """Commit, and retry while the database is unavailable: the rows are kept, and the ledger knows whether
+    """Commit, and retry while the database is unavailable: the rows are kept, and the ledger shows whether
     the last attempt was committed.
     """
     deadline = time.monotonic() + RETRY_S

@@ -1,8 +1,8 @@
-"""The tasks of a ledger sink: return small results to the driver, and stage large ones.
+"""A ledger sink's tasks, which return small results to the driver and stage large ones.
 
 A task keeps rows as Arrow until they exceed its share of the driver's memory; then it stages them and all
-that follow (``sql.ledger.stages``). It returns a row for each part, so that the parts of attempts that Spark
-did not accept are never seen.
+that follow (``sql.ledger.stages``). It returns one row per part, so the parts of attempts that Spark did not
+accept are never seen.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tidegate.sql.ledger.stages import EVENT_COLUMNS, Stage, StageOwner, StageWr
 _compute: Any = pyarrow.compute  # its stubs know less than it does
 
 TABLE_COLUMN: Final = "_table"
-"""Names the destination of a row, where one DataFrame feeds a sink with several tables."""
+"""Names a row's destination if one DataFrame feeds several tables."""
 
 PART_SCHEMA: Final = "kind string, destination string, stage string, rows long, data binary"
 """The schema of what tasks return, in Spark's notation."""
@@ -44,9 +44,9 @@ class TaskPlan:
     owner: StageOwner
     tables: Mapping[str, LedgerTable]
     destination: str | None
-    """Of all rows; None: each row names its own, or there is one table."""
+    """Of all rows; None: each row names its own, or there is only one table."""
     columns: tuple[str, ...]
-    """Of the rows that are written: the step's, where there is one, else the DataFrame's."""
+    """Of the rows to write: the step's if there is one, else the DataFrame's."""
     is_event_kept: bool
     """True: rows keep the columns that say which event they came from."""
     is_refused_dead_lettered: bool
@@ -55,7 +55,7 @@ class TaskPlan:
     """Of this task's rows that go to the driver."""
 
     def columns_of(self, name: str) -> tuple[str, ...]:
-        """The columns of a table that the rows have."""
+        """The table's columns that the rows have."""
         return tuple(column for column in self.columns if column in self.tables[name].table.columns)
 
     @property
@@ -74,7 +74,7 @@ class _RefusedError(Exception):
 
 @dataclass(slots=True)
 class _Part:
-    """What a task holds for one table."""
+    """A task's rows for one table."""
 
     waiting: list[pa.Table] = field(default_factory=list)
     bytes: int = 0
@@ -96,7 +96,7 @@ class TaskRows:
         try:
             stages = self._stage(batches)
         except _RefusedError as refused:
-            # Returned instead of raised: another attempt of the task would be refused as well.
+            # Returned instead of raised, because another attempt of the task would also be refused.
             yield _part_row(REFUSED, None, None, 0, str(refused.error).encode())
             return
         for name, stage in stages.items():
@@ -111,7 +111,7 @@ class TaskRows:
             yield _part_row(ERRORS, None, None, errors.num_rows, _to_bytes(errors))
 
     def _stage(self, batches: Iterator[pa.RecordBatch]) -> dict[str, Stage]:
-        """Take all rows. Staged ones persist when this returns, and are removed when it raises."""
+        """Take all rows. Staged rows persist if this returns, and are removed if it raises."""
         with ExitStack() as stack:
             for batch in batches:
                 self._take(stack, pa.Table.from_batches([batch]))
@@ -193,10 +193,10 @@ class TaskRows:
 
 
 def _in_order(rows: pa.Table, target: LedgerTable) -> pa.Table:
-    """Rows of an upsert by their key.
+    """Sort an upsert's rows by their key.
 
-    A shuffle leaves them in hash order, and merging them in that order visits another page for each: twice
-    the processor time for 100,000 rows (PostgreSQL 15, measured).
+    A shuffle leaves them in hash order, in which merging visits another page for each row: twice the
+    processor time for 100,000 rows (PostgreSQL 15, measured).
     """
     if target.mode is not WriteMode.UPSERT:
         return rows
@@ -207,7 +207,7 @@ def _in_order(rows: pa.Table, target: LedgerTable) -> pa.Table:
 
 
 def _without_unknown_events(rows: pa.Table, plan: TaskPlan, name: str) -> pa.Table:
-    """Drop the events' columns if no row says which event it came from."""
+    """Drop the event columns if no row says which event it came from."""
     more = [column for column in plan.event_columns if column not in plan.tables[name].table.columns]
     is_known = any(rows.column(column).null_count < rows.num_rows for column in more)
     return rows if is_known else rows.drop_columns(more)
@@ -242,9 +242,9 @@ def _part_row(
 
 
 def add_parts(contents: BatchContents, plan: TaskPlan, parts: pa.Table) -> None:
-    """Add what the accepted attempts of a DataFrame's tasks returned.
+    """Add the parts that the accepted attempts of a DataFrame's tasks returned.
 
-    Raises DatabaseError where one of them had a row that the database refuses.
+    Raises DatabaseError if the database refused a row of one of them.
     """
     for part in parts.to_pylist():
         name = part["destination"]

@@ -1,4 +1,4 @@
-"""The reader that passes what it reads to a function; see ``pipelines.mapped_events``."""
+"""The reader that applies a function to what it reads; see ``pipelines.mapped_events``."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tidegate.spark.source.schema import MADE_COLUMN
 
 @dataclass(frozen=True, slots=True)
 class ReadingPlan:
-    """What a reading task needs beside the source's options."""
+    """What a reading task needs besides the source's options."""
 
     function: ArrowFunction
     schema: pa.Schema
     """Of the function's rows."""
     columns: tuple[str, ...]
-    """The columns of events that the function gets."""
+    """The event columns that the function gets."""
 
     @property
     def row_schema(self) -> pa.Schema:
@@ -33,10 +33,10 @@ class ReadingPlan:
 
 
 class MappedStreamReader(EventHubsStreamReader):
-    """Plans micro-batches as the source ``eventhubs`` does; a task yields what the function makes."""
+    """Plans micro-batches as the source ``eventhubs`` does; a task yields the function's rows."""
 
     def __init__(self, plan_text: str, options: SourceOptions) -> None:
-        # Unpickled in tasks only: the planning process does not need the function's modules.
+        # Unpickled only in tasks: the planning process does not need the function's modules.
         super().__init__(options)
         self._plan_text = plan_text
 

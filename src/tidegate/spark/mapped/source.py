@@ -24,11 +24,10 @@ class MappedDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The format's name."""
         return "eventhubs-mapped"
 
     def schema(self) -> StructType:
-        """Only called where ``mapped_events`` did not create the stream: raises InvalidArgumentError."""
+        """Raises InvalidArgumentError: only called if ``mapped_events`` did not create the stream."""
         raise InvalidArgumentError(f"The format {self.name()} cannot be used directly.", next_step=_INSTEAD)
 
     def streamReader(self, schema: StructType) -> EventHubsStreamReader:  # noqa: N802 - Spark's name

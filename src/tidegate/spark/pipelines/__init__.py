@@ -1,1 +1,1 @@
-"""Pipelines as users start them: a handler or a declared file becomes one streaming query."""
+"""Starts users' pipelines: a handler or a declaration becomes one streaming query."""

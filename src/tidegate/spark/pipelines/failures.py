@@ -1,4 +1,4 @@
-"""The failure policy in a query: what happens to rows whose step gave a reason in the column ``_error``."""
+"""A query's failure policy: what happens to rows for which a step set the column ``_error``."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ _STOPPED = re.compile(
 
 
 def apply_policy(rows: DataFrame, policy: OnFailure, *, is_per_partition: bool = False) -> DataFrame:
-    """Rows as the sink receives them under the policy; unchanged where there is no column ``_error``.
+    """Apply the policy to rows on their way to the sink; unchanged if there is no column ``_error``.
 
-    is_per_partition: the sink must see every event, so a skipped one is marked with ``_skip`` and not
+    is_per_partition: the sink must see every event, so skipped ones are marked with ``_skip`` instead of
     filtered out.
     """
     if ERROR_COLUMN not in rows.columns or policy is OnFailure.DEAD_LETTER:
         return rows
     is_bad = F.col(ERROR_COLUMN).isNotNull()
     if policy is OnFailure.STOP:
-        # In a filter, which nothing may prune.
+        # In a filter, which the optimizer does not prune.
         stop = F.raise_error(F.concat(F.lit(f"{_MARK} "), _where(rows), F.lit(": "), _text(ERROR_COLUMN)))
         return rows.where(F.when(is_bad, stop.cast("boolean")).otherwise(F.lit(True))).drop(ERROR_COLUMN)
     if is_per_partition:
@@ -49,7 +49,7 @@ def apply_policy(rows: DataFrame, policy: OnFailure, *, is_per_partition: bool =
 
 
 def _where(rows: DataFrame) -> Column:
-    """Which event it is, as far as the columns still say."""
+    """Names the event, as far as the columns still say which it is."""
     if {PARTITION_COLUMN, SEQUENCE_NUMBER_COLUMN} <= set(rows.columns):
         number = F.coalesce(_text(SEQUENCE_NUMBER_COLUMN), F.lit("?"))
         return F.concat(
@@ -63,7 +63,7 @@ def _text(column: str) -> Column:
 
 
 def stopped_error(text: str) -> PartitionStoppedError | None:
-    """The error that the policy ``stop`` raised, found in Spark's message; None: another error."""
+    """The error of the policy ``stop``, found in Spark's message; None: it is another error."""
     found = _STOPPED.search(text)
     if found is None:
         return None
@@ -75,7 +75,7 @@ def stopped_error(text: str) -> PartitionStoppedError | None:
 
 
 class PipelineFailedError(TidegateError):
-    """A query ended with an error that is not Tidegate's: of Spark, a step or Java."""
+    """A query ended with an error that is not Tidegate's, but Spark's, a step's or Java's."""
 
 
 class StepFailedError(PipelineFailedError):
@@ -83,9 +83,9 @@ class StepFailedError(PipelineFailedError):
 
 
 def error_of(exception: BaseException, *, steps: Sequence[Step] = ()) -> TidegateError:
-    """What ended a query, as an error of Tidegate: the one at the root, else one with ``explain``'s words.
+    """The Tidegate error that ended a query: the one at the root, else one with ``explain``'s message.
 
-    steps: the pipeline's; an error that one of them raised in this process gets its file and line.
+    steps: the pipeline's; file and line are added to an error that one of them raised in this process.
     """
     if isinstance(exception, TidegateError):
         return exception
@@ -106,20 +106,20 @@ def error_of(exception: BaseException, *, steps: Sequence[Step] = ()) -> Tidegat
     if is_of_java and not isinstance(exception, AnalysisException):
         return PipelineFailedError(f"{where}: {_closed(sentence)}")
     if not is_of_java and str(exception):
-        # With the name of the class: a KeyError's message is only a key.
+        # Include the class's name, because a KeyError's message is only a key.
         sentence = f"{type(exception).__name__}: {sentence}"
     return StepFailedError(f"{where}: {_closed(sentence)}", next_step="Fix it, then start again.")
 
 
 def _place_in_steps(exception: BaseException, steps: Sequence[Step]) -> traceback.FrameSummary | None:
-    """The last line in the steps' own files that the exception passed through; None: there is none."""
+    """The last line in the steps' own files through which the exception passed; None: there is none."""
     files = {_file_of(step) for step in steps}
     frames = [frame for frame in traceback.extract_tb(exception.__traceback__) if frame.filename in files]
     return frames[-1] if frames else None
 
 
 def _file_of(step: Step) -> str | None:
-    """The file of a step; None where it is not a Python function."""
+    """The file of a step; None if it is not a Python function."""
     function: object = step
     while isinstance(function, functools.partial):
         function = function.func
@@ -130,6 +130,6 @@ def _file_of(step: Step) -> str | None:
 
 
 def _closed(sentence: str) -> str:
-    """With a full stop, unless it ends with a mark of its own."""
+    """Add a full stop unless the sentence ends with punctuation."""
     sentence = sentence.rstrip(" ;")
     return sentence if sentence.endswith((".", "!", "?")) else f"{sentence}."

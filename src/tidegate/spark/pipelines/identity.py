@@ -1,10 +1,9 @@
-"""Which pipeline a checkpoint directory belongs to: a small file next to Spark's own, written at the first
-start.
+"""Records which pipeline owns a checkpoint directory, in a small file next to Spark's own.
 
-Spark accepts any checkpoint directory for the query that it is given, and continues at its offsets. With
-another pipeline's directory that silently reads too little, so the file is checked first. A pipeline is
-identified by its name, the hub (by name and creation time), the consumer group, and what it writes to. Its
-steps, its trigger and the address of the service may change.
+Spark continues at the offsets of whichever checkpoint directory a query is given. With another pipeline's
+directory that would silently skip events, so this file is checked first. A pipeline is identified by its
+name, hub (name and creation time), consumer group and target. Its steps, trigger and service address may
+change.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class PipelineIdentity:
-    """What may not change between two starts with one checkpoint directory, and the namespace."""
+    """What must not change between starts with one checkpoint directory, and the namespace."""
 
     pipeline: str
     event_hub: str
@@ -50,7 +49,7 @@ class PipelineIdentity:
     sink: str
     target: str
     namespace: str
-    """The service's host, noted for people: it may change."""
+    """The service's host, recorded for people; it may change."""
 
     def to_json(self) -> str:
         """One JSON object, for the file."""
@@ -65,7 +64,7 @@ class PipelineIdentity:
         return cls(**{item.name: values[item.name] for item in fields(cls)})
 
     def check(self, found: PipelineIdentity, location: str) -> None:
-        """Raise where ``found``, in the directory ``location``, is another pipeline's or another hub's."""
+        """Raise if ``found``, in the directory ``location``, is another pipeline's or another hub's."""
         for name, words in _WORDS.items():
             before, now = str(getattr(found, name)), str(getattr(self, name))
             if before.lower() != now.lower():
@@ -87,7 +86,7 @@ class PipelineIdentity:
 def identity_of(
     pipeline: StreamPipeline, *, connection_string: str, ca_file: str | None = None
 ) -> PipelineIdentity:
-    """The pipeline's identity; asks the service when the hub was created, and raises what it raises."""
+    """The pipeline's identity. Asks the service when the hub was created, and raises what that raises."""
     source = pipeline.source
     options = SourceOptions.parse(hub_options(source, connection_string, ca_file))
     return PipelineIdentity(
@@ -104,9 +103,9 @@ def identity_of(
 def hub_options(
     source: HubSource, connection_string: str, ca_file: str | Path | None = None
 ) -> dict[str, str]:
-    """The options of the format ``eventhubs`` that a source stands for, but for ``source.options``.
+    """A source as options of the format ``eventhubs``, without ``source.options``.
 
-    Raises InvalidArgumentError where the connection string names another hub.
+    Raises InvalidArgumentError if the connection string names another hub.
     """
     options = {
         "eventhubs.connectionString": hub_connection_string(connection_string, source.event_hub),
@@ -121,7 +120,7 @@ def hub_options(
 
 
 def hub_connection_string(connection_string: str, event_hub: str) -> str:
-    """The connection string with the hub in it. Raises InvalidArgumentError where it names another hub."""
+    """Add the hub to the connection string. Raises InvalidArgumentError if it names another hub."""
     parsed = ConnectionString.parse(connection_string)
     if parsed.entity_path is not None and parsed.entity_path.lower() != event_hub.lower():
         raise InvalidArgumentError(
@@ -135,9 +134,9 @@ def hub_connection_string(connection_string: str, event_hub: str) -> str:
 def claim_checkpoint(location: str, identity: PipelineIdentity, spark: SparkSession | None = None) -> None:
     """Write the identity into a new checkpoint directory, or compare it with the one there.
 
-    location: a path of this machine, or an address that Spark's file systems know. spark: None: do nothing
-    for such an address. Raises InvalidArgumentError where the directory is another pipeline's or does not say
-    whose it is, and EventHubReplacedError where it counts in a deleted hub.
+    location: a path on this machine, or an address that Spark's file systems support. spark: None: skip the
+    check for such an address. Raises InvalidArgumentError if the directory is another pipeline's or does not
+    say whose it is, and EventHubReplacedError if it refers to a deleted hub.
     """
     path = local_path(location)
     if path is not None:
@@ -188,7 +187,7 @@ class _LocalDirectory:
 
 
 class HadoopDirectory:
-    """A checkpoint directory, accessed through the file systems that Spark itself uses for it."""
+    """A checkpoint directory, accessed through Spark's own file systems."""
 
     def __init__(self, spark: SparkSession, location: str) -> None:
         """location: as ``checkpoint_path`` returns it."""
@@ -201,7 +200,7 @@ class HadoopDirectory:
         return self._jvm.org.apache.hadoop.fs.Path(f"{self._location.rstrip('/')}/{name}")
 
     def read(self, name: str) -> str | None:
-        """A file's text; None: there is none."""
+        """A file's text; None: it does not exist."""
         path = self._path(name)
         if not self._system.exists(path):
             return None

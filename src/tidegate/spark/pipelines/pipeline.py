@@ -1,4 +1,4 @@
-"""Runs a pipeline on Spark: events of a hub, through a function or a DataFrame, into a table, exactly once.
+"""Runs a pipeline on Spark, from a hub through a function or a DataFrame into a table, exactly once.
 
 pipeline = Pipeline("flights", "flights", table, handler)
 query = run_pipeline(spark, pipeline, connection_string=…, database_url=…, checkpoint_location=…)
@@ -37,16 +37,16 @@ from tidegate.sql.core.row_groups import required_columns
 from tidegate.sql.handlers.batches import PARTITION_KEY_COLUMN
 
 TRANSACTION_ROWS_MAX = 50_000
-"""Most rows in one transaction (our choice: with fewer, commits cost time; with more, only memory grows). A
-task that writes to PostgreSQL holds those of two."""
+"""Most rows per transaction (our choice: fewer make commits costly, more only use memory). A task that writes
+to PostgreSQL holds the rows of two transactions."""
 TRANSACTION_BYTES_MAX = 32 * 1024 * 1024
 """Most bytes of a transaction's rows in Arrow."""
 
 Transformation = Callable[[DataFrame], DataFrame]
-"""From the columns of the format ``eventhubs`` to ``partition``, ``sequenceNumber``, the table's columns and,
+"""Turns columns of the format ``eventhubs`` into ``partition``, ``sequenceNumber``, the table's columns and,
 optionally, ``_error`` (a reason: the event becomes a dead letter) and ``_skip`` (true: no row).
 
-All rows of a partition must come to one task: a transformation that shuffles ends with
+All rows of a partition must be in one task, so a transformation that shuffles must end with
 ``.repartition("partition")``."""
 
 
@@ -68,21 +68,21 @@ def run_pipeline(
 ) -> StreamingQuery:
     """Start the pipeline and return its query; ``awaitTermination`` raises the error that ends it.
 
-    transform: None runs the pipeline's handler, a function per event or per batch; otherwise the DataFrame
-    that it returns is written, and the handler is only for redrives. checkpoint_location: Spark's own
-    directory, new or of this pipeline; it may be lost, because the SQL checkpoint is authoritative.
-    starting_position: where partitions without a SQL checkpoint start, as in the source's option
-    ``startingPosition``. fail_on_data_loss: False skips events that are gone, and logs them in Spark's
-    workers; True ends the query with a PositionOutOfRangeError that names them.
+    transform: returns the DataFrame to write (the handler is then only for redrives); None: run the
+    pipeline's handler, a function per event or per batch. checkpoint_location: Spark's own directory, new or
+    this pipeline's; it may be lost, because the SQL checkpoint is authoritative. starting_position: where
+    partitions without a SQL checkpoint start, as in the source's option ``startingPosition``.
+    fail_on_data_loss: True ends the query with a PositionOutOfRangeError that names events that are gone;
+    False skips them and logs this in Spark's workers.
 
-    capture: options of the format ``eventhubs-capture``, at least ``path``: replays events that retention has
-    deleted from the log. Each partition's events come from its capture files up to where its log begins, and
-    from the log after that: in order, none missing, none twice. A partition without a SQL checkpoint starts
-    at its first captured event. Such a pipeline may be stopped, killed and started again at any time, also
-    without ``capture`` once its checkpoint is in the log.
+    capture: options of the format ``eventhubs-capture``, at least ``path``, to replay events that retention
+    has deleted. Each partition's events come from its capture files up to the log's beginning, then from the
+    log: in order, none missing or repeated. A partition without a SQL checkpoint starts at its first captured
+    event. The pipeline may be stopped, killed and restarted at any time, without ``capture`` once its
+    checkpoint is in the log.
 
-    The driver started last owns the consumer group: one that already runs fails with a FencedError.
-    Raises InvalidArgumentError (also where no events of this hub are captured), CaptureFileError,
+    The driver started last owns the consumer group; an earlier one fails with a FencedError. Raises
+    InvalidArgumentError (also if no events of this hub are captured), CaptureFileError,
     DatabaseError, EventHubReplacedError, and the service's errors.
     """
     database_url = absolute_url(database_url)
@@ -112,10 +112,10 @@ def run_pipeline(
         rows_max=transaction_rows_max,
     )
     register(spark)
-    # From here on the SQL checkpoints say where to start, because the claim has created them.
+    # From here on, the SQL checkpoints created by the claim say where to start.
     options["eventhubs.startingPosition"] = CHECKPOINT_PREFIX + database_url
     reader = spark.readStream.format(EventHubsDataSource.name()).options(**options)
-    # With nothing in between, events need not pass through Java between a task's reading and writing.
+    # Without a transformation, events need not pass through Java between reading and writing.
     is_committed_by_source = transform is None and replay is None
     if is_committed_by_source:
         reader = reader.format(CommittingDataSource.name()).options(**claimed)
@@ -145,10 +145,9 @@ def sink_options(
     is_transformed: bool,
     rows_max: int = TRANSACTION_ROWS_MAX,
 ) -> dict[str, str]:
-    """Claim the pipeline's checkpoints for this driver, and return the options for a ``writeStream`` of your
-    own.
+    """Claim the pipeline's checkpoints for this driver, and return options for your own ``writeStream``.
 
-    source_options: of the ``eventhubs`` stream that feeds it. Creates the table if it is missing. Raises as
+    source_options: of the ``eventhubs`` stream that feeds it. Creates a missing table. Raises as
     ``run_pipeline``.
     """
     source = SourceOptions.parse(source_options)
@@ -157,7 +156,7 @@ def sink_options(
             "The sink eventhubs-sql requires each partition's events in one task.",
             next_step="Leave the option eventhubs.splitPartitions out.",
         )
-    database_url = absolute_url(database_url)  # Spark's workers run in a directory of their own
+    database_url = absolute_url(database_url)  # Spark's workers run in another directory
     refuse_sqlite_on_cluster(database_url)
     database = Database.shared(database_url)
     database.ensure_table(pipeline.table)
@@ -182,9 +181,8 @@ def sink_options(
 
 
 def _replayed_columns(pipeline: Pipeline) -> list[str]:
-    """The columns that a function over batches gets in a replay: those that it asks for, and the partition
-    key, which the log can no longer provide for a dead letter. Raises InvalidArgumentError where more is
-    needed.
+    """The columns for a function over batches in a replay: those that it asks for, and the partition key,
+    which the log can no longer provide for a dead letter. Raises InvalidArgumentError if more is needed.
     """
     needed = needed_columns(pipeline, is_transformed=False)
     columns = list(dict.fromkeys([*needed, PARTITION_KEY_COLUMN]))
@@ -193,7 +191,7 @@ def _replayed_columns(pipeline: Pipeline) -> list[str]:
 
 
 def _checked(rows: DataFrame, pipeline: Pipeline) -> DataFrame:
-    """A transformation's result. Raises InvalidArgumentError where the sink cannot write it."""
+    """A transformation's result. Raises InvalidArgumentError if the sink cannot write it."""
     table = pipeline.table
     for name in needed_columns(pipeline, is_transformed=True):
         if name not in rows.columns:

@@ -1,6 +1,6 @@
-"""Starts a declared pipeline: source, steps and sink become one streaming query.
+"""Starts a declared pipeline's source, steps and sink as one streaming query.
 
-The checkpoint directory's owner is checked first; then one method per kind of sink writes the query.
+The checkpoint directory's owner is checked first; then one method per kind of sink builds the query.
 """
 
 from __future__ import annotations
@@ -61,14 +61,13 @@ def start_stream_pipeline(
 ) -> StreamingQuery:
     """Start a declared pipeline and return its query; ``awaitTermination`` raises the error that ends it.
 
-    pipeline: a plain ``tidegate.sql.Pipeline`` runs as it is. database_url: for SQL sinks only.
-    checkpoint_location: a directory, new or of this pipeline. trigger: None: the declared one. adopt: the
-    token of a LedgerMismatchError, to allow once what it refused; for a ``SqlBatchSink``. on_written: called
-    with the result of each micro-batch that a ``SqlBatchSink`` has committed, in Spark's thread. capture:
-    options of the format ``eventhubs-capture``, for a ``SqlSink``: replays events that retention has deleted
-    (see ``run_pipeline``).
+    pipeline: may be a plain ``tidegate.sql.Pipeline``. database_url: only for SQL sinks. checkpoint_location:
+    a directory, new or this pipeline's. trigger: None: the declared one. adopt: for a ``SqlBatchSink``, the
+    token of a LedgerMismatchError, to allow once what it refused. on_written: called in Spark's thread with
+    the result of each micro-batch that a ``SqlBatchSink`` commits. capture: for a ``SqlSink``, options of the
+    format ``eventhubs-capture``, to replay events that retention has deleted (see ``run_pipeline``).
 
-    Raises InvalidArgumentError (also where the directory is another pipeline's), EventHubReplacedError,
+    Raises InvalidArgumentError (also if the directory is another pipeline's), EventHubReplacedError,
     DatabaseError, and the service's errors.
     """
     declared = declared_pipeline(pipeline)
@@ -177,7 +176,7 @@ class _Start:
         return writer.options(**sink.options).option("path", sink.path)
 
     def _rows(self) -> DataFrame:
-        """The source's events through all steps."""
+        """The source's events after all steps."""
         source = self.pipeline.source
         options = hub_options(source, self.connection_string, self.ca_file)
         if not any(short_name(name) in ("tasksmin", "tasksmax") for name in source.options):
@@ -208,7 +207,7 @@ class _ReportingLedgerSink(LedgerSink):
 
 
 def _through_steps(steps: Sequence[Step], policy: OnFailure | None, rows: DataFrame) -> DataFrame:
-    """The result of the steps; with the policy applied where the sink writes per hub partition."""
+    """The result of the steps; the policy is applied if the sink writes per hub partition."""
     for position, step in enumerate(steps, start=1):
         result = step(rows)
         if not isinstance(result, DataFrame):
@@ -222,5 +221,5 @@ def _through_steps(steps: Sequence[Step], policy: OnFailure | None, rows: DataFr
 
 
 def _no_handler(event: ReceivedEvent) -> None:
-    """The handler of a pipeline that has only steps; never called."""
+    """Stands in for the handler of a pipeline that has only steps; never called."""
     raise NotImplementedError("This pipeline has steps and no handler.")

@@ -1,4 +1,4 @@
-"""A pipeline declared in one Python file: source, steps, sink, trigger, and what happens to rows that fail.
+"""A pipeline declared in one Python file: source, steps, sink, trigger and failure policy.
 
     pipeline = StreamPipeline(
         name="delays",
@@ -7,9 +7,8 @@
         sink=SqlBatchSink(delays),
     )
 
-Plain values: declaring one neither starts nor imports Spark. ``start_stream_pipeline`` and ``tidegate
-pipeline run FILE.py:pipeline`` start it. Contradictions are refused here, by name, and not after the first
-micro-batch.
+Declaring a pipeline neither starts nor imports Spark. ``start_stream_pipeline`` and ``tidegate pipeline run
+FILE.py:pipeline`` start it. Contradictions are refused here, by name, instead of after the first micro-batch.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 MAX_EVENTS_PER_TRIGGER = 500_000
-"""Default for the most events in one micro-batch; limits what one failure repeats."""
+"""Default limit of events per micro-batch, which limits what one failure repeats."""
 
 Step = Callable[["DataFrame"], "DataFrame"]
-"""From the DataFrame of the source, or of the step before, to the next one."""
+"""Turns the DataFrame of the source or previous step into the next one."""
 
 OWN_FILE_FORMAT = "eventhubs-files"
 """Tidegate's own file format."""
@@ -62,17 +61,17 @@ _OWN_OPTIONS = {
 
 
 class OnFailure(StrEnum):
-    """What happens to an event whose row a step has given a reason in the column ``_error``.
+    """What happens to an event for whose row a step set a reason in the column ``_error``.
 
     An event whose handler raises, or whose row the database refuses, always becomes a dead letter.
     """
 
     DEAD_LETTER = "dead-letter"
-    """It is stored with its reason, in the transaction of the rows: for SQL sinks, and their default."""
+    """It is stored with its reason in the rows' transaction; only for SQL sinks, their default."""
     STOP = "stop"
-    """The query ends with that reason, and nothing of the transaction is written: the default elsewhere."""
+    """The query ends with that reason, and its transaction is not written; the default for other sinks."""
     SKIP = "skip"
-    """It is left out, without a trace."""
+    """It is skipped without a trace."""
 
 
 def check_name(name: str) -> None:
@@ -117,15 +116,16 @@ class HubSource:
 
 @dataclass(frozen=True, slots=True)
 class SqlSink:
-    """A table, written per hub partition: rows, dead letters and checkpoint in one transaction each.
+    """A table, written per hub partition: one transaction holds rows, dead letters and checkpoint.
 
-    For pipelines that turn each event into rows independently, by a handler, or by steps whose last returns
+    For pipelines that turn each event into rows independently, by a handler or by steps. The last step
+    returns
     ``partition``, ``sequenceNumber``, the table's columns and, optionally, ``_error`` and ``_skip``.
     """
 
     table: Table
     handler: Handler | BatchHandler | None = None
-    """Called with each event if there are no steps; with steps, only for redrives of dead letters."""
+    """Called with each event if there are no steps; otherwise only for redrives of dead letters."""
     is_payload_copied: bool = False
     """True: a dead letter keeps a copy of its event, which outlives the log's retention."""
 
@@ -134,7 +134,7 @@ class SqlSink:
 
     @property
     def target(self) -> str:
-        """Where it writes, for the same."""
+        """The sink's target, for the same purposes."""
         return self.table.fullname
 
 
@@ -145,8 +145,8 @@ class SqlBatchSink:
     """
 
     table: Table | LedgerTable | Mapping[str, LedgerTable]
-    """A plain table is upserted by its primary key. For several tables, under names of your choice, each
-    row's column ``_table`` names its table."""
+    """A plain table is upserted by its primary key. With several tables, by names of your choice, each row's
+    column ``_table`` names its table."""
     output_mode: OutputMode = "update"
     """Spark's output mode."""
 
@@ -239,7 +239,7 @@ class StreamPipeline(Redrivable):
     source: HubSource
     sink: Sink
     steps: Sequence[Step] = ()
-    """Applied to the source's DataFrame, one after the other."""
+    """Applied to the source's DataFrame in order."""
     trigger: Trigger = AS_SOON_AS_POSSIBLE
     on_failure: OnFailure | None = None
     """None: dead letters if the sink is SQL, else the query stops."""
@@ -281,7 +281,7 @@ class StreamPipeline(Redrivable):
     def redrivable(self) -> Pipeline:
         """The ``SqlSink``'s handler as a pipeline, for ``tidegate dlq redrive``.
 
-        Raises InvalidArgumentError where there is none.
+        Raises InvalidArgumentError if there is none.
         """
         if not isinstance(self.sink, SqlSink) or self.sink.handler is None:
             raise self._refused(
@@ -349,7 +349,7 @@ class StreamPipeline(Redrivable):
 
 
 def declared_pipeline(pipeline: StreamPipeline | Pipeline) -> StreamPipeline:
-    """A plain ``tidegate.sql.Pipeline`` as a declaration; a declaration as it is.
+    """Convert a plain ``tidegate.sql.Pipeline`` to a declaration; returns a declaration unchanged.
 
     Raises InvalidArgumentError for a name that cannot also name a directory.
     """

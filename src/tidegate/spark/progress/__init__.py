@@ -1,1 +1,1 @@
-"""How a running query does: its batches, its lag, its metrics."""
+"""A running query's progress: its batches, lag and metrics."""

@@ -1,7 +1,7 @@
-"""A micro-batch in numbers: Spark's progress, in the terms of ``PipelineStatus``.
+"""Converts Spark's progress of a micro-batch to the terms of ``PipelineStatus``.
 
-Pure, and without pyspark. Events are counted in two ways, and the smaller number is used: by offsets, which
-include what a restarted query skips, and by Spark's row count, which counts rows that a sink reads twice.
+Pure, and without pyspark. The number of events is the smaller of two: by offsets, which include what a
+restarted query skips, and by Spark's row count, which includes rows that a sink reads twice.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _COPIED = (
     *("batch_id", "events", "input_events_per_s", "processed_events_per_s", "batch_ms"),
     *("rows", "watermark", "state_rows", "state_bytes"),
 )
-"""Fields of ``PipelineStatus`` that are those of the last micro-batch."""
+"""The fields of ``PipelineStatus`` that describe the last micro-batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class BatchProgress:
         row_count = int(value.get("numInputRows") or 0)
         spanned = _events_between(value["sources"])
         events = row_count if spanned is None else min(row_count, spanned)
-        # Spark's rate is of its own row count.
+        # Spark's rate is based on its own row count.
         rate = value.get("inputRowsPerSecond")
         input_rate = rate * events / row_count if isinstance(rate, int | float) and row_count else None
         operators = value.get("stateOperators") or []
@@ -90,8 +90,8 @@ class BatchProgress:
 
 
 def _events_between(sources: list[Mapping[str, Any]]) -> int | None:
-    """Events between the offsets of all sources of the format ``eventhubs``; None: a source is another one,
-    or began with this micro-batch and so has no start."""
+    """Events between the offsets of all sources, if all have the format ``eventhubs``; None: a source has
+    another, or began with this micro-batch and so has no start."""
     total = 0
     for source in sources:
         try:
@@ -105,7 +105,7 @@ def _events_between(sources: list[Mapping[str, Any]]) -> int | None:
 
 
 def _rows(count: object) -> int | None:
-    """Spark reports -1 where a sink does not count."""
+    """None for -1, which Spark reports if a sink does not count."""
     return count if isinstance(count, int) and count >= 0 else None
 
 

@@ -1,6 +1,6 @@
-"""How far a streaming query is behind, from the progress that Spark reports.
+"""Computes how far a streaming query is behind from the progress that Spark reports.
 
-Pure, and without pyspark: a status command reads the JSON of a query in another process.
+Pure, and without pyspark: a status command reads the JSON of another process's query.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from tidegate.spark.source.offsets import StreamOffset
 
 
 def partition_lags(progress: str | Mapping[str, object]) -> dict[str, int]:
-    """Partition id → events that the service held and the query had not read when it last looked.
+    """Partition id → events that the service held and the query had not read at the last report.
 
-    progress: ``query.lastProgress``, its ``.json``, or the parsed JSON. In a query over several hubs, lags of
-    partitions with the same id are added up. Empty where the query has no source of Tidegate. The hub's end
-    is the one seen when the micro-batch was planned, so events that arrive while it runs show in the next
-    progress. Raises InvalidArgumentError for anything but a progress.
+    progress: ``query.lastProgress``, its ``.json``, or the parsed JSON. For a query over several hubs, lags
+    of partitions with the same id are added up. Empty if the query has no Tidegate source. The hub's end is
+    read when the micro-batch is planned, so events that arrive while it runs appear in the next progress.
+    Raises InvalidArgumentError if it is not a progress.
     """
     lags: dict[str, int] = {}
     for end, latest in _offsets(progress):
@@ -33,11 +33,10 @@ def partition_lags(progress: str | Mapping[str, object]) -> dict[str, int]:
 
 
 def partition_losses(progress: str | Mapping[str, object]) -> dict[str, int]:
-    """Partition id → events that the query has skipped since it began, because they were gone.
+    """Partition id → events that the query has skipped since it began because they were gone.
 
-    Only with ``failOnDataLoss=false``. Events that only a task found to be gone, after its micro-batch was
-    planned, are reported in the executors' log alone. The argument and the errors are those of
-    ``partition_lags``.
+    Only with ``failOnDataLoss=false``. Events that a task found to be gone, after its micro-batch was
+    planned, are only in the executors' log. Argument and errors are those of ``partition_lags``.
     """
     losses: dict[str, int] = {}
     for end, _ in _offsets(progress):
@@ -65,7 +64,7 @@ def _offsets(progress: str | Mapping[str, object]) -> Iterator[tuple[StreamOffse
 
 
 def parsed_offset(value: object) -> StreamOffset | None:
-    """An offset of the format ``eventhubs``, as text or decoded; None for another source's."""
+    """Parse an offset of the format ``eventhubs``, given as text or decoded; None for another source's."""
     if isinstance(value, str):
         try:
             value = json.loads(value)

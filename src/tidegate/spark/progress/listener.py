@@ -1,7 +1,7 @@
-"""Passes a query's reports on to a reporter, through a ``StreamingQueryListener``.
+"""Passes a query's reports to a reporter, through a ``StreamingQueryListener``.
 
-Spark calls a Python listener over a socket from its one listener thread, which all queries of the session
-share; so the listener only puts texts into a queue.
+Spark calls a Python listener over a socket, from the one listener thread of all of the session's queries, so
+the listener only puts strings into a queue.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class ProgressListener(StreamingQueryListener):
         """Set once the query has ended."""
 
     def wait_over(self, *, silence_s: float) -> bool:
-        """Wait until Spark has reported the query's end, which it does some time after it, one event after
-        the other. Returns False if it reports nothing for ``silence_s``.
+        """Wait until Spark has reported the query's end, which follows it with a delay. Returns False if
+        nothing is reported for ``silence_s``.
         """
         heard_count = self._heard_count
         while not self.is_over.wait(silence_s):
@@ -47,15 +47,14 @@ class ProgressListener(StreamingQueryListener):
             heard_count = self._heard_count
         return True
 
-    # Spark calls these methods. An exception in them goes to Java's log, and loses the report.
+    # Spark calls these methods. An exception in one is logged by Java, and the report is lost.
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
-        """Remember the run: not all events have the name."""
+        """Remember the run's id, because not all events have the name."""
         if event.name == self._query_name:
             self._run_id = event.runId
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
-        """A micro-batch is complete."""
         self._heard_count += 1
         try:
             if event.progress.runId == self._run_id:
@@ -64,19 +63,17 @@ class ProgressListener(StreamingQueryListener):
             _logger.warning("A progress report of %s could not be read.", self._query_name, exc_info=True)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
-        """Nothing to read for a while."""
         if event.runId == self._run_id:
             self._reporter.report_idle()
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
-        """The query has ended."""
         if event.runId == self._run_id:
             self.is_over.set()
 
 
 @contextmanager
 def listening(spark: SparkSession, query_name: str, reporter: PipelineReporter) -> Iterator[ProgressListener]:
-    """Report the query of that name while this is open; enter it before the query starts."""
+    """Report the query of this name; enter before the query starts."""
     listener = ProgressListener(query_name, reporter)
     spark.streams.addListener(listener)
     try:

@@ -1,6 +1,6 @@
-"""The Prometheus metrics of a running pipeline: one table, read from its status on request.
+"""The Prometheus metrics of a running pipeline, in one table that is read from its status on request.
 
-Nothing is counted here: the numbers are those of the status file.
+It counts nothing itself: the numbers are those of the status file.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from tidegate.model.pipeline_status import PipelineState, PipelineStatus
 PREFIX: Final = "tidegate_pipeline_"
 
 Samples = Iterable[tuple[tuple[str, ...], float]]
-"""Values with those of their labels, without ``pipeline``."""
+"""(label values without ``pipeline``, value) of each sample."""
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineMetric:
-    """One line of the table."""
+    """One row of the table."""
 
     name: str
     """Without ``PREFIX``; a counter's ends in ``_total``."""
@@ -41,7 +41,7 @@ class PipelineMetric:
         return self.name.endswith("_total")
 
     def family(self, status: PipelineStatus) -> Metric:
-        """The metric with its present numbers."""
+        """The metric with its current numbers."""
         kind = CounterMetricFamily if self.is_counter else GaugeMetricFamily
         family = kind(PREFIX + self.name, self.description, labels=("pipeline", *self.labels))
         for labels, value in self.read(status):
@@ -91,11 +91,11 @@ PIPELINE_METRICS: Final = (
         lambda status: [((), float(status.state is PipelineState.RUNNING))],
     ),
 )  # fmt: skip
-"""All, beside prometheus-client's own of the process (``process_…``)."""
+"""All metrics except prometheus-client's own of the process (``process_…``)."""
 
 
 class _Table(Collector):
-    """The table as prometheus-client requires it."""
+    """The table in the form that prometheus-client requires."""
 
     def __init__(self, status: Callable[[], PipelineStatus]) -> None:
         self._status = status
@@ -108,9 +108,9 @@ class _Table(Collector):
 
 @contextmanager
 def metrics_server(host: str, port: int, status: Callable[[], PipelineStatus]) -> Iterator[str]:
-    """Serve ``/metrics`` while this is open; yields ``host:port``, with the real port where ``port`` is 0.
+    """Serve ``/metrics`` while the context is open; yields ``host:port`` (the actual port if ``port`` is 0).
 
-    Raises InvalidArgumentError where the port is in use.
+    Raises InvalidArgumentError if the port is in use.
     """
     registry = CollectorRegistry()
     registry.register(_Table(status))

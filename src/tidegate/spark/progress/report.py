@@ -1,7 +1,7 @@
-"""Keeps a running pipeline's status, and reports it to its file, to Prometheus and to a watcher.
+"""Keeps a running pipeline's status and reports it to its file, Prometheus and a watcher.
 
-Everything slow (a file, a database, a terminal) happens in a thread of its own, fed by a bounded queue:
-reporting a micro-batch never waits, and no failure here reaches the query.
+Everything slow (file, database, terminal) runs in a separate thread, fed by a bounded queue, so reporting a
+micro-batch never waits, and no failure here reaches the query.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ from tidegate.model.pipeline_status import PipelineState, PipelineStatus
 from tidegate.spark.progress.batches import BatchProgress
 
 HEARTBEAT_S = 5.0
-"""The status is written again after this long at the latest, so that a reader sees that the process is alive.
-"""
+"""The longest time between writes of the status, by which a reader sees that the process is alive."""
 DEAD_LETTERS_EVERY_S = 5.0
-"""How often dead letters are counted: a query over an index, which is felt on a large table."""
+"""How often dead letters are counted, by a query over an index that is noticeable on large tables."""
 _WRITES_EVERY_S = 0.5
 _REPORTS_QUEUED_MAX = 1000
 _CLOSE_TIMEOUT_S = 10.0
@@ -31,7 +30,7 @@ _CLOSE_TIMEOUT_S = 10.0
 _logger = logging.getLogger(__name__)
 
 Watch = Callable[[PipelineStatus, bool], None]
-"""Called after each change, with the status, and whether it is a micro-batch that read something."""
+"""Called after each change with the status, and whether it is a micro-batch that read something."""
 CountDeadLetters = Callable[[], int]
 
 _Change = Callable[[PipelineStatus], PipelineStatus]
@@ -40,7 +39,7 @@ _Change = Callable[[PipelineStatus], PipelineStatus]
 class PipelineReporter:
     """One pipeline's status while its process runs. Enter it before the query starts, leave it after its end.
 
-    Its methods may be called from any thread, and return at once.
+    Its methods may be called from any thread and return immediately.
     """
 
     def __init__(
@@ -88,7 +87,7 @@ class PipelineReporter:
             self._changes.put(BatchProgress.parse(text))
 
     def report_rows(self, batch_id: int, rows: int) -> None:
-        """The sink has written this many rows of a micro-batch; to be called before its progress."""
+        """The sink has written this many rows of a micro-batch; call it before the progress."""
         if len(self._rows) < _REPORTS_QUEUED_MAX:
             self._rows[batch_id] = rows
 

@@ -1,6 +1,4 @@
-"""Reports a query of the user's own Spark driver as ``tidegate pipeline run`` does, for ``tidegate pipeline
-status`` and the console.
-"""
+"""Reports a query of the user's own Spark driver to ``tidegate pipeline status`` and the console."""
 
 from __future__ import annotations
 
@@ -35,13 +33,12 @@ def reported_query(
     target: str,
     checkpoint: str,
 ) -> Iterator[Callable[[], None]]:
-    """Report the query ``name`` while this is open, to ``tidegate pipeline status`` and the console.
+    """Report the query ``name`` to ``tidegate pipeline status`` and the console.
 
-    Enter it before the query starts, and call the function that it yields once the query runs. The end is
-    reported on leaving, with the error that ended the query, if any. name: the query's, which for
-    ``run_pipeline`` is the pipeline's. sink: its kind, such as ``sql``. target: where it writes, such as a
-    table's name. database_url: where its open dead letters are counted. The status is written to
-    ``TIDEGATE_STATE_DIR``, else to the user's state directory.
+    Enter it before the query starts, and call the yielded function once the query runs. Leaving it reports
+    the end, with the error that ended the query, if any. name: the query's; for ``run_pipeline`` the
+    pipeline's. sink: its kind, such as ``sql``. target: such as a table's name. database_url: where open dead
+    letters are counted. The status is written to ``TIDEGATE_STATE_DIR`` or the user's state directory.
     """
     now = SystemClock().now_utc()
     first = PipelineStatus(
@@ -74,6 +71,6 @@ def reported_query(
         except Exception as error:
             reporter.report_state(PipelineState.FAILED, error=explain(error))
             raise
-        # Spark reports the last micro-batch, and then the end, some time after both.
+        # Spark reports the last micro-batch and the end with a delay.
         listener.wait_over(silence_s=_LAST_WORD_S)
         reporter.report_state(PipelineState.ENDED)

@@ -1,1 +1,1 @@
-"""What a driver and its executors need: the session, Java, packages, certificates, workers."""
+"""What a driver and its executors need: session, Java, packages, certificates and workers."""

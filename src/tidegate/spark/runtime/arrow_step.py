@@ -1,5 +1,5 @@
-"""A function over Arrow batches that runs in one of Tidegate's tasks, where the batches are: in the source
-that reads them (``mapped_events``) or in the sink that writes them (``LedgerSink``).
+"""A function over Arrow batches that runs in the Tidegate task that has them: in the source that reads them
+(``mapped_events``) or the sink that writes them (``LedgerSink``).
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ ArrowFunction: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.Reco
 
 
 class ArrowStep:
-    """Makes rows of events in the source, or rows for the tables of a ledger sink.
+    """Turns events into rows in the source, or rows into table rows in a ledger sink.
 
-    As ``rows.mapInArrow(function, schema)``, but without sending every row from Python to Java and back,
-    which is most of the time if the function makes few rows of many, or many of few.
+    Like ``rows.mapInArrow(function, schema)``, but without sending every row from Python to Java and back,
+    which takes most of the time if the function turns many rows into few or few into many.
     """
 
     def __init__(self, function: ArrowFunction, schema: str | StructType) -> None:
-        """function: from a task's batches to batches of rows; it may be called again for the same rows, like
-        any task. schema: of its rows, as in Spark.
+        """function: from a task's batches to batches of rows; may be called again for the same rows, as any
+        task may. schema: of its rows, as in Spark.
         """
         self.function = function
         self._declared = schema
 
     @cached_property
     def schema(self) -> StructType:
-        """The schema of its rows. A string is parsed by Spark, so a session must be running.
+        """The schema of its rows. Spark parses a string, so a session must be running.
 
         Raises InvalidArgumentError for a type without columns, and Spark's ParseException.
         """
@@ -49,13 +49,13 @@ class ArrowStep:
 
     @property
     def arrow_schema(self) -> pa.Schema:
-        """``schema``, as Spark has it in Arrow."""
+        """``schema`` as Spark's Arrow schema."""
         return to_arrow_schema(self.schema, timezone="UTC")
 
     def in_tasks(self) -> ArrowFunction:
-        """The function, with its rows checked against the schema; to be sent to tasks.
+        """The function for tasks, which also checks its rows against the schema.
 
-        It raises InvalidArgumentError where a column is missing or cannot be cast to its declared type.
+        It raises InvalidArgumentError if a column is missing or cannot be cast to its declared type.
         """
         function, schema = self.function, self.arrow_schema
 

@@ -11,7 +11,7 @@ from tidegate.model.errors import InvalidArgumentError
 
 
 def read_certificates(path: str | None) -> str | None:
-    """The content of the file that the option ``eventhubs.caFile`` names; None where it names none.
+    """The content of the file that the option ``eventhubs.caFile`` names; None if it names none.
 
     Raises InvalidArgumentError, naming the option.
     """
@@ -25,9 +25,9 @@ def read_certificates(path: str | None) -> str | None:
 
 
 def certificates_file(certificates: str | None) -> str | None:
-    """The path of a file on this machine with that content, shared by all processes of this user.
+    """The path of a file on this machine with this content, shared by all of this user's processes.
 
-    It is in the directory for temporary files, which may be cleaned at any time, and named for its content.
+    It is named for its content, in the directory for temporary files, which may be cleaned at any time.
     """
     if certificates is None:
         return None
@@ -42,7 +42,7 @@ def certificates_file(certificates: str | None) -> str | None:
 
 
 def _holds(path: Path, certificates: str) -> bool:
-    """Whether the file is complete and ours: another user's could hold another authority."""
+    """Whether the file is complete and ours, because another user's could hold another authority."""
     try:
         return path.stat().st_uid == os.getuid() and path.read_text(encoding="ascii") == certificates
     except (OSError, ValueError):

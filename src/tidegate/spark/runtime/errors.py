@@ -1,7 +1,7 @@
-"""Finds Tidegate's sentence in the exception that Spark makes of an error in a Python worker.
+"""Finds Tidegate's message in the exception that Spark makes from an error in a Python worker.
 
-An error raised in a task reaches the driver as text inside a Java stack trace inside a query exception. Of
-about a hundred lines, one says what is wrong and what to do; ``explain`` returns it.
+An error in a task reaches the driver as text in a Java stack trace in a query exception. One of its about one
+hundred lines says what is wrong and what to do; ``explain`` returns that line.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ _ANY_ERROR = re.compile(
     r"(?:: .*)?)$",
     re.MULTILINE,
 )
-# Py4J's message for an exception that Spark did not convert for Python: its own words, then Java's.
+# Py4J's message for an exception that Spark did not convert for Python: its own text, then Java's.
 _JAVA_ERROR = re.compile(
     r"\AAn error occurred while calling \S+\n: (?:[\w.$]+: )?(?P<sentence>\S.*)$", re.MULTILINE
 )
 
 
 def our_errors(text: str) -> list[tuple[str, str]]:
-    """(class name, sentence) of each error of Tidegate in Spark's message."""
+    """(class name, message) of each Tidegate error in Spark's message."""
     return [(name, sentence.strip()) for name, sentence in _OUR_ERROR.findall(text)]
 
 
 def explain(exception: BaseException) -> str:
-    """A sentence or two for the user: that of an error of Tidegate at the root, else Python's, else the first
-    line of Spark's message.
+    """A sentence or two for the user: the message of a Tidegate error at the root, else Python's, else the
+    first line of Spark's.
     """
     if isinstance(exception, TidegateError):
         return str(exception)

@@ -1,7 +1,7 @@
-"""Lets Spark count events where a source returns something else for them, or nothing.
+"""Lets Spark count events although a source returns other rows for them, or none.
 
-Spark's figures (``numInputRows``, rates) count the rows of a source. A source that does more than reading
-adds rows without content until there are as many as events that it has read.
+Spark's figures (``numInputRows``, rates) count a source's rows. A source that does more than read adds rows
+without content until there are as many rows as events read.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class CountedBatches:
     def __init__(self, batches: Iterable[pa.RecordBatch]) -> None:
         self._batches = batches
         self.rows = 0
-        """Of the batches that have passed."""
+        """Rows passed so far."""
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         for batch in self._batches:
@@ -30,7 +30,7 @@ class CountedBatches:
 
 
 def rows_without_content(count: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """This many rows, each column null; none where ``count`` is below 1."""
+    """This many rows with null in each column; none if ``count`` is below 1."""
     for start in range(0, count, _ROWS_MAX):
         rows = min(count - start, _ROWS_MAX)
         yield pa.RecordBatch.from_arrays([pa.nulls(rows, field.type) for field in schema], schema=schema)

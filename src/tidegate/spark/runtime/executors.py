@@ -1,6 +1,6 @@
-"""Checks what executors have, before a pipeline fails on them in a less clear way.
+"""Checks what executors have installed, before a pipeline fails on them with a less clear error.
 
-The question is pickled by value, so that it works where Tidegate cannot be imported.
+The check is pickled by value, so that it works without Tidegate on the executor.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tidegate.model.version import VERSION
 from tidegate.spark.runtime.errors import explain
 
 MODULES_NEEDED = ("numpy", "orjson", "pyarrow", "sqlalchemy")
-"""What every executor imports beside Tidegate and pyspark."""
+"""What every executor imports besides Tidegate and pyspark."""
 
 _PACKAGE_STEP = "Create a package with `tidegate spark package`, and start it as that command says."
 
@@ -36,11 +36,11 @@ class ExecutorFacts(NamedTuple):
 
 
 def check_executors(spark: SparkSession, modules: Sequence[str] = MODULES_NEEDED) -> list[ExecutorFacts]:
-    """Ask the executors what they have; returns one entry for each distinct answer of each host.
+    """Ask the executors what they have; returns one entry per distinct answer of each host.
 
-    One small job, with about a task per core, so it waits until there is an executor. Executors that are
-    added later are not checked. modules: what has to be importable. Raises InvalidArgumentError, naming the
-    host, what it has, what the driver has and what to do.
+    Runs one small job with about a task per core, so it waits for an executor. Executors added later are not
+    checked. modules: what must be importable. Raises InvalidArgumentError, naming the host, what it has, what
+    the driver has and what to do.
     """
     context = spark.sparkContext
     tasks = max(1, context.defaultParallelism)

