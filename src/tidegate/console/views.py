@@ -1,4 +1,4 @@
-"""What the pages show and change: one object per subject, opened together."""
+"""The views that pages show and change: one object per subject, opened together."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tidegate.transport.status_files import PipelineFiles
 
 @dataclass(frozen=True, slots=True)
 class Views:
-    """The subjects; the last three are None where the service was given no database."""
+    """The views; the last three are None if the service has no database."""
 
     access: Access
     trail: AuditTrail
@@ -38,7 +38,7 @@ class Views:
 
 @asynccontextmanager
 async def open_views(parts: ConsoleParts) -> AsyncIterator[Views]:
-    """Open them for a running service; on exit, what they hold is released."""
+    """Open the views for a running service; on exit, their resources are released."""
     broker, clock = parts.broker, parts.clock
     access = Access(broker, clock)
     async with AsyncExitStack() as stack:

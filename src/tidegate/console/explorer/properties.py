@@ -1,11 +1,11 @@
-"""Properties of an event as lines of a form, and back, with their AMQP types. Pure.
+"""Converts an event's properties to lines of a form, and back, with their AMQP types. Pure.
 
-    name=value                text, just as it stands
-    name:TYPE=value           of that type of AMQP: seats:int=180, at:timestamp=2026-11-22T07:25:00Z
-    name:TYPE="text"          text, a symbol or a character in JSON's quotes, where a line cannot hold it
-    "name"=value              a name in JSON's quotes: where "=" or a line end is in it, or it ends in ":int"
+    name=value                text, unchanged
+    name:TYPE=value           of that AMQP type: seats:int=180, at:timestamp=2026-11-22T07:25:00Z
+    name:TYPE="text"          a quoted JSON string, if a line cannot hold the text, symbol or character
+    "name"=value              a quoted JSON name, if it contains "=" or a line end, or ends in ":int"
 
-What ``format_properties`` writes, ``parse_properties`` reads as the same values of the same types.
+``parse_properties`` restores values and types from the output of ``format_properties``.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ class _Kind:
     name: str
     """The specification's (part 1 section 1.6)."""
     type: type | None
-    """Of its decoded values; None: ``type_name`` goes by the width."""
+    """Of its decoded values; None: ``type_name`` decides by the width."""
     write: Callable[[Any], str]
-    """A value of it as text."""
+    """Formats a value."""
     read: Callable[[str], object]
-    """What ``write`` wrote, and what people write; raises ValueError, OverflowError."""
+    """Parses the output of ``write`` or a user's input. Raises ValueError, OverflowError."""
     is_text: bool = False
-    """Whether its text may need quotes, and blanks around it count."""
+    """Whether its text may need quotes, and surrounding blanks matter."""
 
 
 def _integer(kind: type[int], bits: int, *, is_signed: bool) -> Callable[[str], int]:
@@ -115,7 +115,7 @@ def _decimal(width: int) -> Callable[[str], Decimal]:
 
 
 def _time_text(value: int) -> str:
-    """In ISO 8601 to the millisecond; where no datetime reaches, the milliseconds since 1970."""
+    """A time in ISO 8601 to the millisecond; milliseconds since 1970 beyond the range of datetime."""
     try:
         return (_EPOCH + value * _MILLISECOND).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     except OverflowError:
@@ -171,7 +171,7 @@ _TYPE_NAMES: Final[Mapping[type, str]] = {
 } | {list: "list", dict: "map", Array: "array", Described: "described value"}
 
 TYPE_NAMES: Final = tuple(_KINDS)
-"""The types that a line can name."""
+"""The types allowed in a line."""
 
 _STANDARD_TYPES: Final[Mapping[str, tuple[str, ...]]] = {
     "message-id": ("string", "binary", "ulong", "uuid"),
@@ -194,21 +194,21 @@ _HEADER_TYPES: Final[Mapping[str, tuple[str, ...]]] = {
     "ttl": ("uint",),
 }
 _MESSAGE_TYPES: Final = {**_STANDARD_TYPES, **_HEADER_TYPES}
-"""The types that each may have; the first is meant where a line names none."""
+"""The types that each may have; the first is the default."""
 
 MESSAGE_NAMES: Final = tuple(_MESSAGE_TYPES)
-"""The standard properties, and what a sender says in a header (part 3 sections 3.2.4 and 3.2.1)."""
+"""The standard properties and the sender's header fields (part 3 sections 3.2.4 and 3.2.1)."""
 
 
 def type_name(value: object) -> str:
-    """AMQP's name for the type of a decoded value."""
+    """The AMQP type name of a decoded value."""
     if isinstance(value, Decimal):
         return f"decimal{8 * len(value)}"
     return _TYPE_NAMES[type(value)]
 
 
 def format_properties(properties: Mapping[object, object]) -> tuple[str, list[str]]:
-    """Application properties as lines, and a word on each that no line can hold: lists, maps and the like."""
+    """Application properties as lines, and a remark on each that no line can hold, such as lists and maps."""
     lines: list[str] = []
     left_out: list[str] = []
     for name, value in properties.items():
@@ -221,7 +221,7 @@ def format_properties(properties: Mapping[object, object]) -> tuple[str, list[st
 
 
 def typed_properties(properties: Mapping[str, PropertyValue]) -> dict[object, object]:
-    """Plain values, each with a type that can hold it; the producer may have chosen another."""
+    """Plain values with AMQP types that can hold them; the producer may have chosen others."""
     return {name: _typed(value) for name, value in properties.items()}
 
 
@@ -232,9 +232,9 @@ def _typed(value: PropertyValue) -> object:
 
 
 def parse_properties(text: str) -> dict[object, object]:
-    """Application properties from lines; empty lines are left out.
+    """Application properties from lines; empty lines are skipped.
 
-    Raises InvalidArgumentError naming the line that is none, or has a name again.
+    Raises InvalidArgumentError naming an invalid line or one with a repeated name.
     """
     found: dict[object, object] = {}
     for number, line in enumerate(text.split("\n"), 1):
@@ -249,8 +249,8 @@ def parse_properties(text: str) -> dict[object, object]:
 
 
 def format_message(standard: Properties, header: Header) -> tuple[str, str, list[str]]:
-    """Standard properties and header: the content type for its own field, the others as lines, and a word on
-    each that has a type which the specification does not give it.
+    """Standard properties and header: the content type for its own field, the others as lines, and a remark
+    on each whose type differs from the specification's.
     """
     content_type = standard.content_type or ""
     lines: list[str] = []
@@ -272,9 +272,9 @@ def format_message(standard: Properties, header: Header) -> tuple[str, str, list
 
 
 def parse_message(text: str, content_type: str) -> tuple[Properties, Header]:
-    """Standard properties and header from lines, the content type from its own field where that is not empty.
+    """Standard properties and header from lines, with the content type from its own field if not empty.
 
-    Raises InvalidArgumentError naming the line that is none, has a name again or another type than it may.
+    Raises InvalidArgumentError naming a line that is invalid, repeats a name or has a wrong type.
     """
     found: dict[str, Any] = {"content_type": Symbol(content_type)} if content_type else {}
     for number, line in enumerate(text.split("\n"), 1):
@@ -315,7 +315,7 @@ def _line(name: str, kind: str, usual_kind: str, value: object) -> str:
 
 
 def _name_text(name: str) -> str:
-    """A name as it stands, where that is read as this name again; else in quotes."""
+    """A name, in quotes if it would otherwise be parsed differently."""
     is_plain = name.isprintable() and name == name.strip() and name != "" and "=" not in name
     if is_plain and not name.startswith('"') and name.rpartition(":")[2].strip() not in _KINDS:
         return name
@@ -323,7 +323,7 @@ def _name_text(name: str) -> str:
 
 
 def _parts(line: str, where: str) -> tuple[str, str | None, str]:
-    """Name, type (None: none is said) and the text behind the ``=``."""
+    """Name, type (None if not given) and the text after the ``=``."""
     start = line.lstrip()
     if start.startswith('"'):
         try:
@@ -357,7 +357,7 @@ def _value(kind: str, text: str, where: str, *, is_quotable: bool = True) -> obj
         if _KINDS[kind].is_text:
             if is_quotable and text.startswith('"'):
                 text = json.loads(text)
-                text.encode()  # JSON can name half a character
+                text.encode()  # JSON can escape half of a surrogate pair
             return _KINDS[kind].read(text)
         return _KINDS[kind].read(text.strip())
     except (ValueError, OverflowError) as error:

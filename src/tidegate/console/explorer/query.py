@@ -1,4 +1,4 @@
-"""The fields of the explorer's form, as its addresses contain them."""
+"""The fields of the explorer's form, as in its URLs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STARTS: Final = {
     "sequence": "From sequence number",
     "time": "From enqueued time",
 }
-"""Where to begin, by its name in an address."""
+"""Where to begin, by name in a URL."""
 
 COUNTS: Final = (25, PAGE_SIZE, 100, 250, EVENTS_PER_PAGE_MAX)
 
@@ -33,7 +33,7 @@ _COUNT_DIGITS_MAX: Final = len(str(EVENTS_PER_PAGE_MAX))
 
 @dataclass(frozen=True, slots=True)
 class ExplorerForm:
-    """The fields as they were filled in; what is not there is empty."""
+    """The fields as entered; missing ones are empty."""
 
     hub: str
     fields: Mapping[str, str]
@@ -42,7 +42,7 @@ class ExplorerForm:
 
     @classmethod
     def of(cls, hub: str, parameters: Mapping[str, str]) -> ExplorerForm:
-        """From an address."""
+        """The form of a URL."""
         fields = {name: parameters.get(name, "").strip()[:_TEXT_CHARACTERS_MAX] for name in _FIELDS}
         fields["text"] = parameters.get("text", "")[:_TEXT_CHARACTERS_MAX]  # its blanks may be meant
         fields["from"] = fields["from"] or "newest"
@@ -70,20 +70,20 @@ class ExplorerForm:
 
     @property
     def cursor(self) -> EventCursor | None:
-        """Where the page continues; None: it is a first page. Raises InvalidArgumentError."""
+        """The page's cursor; None for a first page. Raises InvalidArgumentError."""
         return EventCursor.parse(self.at) if self.at else None
 
     @property
     def is_filtered(self) -> bool:
-        """Whether anything is asked of the events themselves."""
+        """Whether the form filters events."""
         return any(self.fields[name] for name in ("key", "property", "text"))
 
     def address(self, *, page: str = "", cursor: EventCursor | None = None, **changed: str) -> str:
-        """Where the same is asked for, but for ``changed``. page: below the explorer's address."""
+        """The URL of the same query, except for ``changed``. page: below the explorer's path."""
         return f"/hubs/{quote(self.hub, safe='')}/explorer{page}{self.asked(cursor=cursor, **changed)}"
 
     def asked(self, *, cursor: EventCursor | None = None, **changed: str) -> str:
-        """The query of an address."""
+        """The query part of a URL."""
         fields = {**self.fields, **changed}
         if cursor is not None:
             fields["at"] = cursor.format()
@@ -91,7 +91,7 @@ class ExplorerForm:
         return f"?{urlencode(given)}" if given else ""
 
     def fixed(self, *, now_utc: datetime) -> ExplorerForm:
-        """The same with a time ago as the time that it means now, so that its pages fit each other."""
+        """The same form with a relative time made absolute, so that its pages are consistent."""
         if self.fields["from"] != "time":
             return self
         time = parse_time(self.fields["value"], now_utc=now_utc)

@@ -1,11 +1,11 @@
-"""Events of several partitions in one order, either way, read from the log as receivers' links do.
+"""Reads the events of several partitions in one order, in either direction, from the log.
 
-    Run      one partition, one way: pieces of the log, the next event's place at hand
-    Merge    all of them: the nearest place first
+    Run      one partition: pieces of the log, and the place of the next event
+    Merge    all partitions: the nearest place first
 
-Reading happens on the event loop, out of page cache, a bounded piece at a time; between pieces others have
-their turn. A partition is first read, and the places that a time means are first looked up in it, when its
-turn comes: a hub of 1,024 partitions that is asked for its newest 50 events is read in at most 50 of them.
+The log is read on the event loop, from page cache, in limited pieces, with other tasks in between. A
+partition is read, and times are looked up in it, only when needed: for the newest 50 events of a hub with
+1,024 partitions, at most 50 of them are read.
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ from tidegate.model.errors import PositionOutOfRangeError
 from tidegate.model.position import EventPosition
 
 _PIECE_BYTES: Final = 512 * 1024
-"""What one read takes from the log, as a receiver's link does; a single batch may be larger."""
+"""Bytes per read of the log, as for receivers; a single batch may be larger."""
 _BUFFERED_BYTES_MAX: Final = 32 * 1024 * 1024
-"""Kept of all runs together; beyond it a run keeps only the place of its next event, and reads it again."""
+"""Buffer limit of all runs together; beyond it a run keeps only the next event's place, and reads it
+again."""
 _BACK_EVENTS_MIN: Final = 16
 _BACK_EVENTS_MAX: Final = 4096
 _LOOKS_PER_TURN: Final = 16
-"""Reads of the log before others have their turn: about 1 ms of work."""
+"""Reads of the log before yielding to other tasks: about 1 ms of work."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 Narrow = Callable[[int, int], tuple[int, int]]
-"""A range of sequence numbers, half open, to the part of it that counts; may read from the log."""
+"""Narrows a half-open range of sequence numbers to the wanted part; may read from the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +48,13 @@ class StoredEvent:
 
 
 class Run:
-    """The events of one partition from a place on, one way, until a bound."""
+    """The events of one partition within bounds, in one direction."""
 
     def __init__(
         self, partition: Partition, way: Way, start: int, until: int, narrow: Narrow | None = None
     ) -> None:
-        """start, until: half open, in ascending order whichever way it goes. narrow: asked once, before the
-        first look; None: all of it counts.
+        """start, until: half open, in ascending order for either direction. narrow: called once, before the
+        first read; None: the whole range.
         """
         self.partition = partition
         self._partition_index = int(partition.partition_id)
@@ -66,10 +67,10 @@ class Run:
         self._event_offset = 0  # where its bytes start (NEWER) or end (OLDER)
         self._back_events = _BACK_EVENTS_MIN
         self.buffered_bytes = 0
-        """What it keeps in memory."""
+        """Bytes kept in memory."""
 
     def peek(self, bytes_max: int) -> EventPlace | None:
-        """The place of the next event; None: there is none. May read from the log."""
+        """The place of the next event, if any. May read from the log."""
         if not self._batches:
             self._fill(bytes_max)
             if not self._batches:
@@ -79,7 +80,7 @@ class Run:
         return EventPlace(batch.enqueued_time_ms, self._partition_index, number)
 
     def pop(self, bytes_max: int) -> StoredEvent | None:
-        """Take the next event; None where there is none (any more). May read from the log."""
+        """Remove and return the next event, if any. May read from the log."""
         place = self.peek(bytes_max)
         if place is None:
             return None
@@ -101,7 +102,7 @@ class Run:
         return StoredEvent(place, batch.payload[at : at + length])
 
     def release(self) -> None:
-        """Drop what was read; it is read again when needed."""
+        """Drop buffered events; they are read again when needed."""
         self._batches, self.buffered_bytes = [], 0
 
     def _fill(self, bytes_max: int) -> None:
@@ -118,7 +119,7 @@ class Run:
         self._enter()
 
     def _enter(self) -> None:
-        """Begin with the nearest batch: at its first or last event that counts; its others are skipped."""
+        """Start the nearest batch at its first or last wanted event."""
         while self._batches and self._start < self._until:
             batch = self._batches[-1]
             if self._way is Way.NEWER:
@@ -140,7 +141,7 @@ class Run:
         return [batch for batch in batches if batch.base_sequence_number < self._until]
 
     def _read_back(self, bytes_max: int) -> Sequence[RecordBatch]:
-        """The batches before ``until``: as many events as proved to fit, at least one batch."""
+        """The batches before ``until``: as many events as fitted before, at least one batch."""
         while self._start < self._until:
             start = max(self._start, self._until - self._back_events)
             batches, size, at = [], 0, start
@@ -153,25 +154,25 @@ class Run:
                 batches += read
                 size += sum(len(batch.payload) for batch in read)
                 at = max(at + 1, read[-1].until_sequence_number)
-            if at < self._until:  # the events are larger than was thought
+            if at < self._until:  # the events are larger than estimated
                 self._back_events = max(1, self._back_events // 8)
                 continue
             if batches:
                 if size < bytes_max // 4:
                     self._back_events = min(_BACK_EVENTS_MAX, self._back_events * 4)
                 return batches
-            self._until = start  # a gap in the numbers, or retention has been here
+            self._until = start  # a gap in the numbers, or retention removed them
             self._back_events = min(_BACK_EVENTS_MAX, self._back_events * 4)
         return ()
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Which events of each partition count."""
+    """Which events of each partition are wanted."""
 
     partitions: Sequence[Partition]
     position: EventPosition | None
-    """Nothing before it; None: everything."""
+    """The first wanted event; None: all."""
 
     @property
     def time_ms(self) -> int | None:
@@ -181,7 +182,7 @@ class Bounds:
         return (self.position.value - _EPOCH) // timedelta(milliseconds=1)
 
     def floor(self, partition: Partition) -> int:
-        """The first event that counts. Raises PositionOutOfRangeError, InvalidArgumentError."""
+        """The first wanted event. Raises PositionOutOfRangeError, InvalidArgumentError."""
         if self.position is None:
             return partition.begin_sequence_number
         try:
@@ -189,12 +190,12 @@ class Bounds:
         except PositionOutOfRangeError:
             if len(self.partitions) == 1:
                 raise
-            return partition.next_sequence_number  # it has not come so far yet, others may have
+            return partition.next_sequence_number  # beyond this partition's end, but perhaps not others'
 
     def narrow(
         self, partition: Partition, cursor: EventCursor | None, start: int, until: int
     ) -> tuple[int, int]:
-        """What counts of a partition's events ``start`` to ``until``."""
+        """The wanted part of a partition's events ``start`` to ``until``."""
         time_ms = self.time_ms
         if cursor is None:
             return max(start, self.floor(partition)), until
@@ -207,30 +208,30 @@ class Bounds:
 
 
 class FirstTimes:
-    """When the first events of partitions were enqueued, as far as known: the oldest page of many partitions
-    needs it for all of them. It is valid until retention removes the first event.
+    """Cache of the enqueued times of partitions' first events, which the oldest page of many partitions
+    needs. An entry is valid until retention removes the event.
     """
 
     def __init__(self) -> None:
         self._known: WeakKeyDictionary[Partition, EventPlace] = WeakKeyDictionary()
 
     def least_ms(self, partition: Partition) -> int:
-        """A time that is not after any of its events: 0 if not known."""
+        """A lower bound of the partition's enqueued times; 0 if unknown."""
         place = self._known.get(partition)
         is_first = place is not None and place.sequence_number == partition.begin_sequence_number
         return place.enqueued_time_ms if place is not None and is_first else 0
 
     def note(self, partition: Partition, place: EventPlace) -> None:
-        """Remember the time of an event if it is the first."""
+        """Keep the time of an event if it is the first."""
         if place.sequence_number == partition.begin_sequence_number:
             self._known[partition] = place
 
 
 class Merge:
-    """The events of partitions from a cursor on, the nearest first."""
+    """The events of several partitions from a cursor on, the nearest first."""
 
     def __init__(self, way: Way, first_times: FirstTimes | None = None) -> None:
-        """first_times: what is known of partitions, and learnt here; None: nothing."""
+        """first_times: a cache to use and update."""
         self._way = way
         self._first_times = first_times or FirstTimes()
         self._heap: list[tuple[tuple[int, int, int], bool, int, Run]] = []
@@ -239,7 +240,7 @@ class Merge:
         self._count = 0
 
     def add(self, bounds: Bounds, partition: Partition, cursor: EventCursor | None) -> None:
-        """Take a partition in. Nothing is read, and no time looked up: see ``settle``.
+        """Add a partition, without reading yet (see ``settle``).
 
         Raises PositionOutOfRangeError, InvalidArgumentError.
         """
@@ -248,7 +249,7 @@ class Merge:
         if cursor is None and first_ms is None and self._way is Way.NEWER:
             self.add_range(partition, start, until, nearest_ms=self._first_times.least_ms(partition))
             return
-        # Times that all its events lie between: what is not read before that may stay unread.
+        # All events are between these times, so the partition need not be read before they are reached.
         first_ms, last_ms = first_ms or 0, partition.ends().last_enqueued_time_ms or 0
         place_ms = None if cursor is None else cursor.place.enqueued_time_ms
         if self._way is Way.NEWER:
@@ -269,9 +270,9 @@ class Merge:
         nearest_ms: int = 0,
         narrow: Narrow | None = None,
     ) -> None:
-        """Add a partition's events ``start`` to ``until``, or what ``narrow`` leaves of them.
+        """Add a partition's events ``start`` to ``until``, narrowed by ``narrow``.
 
-        nearest_ms: a time that none of them is before (NEWER) or after (OLDER).
+        nearest_ms: a bound of their times: none is before (NEWER) or after it (OLDER).
         """
         if start < until:
             run = Run(partition, self._way, start, until, narrow)
@@ -279,18 +280,18 @@ class Merge:
             self._push(EventPlace(nearest_ms, int(partition.partition_id), number), run, is_read=False)
 
     def start(self) -> None:
-        """All partitions are in: what each may read at once is decided by their number."""
+        """Start reading after all partitions were added: their number determines the bytes per read."""
         self._bytes_max = max(1024, _PIECE_BYTES // max(1, len(self._heap)))
 
     @property
     def has_more(self) -> bool:
-        """Whether there may be another event; there is one once ``settle`` has said so."""
+        """Whether there may be another event; certain after ``settle`` has returned True."""
         return bool(self._heap)
 
     def settle(self) -> bool:
         """Find out whether there is another event; False: let other tasks run, then call again.
 
-        (Or was one: what was read, retention may be removing.)
+        Retention may still remove that event.
         """
         for _ in range(_LOOKS_PER_TURN):
             if not self._heap or self._heap[0][1]:
@@ -299,9 +300,9 @@ class Merge:
         return False
 
     def take(self, events_max: int, bytes_max: int) -> list[StoredEvent]:
-        """The next events: about ``bytes_max`` bytes of them, at least one where there is one.
+        """The next events: about ``bytes_max`` bytes, at least one if there is one.
 
-        It may return none while there are more: then it has read so much that others should have their turn.
+        May return none although there are more, to let other tasks run after many reads.
         """
         taken: list[StoredEvent] = []
         size = looks = 0
@@ -313,21 +314,21 @@ class Merge:
             _, _, _, run = heapq.heappop(self._heap)
             self._buffered -= run.buffered_bytes
             event = run.pop(self._bytes_max)
-            if event is not None:  # else its piece was given up, and retention has removed what it held
+            if event is not None:  # else its buffer was released, and retention has removed the events
                 taken.append(event)
                 size += len(event.section)
             self._put_back(run)
         return taken
 
     def _look(self) -> None:
-        """Read where the nearest event may be."""
+        """Read the run that may have the nearest event."""
         run = heapq.heappop(self._heap)[3]
         place = self._put_back(run)
         if place is not None:
             self._first_times.note(run.partition, place)
 
     def _put_back(self, run: Run) -> EventPlace | None:
-        """Returns where its next event is; None where it has none, and is not put back."""
+        """Put a run back and return the place of its next event; None, and not put back, if it has none."""
         place = run.peek(self._bytes_max)
         if place is None:
             return None
@@ -346,7 +347,7 @@ class Merge:
 
 
 def _sequence_number_at(partition: Partition, place: EventPlace) -> int:
-    """The first event of a partition that is at a place or behind it."""
+    """A partition's first event at or after a place."""
     index = int(partition.partition_id)
     if index == place.partition_index:
         return place.sequence_number
@@ -355,5 +356,5 @@ def _sequence_number_at(partition: Partition, place: EventPlace) -> int:
 
 
 def partitions_of(hub: EventHub, partition_id: str | None) -> Sequence[Partition]:
-    """Those that are asked for. Raises NotFoundError."""
+    """The given partition, or (None) all. Raises NotFoundError."""
     return hub.partitions if partition_id is None else (hub.partition(partition_id),)

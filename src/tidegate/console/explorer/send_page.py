@@ -1,7 +1,6 @@
 """``/hubs/NAME/explorer/send``: send one event, or a set of them, repeatedly and at a rate. Needs Send.
 
-Events are stored like those of any producer: limits on size and throughput and the disk may refuse them, and
-the refusal is shown with its next step.
+Events are stored like those of any producer; a refusal (size, throughput, disk) is shown with its next step.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ from tidegate.model.json_path import JsonPath
 
 _FORM_BYTES_MAX: Final = SEND_BYTES_MAX + 1024 * 1024
 _PROPERTY_CHARACTERS_PER_BYTE: Final = 6
-"""The most characters of a form for one byte of an event's property. Longer input is refused unread."""
+"""Maximum characters of a form for one byte of an event's property; longer input is refused unread."""
 _FORM_CHARACTERS_MAX: Final = 1_200_000
 """Of the fields that a refused form is shown with again (our choice: more than the largest event has)."""
 _KEY_PATH_CHARACTERS_MAX: Final = 1_000
@@ -227,9 +226,9 @@ class SendPages(Pages):
 
 
 def _copy_of(detail: EventDetail) -> tuple[Mapping[str, str], Sequence[str]]:
-    """The fields that send an event again, and what of it they do not send.
+    """The form fields that send an event again, and remarks on parts that they omit.
 
-    Raises InvalidArgumentError where it is no message.
+    Raises InvalidArgumentError if it is not a valid message.
     """
     contents, known = detail.event.contents, detail.properties
     if contents is None:

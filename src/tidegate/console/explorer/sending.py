@@ -1,7 +1,7 @@
-"""Events that the console sends: through the broker's partitions, as those that are published over HTTP.
+"""Sends events through the broker's partitions, as for those published over HTTP.
 
-Throughput units, sizes and full disks stop what is sent here as they stop everybody's. A set is sent by a
-task of its own, in steps of a tenth of a second, and each step is one batch per partition.
+Limits on throughput, size and disk apply as to any producer. A set is sent by its own task, in steps of a
+tenth of a second with one batch per partition.
 """
 
 from __future__ import annotations
@@ -45,14 +45,13 @@ from tidegate.transport.tasks import TaskOwner
 from tidegate.wire.batch import wrap_event
 
 _ENCODED_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Of a set's lines as they are stored, each with its key and all properties. Our choice: four times what
-their bodies may have.
-"""
+"""Limit of a set's encoded lines, each with its key and all properties. Our choice: four times the
+bodies'."""
 _STEPS_PER_S: Final = 10
 _BUSY_WAIT_S: Final = 1.0
-"""At most, before sending again where the service is busy: so a limit that was raised is soon noticed."""
+"""Maximum wait before sending again if the service is busy, so that a raised limit is soon noticed."""
 _ENDED_RUNS_MAX: Final = 32
-"""Ended runs that are remembered."""
+"""Number of ended runs that are kept."""
 
 _log = logging.getLogger(__name__)
 
@@ -67,7 +66,7 @@ class EventSender:
         self._runs: OrderedDict[str, SendRun] = OrderedDict()
 
     async def close(self) -> None:
-        """Stop all runs; what was stored stays."""
+        """Stop all runs; stored events stay."""
         await self._tasks.close()
 
     async def send(self, hub: str, event: OutgoingEvent, target: Target) -> SentEvent:
@@ -83,10 +82,10 @@ class EventSender:
         return SentEvent(partition.partition_id, result.start_sequence_number)
 
     async def start_run(self, plan: SendPlan, *, may_go_on: Callable[[], bool]) -> SendRun:
-        """Begin to send a set. may_go_on: asked between batches; False stops it.
+        """Start sending a set. may_go_on: called between batches; False stops it.
 
-        Raises NotFoundError, InvalidArgumentError (a number out of range, a line without its key, lines that
-        together are too large), EventTooLargeError (a line), QuotaExceededError (too many at once).
+        Raises NotFoundError, InvalidArgumentError (a number out of range, a line without its key, too large
+        in total), EventTooLargeError (a line), QuotaExceededError (too many runs).
         """
         event_hub = self._broker.event_hub(plan.hub)
         _check(plan)
@@ -94,8 +93,8 @@ class EventSender:
         if plan.target.partition_id is not None:
             event_hub.partition(plan.target.partition_id)
         sections = await asyncio.to_thread(_encoded, plan, event_hub.event_bytes_max)
-        self._check_room()  # others may have begun meanwhile
-        # What is encoded stands for the bodies and properties, which need not stay, too.
+        self._check_room()  # again, because other runs may have started
+        # The run keeps the encoded lines instead of bodies and properties.
         run = SendRun(
             replace(plan, bodies=(), properties=EventProperties()),
             sections,
@@ -112,18 +111,18 @@ class EventSender:
         return run
 
     def run(self, hub: str, run_id: str) -> SendRun:
-        """A run. Raises NotFoundError: the console forgets the oldest that have ended."""
+        """A run. Raises NotFoundError, also for old runs, which are forgotten."""
         run = self._runs.get(run_id)
         if run is None or run.plan.hub.lower() != hub.lower():
             raise NotFoundError(f"No set {run_id[:40]!r} was sent to {hub[:80]!r} recently.")
         return run
 
     def runs(self, hub: str) -> Sequence[SendRun]:
-        """Those known, newest first."""
+        """The known runs of a hub, newest first."""
         return [run for run in reversed(self._runs.values()) if run.plan.hub.lower() == hub.lower()]
 
     def stop_run(self, hub: str, run_id: str) -> None:
-        """Stop a run; what it has sent stays. Harmless when it has ended. Raises NotFoundError."""
+        """Stop a run, if it has not ended; events already sent stay. Raises NotFoundError."""
         self.run(hub, run_id).stop_requested.set()
 
     def _check_room(self) -> None:
@@ -138,7 +137,7 @@ class EventSender:
             await self._send_steps(run, event_hub, may_go_on)
             run.end(RunState.DONE if run.sent == run.total else RunState.STOPPED)
         except TidegateError as error:
-            # What has a text for remote peers is told in full only in the log.
+            # An error with a separate message for remote peers is logged in full.
             _log.info("sending a set to %s ended: %s", event_hub.name, error)
             run.error = error.remote_text or error.message
             run.next_step = "" if error.remote_text else error.next_step
@@ -161,14 +160,14 @@ class EventSender:
             await self._broker.wait_uncongested()
             for batch in _batches(event_hub, run, numbers):
                 await self._append(run, batch)
-            # Time that was lost is not made up for: nobody wants a burst behind it.
+            # Lost time is not made up for, to avoid a burst.
             now_s = self._clock.monotonic()
             due_s = max(now_s, due_s + len(numbers) / rate)
             if run.sent < run.total:
                 await _wait_set(run.stop_requested, due_s - now_s)
 
     async def _append(self, run: SendRun, batch: _Batch) -> None:
-        """Store a batch, however often the service is busy; gives up when the run is to stop."""
+        """Store a batch, with retries while the service is busy, until the run is stopped."""
         while not run.stop_requested.is_set():
             try:
                 await batch.partition.append(b"".join(batch.sections), array("I", map(len, batch.sections)))
@@ -193,12 +192,12 @@ class _Batch:
 
 @dataclass(slots=True, eq=False)
 class SendRun:
-    """A set that is being sent, or was; it changes while it is sent."""
+    """The changing state of a set that is being sent or was sent."""
 
     plan: SendPlan
     """Without bodies and properties."""
     sections: Sequence[tuple[bytes, str | None]]
-    """Each line's stored form and partition key; empty once the run has ended."""
+    """Each line's encoded form and partition key; empty once the run has ended."""
     total: int
     """Events of all repeats."""
     run_id: str
@@ -206,10 +205,10 @@ class SendRun:
     started_s: float
     state: RunState = RunState.SENDING
     sent: int = 0
-    """Events that are stored."""
+    """Number of stored events."""
     sent_bytes: int = 0
     waits: int = 0
-    """How often the service asked to slow down."""
+    """How often the service was busy."""
     error: str = ""
     next_step: str = ""
     ended_s: float | None = None
@@ -221,7 +220,7 @@ class SendRun:
         return (self.clock.monotonic() if self.ended_s is None else self.ended_s) - self.started_s
 
     def end(self, state: RunState) -> None:
-        """It sends no more, and keeps only its figures."""
+        """End the run, keeping only its figures."""
         self.state, self.ended_s = state, self.clock.monotonic()
         self.sections = ()
 
@@ -246,16 +245,16 @@ def _check(plan: SendPlan) -> None:
 
 
 def _encoded_event(event: OutgoingEvent, target: Target) -> tuple[str | None, bytes]:
-    """Its key, and its stored form. Raises InvalidArgumentError."""
+    """An event's key and its encoded form. Raises InvalidArgumentError."""
     key = _key_of(target, event.body)
     return key, wrap_event(EventEncoder(event.properties).encode(event.body, key))
 
 
 def _encoded(plan: SendPlan, event_bytes_max: int) -> list[tuple[bytes, str | None]]:
-    """Each line's stored form, and its key.
+    """Each line's encoded form and key.
 
-    Raises InvalidArgumentError naming the line that has no key, or too long a one, or with which they are too
-    large together; EventTooLargeError naming the line.
+    Raises InvalidArgumentError naming the line without a key, with a key that is too long, or at which the
+    total is too large; EventTooLargeError naming the line.
     """
     found: list[tuple[bytes, str | None]] = []
     encoder = EventEncoder(plan.properties)
@@ -286,9 +285,9 @@ def _encoded(plan: SendPlan, event_bytes_max: int) -> list[tuple[bytes, str | No
 
 
 def _key_of(target: Target, body: bytes) -> str | None:
-    """The event's partition key; None: it has none. Raises InvalidArgumentError: not there, or too long."""
+    """The event's partition key, if any. Raises InvalidArgumentError if it is missing or too long."""
     key = target.partition_key if target.key_path is None else target.key_path.text_in(body)
-    # Before anything is made of it, whatever partition it goes to.
+    # Checked first, for any partition.
     if key is not None and len(key) > PARTITION_KEY_CHARACTERS_MAX:
         raise InvalidArgumentError(
             f"The partition key has {len(key):,} characters; {PARTITION_KEY_CHARACTERS_MAX} are allowed."
@@ -297,7 +296,7 @@ def _key_of(target: Target, body: bytes) -> str | None:
 
 
 def _batches(event_hub: EventHub, run: SendRun, numbers: Iterable[int]) -> list[_Batch]:
-    """The events of these numbers, by partition, each batch within the hub's limit."""
+    """The events with these numbers in batches by partition, each within the hub's limit."""
     bytes_max = event_hub.event_bytes_max
     ready: list[_Batch] = []
     open_batches: dict[str, _Batch] = {}

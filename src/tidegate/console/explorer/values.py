@@ -1,8 +1,8 @@
-"""Events as pages show them: by page, one by one, as they come; and what is sent.
+"""Values for the explorer's pages: pages of events, single events, tails, and sending.
 
-Events of all partitions are told in one order: by enqueued time, then partition, then sequence number. An
-``EventPlace`` is a place in that order. Within a partition enqueued times never fall, so it is also the
-partition's own order, and a place in one partition says where all others go on.
+Events of all partitions are ordered by enqueued time, then partition, then sequence number; an ``EventPlace``
+is a place in that order. Within a partition enqueued times never fall, so this is also the partition's own
+order, and one place determines where to continue in all partitions.
 """
 
 from __future__ import annotations
@@ -21,31 +21,30 @@ from tidegate.model.json_path import JsonPath
 from tidegate.model.position import EventPosition
 
 EVENTS_PER_PAGE_MAX: Final = 500
-"""Events on a page. Our choice: a browser draws that many rows in some 50 ms."""
+"""Events on a page. Our choice: a browser draws that many rows in about 50 ms."""
 
 PAGE_BYTES_MAX: Final = 16 * 1024 * 1024
-"""Bytes of the events of a page: it ends earlier where they are large."""
+"""Bytes of a page's events: with large events it ends earlier."""
 
 SCANNED_EVENTS_MAX: Final = 25_000
 SCANNED_BYTES_MAX: Final = 128 * 1024 * 1024
-"""What a page with a filter examines before it offers to continue. Our choice: about half a second of
-work."""
+"""Bytes that a page with a filter examines before it offers to continue. Our choice: about half a second."""
 
 PROPERTIES_SHOWN_MAX: Final = 1_000
 """Properties of one event on its page. Our choice: an event may have 100,000, which take a second to draw."""
 
 SEND_RUNS_MAX: Final = 8
-"""Sets that are being sent at once. Our choice."""
+"""Concurrent runs. Our choice."""
 
 SEND_LINES_MAX: Final = 100_000
 SEND_BYTES_MAX: Final = 16 * 1024 * 1024
-"""Of a set: its lines, and their bytes together, which stay in memory while it is sent."""
+"""Limits of a set: its lines, and their total bytes, which are in memory while it is sent."""
 
 SEND_EVENTS_MAX: Final = 10_000_000
 """Events of a run: lines times repeats. Our choice: at 1,000 a second three hours."""
 
 SEND_RATE_MAX: Final = 20_000
-"""Events per second of a run. Our choice: a fraction of what the service can store."""
+"""Events per second of a run. Our choice: a fraction of the service's capacity."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _PLACE = re.compile(r"([on])\.(\d{1,14})\.(\d{1,4})\.(\d{1,18})", re.ASCII)
@@ -53,7 +52,7 @@ _PLACE = re.compile(r"([on])\.(\d{1,14})\.(\d{1,4})\.(\d{1,18})", re.ASCII)
 
 @dataclass(frozen=True, slots=True, order=True)
 class EventPlace:
-    """A place in the order of all events of a hub; of an event, or between two."""
+    """A place in the order of all events of a hub: at an event, or between two."""
 
     enqueued_time_ms: int
     """Milliseconds since 1970-01-01 UTC."""
@@ -83,13 +82,13 @@ class EventCursor:
     """NEWER: the first event is at or after it; OLDER: before it."""
 
     def format(self) -> str:
-        """As an address holds it."""
+        """The cursor for a URL."""
         place = self.place
         return f"{self.way.value}.{place.enqueued_time_ms}.{place.partition_index}.{place.sequence_number}"
 
     @classmethod
     def parse(cls, text: str) -> EventCursor:
-        """Raises InvalidArgumentError for what ``format`` never wrote."""
+        """The inverse of ``format``. Raises InvalidArgumentError."""
         found = _PLACE.fullmatch(text)
         if found is None:
             raise InvalidArgumentError(
@@ -106,9 +105,9 @@ class EventFilter:
     partition_key: str | None = None
     property_name: str | None = None
     property_value: str | None = None
-    """As ``property_text`` writes it; None: any, so long as there is a property of that name."""
+    """In the format of ``property_text``; None: the property must exist, with any value."""
     body_text: str | None = None
-    """Somewhere in the body, letters a to z in either case."""
+    """Text in the body; letters a to z match in either case."""
 
     @property
     def is_empty(self) -> bool:
@@ -133,7 +132,7 @@ class EventFilter:
 
 
 def property_text(value: object) -> str:
-    """A property's value as the console shows it, and as a filter compares it."""
+    """A property's value, as shown and as filters compare it."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, bytes):
@@ -145,13 +144,13 @@ def property_text(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class EventQuery:
-    """Which events a page is about."""
+    """Which events a page shows."""
 
     hub: str
     partition_id: str | None = None
     """None: all partitions."""
     position: EventPosition | None = None
-    """Nothing before it is shown; it counts in each partition by itself. None: everything."""
+    """The first event to show, separately for each partition; None: all."""
     is_newest_first: bool = False
     """Whether a first page (one without a cursor) begins at the end of the log."""
     filter: EventFilter = EventFilter()
@@ -168,19 +167,19 @@ class ExploredEvent:
     enqueued_time_ms: int
     """Milliseconds since 1970-01-01 UTC."""
     size_bytes: int
-    """As stored, its properties included."""
+    """As stored, with its properties."""
     contents: EventContents | None
-    """None: the bytes are not a message (``problem`` says why)."""
+    """None: the bytes are not a valid message (see ``problem``)."""
     problem: str = ""
 
     @property
     def enqueued_time(self) -> datetime:
-        """When the service took it."""
+        """When the service accepted it."""
         return _EPOCH + timedelta(milliseconds=self.enqueued_time_ms)
 
     @property
     def place(self) -> EventPlace:
-        """Where it is among all events of the hub."""
+        """Its place among all events of the hub."""
         return EventPlace(self.enqueued_time_ms, int(self.partition_id), self.sequence_number)
 
 
@@ -188,11 +187,11 @@ class PageEnd(Enum):
     """Why a page ended."""
 
     FULL = "full"
-    """As many as were asked for, or as many bytes as a page may have."""
+    """It has the requested number of events, or a page's maximum of bytes."""
     END = "end"
     """There are no more in that direction now."""
     SCANNED = "scanned"
-    """It has examined as many as allowed: more may match."""
+    """It has examined the allowed number of bytes: more events may match."""
     UNWANTED = "unwanted"
     """The client has disconnected."""
 
@@ -206,7 +205,7 @@ class EventPage:
     """Events that were compared with the filter."""
     end: PageEnd
     older: EventCursor | None
-    """What to ask for older events with; None: there are none."""
+    """The cursor of older events; None if there are none."""
     newer: EventCursor | None
 
 
@@ -215,7 +214,7 @@ class EventProperties:
     """An event's properties and header, with their types on the wire."""
 
     application: Mapping[object, object] = field(default_factory=dict)
-    """Values of the types of ``amqp.types``; names are text."""
+    """Values have the types of ``amqp.types``; names are strings."""
     standard: Properties = field(default_factory=Properties)
     header: Header = field(default_factory=Header)
 
@@ -230,15 +229,15 @@ class OutgoingEvent:
 
 @dataclass(frozen=True, slots=True)
 class EventDetail:
-    """One event with all there is to it."""
+    """One event in detail."""
 
     event: ExploredEvent
     properties: EventProperties | None
     """None: not a message, or partly malformed."""
     beside: Sequence[str]
-    """What it has that an ``OutgoingEvent`` of its body and properties has not, in words."""
+    """Descriptions of parts that an ``OutgoingEvent`` of its body and properties lacks."""
     system: Mapping[str, str]
-    """What the service and the sender's SDK said about it: annotations and standard properties by name."""
+    """The annotations of the service and the sender's SDK, and standard properties, by name."""
     is_first: bool
     """Whether it is the first that its partition still holds."""
     is_last: bool
@@ -251,14 +250,14 @@ class TailState:
     events: Sequence[ExploredEvent]
     """Newest first."""
     seen: int
-    """Events that came since the tail began, including those that do not match."""
+    """Events that arrived since the tail began, including those that do not match."""
     skipped: int
-    """Those of them that came too fast to be examined."""
+    """Those of them that arrived too fast to be examined."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The target of an event; at most one field is set, and without any the partitions take turns."""
+    """The target of an event; at most one field is set, and without any the partitions alternate."""
 
     partition_id: str | None = None
     partition_key: str | None = None
@@ -290,7 +289,7 @@ class SendPlan:
 
 
 class RunState(Enum):
-    """How a run is."""
+    """The state of a run."""
 
     SENDING = "sending"
     DONE = "done"

@@ -1,1 +1,1 @@
-"""What all pages share: sessions, rights, templates, live streams, paging, the database. No page."""
+"""Shared by all pages: sessions, rights, templates, live streams, paging, the database. No page."""

@@ -1,4 +1,4 @@
-"""What every page gets."""
+"""The context of every page."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Console:
     streams: LiveStreams
     clock: Clock
     tasks: TaskOwner
-    """For what a page starts and does not wait for."""
+    """For background tasks that pages start."""
 
 
 def stored(view: T | None) -> T:
-    """What the database holds. Raises NotFoundError where the service was given none."""
+    """``view``, if the service has a database. Raises NotFoundError if not."""
     if view is None:
         raise NotFoundError("This service has no database.", next_step="Start it with --database URL.")
     return view

@@ -1,4 +1,4 @@
-"""Error pages: what is wrong, and what to do next."""
+"""Error pages: the error, and what to do next."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Reads the forms of requests, whoever sent them.
+"""Reads the forms of requests from untrusted senders.
 
-Not by ``Request.form``, with which one request can stop the event loop: it decodes with any codec that the
-request names (punycode takes hours for some megabytes), decodes a field of any size at once, and takes
-the parameters of a ``Content-Type`` of any length apart.
+With ``Request.form``, one request could block the event loop: it decodes with any codec that the request
+names (punycode takes hours for a few megabytes), decodes fields of any size at once, and parses a
+``Content-Type`` of any length.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from tidegate.transport.memory import MemoryBudget
 from tidegate.transport.sliced_work import SlicedWork
 
 _FIELDS_MAX: Final = 100
-"""Of a form (our choice: pages have some 20)."""
+"""Maximum fields of a form (our choice: pages have about 20)."""
 
 _FILES_MAX: Final = 1
 
 _CONTENT_TYPE_CHARACTERS_MAX: Final = 200
-"""Browsers' boundaries have some 40 characters, 70 at most (RFC 2046 section 5.1.1)."""
+"""Browsers' boundaries have about 40 characters, at most 70 (RFC 2046 section 5.1.1)."""
 
 _PART_HEAD_BYTES_MAX: Final = 1_024
 """Of the line that names a field and its file (our choice: names of files have 255 bytes at most)."""
@@ -39,9 +39,9 @@ _SLICE_BYTES: Final = 2_048
 
 
 async def read_form(request: Request, *, bytes_max: int) -> FormData:
-    """The form of a request, in UTF-8; of pages use ``sessions.form_of``. bytes_max: of all its fields.
+    """The form of a request, in UTF-8; pages use ``sessions.form_of``. bytes_max: of all its fields.
 
-    Raises InvalidArgumentError (garbled, too large), ServerBusyError (memory is exhausted, see ``counted``).
+    Raises InvalidArgumentError (invalid, too large), ServerBusyError (memory is exhausted, see ``counted``).
     """
     size = request.headers.get("content-length", "")
     if not size.isascii() or not size.isdigit() or int(size) > bytes_max:
@@ -72,7 +72,7 @@ async def read_form(request: Request, *, bytes_max: int) -> FormData:
     except MultiPartException as error:
         raise InvalidArgumentError(f"The form cannot be read: {error.message}.") from error
     except ClientDisconnect as error:
-        # Nobody reads the answer, and the log should not report a failure of the service.
+        # The client has disconnected, and the log should not report a failure of the service.
         raise InvalidArgumentError("The request ended before its form was complete.") from error
 
 
@@ -80,7 +80,7 @@ async def read_form(request: Request, *, bytes_max: int) -> FormData:
 def counted(receive: Receive, budget: MemoryBudget) -> Iterator[Receive]:
     """``receive`` of a request, with the bytes of its body counted until the block ends.
 
-    Where memory is exhausted and this request holds most, it raises ServerBusyError.
+    Raises ServerBusyError if memory is exhausted and this request holds most.
     """
     loop = asyncio.get_running_loop()
     held, is_ended = 0, False
@@ -139,7 +139,7 @@ async def _urlencoded(body: bytes, sliced_work: SlicedWork) -> list[tuple[str, s
 
 
 def _decoded_pieces(texts: Sequence[bytes]) -> Iterator[tuple[int, bytes]]:
-    """The texts percent-decoded, each in pieces with its index."""
+    """The percent-decoded strings, in pieces, each with its string's index."""
     for index, text in enumerate(texts):
         start = 0
         while start < len(text):

@@ -1,4 +1,4 @@
-"""What the pages' forms share: plain fields, and numbers in them."""
+"""Shared by forms: text fields, and numbers in them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _DIGITS_MAX = 19
 
 
 class FieldError(InvalidArgumentError):
-    """Something in one field of a form; ``field`` names it."""
+    """An invalid field of a form; ``field`` names it."""
 
     def __init__(self, field: str, message: str, *, next_step: str = "") -> None:
         super().__init__(message, next_step=next_step)
@@ -20,12 +20,12 @@ class FieldError(InvalidArgumentError):
 
 
 def texts_of(form: FormData) -> dict[str, str]:
-    """The fields of a form that are text, without blanks at their ends."""
+    """The text fields of a form, stripped of blanks."""
     return {name: value.strip() for name, value in form.items() if isinstance(value, str)}
 
 
 def whole_number(fields: Mapping[str, str], field: str, noun: str) -> int:
-    """A number of a field. Raises FieldError."""
+    """A field's number. Raises FieldError."""
     found = optional_number(fields, field, noun)
     if found is None:
         raise FieldError(field, f"{noun} is missing.")
@@ -33,7 +33,7 @@ def whole_number(fields: Mapping[str, str], field: str, noun: str) -> int:
 
 
 def optional_number(fields: Mapping[str, str], field: str, noun: str) -> int | None:
-    """A number of a field, None where it is empty; groups of digits may be set apart. Raises FieldError."""
+    """A field's number, None if empty; digits may be grouped. Raises FieldError."""
     text = fields.get(field, "").replace(",", "").replace(" ", "").replace("\u202f", "")
     if not text:
         return None
@@ -43,7 +43,7 @@ def optional_number(fields: Mapping[str, str], field: str, noun: str) -> int | N
 
 
 def start_of(text: str | None) -> int:
-    """Where a page of a list begins, as an address has it; 0 for anything but a number."""
+    """The start of a page of a list, from a URL; 0 for anything but a number."""
     return digits_of(text or "", 9) or 0
 
 
@@ -54,7 +54,7 @@ def digits_of(text: str, digits_max: int = 18) -> int | None:
 
 
 def sequence_number_of(text: str) -> int:
-    """A sequence number of a field. Raises InvalidArgumentError."""
+    """A field's sequence number. Raises InvalidArgumentError."""
     if (found := digits_of(text)) is None:
         raise InvalidArgumentError(
             f"{text[:40]!r} is not a sequence number.", next_step="Enter a number, 0 or more."

@@ -16,10 +16,10 @@ from tidegate.transport.threads import Threads
 T = TypeVar("T")
 
 _THREADS: Final = 4
-"""Queries at once; others wait (our choice: enough for a few users)."""
+"""Concurrent queries; others wait (our choice: enough for a few users)."""
 
 _COUNTING_THREADS: Final = 2
-"""Sums over all dead letters at once; each may take seconds."""
+"""Concurrent sums over all dead letters, each of which may take seconds."""
 
 _LOCK_WAIT_S: Final = 20.0
 """Seconds that a change waits for other writers before it fails (our choice: a user is waiting)."""
@@ -32,30 +32,30 @@ class LazyDatabase:
         self._url = absolute_url(url)
         self._file = sqlite_file(url)
         self._lock = threading.Lock()
-        """Held while the database is opened, which may take as long as a connection: only threads take it."""
+        """Held while the database is opened. Only for threads, because connecting may take long."""
         self._database: Database | None = None
         self._is_closed = False
         self._threads = Threads(_THREADS, name="tidegate-console-sql")
         self._counting_threads = Threads(_COUNTING_THREADS, name="tidegate-console-sums")
         self._closing_thread = Threads(1, name="tidegate-console-close")
-        """Separate, since abandoned queries may still occupy the others."""
+        """Separate, because abandoned queries may still occupy the others."""
 
     @property
     def display_url(self) -> str:
-        """For people: without its password."""
+        """The URL without its password."""
         return make_url(self._url).render_as_string(hide_password=True)
 
     @property
     def secret_url(self) -> str:
-        """With its password, for a process that needs it."""
+        """The URL with its password, for a process that needs it."""
         return self._url
 
     async def ask(self, question: Callable[[Database], T]) -> T:
-        """What ``question`` returns, in a thread. Raises what it raises, and what opening does."""
+        """Run ``question`` in a thread. Raises what it raises, and what opening the database raises."""
         return await self._threads.run(lambda: question(self._open()))
 
     async def count(self, question: Callable[[Database], T]) -> T:
-        """As ``ask``, for slow queries, so that others do not wait for them."""
+        """As ``ask``, in other threads, for slow queries."""
         return await self._counting_threads.run(lambda: question(self._open()))
 
     async def change(self, deed: Callable[[Database], T]) -> T:
@@ -63,7 +63,8 @@ class LazyDatabase:
         return await self._threads.run_whole(lambda: deed(self._open()))
 
     async def close(self) -> None:
-        """Close its connections; who asks later gets ClosedError. Waits while it is being opened."""
+        """Close the connections; later queries raise ClosedError. Waits while the database is being
+        opened."""
         self._is_closed = True
         await self._closing_thread.run_whole(self._close)
 

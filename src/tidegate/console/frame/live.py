@@ -1,4 +1,4 @@
-"""Live parts of a page: fragments of HTML as server-sent events.
+"""Live parts of pages: HTML fragments as server-sent events.
 
 In a page, with htmx and its SSE extension:
 
@@ -25,20 +25,20 @@ from tidegate.console.frame.sessions import Session, Sessions, first_of_most, se
 from tidegate.model.errors import ServerBusyError, TidegateError
 
 STREAMS_MAX: Final = 64
-"""Streams at once; each costs a rendering per beat. Where there are more, the policy that has most of them
-makes room. Our choice: browsers open 6 connections per host."""
+"""Concurrent streams; each renders periodically. Beyond this, the policy with most streams loses one. Our
+choice: browsers open 6 connections per host."""
 
 KEEP_ALIVE_S: Final = 15.0
-"""Seconds after which a stream without changes sends a comment, so that a disconnected peer is noticed."""
+"""Seconds after which an unchanged stream sends a comment, to detect a disconnected peer."""
 
 END_EVENT: Final = "end"
-"""The last event of a stream that is over: ``sse-close="end"`` keeps the browser from asking again."""
+"""The last event of a finished stream: ``sse-close="end"`` keeps the browser from reconnecting."""
 
 _log = logging.getLogger(__name__)
 
 Render = Callable[[], Awaitable[Mapping[str, str] | None]]
-"""The fragments by event name, None: it is over. A browser takes them as HTML, so that what is no ``Markup``,
-as ``rendering.fragment`` gives it, is text and is escaped here."""
+"""Returns fragments by event name; None ends the stream. Browsers treat them as HTML, so strings that are not
+``Markup`` (see ``rendering.fragment``) are escaped."""
 
 
 @dataclass(slots=True, eq=False)
@@ -48,16 +48,16 @@ class _Stream:
     session: Session
     is_ended: bool = False
     limit: asyncio.Timeout | None = None
-    """Around what it waits for now; None: it waits for nothing but its reader."""
+    """The time-out around the current wait; None while it waits only for its reader."""
 
     def end(self) -> None:
-        """Stop sending, whatever it is waiting for or rendering."""
+        """End the stream immediately."""
         self.is_ended = True
         if self.limit is not None:
             self.limit.reschedule(asyncio.get_running_loop().time())
 
     async def next(self, render: Render, pause_s: float) -> Mapping[str, str] | None:
-        """What ``render`` returns, asked after a pause; None also when the stream was ended meanwhile."""
+        """The result of ``render`` after a pause; None also if the stream was ended."""
         try:
             async with asyncio.timeout(None) as self.limit:
                 await asyncio.sleep(pause_s)
@@ -76,7 +76,7 @@ class LiveStreams:
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
         self._streams: dict[_Stream, None] = {}
-        """In the order in which they began."""
+        """In order of their start."""
         self._is_closed = False
         sessions.call_at_end(self._end_those_of)
 
@@ -87,12 +87,11 @@ class LiveStreams:
             stream.end()
 
     def stream(self, request: Request, render: Render, *, every_s: float = 1.0) -> Response:
-        """Send what ``render`` returns while the peer is connected and signed in: each fragment when it has
-        changed, as the event of its name. When the session ends, so does the stream, at once.
+        """Send changed fragments of ``render`` while the peer is connected and signed in, each as an event.
 
-        render: called at once and then ``every_s`` seconds after it has returned; None ends the stream with
-        the event ``end``, as does a TidegateError, unless it is transient: that is one beat without news.
-        Raises ServerBusyError when there are too many streams, and most of them by the session's own policy.
+        render: called at once, and again ``every_s`` seconds after it has returned; None or a TidegateError
+        ends the stream with the event ``end``. After a transient error it is called again.
+        Raises ServerBusyError if there are too many streams, most of them by the session's own policy.
         """
         session = session_of(request)
         self._make_room(session)
@@ -156,6 +155,6 @@ async def _rendered(render: Render) -> Mapping[str, str] | None:
 
 
 def format_event(name: str, text: str) -> str:
-    """One server-sent event; lines of the text, which is HTML, stay lines."""
+    """One server-sent event; keeps the line ends of its HTML."""
     data = "".join(f"data: {line}\n" for line in text.splitlines() or [""])
     return f"event: {name}\n{data}\n"

@@ -1,4 +1,4 @@
-"""Pages as classes: each method says above itself which address it answers."""
+"""Pages as classes, whose methods declare their route in a decorator."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Pages:
     """Pages of one subject."""
 
     def routes(self) -> list[Route]:
-        """The addresses of the methods, in the order in which they are defined."""
+        """The routes of the methods, in order of definition."""
         return [
             Route(path, getattr(self, name), methods=[method])
             for name, member in vars(type(self)).items()
@@ -27,12 +27,12 @@ class Pages:
 
 
 def get(path: str) -> Callable[[Handler], Handler]:
-    """Have the method answer GET, and HEAD, of an address."""
+    """Route GET and HEAD of a path to the method."""
     return lambda handler: _answering(handler, "GET", path)
 
 
 def post(path: str) -> Callable[[Handler], Handler]:
-    """Have the method answer POST to an address."""
+    """Route POST of a path to the method."""
     return lambda handler: _answering(handler, "POST", path)
 
 

@@ -1,4 +1,4 @@
-"""Lists, one page at a time."""
+"""Pages of lists."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 PAGE_SIZE: Final = 50
-"""Rows on a page. Our choice: two screens, and a table that size is drawn in a few milliseconds."""
+"""Rows on a page. Our choice: two screens, drawn in a few milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +22,12 @@ class Page(Generic[T]):
     total: int | None
     """Rows of the whole list; None if counting would cost too much."""
     next: str | None = None
-    """The cursor of the next page; None: this is the last one."""
+    """The cursor of the next page; None on the last page."""
     previous: str | None = None
-    """The cursor of the page before; None: this is the first one, or only the browser's Back leads there."""
+    """The cursor of the previous page; None on the first page, or if only the browser's Back leads there."""
 
     def map(self, row: Callable[[T], S]) -> Page[S]:
-        """The same page, with what becomes of each."""
+        """The same page with converted rows."""
         return Page([row(each) for each in self.items], self.total, self.next, self.previous)
 
 
@@ -38,7 +38,7 @@ def page_at(found: Sequence[T], start: int) -> Page[T]:
 
 
 def page_of(items: Sequence[T], start: int, total: int) -> Page[T]:
-    """A page of a list of ``total`` rows, of which ``items`` are those from ``start`` (0 or more) on."""
+    """A page of a list of ``total`` rows; ``items`` are those from ``start`` (0 or more) on."""
     end = start + PAGE_SIZE
     return Page(
         items,
@@ -49,8 +49,8 @@ def page_of(items: Sequence[T], start: int, total: int) -> Page[T]:
 
 
 def pager(path: str, found: Page[T], *, place: str = "start", **query: str) -> dict[str, str | None]:
-    """Addresses of the pages before and after, for ``pager.html``. place: what says in an address where a
-    page begins; query: what else stands there, where it is not empty.
+    """URLs of the previous and next pages, for ``pager.html``. place: the query parameter of the cursor;
+    query: other parameters, without empty ones.
     """
 
     def address(start: str | None) -> str | None:

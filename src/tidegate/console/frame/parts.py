@@ -1,4 +1,4 @@
-"""What the server gives the console: the parts of a running service, and the settings that concern it."""
+"""The parts of a running service, and its settings, that the server passes to the console."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tidegate.model.clock import Clock
 
 @dataclass(frozen=True, slots=True)
 class OwnAddress:
-    """How a process that the console starts reaches this service."""
+    """The service's address for processes that the console starts."""
 
     connection_string: str = field(repr=False)
     ca_file: str | None
-    """The certificate authority to trust; None: the line is plain."""
+    """The certificate authority to trust; None without TLS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,6 @@ class ConsoleParts:
     """Raises ClosedError until the service listens."""
     data_dir: Path
     database: str | None
-    """URL of leases, checkpoints and dead letters; None: the pages of consumers and dead letters say so."""
+    """URL of the database of leases, checkpoints and dead letters; None: their pages are not available."""
     redrive_pipelines: tuple[str, ...]
-    """Those that dead letters may be redriven with."""
+    """The pipelines that may redrive dead letters."""

@@ -1,8 +1,8 @@
 """Pages from templates: the Jinja environment, its filters, and ``page``.
 
-A template is in the folder of its page, named by its path below ``console/``: ``hubs/table.html``.
-Autoescaping is on for every template. Filters give text for people: numbers with groups of three digits,
-sizes in powers of 1,024, times in UTC.
+A template is in its page's folder, and named by its path below ``console/``: ``hubs/table.html``.
+Autoescaping is always on. Filters format numbers with grouped digits, sizes in powers of 1,024, and times in
+UTC.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _AGO_STEPS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 def page(
     request: Request, template: str, *, status_code: int = 200, **context: Any
 ) -> HTMLResponse:  # Any: what a template is given is the template's affair
-    """A whole page. Besides ``context`` a template has ``path``, ``rights`` (None: not signed in),
+    """A whole page. Besides ``context``, templates have ``path``, ``rights`` (None: not signed in),
     ``session``, ``flashes``, ``form_token`` (a hidden field for every form) and ``now``.
     """
     text = fragment(request, template, **_frame(request), **context)
@@ -54,7 +54,7 @@ def page(
 
 
 def fragment(request: Request, template: str, **context: Any) -> Markup:
-    """A part of a page, as for live updates: without flashes, with ``rights`` and ``form_token``."""
+    """A part of a page, for live updates: without flashes, with ``rights`` and ``form_token``."""
     session = getattr(request.state, "session", None)
     values: dict[str, Any] = {
         "path": quote(request.scope["path"]),
@@ -63,7 +63,7 @@ def fragment(request: Request, template: str, **context: Any) -> Markup:
         "form_token": _form_token(session),
         "now": request.state.clock.now_utc(),
     }
-    # The template has escaped what it was given.
+    # The template has escaped its values.
     return Markup(environment().get_template(template).render(values | context))
 
 
@@ -125,7 +125,7 @@ def rate(value: float | None, unit: str = "") -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """``3 min 20 s``: the two largest units that count."""
+    """``3 min 20 s``: the two largest units."""
     if seconds is None:
         return ABSENT
     if seconds < 1:
@@ -142,7 +142,7 @@ def duration(seconds: float | None) -> str:
 
 
 def ago(value: datetime | int | None, now: datetime | None) -> Markup:
-    """``5 s ago``, with the exact time for whoever asks; ``never`` for None."""
+    """``5 s ago``, with the exact time as a tooltip; ``never`` for None."""
     if value is None:
         return Markup(ABSENT)
     if now is None:
@@ -164,7 +164,7 @@ def utc(value: datetime | int | None) -> Markup:
 
 
 def sparkline(values: Sequence[float], label: str, *, width: int = 120, height: int = 28) -> Markup:
-    """A small line of values, oldest first, as an SVG with ``label`` for who cannot see it."""
+    """A small line chart of values, oldest first, as an SVG with ``label`` as its text alternative."""
     top = max(values, default=0) or 1
     step = width / max(1, len(values) - 1)
     points = " ".join(
@@ -179,7 +179,7 @@ def sparkline(values: Sequence[float], label: str, *, width: int = 120, height: 
 
 @cache
 def static_url(name: str) -> str:
-    """The address of a static file: it changes with the file, so that browsers may keep it for ever."""
+    """The URL of a static file; it changes with the file, so that browsers may cache it forever."""
     digest = hashlib.sha256((STATIC_DIRECTORY / name).read_bytes()).hexdigest()
     return f"{STATIC_PATH}/{name}?v={digest[:12]}"
 

@@ -1,4 +1,4 @@
-"""Who may do what: the broker's policies, as the console asks for them."""
+"""Rights of the console's users, by the broker's policies."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class Rights:
     can_send: bool
     can_manage: bool
     hub: str | None = None
-    """The only event hub that the rights are for; None: the whole namespace."""
+    """The only event hub that the rights cover; None: the whole namespace."""
 
     def covers(self, hub: str | None) -> bool:
-        """Whether the rights are for that event hub (None: for the namespace)."""
+        """Whether the rights cover that event hub (None: the namespace)."""
         return self.hub is None or (hub is not None and self.hub.lower() == hub.lower())
 
     def may_listen(self, hub: str | None = None) -> bool:
@@ -58,12 +58,10 @@ class Access:
         self._clock = clock
 
     async def sign_in(self, policy_name: str, key: str, hub: str | None, *, address: str) -> Grant:
-        """Check a policy's name and key; hub: whose policy it is (None: the namespace's, or the only one).
+        """Check a policy's name and key. hub: the policy's (None: the namespace's policy, else the only one).
 
-        address: who says so. Raises UnauthorizedError, after a while where many keys from there were wrong,
-        and ServerBusyError where too many were.
-
-        A policy of the namespace goes before those of hubs.
+        address: the client's. Raises UnauthorizedError, delayed if many keys from there were wrong, and
+        ServerBusyError if too many were.
         """
         try:
             grant = self._grant(policy_name, key, hub, address)
@@ -76,7 +74,7 @@ class Access:
         return grant
 
     def acting(self, grant: Grant, address: str) -> AbstractContextManager[None]:
-        """Have what is changed within be recorded as done by its holder."""
+        """Record changes within the block as made by the grant's holder."""
         return acting_as(Actor.of([grant], Peer(Door.CONSOLE, address)))
 
     def note_sign_out(self, grant: Grant, address: str) -> None:
@@ -102,7 +100,7 @@ class Access:
         return grants[0]
 
     def development_credential(self) -> Grant | None:
-        """The root policy's, while its key is the official emulator's that everybody knows; else None."""
+        """A grant of the root policy while it has the official emulator's public key; else None."""
         policy = self._broker.authorizer.policy(ROOT_POLICY_NAME)
         if policy is None or EMULATOR_KEY not in policy.keys:
             return None
@@ -119,13 +117,13 @@ class Access:
             can_listen=grant.permits(grant.reach, Claim.LISTEN, now_utc=now_utc),
             can_send=grant.permits(grant.reach, Claim.SEND, now_utc=now_utc),
             can_manage=grant.permits(grant.reach, Claim.MANAGE, now_utc=now_utc),
-            # As its creator wrote it: pipelines and dead letters name it so.
+            # As its creator spelled it, as in pipelines and dead letters.
             hub=self._broker.event_hub(grant.scope).name if grant.scope else None,
         )
 
     def add_change_listener(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call ``listener`` after each change of policies or keys; returns what removes it.
+        """Call ``listener`` within each change of policies or keys; it must neither block nor raise.
 
-        It is called from within the change, and must neither block nor raise.
+        Returns a function that removes it.
         """
         return self._broker.authorizer.add_change_listener(listener)

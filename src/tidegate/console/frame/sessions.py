@@ -1,11 +1,11 @@
-"""Signing in: sessions, what they may do, and what keeps other sites from using them.
+"""Sessions: signing in, rights, and protection from other sites.
 
 A browser holds a random session id in a cookie (HttpOnly, SameSite=Strict; over HTTPS ``__Host-`` and
-Secure, so that neither plain HTTP nor another host of the domain can read or replace it); all else is here,
-in memory. Cookies know no ports: whoever serves another port of this host by the same scheme is sent it, too.
-What a session may do is judged anew at each request by the policies as they are then. A session whose policy
-or key is taken away ends at that moment, with everything live that it watches; it does not come back when a
-policy of that name and key is made again. Forms carry the session's token, and come from this origin only.
+Secure, so that neither plain HTTP nor another host of the domain can read or replace it); all other state is
+in this process's memory. Cookies do not depend on the port: other services on this host get it as well. Each
+request checks the session's rights by the current policies. A session whose policy or key is removed ends
+immediately, with its live streams, even if a policy with that name and key is created again. Forms contain
+the session's token, and must come from this origin.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from tidegate.transport.peers import TrustedProxies, is_from_this_machine
 T = TypeVar("T")
 
 COOKIE: Final = "tidegate-console"
-"""One name for all ports of a host would mix up services: the port is added."""
+"""The port is added, because cookies are shared by all ports of a host."""
 
 SESSION_IDLE_S: Final = 8 * 3600.0
 """Seconds without a request after which a session ends. Our choice: a working day."""
 
 SESSIONS_MAX: Final = 1_000
-"""Sessions at once; then those make room of which there are most. Our choice: a few hundred KB."""
+"""Concurrent sessions; beyond this, the policy with most sessions loses one. Our choice: a few hundred KB."""
 
 FORM_BYTES_MAX: Final = 1024 * 1024
-"""Of a form, where its page does not ask for more."""
+"""Default limit of a form's size."""
 
 FORM_TOKEN: Final = "form_token"
 """The hidden field of each form."""
@@ -62,7 +62,7 @@ class Flash:
 
 @dataclass(slots=True)
 class Session:
-    """Somebody who has signed in."""
+    """A signed-in user."""
 
     session_id: str = field(repr=False)
     grant: Grant = field(repr=False)
@@ -70,9 +70,9 @@ class Session:
     is_automatic: bool
     """True: the development key signed in, not a person."""
     used_at: float
-    """By the monotonic clock."""
+    """Monotonic time of the last use."""
     hub: str = ""
-    """The event hub whose policy it is by; empty: the namespace's."""
+    """The event hub of its policy; empty for the namespace's."""
     policy_name: str = ""
     flashes: list[Flash] = field(default_factory=list)
 
@@ -81,7 +81,7 @@ class Session:
         self.flashes = [*self.flashes, Flash(kind, text)][-_FLASHES_MAX:]
 
     def take_flashes(self) -> list[Flash]:
-        """The messages to show, once."""
+        """Remove and return the messages to show."""
         taken, self.flashes = self.flashes, []
         return taken
 
@@ -90,7 +90,7 @@ class Sessions:
     """All sessions of a service; they end with it."""
 
     def __init__(self, access: Access, clock: Clock, proxies: TrustedProxies) -> None:
-        """proxies: before the service; what comes from them is from elsewhere."""
+        """proxies: whose requests come from other addresses."""
         self._access = access
         self._proxies = proxies
         self._clock = clock
@@ -99,11 +99,11 @@ class Sessions:
         self._remove_listener = access.add_change_listener(self._end_those_without_rights)
 
     def call_at_end(self, on_end: Callable[[Session], None]) -> None:
-        """Have ``on_end`` called with each session that ends from now on; it must neither block nor raise."""
+        """Call ``on_end`` with each session that ends; it must neither block nor raise."""
         self._on_end = on_end
 
     def close(self) -> None:
-        """Stop listening to changes. Harmless twice."""
+        """Stop listening to changes. Idempotent."""
         self._remove_listener()
 
     async def sign_in(self, policy_name: str, key: str, hub: str | None, *, address: str) -> Session:
@@ -112,12 +112,12 @@ class Sessions:
         return self._start(grant, is_automatic=False)
 
     def sign_out(self, session: Session) -> None:
-        """End a session; harmless when it has ended."""
+        """End a session. Idempotent."""
         if self._sessions.pop(session.session_id, None) is not None:
             self._on_end(session)
 
     def rights(self, session: Session) -> Rights | None:
-        """What the session may do now; None: it has ended. Does not count as use."""
+        """The session's current rights; None if it has ended. Does not count as use."""
         if self._sessions.get(session.session_id) is not session:
             return None
         rights = self._access.rights(session.grant)
@@ -130,7 +130,8 @@ class Sessions:
         return rights
 
     def find(self, request: HTTPConnection) -> tuple[Session, Rights] | None:
-        """The session of a request, with what it may do now; the development key's where that signs in."""
+        """The session of a request and its current rights; signs in automatically with the development
+        key."""
         session = self._sessions.get(session_id_in(request))
         rights = None if session is None else self.rights(session)
         if session is None or rights is None or (session.is_automatic and not self._is_local(request)):
@@ -174,17 +175,18 @@ class Sessions:
         return session
 
     def _make_room(self) -> None:
-        # A program on this machine that keeps no cookies starts a session with each request: these go first.
+        # A local program without cookies starts a session with each request: these are ended first.
         for session in self._sessions.values():
             if session.is_automatic:
                 self.sign_out(session)
                 return
-        # The session of theirs that was used least lately: whoever signs in often signs out nobody else.
+        # The least recently used session of the policy with most: frequent sign-ins do not end others'
+        # sessions.
         self.sign_out(first_of_most(self._sessions.values(), lambda session: session))
 
 
 def first_of_most(holders: Iterable[T], session_of: Callable[[T], Session]) -> T:
-    """Of the hub (or the namespace) that holds most, and there of the policy that holds most, the first."""
+    """The first of the policy that holds most, in the hub (or the namespace) that holds most."""
     held = [(session_of(each), each) for each in holders]
     (hub, _), *_ = Counter(session.hub for session, _ in held).most_common(1)
     held = [(session, each) for session, each in held if session.hub == hub]
@@ -193,23 +195,24 @@ def first_of_most(holders: Iterable[T], session_of: Callable[[T], Session]) -> T
 
 
 def address_of(request: HTTPConnection) -> str:
-    """Where a request comes from; empty where that is not known."""
+    """The client's address; empty if unknown."""
     return request.client.host if request.client is not None else ""
 
 
 def cookie_name(request: HTTPConnection) -> str:
     """The cookie's name: browsers give cookies to all ports of a host, and each service has its own."""
     found = split_authority(request.headers.get("host", ""))
-    # Browsers take a cookie of that prefix only with Secure and for this very host (RFC 6265bis, 4.1.3.2).
+    # Browsers accept a cookie with that prefix only with Secure and for this exact host (RFC 6265bis,
+    # 4.1.3.2).
     prefix = "__Host-" if _is_https(request) else ""
     return f"{prefix}{COOKIE}-{(found and found[1]) or 0}"
 
 
 def session_id_in(request: HTTPConnection) -> str:
-    """What the browser holds; empty: nothing.
+    """The session id in the browser's cookie, or empty.
 
-    ``Request.cookies`` takes what Unicode calls blank off the names: a cookie that another host of the domain
-    has set under such a name would count as the ``__Host-`` one.
+    ``Request.cookies`` strips Unicode blanks from names: a cookie that another host of the domain set under
+    such a name would count as the ``__Host-`` one.
     """
     wanted, found = cookie_name(request), ""
     for header in request.headers.getlist("cookie"):
@@ -221,7 +224,7 @@ def session_id_in(request: HTTPConnection) -> str:
 
 
 def set_cookie(request: HTTPConnection, response: Response, session: Session | None) -> None:
-    """Have the browser hold the session; None: hold none any more."""
+    """Set the session's cookie, or (None) delete it."""
     response.set_cookie(
         cookie_name(request),
         "" if session is None else session.session_id,
@@ -234,26 +237,26 @@ def set_cookie(request: HTTPConnection, response: Response, session: Session | N
 
 
 def _is_https(request: HTTPConnection) -> bool:
-    """Whether the browser came by HTTPS, to here or to a trusted proxy."""
+    """Whether the browser uses HTTPS, to this service or a trusted proxy."""
     return bool(request.scope["scheme"] == "https")
 
 
 def session_of(request: HTTPConnection) -> Session:
-    """The session of a request that has one: every page but those for signing in."""
+    """The session of a request, which all pages but sign-in have."""
     session = request.state.session
     assert isinstance(session, Session)
     return session
 
 
 def rights_of(request: HTTPConnection) -> Rights:
-    """What the user of the request may do."""
+    """The rights of the request's user."""
     rights = request.state.rights
     assert isinstance(rights, Rights)
     return rights
 
 
 def actor_of(request: HTTPConnection) -> str:
-    """Who acts, for the history in the database: the policy, and from where."""
+    """The policy and the client's address, for the history in the database."""
     rights = rights_of(request)
     of = f" of {rights.hub}" if rights.hub else ""
     return f"policy {rights.policy_name}{of} from {address_of(request) or 'an unknown address'}"
@@ -278,7 +281,7 @@ def require_manage(request: HTTPConnection, hub: str | None = None) -> None:
 
 
 async def form_of(request: Request, *, bytes_max: int = FORM_BYTES_MAX) -> FormData:
-    """The form of a POST, once it is known to come from a page of this session. bytes_max: of all its fields.
+    """The form of a POST, after checking that it comes from this session. bytes_max: of all its fields.
 
     Raises UnauthorizedError for a form without the session's token, and as ``read_form``.
     """
@@ -302,7 +305,7 @@ def check_origin(request: HTTPConnection) -> None:
         is_foreign = request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none")
     else:
         scheme, host = _scheme_and_host_of(origin)
-        # A page by plain HTTP may be anybody's who is on the way to its reader.
+        # A page sent over plain HTTP may have been changed on the way.
         is_foreign = host != request.headers.get("host", "").lower() or (
             _is_https(request) and scheme != "https"
         )
@@ -311,7 +314,7 @@ def check_origin(request: HTTPConnection) -> None:
 
 
 def _scheme_and_host_of(origin: str) -> tuple[str, str | None]:
-    """Scheme, and host with port, of an ``Origin`` header; no host where it is none."""
+    """Scheme, and host with port, of an ``Origin`` header; None as host if invalid."""
     try:
         parts = urlsplit(origin)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Slow answers: computed once for all who ask for the same, and kept for a while."""
+"""Computes slow answers once for all callers, and caches them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 _ANSWERS_MAX: Final = 64
-"""Answers kept, least recently used dropped first; also the most that are computed at once."""
+"""Maximum answers cached, least recently used dropped first; also the maximum computed concurrently."""
 _WORK_SHARE: Final = 10
-"""An answer is kept for so many times as long as it took: a page left open costs a tenth of a
-core at most."""
+"""An answer is cached for this many times its computing time: an open page costs at most a tenth of a
+core."""
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class SharedAnswers(Generic[K, T]):
     """Answers by key. Used on the event loop."""
 
     def __init__(self, clock: Clock, *, kept_s: float) -> None:
-        """kept_s: for how long an answer serves at least."""
+        """kept_s: minimum seconds for which an answer is cached."""
         self._clock = clock
         self._kept_s = kept_s
         self._tasks = TaskOwner("console answers")
@@ -49,9 +49,9 @@ class SharedAnswers(Generic[K, T]):
     async def ask(
         self, key: K, work: Callable[[], Coroutine[Any, Any, T]], *, at_most_s: float | None
     ) -> T | None:
-        """The answer, worked out by ``work`` unless one is kept; None: it is not there after ``at_most_s``
-        seconds (None: whenever it comes), and will be. Raises what the work raised; that is kept for nobody.
-        Raises ServerBusyError, and does not call ``work``, where too many are being worked out.
+        """The cached answer, or that of ``work``; None if it takes longer than ``at_most_s`` seconds (None:
+        no limit), while ``work`` continues. Raises what ``work`` raises, which is not cached; ServerBusyError
+        if too many answers are being computed.
         """
         now_s = self._clock.monotonic()
         answer = self._answers.get(key)
@@ -76,11 +76,11 @@ class SharedAnswers(Generic[K, T]):
         return result
 
     def forget(self) -> None:
-        """Forget all answers, after a change."""
+        """Drop all answers, after a change."""
         self._answers.clear()
 
     async def close(self) -> None:
-        """Cancel what is being computed."""
+        """Cancel running computations."""
         await self._tasks.close()
 
     def _note_end(self, answer: _Answer[T]) -> None:
@@ -88,7 +88,7 @@ class SharedAnswers(Generic[K, T]):
 
 
 async def _told(work: Coroutine[Any, Any, T]) -> T | TidegateError:
-    """Returns an expected error as a value, so that the task does not fail."""
+    """The result or expected error of ``work`` as a value, so that the task does not fail."""
     try:
         return await work
     except TidegateError as error:

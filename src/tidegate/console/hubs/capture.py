@@ -1,4 +1,4 @@
-"""``/hubs/NAME/capture``: how an event hub is captured, the files that were written, and its settings."""
+"""``/hubs/NAME/capture``: an event hub's capture: progress, files and settings."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _CAPTURE_LIMITS: Final = {
 }
 
 _LIVE: Final = ("figures", "files", "partitions")
-"""The parts that follow by themselves: ``hub_capture_….html``."""
+"""The live parts: ``hub_capture_….html``."""
 
 
 class CapturePages(Pages):
@@ -66,7 +66,7 @@ class CapturePages(Pages):
     @post("/hubs/{hub}/capture")
     async def set_capture(self, request: Request) -> Response:
         fields = texts_of(await form_of(request))
-        # As in the administration: its destination is a place beyond the event hub.
+        # As in the administration, because the destination is outside of the event hub.
         require_manage(request)
         hub = hub_to_change(request, self._namespace)
         try:
@@ -122,7 +122,7 @@ class CapturePages(Pages):
 
 
 def _capture_fields(hub: EventHubDescription) -> dict[str, str]:
-    """The form as the settings are; where there are none, as they would be by default."""
+    """The form's fields with the hub's settings, or the defaults."""
     settings = hub.capture
     if settings is None:
         return {
@@ -144,7 +144,7 @@ def _capture_fields(hub: EventHubDescription) -> dict[str, str]:
 
 
 def _unchecked() -> dict[str, str]:
-    """Boxes that are not ticked are not in what a browser sends."""
+    """Values of unticked boxes, which browsers do not send."""
     return {"is_enabled": "", "is_empty_skipped": ""}
 
 

@@ -24,13 +24,13 @@ from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
 
 
 def hub_to_see(request: Request, namespace: Namespace) -> Hub:
-    """The event hub of the address, for who may listen to it."""
+    """The event hub of the URL. Requires Listen."""
     require_listen(request, request.path_params["hub"])
     return namespace.hub(request.path_params["hub"])
 
 
 def hub_to_change(request: Request, namespace: Namespace) -> EventHub:
-    """The event hub of the address, for who may manage it."""
+    """The event hub of the URL. Requires Manage."""
     require_manage(request, request.path_params["hub"])
     return namespace.broker.event_hub(request.path_params["hub"])
 

@@ -1,4 +1,4 @@
-"""The namespace, as the console asks for it: the broker, its capture and the sampler."""
+"""The namespace for pages: the broker, its capture and the sampler."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from tidegate.transport.tasks import TaskOwner
 
 
 class Namespace:
-    """The namespace of a running service; enter it to have rates.
+    """The namespace of a running service; rates are sampled within ``async with``.
 
     Names of event hubs are case-insensitive. Raises NotFoundError for an unknown hub.
     """
 
     def __init__(self, parts: ConsoleParts) -> None:
         self.broker = parts.broker
-        """For what a page changes, and needs nothing else for."""
+        """For changes by pages."""
         self._capture = parts.capture
         self._connection_count = parts.connection_count
         self._sampler = Sampler(parts.broker, parts.clock, parts.data_dir)
@@ -64,7 +64,7 @@ class Namespace:
         )
 
     def busiest_hubs(self, count: int) -> list[HubRow]:
-        """The event hubs that most events came into and went out of in the last second."""
+        """The event hubs with most incoming and outgoing events in the last second."""
 
         def load(event_hub: EventHub) -> tuple[float, str]:
             rates = self._sampler.hub(event_hub).rates
@@ -75,7 +75,7 @@ class Namespace:
         return [self._row(event_hub, captures) for event_hub in busiest]
 
     def hubs(self, *, search: str, start: int) -> Page[HubRow]:
-        """The event hubs whose names hold ``search``, in any letter case, by name; from ``start`` on."""
+        """The event hubs whose names contain ``search``, in any letter case, by name, from ``start`` on."""
         wanted = search.lower()
         found = [hub for hub in self.broker.list_event_hubs() if wanted in hub.name.lower()]
         found.sort(key=lambda hub: hub.name.lower())
@@ -96,9 +96,7 @@ class Namespace:
         )
 
     def partitions(self, name: str, *, start: int) -> Page[PartitionRow]:
-        """Its partitions, from the ``start``-th on. From the first call on their rates are measured, as long
-        as it is called again within a minute.
-        """
+        """Its partitions, from the ``start``-th on. Their rates are measured for a minute after each call."""
         event_hub = self.broker.event_hub(name)
         self._sampler.watch_partitions(event_hub)
 
@@ -113,8 +111,8 @@ class Namespace:
         return page_at(event_hub.partitions, start).map(row)
 
     def publishers(self, name: str, *, search: str, is_revoked_only: bool, start: int) -> Page[PublisherRow]:
-        """Who has published to it since the service started, the last one first; or (is_revoked_only) who may
-        not, by name. ``search`` is in the name, in any letter case.
+        """Publishers seen since the service started, the latest first; or (is_revoked_only) revoked ones, by
+        name. search: a part of the name, in any letter case.
         """
         event_hub, wanted = self.broker.event_hub(name), search.lower()
         records = event_hub.publishers
@@ -129,8 +127,8 @@ class Namespace:
         return page_at(seen, start).map(lambda each: _publisher(event_hub, each.name, each))
 
     def publisher(self, name: str, publisher: str) -> tuple[PublisherRow, PublisherRow | None, int]:
-        """A publisher, seen or not; what events say to be its that came to the hub's own address; and how
-        many with addresses of their own fell out of what is remembered.
+        """A publisher, seen or not; the activity that claims its name at the hub's own address; and how many
+        publishers with their own addresses were forgotten.
         """
         event_hub = self.broker.event_hub(name)
         own = event_hub.publishers.find(publisher)
@@ -142,21 +140,20 @@ class Namespace:
         )
 
     def capture_progress(self, name: str, *, start: int) -> Page[CaptureProgress]:
-        """How far each partition's capture is; empty where the hub is not captured now."""
+        """The capture progress of each partition; empty if the hub is not captured."""
         hub_id = self.broker.event_hub(name).description.hub_id
         return page_at(self._capture.progress(hub_id), start)
 
     async def capture_files(self, name: str, *, start: int) -> Page[CapturedFile]:
-        """The files that were written of it, the newest first, whether or not it is captured now. The oldest
-        are forgotten after some thousand. A total of None: the list cannot be read; the service's log says
-        why.
+        """Its capture files, the newest first, even if it is no longer captured; after some thousand, the
+        oldest are forgotten. A total of None: the list cannot be read; the service's log has the reason.
         """
         hub_id = self.broker.event_hub(name).description.hub_id
         files, total = await self._capture.files(hub_id, start=start, count=PAGE_SIZE)
         return Page(files, total=None) if total is None else page_of(files, start, total)
 
     def deletion(self, name: str) -> Deletion:
-        """What would be lost with it."""
+        """What deleting the hub would remove."""
         event_hub = self.broker.event_hub(name)
         captured = self._capture.statistics().get(event_hub.name)
         readers: Counter[tuple[str, str | None]] = Counter()

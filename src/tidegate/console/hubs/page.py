@@ -22,7 +22,7 @@ from tidegate.model.errors import TidegateError
 from tidegate.model.hub_settings import PARTITION_COUNT_DEFAULT, HubSettings
 
 CREATE_PATH = "/hubs/-/create"
-"""No event hub is named ``-``."""
+"""No event hub can have the name ``-``."""
 
 _BLANK = {"name": "", "partition_count": str(PARTITION_COUNT_DEFAULT), **setting_texts(HubSettings())}
 

@@ -1,7 +1,6 @@
-"""``/hubs/NAME/publishers``: who publishes to an event hub; and who may not.
+"""``/hubs/NAME/publishers``: an event hub's publishers, and revoked ones.
 
-A row leads to a page of its own, from where a publisher is revoked or restored: rows move while they are
-live, and nobody shall hit the wrong one.
+Publishers are revoked and restored on their own pages, because the live rows of the list move.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from tidegate.model.errors import NotFoundError, TidegateError
 from tidegate.model.limits import PUBLISHER_NAME_CHARACTERS_MAX
 
 _REVOKED: Final = "revoked"
-"""What ``only`` may be in an address."""
+"""The value of ``only`` in a URL."""
 
 
 class PublisherPages(Pages):

@@ -1,8 +1,8 @@
 """Rates for the console: the broker's counters, read once a second.
 
-An event pays nothing for it, and a second costs one look at each partition's counters; where there are so
-many that a look takes long, looks are further apart. What is kept is bounded: a few minutes of the namespace,
-one minute of each event hub, and ten seconds of the partitions of hubs that somebody looks at.
+Events cost nothing extra; a sample reads each partition's counters, and is taken less often if there are so
+many that it takes long. Samples are kept for a few minutes for the namespace, a minute for each event hub,
+and ten seconds for the partitions of hubs on open pages.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tidegate.model.errors import TidegateError
 
 SAMPLE_S: Final = 1.0
 _SHARE_MAX: Final = 0.02
-"""Of the event loop's time, for looking. Our choice."""
+"""Maximum fraction of the event loop's time. Our choice."""
 _DISK_S: Final = 5.0
 _PARTITIONS_WATCHED_S: Final = 60.0
 
@@ -35,7 +35,7 @@ class Sampler:
 
     def __init__(self, broker: Broker, clock: Clock, data_dir: Path) -> None:
         self.history: deque[Sample] = deque(maxlen=HISTORY_SAMPLES)
-        """Of the whole namespace."""
+        """Samples of the whole namespace."""
         self.disk = Disk()
         self._broker = broker
         self._clock = clock
@@ -45,7 +45,7 @@ class Sampler:
         self._disk_looked_at = float("-inf")
 
     async def run(self) -> None:
-        """Look until cancelled. What fails once is tried again."""
+        """Sample until cancelled, also after failures."""
         while True:
             started = self._clock.monotonic()
             try:
@@ -72,20 +72,20 @@ class Sampler:
 
     @property
     def throttled_requests(self) -> int:
-        """Of the hubs that there are, since the service started."""
+        """Throttled requests of the present hubs since the service started."""
         return sum(samples.counts.throttled_requests for samples in self._hubs.values())
 
     def hub(self, event_hub: EventHub) -> HubSamples:
-        """What is known of an event hub; nothing of one that was made just now."""
+        """The samples of an event hub; empty if it was just created."""
         return self._hubs.get(event_hub) or HubSamples(EventHubStatistics())
 
     def watch_partitions(self, event_hub: EventHub) -> None:
-        """Look at the hub's partitions one by one for the next minute."""
+        """Sample each of the hub's partitions for the next minute."""
         if (samples := self._hubs.get(event_hub)) is not None:
             samples.watched_until = self._clock.monotonic() + _PARTITIONS_WATCHED_S
 
     def partition_rate(self, event_hub: EventHub, index: int) -> float | None:
-        """Events per second that came into a partition lately; None: not measured for long enough yet."""
+        """Recent incoming events per second of a partition; None: not measured for long enough yet."""
         looks = self.hub(event_hub).partitions
         if len(looks) < 2:
             return None

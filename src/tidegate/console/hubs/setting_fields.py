@@ -40,9 +40,9 @@ def setting_texts(settings: HubSettings) -> dict[str, str]:
 
 
 def changed_settings(fields: Mapping[str, str], before: Mapping[str, str]) -> HubChanges:
-    """The settings whose fields are not as they were shown. Raises FieldError.
+    """The settings whose fields differ from those shown. Raises FieldError.
 
-    What is left as it was is not touched: the tier's own limit stays the tier's.
+    Unchanged fields are omitted, so that a value that comes from the tier stays the tier's.
     """
     fields = {name: text.replace("\r\n", "\n") for name, text in fields.items()}  # as browsers end lines
     return hub_changes_in(

@@ -1,4 +1,4 @@
-"""The namespace as pages show it, beside the values of ``tidegate.broker``."""
+"""Values for pages of the namespace, in addition to those of ``tidegate.broker``."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tidegate.model.capture import CaptureStatistics
 from tidegate.model.partition_ends import PartitionEnds
 
 HISTORY_SAMPLES: Final = 300
-"""How many samples the service keeps of the whole namespace, one a second."""
+"""Samples kept of the whole namespace, one a second."""
 
 RECENT_SAMPLES: Final = 60
-"""How many it keeps of each event hub."""
+"""Samples kept of each event hub."""
 
 _PARTITION_SAMPLES: Final = 11
 
@@ -65,18 +65,18 @@ class Disk:
 
 @dataclass(slots=True)
 class HubSamples:
-    """What is known of one event hub."""
+    """The samples of one event hub."""
 
     counts: EventHubStatistics
     rates: Rates = NO_RATES
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_SAMPLES))
-    """Events that came in per second, oldest first."""
+    """Incoming events per second, oldest first."""
     watched_until: float = float("-inf")
-    """Until then (monotonic) its partitions are looked at one by one."""
+    """Monotonic time until which each of its partitions is sampled."""
     partitions: deque[tuple[float, array[int]]] = field(
         default_factory=lambda: deque(maxlen=_PARTITION_SAMPLES)
     )
-    """When (monotonic), and the next sequence number of each."""
+    """Monotonic time, and the next sequence number of each partition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class HubRow:
 
     @property
     def name(self) -> str:
-        """As its creator wrote it."""
+        """The name as its creator spelled it."""
         return self.description.name
 
 
@@ -108,18 +108,18 @@ class Overview:
     """AMQP connections that are open, over all transports."""
     receivers: int
     throttled_requests: int
-    """Batches refused for the throughput units, since the service started."""
+    """Batches refused because of throughput units since the service started."""
     throughput_units: int | None
     """None: no limit."""
     is_congested: bool
-    """Whether producers are not read from, because the disk is behind."""
+    """Whether reading from producers is paused because the disk is too slow."""
     disk: Disk
     failing_captures: tuple[str, ...]
     """Names of the hubs whose capture is failing."""
 
     @property
     def rates(self) -> Rates:
-        """Now."""
+        """The current rates."""
         return self.history[-1].rates if self.history else Rates()
 
 
@@ -131,7 +131,7 @@ class ConsumerGroupRow:
     receivers: int
     """Open now."""
     partitions_read: int
-    """Partitions with at least one of them."""
+    """Partitions with at least one open receiver."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,29 +161,29 @@ class PublisherRow:
     name: str
     """As it was last spelled."""
     seen: PublisherActivity | None
-    """None: not seen since the service started, or too long ago to be remembered."""
+    """None: not seen since the service started, or forgotten."""
     is_revoked: bool
 
     @property
     def is_own_address(self) -> bool:
-        """False: events that came to the hub's own address say that they are its; that proves nothing."""
+        """False: events sent to the hub's own address claim to be from it, without proof."""
         return self.seen is None or self.seen.is_own_address
 
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Who reads an event hub now."""
+    """A current reader of an event hub."""
 
     consumer_group: str
     name: str | None
-    """Its own name for itself; None: it gave none."""
+    """The name that it gave itself, if any."""
     partition_count: int
-    """Of how many partitions."""
+    """Number of partitions that it reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deletion:
-    """What is lost with an event hub."""
+    """What deleting an event hub removes."""
 
     events_held: int
     stored_bytes: int
@@ -195,4 +195,4 @@ class Deletion:
     """Names of its own policies, whose keys stop working."""
     is_captured: bool
     uncaptured_events: int
-    """Events that are in no file of Capture; 0 where it is not captured."""
+    """Events that are in no capture file; 0 if the hub is not captured."""

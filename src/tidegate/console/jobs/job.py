@@ -9,10 +9,10 @@ from enum import StrEnum
 from typing import Final
 
 JOBS_RUNNING_MAX: Final = 4
-"""Jobs running at once. Our choice: each redrive is a process of its own."""
+"""Concurrent jobs. Our choice: each redrive is a separate process."""
 
 JOBS_KEPT_MAX: Final = 100
-"""Jobs remembered; the oldest that have ended are forgotten. What they did is in the audit trail."""
+"""Jobs kept; the oldest that have ended are forgotten. The audit trail records their actions."""
 
 
 class JobKind(StrEnum):
@@ -25,12 +25,12 @@ class JobKind(StrEnum):
 
 
 class JobState(StrEnum):
-    """How a job is."""
+    """The state of a job."""
 
     RUNNING = "running"
     DONE = "done"
     INCOMPLETE = "done in part"
-    """It came to its end, and not all that was asked for could be done."""
+    """It has ended, but could not do everything."""
     FAILED = "failed"
     CANCELLED = "cancelled"
 
@@ -52,7 +52,7 @@ class Job:
     kind: JobKind
     title: str
     event_hub: str | None
-    """The hub it is about, as it was asked for; None: all."""
+    """The job's hub, as requested; None: all."""
     actor: str
     """Who started it."""
     started_at: datetime
@@ -60,17 +60,17 @@ class Job:
     ended_at: datetime | None = None
     done: int = 0
     total: int | None = None
-    """None: not known (yet)."""
+    """None: not known yet, or at all."""
     counts: Mapping[str, int] = field(default_factory=dict)
-    """What it has done so far, by word."""
+    """Counts of its results so far, by label."""
     tables: Sequence[JobTable] = ()
     message: str = ""
-    """What ended it, or what is to be said of its end."""
+    """Its error, or a remark on its end."""
     next_step: str = ""
     output: str = ""
-    """The end of what its process wrote for people."""
+    """The end of its process's output."""
     follow_up: Mapping[str, str] = field(default_factory=dict)
-    """Of a dry run: the form's fields that do it in earnest."""
+    """For a dry run: the form's fields that execute it."""
 
     @property
     def is_running(self) -> bool:

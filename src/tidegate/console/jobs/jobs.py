@@ -1,4 +1,4 @@
-"""The console's long work: each job is a task of the service, and ends with it."""
+"""The console's jobs: each is a task of the service, and ends with it."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from tidegate.transport.tasks import TaskOwner
 
 
 class RunningJob:
-    """A job as the work that it does sees it. Everything is called on the event loop."""
+    """A job, for its own work. All methods are called on the event loop."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
         self.is_cancelled = False
-        """Read by work in a thread, between two transactions."""
+        """Checked by work in a thread, between two transactions."""
 
     def tell(self, **changes: Any) -> None:  # Any: the fields of Job
-        """Change what people see of it."""
+        """Update the job's public state."""
         self.job = replace(self.job, **changes)
 
 
@@ -35,20 +35,20 @@ _ACTIONS: Final = {
     JobKind.DISCARD: Action.DISCARD,
     JobKind.MOVE: Action.MOVE_CHECKPOINTS,
 }
-"""What is recorded when a job begins; a dry run changes nothing."""
+"""The audit record of a job's start; dry runs have none."""
 
 Work = Callable[[RunningJob], Awaitable[None]]
-"""Does a job; what it raises ends the job as failed, a cancellation as cancelled."""
+"""Does a job; an error ends it as failed, a cancellation as cancelled."""
 
 
 class Jobs:
     """The jobs of this service; they end with it, or with the rights that they were started with.
 
-    Signing out ends no job: somebody may start a long one and go home. Taking away the policy or key does.
+    Signing out ends no job, because users may start long ones and leave; removing the policy or key does.
     """
 
     def __init__(self, clock: Clock, audit: AuditTrail, access: Access) -> None:
-        """audit: takes down who starts what."""
+        """audit: records who starts jobs."""
         self._clock = clock
         self._audit = audit
         self._tasks = TaskOwner("console jobs")
@@ -60,7 +60,7 @@ class Jobs:
         self._remove_listener = access.add_change_listener(self._end_those_without_rights)
 
     def start(self, kind: JobKind, title: str, work: Work, *, event_hub: str | None, actor: str) -> Job:
-        """Begin a job. Raises QuotaExceededError if too many are running."""
+        """Start a job. Raises QuotaExceededError if too many are running."""
         if len(self._running) >= JOBS_RUNNING_MAX:
             raise QuotaExceededError(
                 f"{JOBS_RUNNING_MAX} jobs are running, the maximum of the console.",
@@ -76,11 +76,11 @@ class Jobs:
         return running.job
 
     def job(self, job_id: str) -> Job:
-        """How a job is. Raises NotFoundError: the oldest that have ended are forgotten."""
+        """A job's state. Raises NotFoundError, also for old jobs, which are forgotten."""
         return self._find(job_id).job
 
     def jobs(self) -> Sequence[Job]:
-        """Those known, the latest first."""
+        """The known jobs, the latest first."""
         return [each.job for each in reversed(self._jobs.values())]
 
     def watch(self, job: Job, grant: Grant) -> None:
@@ -89,21 +89,21 @@ class Jobs:
             self._started[job.job_id] = grant
 
     def cancel(self, job_id: str) -> None:
-        """End a job; what it has committed stays. Harmless when it has ended. Raises NotFoundError."""
+        """Cancel a job, if it has not ended; committed changes stay. Raises NotFoundError."""
         running, task = self._find(job_id), self._running.get(job_id)
         if task is not None and not running.is_cancelled:
             running.is_cancelled = True
             task.cancel()
 
     async def wait_ended(self, job_id: str, *, at_most_s: float) -> Job:
-        """How the job is once it has ended, or after ``at_most_s`` seconds. Raises NotFoundError."""
+        """The job's state once it has ended, or after ``at_most_s`` seconds. Raises NotFoundError."""
         running, task = self._find(job_id), self._running.get(job_id)
         if task is not None:
             await asyncio.wait([task], timeout=at_most_s)
         return running.job
 
     async def close(self) -> None:
-        """End all jobs, and wait for their end."""
+        """Cancel all jobs, and wait for their end."""
         self._remove_listener()
         for running in self._jobs.values():
             running.is_cancelled = True
@@ -123,7 +123,7 @@ class Jobs:
         except TidegateError as error:
             state, message, next_step = JobState.FAILED, error.message, error.next_step or ""
         except Exception:
-            # The task's owner logs it; people are told where.
+            # The task's owner logs the error; the job's message refers to the log.
             state, message = JobState.FAILED, "The service failed; its log says how."
             raise
         finally:

@@ -18,7 +18,7 @@ from tidegate.model.errors import NotFoundError
 
 LIVE_EVERY_S = 0.5
 QUICK_S = 1.0
-"""A job that ends within this many seconds is shown as done at once."""
+"""A job that ends within this many seconds is shown with its result immediately."""
 
 _LOOKS = {
     JobState.DONE: "good",
@@ -29,12 +29,12 @@ _LOOKS = {
 
 
 def job_address(job_id: str) -> str:
-    """The page of a job."""
+    """The URL of a job's page."""
     return f"/console/jobs/{job_id}"
 
 
 async def follow_job(jobs: Jobs, request: Request, job: Job) -> Response:
-    """Redirect to a job that the request has started, and end the job if its user loses the right."""
+    """Redirect to a job that the request has started; the job is cancelled if its user loses the right."""
     jobs.watch(job, session_of(request).grant)
     await jobs.wait_ended(job.job_id, at_most_s=QUICK_S)
     return RedirectResponse(job_address(job.job_id), status_code=303)
@@ -94,9 +94,7 @@ class JobPages(Pages):
         return RedirectResponse(job_address(job.job_id), status_code=303)
 
     def _job(self, request: Request) -> Job:
-        """The job of the address. Raises NotFoundError, also for a job about a hub that may not be seen: its
-        name is not for everybody.
-        """
+        """The job of the URL. Raises NotFoundError, also if the user may not see the job's hub."""
         require_listen(request, rights_of(request).hub)
         job = self._view.job(request.path_params["job_id"])
         if not rights_of(request).may_listen(job.event_hub):

@@ -1,1 +1,1 @@
-"""``/``: how the whole service is doing."""
+"""``/``: the state of the whole service."""

@@ -1,4 +1,4 @@
-"""``/``: how the whole service is doing, live."""
+"""``/``: the state of the whole service, live."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ HUBS_SHOWN: Final = 12
 """Event hubs on the overview, the busiest first."""
 
 _PROCESSING_S: Final = 5.0
-"""Seconds between two questions to the database."""
+"""Seconds between queries of the database."""
 _PATIENCE_S: Final = 0.1
-"""Seconds that a page waits for an answer of it; the live figures bring it later."""
+"""Seconds that a page waits for the database; later results are sent live."""
 
 _SHARED_S: Final = 0.5
-"""Seconds for which what was drawn is as good as new: half of the time between two samples."""
+"""Seconds for which rendered parts are reused: half of the time between two samples."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessingFigures:
-    """What the database says of all consumer groups; None: not known."""
+    """Figures of all consumer groups, from the database; None: not known."""
 
     lag_s: float | None = None
     lag_words: str = "no database was given"
@@ -55,7 +55,7 @@ class Notice:
     title: str
     text: str
     place: str = ""
-    """Where to look; empty: nowhere."""
+    """The URL with details, or empty."""
     place_name: str = ""
 
 
@@ -90,7 +90,7 @@ class OverviewPages(Pages):
         return self._console.streams.stream(request, lambda: self._fragments(request))
 
     async def _fragments(self, request: Request) -> Mapping[str, str]:
-        """The live parts, rendered once for all viewers: they contain nothing of a session."""
+        """The live parts, rendered once for all viewers, because they do not depend on the session."""
         is_manager, now = rights_of(request).may_manage(), self._console.clock.monotonic()
         drawn_at, drawn = self._drawn.get(is_manager, (float("-inf"), {}))
         if now - drawn_at >= _SHARED_S:
@@ -120,7 +120,7 @@ class OverviewPages(Pages):
 
 
 class _Processing:
-    """Asks the database now and then, once for all who look."""
+    """Queries the database periodically, once for all viewers."""
 
     def __init__(self, console: Console, consumers: Consumers | None, letters: DeadLetterView | None) -> None:
         self._console = console
@@ -133,7 +133,7 @@ class _Processing:
         self._asking: asyncio.Task[None] | None = None
 
     async def figures(self) -> ProcessingFigures:
-        """The last answer; waits a moment for one that is under way."""
+        """The last result; waits briefly for a running query."""
         if self._consumers is None or self._letters is None:
             return ProcessingFigures()
         now = self._console.clock.monotonic()
@@ -210,7 +210,7 @@ def _chart(
 
 
 def _words(overview: Overview) -> str:
-    """What the charts show, in words for screen readers."""
+    """The charts in words, for screen readers."""
     history = overview.history
     if not history:
         return "The first figures come in a second."

@@ -22,7 +22,7 @@ from tidegate.model.pipeline_status import PipelineState, PipelineStatus
 
 LIVE_EVERY_S = 1.0
 _LOG_EVERY = 3
-"""The log is looked at with every third beat."""
+"""The log is read at every third update."""
 
 STATE_LOOKS = {
     PipelineState.RUNNING: "good",
@@ -31,7 +31,7 @@ STATE_LOOKS = {
     PipelineState.FAILED: "bad",
     PipelineState.KILLED: "bad",
 }
-"""The others look like any text."""
+"""Other states have no special style."""
 
 
 class PipelinePages(Pages):
@@ -46,7 +46,7 @@ class PipelinePages(Pages):
 
     @get("/pipelines")
     async def show_list(self, request: Request) -> Response:
-        # A policy of one hub sees that hub's; whoever may see nothing at all is told so.
+        # A policy of one hub sees that hub's pipelines; users without Listen get an error.
         require_listen(request, rights_of(request).hub)
         context = await self._list_context(request)
         live = urlencode({name: context[name] for name in ("search", "after") if context[name]})
@@ -111,7 +111,7 @@ class PipelinePages(Pages):
                     log = await self._view.log_tail(context["name"])
                     fragments["log"] = log.text
             except NotFoundError:
-                return None  # somebody deleted it
+                return None  # deleted
             except TidegateError as error:
                 return {"state": str(error)}
             beats += 1
@@ -133,11 +133,11 @@ class PipelinePages(Pages):
         }
 
     async def _entry(self, request: Request) -> PipelineEntry:
-        # First, so that who may see nothing does not learn which names there are.
+        # Checked first, so that users without Listen do not learn which names exist.
         require_listen(request, rights_of(request).hub)
         entry = await self._view.pipeline(request.path_params["name"])
         if not rights_of(request).may_listen(entry.status.event_hub):
-            # As if there were none: the name of its event hub is not for everybody.
+            # As if it did not exist: the user may not learn the name of its event hub.
             raise NotFoundError(f"No pipeline of the name {entry.name[:80]!r} has run on this machine.")
         return entry
 
@@ -187,7 +187,7 @@ def _page_of(entries: Sequence[PipelineEntry], after: str) -> Page[PipelineEntry
 
 
 def _shown(entry: PipelineEntry) -> dict[str, Any]:
-    """What templates know of a pipeline."""
+    """A pipeline's values for templates."""
     status = entry.status
     history = [sample for sample in entry.history if sample.processed_events_per_s is not None]
     rates = [sample.processed_events_per_s or 0.0 for sample in history]
@@ -241,7 +241,7 @@ def _next_step(status: PipelineStatus) -> str:
 
 
 def _sentence(entry: PipelineEntry) -> str:
-    """Its state for screen readers: changes with the state, not with every micro-batch."""
+    """The pipeline's state for screen readers; does not change with every micro-batch."""
     status = entry.status
     if entry.is_stop_asked and status.state is not PipelineState.STOPPING:
         return f"{entry.name} was asked to stop."
@@ -262,7 +262,7 @@ def _tally(found: PipelineList) -> str:
 
 
 def _chart(history: Sequence[PipelineSample]) -> dict[str, Any] | None:
-    """Two lines over time, in the form of ``console.js``; None: fewer than two points yet."""
+    """Two lines over time, in the format of ``console.js``; None with fewer than two points."""
     if len(history) < 2:
         return None
     return {

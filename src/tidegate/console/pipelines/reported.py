@@ -1,7 +1,7 @@
-"""The status files of a state directory, looked at every few seconds.
+"""Reads the status files of a state directory every few seconds.
 
-A file is read again when it has changed. The last minutes of each pipeline are kept here, for nobody else
-does, whether or not anybody looks: a page that is opened because something happened shows what came before.
+A file is read again when it has changed. The last minutes of each pipeline are kept, even without viewers, so
+that a page that is opened after an incident shows what came before.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from tidegate.transport.threads import Threads
 
 SAMPLE_EVERY_S: Final = 2.0
 HISTORY_S: Final = 300.0
-"""How long samples are kept."""
+"""Seconds for which samples are kept."""
 SILENCE_S: Final = 15.0
-"""A pipeline writes every 5 s (``spark.progress_report.HEARTBEAT_S``): three that did not come."""
+"""Three missing reports: a pipeline writes every 5 s (``spark.progress_report.HEARTBEAT_S``)."""
 LOG_TAIL_BYTES: Final = 48 * 1024
 
 _FRESH_S: Final = 0.5
-"""A look serves everybody for so long."""
+"""Seconds for which a reading is shared by all viewers."""
 _log = logging.getLogger(__name__)
 
 _Look = dict[str, PipelineStatus | TidegateError]
@@ -46,7 +46,7 @@ _Look = dict[str, PipelineStatus | TidegateError]
 
 @dataclass(frozen=True, slots=True)
 class _ReadFile:
-    """A status that is over, and the file that said so: neither changes without the other."""
+    """The status of an ended pipeline, and the file version that it was read from."""
 
     changed_ns: int
     status: PipelineStatus
@@ -67,7 +67,7 @@ class ReportedPipelines:
         self._looking = asyncio.Lock()
         self._history: dict[str, deque[PipelineSample]] = {}
         self._asked: dict[str, ProcessIdentity] = {}
-        """Who was asked to stop: a second signal would end it at once."""
+        """Processes already asked to stop: a second signal would end them immediately."""
 
     async def __aenter__(self) -> Self:
         self._tasks.start(self._sample(), name="sampler")
@@ -80,11 +80,11 @@ class ReportedPipelines:
 
     @property
     def directory(self) -> str:
-        """Where they report."""
+        """The directory of the status files."""
         return str(self._files.root)
 
     async def pipelines(self) -> PipelineList:
-        """All of them. Raises StoreUnavailableError where the directory cannot be read."""
+        """All pipelines. Raises StoreUnavailableError if the directory cannot be read."""
         found = await self._fresh_look()
         return PipelineList(
             [self._entry(name, item) for name, item in found.items() if isinstance(item, PipelineStatus)],
@@ -96,9 +96,9 @@ class ReportedPipelines:
         )
 
     async def pipeline(self, name: str) -> PipelineEntry:
-        """One of them. Raises NotFoundError, InvalidArgumentError (a damaged file), StoreUnavailableError.
+        """One pipeline. Raises NotFoundError, InvalidArgumentError (a damaged file), StoreUnavailableError.
 
-        Only names that a look has found lead to a file.
+        Only names found in the directory are used as file names.
         """
         found = (await self._fresh_look()).get(name)
         if found is None:
@@ -111,17 +111,17 @@ class ReportedPipelines:
         return self._entry(name, found)
 
     async def log_tail(self, name: str) -> LogTail:
-        """The end of Spark's own words since the pipeline's last start. Raises as ``pipeline``."""
+        """The end of Spark's log since the pipeline's last start. Raises as ``pipeline``."""
         await self.pipeline(name)
         return await self._threads.run(partial(self._read_log, name))
 
     async def stop(self, name: str) -> bool:
-        """Ask a pipeline to stop in order, and return at once; False: it does not run.
+        """Ask a pipeline to stop gracefully, without waiting; False if it does not run.
 
-        Asking again while it stops does nothing: a second signal would end it in the middle of its work.
-        Raises as ``pipeline``, and ForeignPipelineError where it cannot be reached from here.
+        Does nothing while it is stopping, because a second signal would interrupt its work.
+        Raises as ``pipeline``, and ForeignPipelineError if it cannot be reached from here.
         """
-        self._looked_at = float("-inf")  # what may be done depends on it
+        self._looked_at = float("-inf")  # read the current state
         entry = await self.pipeline(name)
         if entry.status.state.is_over:
             return False
@@ -149,7 +149,7 @@ class ReportedPipelines:
             is_asked or status.state is PipelineState.STOPPING,
         )
 
-    # --- looking ------------------------------------------------------------------------------------------
+    # --- reading ------------------------------------------------------------------------------------------
 
     async def _sample(self) -> None:
         complaint = ""
@@ -193,7 +193,7 @@ class ReportedPipelines:
             try:
                 found[name] = self._read(name)
             except NotFoundError:
-                continue  # deleted meanwhile
+                continue  # deleted
             except InvalidArgumentError as error:
                 found[name] = error
             except OSError as error:

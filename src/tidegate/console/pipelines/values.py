@@ -12,7 +12,7 @@ from tidegate.model.pipeline_status import PipelineStatus
 
 @dataclass(frozen=True, slots=True)
 class PipelineSample:
-    """A pipeline at one moment, as its status file said then. None: not known."""
+    """A pipeline at one moment, by its status file. None: not known."""
 
     at: datetime
     input_events_per_s: float | None
@@ -27,13 +27,13 @@ class PipelineEntry:
 
     name: str
     status: PipelineStatus
-    """As true now: ``killed`` where its process is gone without a word."""
+    """The current status: ``killed`` if its process ended without reporting."""
     history: Sequence[PipelineSample]
-    """Of the last minutes, the oldest first; empty where it has not run meanwhile."""
+    """Of the last minutes, the oldest first; empty if it has not run."""
     silent_s: float | None
-    """Seconds for which a process that should say something has not; None: all is well."""
+    """Seconds since the last report of a running process, if it is overdue."""
     is_stop_asked: bool
-    """Whether it was asked to stop from here, and has not yet."""
+    """Whether the console asked it to stop, and it has not stopped yet."""
 
 
 @dataclass(frozen=True, slots=True)

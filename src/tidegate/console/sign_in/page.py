@@ -17,11 +17,11 @@ from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import ConnectionStringError, ServerBusyError, UnauthorizedError
 
 _FORM_BYTES_MAX: Final = 16 * 1024
-"""The sender is not signed in yet: enough for a connection string and an address."""
+"""Enough for a connection string and a URL; small because the sender is not signed in yet."""
 
 
 def address_of_sign_in(wanted: str) -> str:
-    """Where to sign in, and come back from to ``wanted``."""
+    """The URL of the sign-in page that then returns to ``wanted``."""
     return "/console/sign-in" if wanted == "/" else f"/console/sign-in?next={quote(wanted)}"
 
 
@@ -82,6 +82,6 @@ class SignInPages(Pages):
 
 
 def _own_address(text: str) -> str:
-    """An address of this site; anything else that a link may hold is ``/``."""
+    """``text`` if it is a URL of this site, else ``/``."""
     is_own = text.startswith("/") and not text.startswith("//") and "\\" not in text and text.isprintable()
     return text if is_own else "/"
