@@ -28,7 +28,7 @@ _PHRASES: Final[tuple[tuple[str, str, str], ...]] = (
     (
         "somebody|nobody|anybody",
         "someone, no one, anyone; better: say who",
-        "spark",
+        "",
     ),
     (r"go(?:es|ing)? on", "continue", ""),
     (r"lies? in", "is stored in", ""),
@@ -38,8 +38,8 @@ _PHRASES: Final[tuple[tuple[str, str, str], ...]] = (
     (r"(?:every|each|any|which|whichever|at the) doors?", "interface", ""),
     (r"put(?:s|ting)? aside", "dead-letter", ""),
     (r"set(?:s|ting)? aside", "rename, move", ""),
-    (r"(?:tells?|told)(?! (?:them |it |\w+ )?apart)", "report, say, show", "spark"),
-    ("texts", "strings", "spark"),
+    (r"(?:tells?|told)(?! (?:them |it |\w+ )?apart)", "report, say, show", ""),
+    ("texts", "strings", ""),
     (r"takes? a text", "must be a string", ""),
     ("the words are off", "invalid usage", ""),
     ("to be had", "available", ""),
@@ -56,7 +56,7 @@ _PHRASES: Final[tuple[tuple[str, str, str], ...]] = (
     ("for want of", "for lack of", ""),
     (r"counts? at once", "takes effect immediately", ""),
     ("without a word", "silently", ""),
-    ("in vain", "without success", "spark"),
+    ("in vain", "without success", ""),
     (r"throw(?:s|n)? out", "disconnect, close", ""),
 )
 

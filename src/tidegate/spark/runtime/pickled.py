@@ -1,6 +1,4 @@
-"""Passes a Python object from a driver to the tasks of a source or sink, as the value of an option: Spark's
-options are strings.
-"""
+"""Passes a Python object from a driver to tasks as an option, which in Spark is a string."""
 
 from __future__ import annotations
 
@@ -19,16 +17,16 @@ from tidegate.model.errors import InvalidArgumentError
 from tidegate.spark.runtime.session import is_on_cluster
 
 PLAN_OPTION: Final = "plan"
-"""The option with the tasks' plan, which Spark redacts in listings, because it may hold a database's URL or a
+"""The option with the tasks' plan. Spark redacts it in listings, because it may contain a database URL or a
 connection string (``session.REDACTION_PATTERN``)."""
 
 
 def pickled(value: object, function: object, *, subject: str) -> str:
     """``value`` as text.
 
-    function: the user's function in it; one from a module that a worker would not find is pickled with its
-    module. subject: the start of the error: ``The pipeline delays``. Raises InvalidArgumentError where
-    ``value`` cannot be pickled.
+    function: the user's function in it; if workers would not find its module, that is pickled too. subject:
+    the start of the error: ``The pipeline delays``. Raises InvalidArgumentError if ``value`` cannot be
+    pickled.
     """
     while isinstance(function, partial):
         function = function.func
@@ -53,9 +51,9 @@ def pickled(value: object, function: object, *, subject: str) -> str:
 def plan_and_options(
     options: Mapping[str, str], format_name: str, *, next_step: str
 ) -> tuple[str, dict[str, str]]:
-    """The plan, and the other options, of a format that only Tidegate uses.
+    """The plan and the other options of an internal format.
 
-    Raises InvalidArgumentError, which says what to use instead (``next_step``), where there is no plan.
+    Raises InvalidArgumentError, which says what to use instead (``next_step``), if there is no plan.
     """
     plan = options.get(PLAN_OPTION)
     if plan is None:
@@ -80,14 +78,14 @@ def _is_importable(module: ModuleType) -> bool:
 
 @lru_cache(maxsize=8)
 def unpickled(text: str) -> object:
-    """The object, in a worker; the same one for the same text, so that a function's caches survive.
+    """Unpickle in a worker; returns the same object for the same text, so that a function's caches survive.
 
-    Raises InvalidArgumentError where a needed module is missing.
+    Raises InvalidArgumentError if a needed module is missing.
     """
     paths, is_cluster, encoded = cloudpickle.loads(base64.b64decode(text))
     if not is_cluster or TaskContext.get() is None:
-        # The driver can import its script and the files beside it; so can workers on its machine. On a
-        # cluster's executors its folders do not exist: their content comes with ``--py-files``.
+        # Workers on the driver's machine can also import its script and the files beside it. Executors do not
+        # have its folders; they get the files by ``--py-files``.
         sys.path.extend(path for path in paths if path not in sys.path and Path(path or ".").exists())
     try:
         value: object = cloudpickle.loads(encoded)

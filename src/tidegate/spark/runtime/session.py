@@ -1,7 +1,7 @@
-"""Starts Spark with the settings that make small micro-batches fast and failures retried.
+"""Starts Spark with settings that make small micro-batches fast and retry failures.
 
-Every setting here was measured or is needed for correctness; the reason is beside it. A user's own settings
-(``configuration``, and those given to ``spark-submit``) override all of them.
+Every setting here was measured or is needed for correctness, with the reason beside it. The user's settings
+(``configuration`` and those given to ``spark-submit``) override all of them.
 
     where            how it is known                        what is set
     one machine      no master, or ``local…``               everything
@@ -31,7 +31,7 @@ TASK_ATTEMPTS_MAX = 4
 
 CLUSTER_TASK_ATTEMPTS_MAX = 8
 """The same on a cluster, where a lost executor also costs an attempt. With Spark's four, a series of lost
-executors ended a query (seen in `make chaos-spark`); repeated attempts repeat no effect."""
+executors ended a query (seen in `make chaos-spark`). Repeated attempts do not repeat effects."""
 
 CLUSTER_TASKS_MAX: Final = PARTITIONS_MAX
 """Most tasks of a micro-batch on a cluster, unless there are more cores: whole partitions cannot occupy more.
@@ -47,8 +47,8 @@ database URLs, and the plan of a source or sink, which may hold both."""
 _JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 
 PYTHON_NAME = f"python{sys.version_info.major}.{sys.version_info.minor}"
-"""What executors start unless ``PYSPARK_PYTHON`` is set: a name, since the driver's path is only the
-driver's."""
+"""What executors start unless ``PYSPARK_PYTHON`` is set: a name, because they may not have the driver's
+path."""
 
 
 def spark_session(
@@ -63,7 +63,7 @@ def spark_session(
     java_options: str = "",
     are_executors_checked: bool = True,
 ) -> SparkSession:
-    """Start Spark (or return the session that already runs in this process).
+    """Start Spark, or return the session that already runs in this process.
 
     master: None: what ``spark-submit`` was given, else ``local[N,4]`` on this machine, with N = ``cores``.
     cores: None: as many as this process may use; on a cluster its resource manager decides. configuration:
@@ -108,10 +108,11 @@ def spark_session(
 
 
 def checkpoint_path(location: str | Path) -> str:
-    """A checkpoint directory as Spark needs it: on one machine, relative to this process's directory.
+    """A checkpoint directory in the form that Spark needs: on one machine, relative to this process's
+    directory.
 
-    Java would resolve a relative path from where it was started, and Spark's Python workers from elsewhere.
-    On a cluster Spark's default file system resolves it.
+    Java would resolve a relative path in its own start directory, and Spark's Python workers in another. On a
+    cluster, Spark's default file system resolves it.
     """
     text = str(location)
     if is_on_cluster() or urlparse(text).scheme:
@@ -132,7 +133,7 @@ def is_local_master(master: str) -> bool:
 
 
 def is_on_cluster() -> bool:
-    """Whether the Spark in this process has executors in other processes; False: there is none."""
+    """Whether this process's Spark has executors in other processes; also False without Spark."""
     context = SparkContext._active_spark_context
     return context is not None and not is_local_master(context.master or "")
 
@@ -140,8 +141,8 @@ def is_on_cluster() -> bool:
 def task_options(spark: SparkSession) -> dict[str, str]:
     """The options of the source ``eventhubs`` that set the number of tasks of a pipeline's micro-batches.
 
-    On one machine, as many as cores. On a cluster the cores are those of the first executors: a small
-    micro-batch has as many tasks, and a larger one more, for executors that join later.
+    On one machine, as many as cores. On a cluster, a small micro-batch has as many as the first executors
+    have cores; a larger one has more, for executors that join later.
     """
     cores = spark.sparkContext.defaultParallelism
     if not is_on_cluster():
@@ -150,11 +151,11 @@ def task_options(spark: SparkSession) -> dict[str, str]:
 
 
 def refuse_sqlite_on_cluster(database_url: str) -> None:
-    """Raise InvalidArgumentError for a SQLite database where executors are on other machines.
+    """Raise InvalidArgumentError for a SQLite database if executors are on other machines.
 
-    Each would create a file of its own, with checkpoints that begin at the start. A driver that restarts on
-    another machine would not find its file either, so this also holds for what only the driver writes.
-    ``local-cluster`` is refused as well: it stands for a cluster.
+    Each executor would create its own file, with checkpoints at the start. This also applies to what only the
+    driver writes, because a driver restarted on another machine would not find its file. ``local-cluster`` is
+    also refused, because it stands for a cluster.
     """
     if is_on_cluster() and database_url.lower().startswith("sqlite"):
         raise InvalidArgumentError(
@@ -165,11 +166,11 @@ def refuse_sqlite_on_cluster(database_url: str) -> None:
 
 
 def share_python_path() -> None:
-    """Let Spark's Python processes on the driver find Tidegate where this process has it from a zip.
+    """Let Spark's Python processes on the driver find Tidegate if this process has it from a zip.
 
-    Executors get what ``--py-files`` names; the process that plans a stream, on the driver, does not (Spark
-    4.3: ``PYTHON_DATA_SOURCE_ERROR … initialize source``). Executors get the path as well, where it does not
-    exist and is ignored. Call it before a data source is registered.
+    Executors get what ``--py-files`` names, but the process that plans a stream on the driver does not (Spark
+    4.3: ``PYTHON_DATA_SOURCE_ERROR … initialize source``). Executors also get the path, which does not exist
+    there and is ignored. Call this before a data source is registered.
     """
     context = SparkContext._active_spark_context
     place = Path(__file__).parents[3]
@@ -181,10 +182,10 @@ def share_python_path() -> None:
 
 
 def _submitted_settings() -> dict[str, str]:
-    """The settings given to ``spark-submit``, if it has started this process; else empty."""
+    """The settings given to ``spark-submit``; empty if it did not start this process."""
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         return {}
-    SparkContext._ensure_initialized()  # starts nothing: it connects to the JVM that is there
+    SparkContext._ensure_initialized()  # starts nothing, but connects to the existing JVM
     return dict(SparkConf().getAll())
 
 

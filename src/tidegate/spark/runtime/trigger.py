@@ -1,4 +1,4 @@
-"""When a streaming query starts its micro-batches. Needs no Spark, so that declarations need none."""
+"""When a streaming query starts its micro-batches. Does not import Spark, so that declarations do not."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """When Spark starts a micro-batch. At most one field; neither: as soon as the previous one ends."""
+    """When Spark starts a micro-batch. Set at most one field; none: as soon as the previous one ends."""
 
     is_available_now: bool = False
     """True: process what is available at the start, then end."""

@@ -1,4 +1,4 @@
-"""Makes PySpark's pooled Python workers fast: they live between tasks."""
+"""Makes PySpark's pooled Python workers, which live between tasks, fast."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _freeze_count = 0
 def freeze_loaded_modules() -> None:
     """Exempt what this process has loaded from garbage collection; acts in its first few tasks.
 
-    PySpark's worker runs a full collection after every task; over all imported modules that was 95 % of the
-    time of a small micro-batch (measured with PySpark 4.3).
+    PySpark's worker runs a full collection after every task, which over all imported modules took 95 % of a
+    small micro-batch's time (measured with PySpark 4.3).
     """
     global _freeze_count
     if _freeze_count < _FREEZES_MAX:

@@ -1,1 +1,1 @@
-"""Reading an event hub: options, positions, offsets, columns and the readers."""
+"""Reads an event hub: options, positions, offsets, columns and readers."""

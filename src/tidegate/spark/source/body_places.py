@@ -1,8 +1,8 @@
-"""Where each body is in a buffer of encoded events, found in all events at once.
+"""Finds the bodies in a buffer of encoded events, in all events at once.
 
-Theory of operation. An encoded event is a prefix (header, annotations, properties) and a body, mostly one
-data section at the end. The sections of all events are walked side by side, each step being some operations
-on whole arrays; events that a step cannot place are left to the full decoder.
+Theory of operation. An encoded event is a prefix (header, annotations, properties) and a body, usually one
+data section at the end. The sections of all events are walked in parallel, by operations on whole arrays;
+events that a step cannot handle are left to the full decoder.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from tidegate.wire.batch import DATA_SECTION_8, DATA_SECTION_32
 Int64s = npt.NDArray[np.int64]
 
 _SECTIONS_MAX = 6
-"""Sections before a body: header, two kinds of annotations, properties, application properties, and one more
-for encoders that repeat one. Events with more are left to the full decoder."""
+"""Most sections before a body: header, two kinds of annotations, properties, application properties, and one
+more for encoders that repeat one. Events with more are left to the full decoder."""
 
 
 @dataclass(frozen=True, slots=True)
 class BodyPlaces:
-    """For each event: where its prefix ends and its body starts (it ends with the event); -1: not found."""
+    """For each event, where its prefix ends and its body starts (it ends with the event); -1: not found."""
 
     prefix_ends: Int64s
     body_starts: Int64s
 
     @property
     def is_found(self) -> npt.NDArray[np.bool_]:
-        """Which events have a body that is one data section and their last section."""
+        """Which events have a body that is one data section and the last section."""
         return self.prefix_ends >= 0
 
 
 def words_of(payload: bytes) -> npt.NDArray[np.int64]:
-    """For each position in the payload but the last seven: the eight bytes from there as one number.
+    """For each position in the payload except the last seven, the eight bytes from there as one number.
 
     A view: reading numbers from it by position costs a third of reading eight single bytes each.
     """
@@ -45,7 +45,7 @@ def words_of(payload: bytes) -> npt.NDArray[np.int64]:
 def locate_bodies(payload: bytes, starts: Int64s, ends: Int64s) -> BodyPlaces:
     """Find the bodies of the events ``payload[start:end]`` that are one data section at the event's end.
 
-    Events of any other shape, including garbled ones, are not found; no byte beyond an event's end counts.
+    Events of any other shape, including garbled ones, are not found. Bytes beyond an event's end are ignored.
     Source: AMQP 1.0 part 1 section 1.6 (sizes of binary, list and map), part 3 section 3.2.
     """
     words = words_of(payload)

@@ -1,14 +1,13 @@
-"""Encoded events become Arrow columns: by whole columns, never through a Python object per event.
+"""Turns encoded events into Arrow columns, by whole columns, without a Python object per event.
 
 Theory of operation. A chunk of events is one buffer and the positions of its messages. ``body_places`` finds
-in all of them at once where the prefix (annotations, properties) ends; Arrow then cuts bodies and prefixes
-out of the buffer. Events of one producer share their prefix, or differ only in a partition key, which
-``key_places`` finds; so each distinct prefix is decoded once per chunk, without the key, and its columns are
-spread over the events. Only an event of another shape (a value body, a footer, several data sections) is
-decoded by itself.
+where all their prefixes (annotations, properties) end; Arrow then cuts bodies and prefixes out of the buffer.
+Events of one producer share their prefix, or differ only in a partition key, which ``key_places`` finds. So
+each distinct prefix is decoded once per chunk, without the key, and its columns are spread over the events.
+Only events of another shape (a value body, a footer, several data sections) are decoded individually.
 
-Only requested columns are computed: without ``body`` no body is cut out, without the columns of the prefix
-none is decoded, and without either no message is looked at.
+Only requested columns are computed: without ``body`` no body is cut out, without the prefix's columns no
+prefix is decoded, and without either no message is examined.
 """
 
 from __future__ import annotations
@@ -55,9 +54,8 @@ def event_batch(
 def event_batches(
     parts: Sequence[tuple[str, EncodedEvents]], names: Sequence[str] = ALL_COLUMNS
 ) -> Iterator[pa.RecordBatch]:
-    """As ``event_batch``, for the events of each partition; made together, because small columns cost as much
-    as large ones.
-    """
+    """As ``event_batch``, for several partitions together, because small columns cost as much as large
+    ones."""
     if not parts:
         return
     whole = event_batch("", EncodedEvents.joined([events for _, events in parts]), names)
@@ -74,7 +72,7 @@ def event_batches(
 
 
 def encoded_bodies(messages: pa.Array[Any]) -> list[bytes | None]:
-    """The bodies of a column of encoded events; None for those of an unusual shape."""
+    """The bodies of a column of encoded events; None for events of an unusual shape."""
     if not len(messages):
         return []
     offsets_buffer, data = messages.buffers()[1:3]
@@ -92,7 +90,7 @@ def encoded_bodies(messages: pa.Array[Any]) -> list[bytes | None]:
 
 
 def binary_column(values: Sequence[bytes | memoryview]) -> Column:
-    """Values laid end to end in one buffer, together less than 2 GiB."""
+    """Concatenate values in one buffer; together less than 2 GiB."""
     lengths = np.fromiter(map(len, values), dtype=np.int64, count=len(values))
     data = b"".join(values)
     assert len(data) <= _BINARY_BYTES_MAX
@@ -127,7 +125,7 @@ class _Contents:
         return _cut(*self._buffer())
 
     def body(self) -> Column:
-        """The bodies; null where they were not found and could not be decoded either."""
+        """The bodies; null if they were neither found nor decoded."""
         payload, _, ends = self._buffer()
         places = self._located()
         if places.is_found.all():
@@ -145,7 +143,7 @@ class _Contents:
         return values.take(pa.array(indices, type=pa.int32()))
 
     def partition_key(self) -> Column:
-        """Partition keys: cut out where they were found, else decoded."""
+        """The partition keys: cut out if they were found, else decoded."""
         decoded = self.spread(lambda texts: texts.partition_key)
         return decoded if self._keys is None else _compute.coalesce(self._keys, decoded)
 
@@ -216,15 +214,15 @@ class _Contents:
 
 @cached_when_short
 def _decode_prefix(prefix: bytes) -> EventTexts:
-    """Cached across chunks: what one device sends it sends again."""
+    """Cached across chunks, because a device sends the same prefix again."""
     return EventTexts.decode(prefix) if prefix else EventTexts()
 
 
 def _cut(payload: bytes, starts: Int64s, ends: Int64s) -> Column:
     """``payload[start:end]`` of each pair, ascending and disjoint, as binary values, copied by Arrow.
 
-    The values and the gaps between them form one column over the buffer as it is, of which every second value
-    is taken.
+    Values and the gaps between them form one column over the existing buffer, of which every second value is
+    taken.
     """
     if not len(starts):
         return pa.array([], type=pa.binary())

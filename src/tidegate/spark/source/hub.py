@@ -1,7 +1,7 @@
-"""What the readers ask of an event hub: its bounds, the event at a position, and ranges of encoded events.
+"""The readers' access to an event hub: bounds, the event at a position, and ranges of encoded events.
 
-One blocking consumer per process and set of options is kept between tasks: a Python worker lives through many
-micro-batches, and a connection costs more than a small one of them.
+Each process keeps one blocking consumer per set of options between tasks: a Python worker lives through many
+micro-batches, and a connection costs more than a small micro-batch.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ class HubDescription:
     bounds: Mapping[str, PartitionEnds]
 
     def end_offset(self) -> StreamOffset:
-        """The offset after all present events."""
+        """The offset after all current events."""
         ends = {key: item.next_sequence_number for key, item in self.bounds.items()}
         return StreamOffset(ends, self.created_at_ms)
 
     def check_same_hub(self, created_at_ms: int) -> None:
-        """Raise EventHubReplacedError where they count in a deleted hub of that name."""
+        """Raise EventHubReplacedError if this is another hub's creation time."""
         if created_at_ms != self.created_at_ms:
             raise EventHubReplacedError(
                 f"The event hub {self.event_hub!r} was deleted and created again: the query has read from "
@@ -79,14 +79,14 @@ def time_text(time_ms: int) -> str:
 
 
 class HubReader:
-    """An event hub seen through one source's options. Cheap to create: connections are shared."""
+    """Access with one source's options. Cheap to create, because connections are shared."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._consumer = _consumer(options)
 
     def describe(self) -> HubDescription:
-        """The hub and the present bounds of its partitions."""
+        """The hub and its partitions' current bounds."""
         properties = self._consumer.get_event_hub_properties()
         bounds = {ends.partition_id: ends for ends in self._consumer.get_all_partition_properties(properties)}
         created_at_ms = (properties.created_at - _EPOCH) // timedelta(milliseconds=1)
@@ -130,7 +130,7 @@ class HubReader:
         return self.first_sequence_number(partition_id, position, bounds)
 
     def first_sequence_number(self, partition_id: str, position: EventPosition, bounds: PartitionEnds) -> int:
-        """The first event at an offset or a time, found by receiving it; the end where there is none yet."""
+        """The first event at an offset or time, found by receiving it; the end if there is none yet."""
         if bounds.is_empty:
             return bounds.next_sequence_number
         if position.kind is PositionKind.ENQUEUED_TIME:
@@ -162,7 +162,7 @@ class HubReader:
         return events.sequence_numbers[0] if len(events) else bounds.next_sequence_number
 
     def read_events(self, partition_id: str, sequence_numbers: Sequence[int]) -> Iterator[ReceivedEvent]:
-        """Single events, ascending. Raises PositionOutOfRangeError where retention has deleted one."""
+        """Single events, ascending. Raises PositionOutOfRangeError if retention has deleted one."""
         return self._consumer.read_events(self._options.event_hub, partition_id, sequence_numbers)
 
     def read(self, item: PartitionRange) -> Iterator[EncodedEvents]:
@@ -175,14 +175,14 @@ class HubReader:
         )
 
     def read_together(self, items: Sequence[PartitionRange]) -> list[FetchedRange]:
-        """Short ranges of different partitions at once; ``read`` the rest of any that is incomplete."""
+        """Short ranges of different partitions together; ``read`` the rest of any incomplete one."""
         return self._consumer.read_together(
             [(item.partition_id, item.start_sequence_number, item.until_sequence_number) for item in items]
         )
 
 
 def with_group_named(error: NotFoundError, options: SourceOptions) -> NotFoundError:
-    """The error of a receiver; where the consumer group is missing, with the command that creates it."""
+    """The receiver's error, with the command that creates the consumer group if that is missing."""
     group, next_step = options.consumer_group, error.next_step
     if group != DEFAULT_CONSUMER_GROUP and group.lower() in error.message.lower():
         next_step = (
@@ -197,7 +197,7 @@ _consumers_lock = threading.Lock()
 
 
 def _forget_lock() -> None:
-    """In a forked child, where a thread that does not exist there may hold it."""
+    """Replace the lock in a forked child, where it may be held by a thread that does not exist."""
     global _consumers_lock
     _consumers_lock = threading.Lock()
 

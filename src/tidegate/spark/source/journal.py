@@ -1,4 +1,4 @@
-"""Reads from Spark's journal of a streaming query where a micro-batch ends.
+"""Reads a micro-batch's end from Spark's journal of a streaming query.
 
 Source: Spark's ``OffsetSeqLog``: ``<checkpoint>/offsets/<batch id>`` holds a line ``v1``, a line of metadata
 as JSON, and one line per source with its end offset (read with Spark 4.3).
@@ -14,7 +14,7 @@ from tidegate.spark.source.offsets import StreamOffset
 
 
 def local_path(location: str) -> Path | None:
-    """The path of a checkpoint location on this machine; None where it is elsewhere."""
+    """The path of a checkpoint location on this machine; None if it is elsewhere."""
     parsed = urlparse(location)
     if parsed.scheme == "":
         return Path(location)
@@ -24,8 +24,8 @@ def local_path(location: str) -> Path | None:
 def journalled_offset(checkpoint_location: str, batch_id: int) -> StreamOffset | None:
     """Where a micro-batch of a query with one source ends.
 
-    None where the journal does not say: the directory is not on a disk of this machine, Spark writes another
-    version, or the query has several sources.
+    None if unknown: the directory is not on this machine's disk, Spark writes another version, or the query
+    has several sources.
     """
     directory = local_path(checkpoint_location)
     if directory is None:

@@ -1,7 +1,7 @@
-"""Where each partition key is in a buffer of encoded events, where it is the only annotation.
+"""Finds the partition keys in a buffer of encoded events, for events with no other annotation.
 
-Events with a key are sent that way, and where every device sends its own key, events differ in nothing else
-before their bodies. So the key is cut out of all events at once, and the rest is decoded once for all.
+Events with a key are usually sent that way, and if every device has its own key, they differ in nothing else
+before their bodies. So the keys of all events are cut out at once, and the rest is decoded once for all.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _ANNOTATIONS: Final = 0x72
 
 @dataclass(frozen=True, slots=True)
 class KeyPlaces:
-    """For each event: where its partition key starts and ends; -1: not found here."""
+    """For each event, where its partition key starts and ends; -1: not found."""
 
     starts: Int64s
     ends: Int64s
 
     @property
     def is_found(self) -> npt.NDArray[np.bool_]:
-        """Which events begin with annotations that are a partition key and nothing else."""
+        """Which events begin with annotations that hold only a partition key."""
         return self.starts >= 0
 
 

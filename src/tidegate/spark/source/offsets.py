@@ -1,12 +1,12 @@
-"""How far a stream has read: the offset that Spark journals, and the arithmetic of what to read next.
+"""The offset of a stream, which Spark journals, and the arithmetic of what to read next.
 
-Pure values and functions; ``reader`` asks the service and calls these. The JSON form is a contract with every
-existing checkpoint directory: a change of meaning requires a new version number.
+Pure values and functions; ``reader`` asks the service and calls these. Every existing checkpoint directory
+has the JSON form, so a change of its meaning requires a new version number.
 
     {"version": 1, "eventHubCreatedAtMs": 1767225600000, "partitions": {"0": 4711, "1": 0}}
 
 A number is the sequence number of the first event that was **not** read. ``"lostEvents": {"0": 12}`` is added
-where events were lost: how many since the query began.
+if events were lost: how many since the query began.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from tidegate.model.partition_ends import PartitionEnds
 OFFSET_VERSION = 1
 
 PIECES_MAX: Final = 4
-"""Most tasks that read one partition at a time: a consumer group may have five receivers per partition, and
-one is reserved for a receiver that waits for the next micro-batch."""
+"""Most tasks that read one partition at once: a consumer group may have five receivers per partition, and one
+is reserved for a receiver that waits for the next micro-batch."""
 TASK_EVENTS: Final = 10_000
-"""Events that are worth a task. Our choice: reading fewer takes no longer than a task's own overhead."""
+"""Events that justify a task (our choice: reading fewer takes no longer than a task's overhead)."""
 
 T = TypeVar("T")
 
 JsonObject = dict[str, object]
-"""A decoded JSON object, as Spark hands it over."""
+"""A decoded JSON object, as Spark passes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class StreamOffset:
 
     @classmethod
     def from_json(cls, value: Mapping[str, object]) -> StreamOffset:
-        """Read the journalled form back.
+        """Parse the journalled form.
 
         Raises InvalidArgumentError for another source's offset, a damaged one or one of a newer version.
         """
@@ -118,7 +118,7 @@ def _is_layout(value: object) -> TypeGuard[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class PartitionRange:
-    """A half-open range of one partition's events, at least one event long."""
+    """A half-open, non-empty range of one partition's events."""
 
     partition_id: str
     start_sequence_number: int
@@ -150,7 +150,7 @@ def spread_limit(backlogs: Mapping[str, int], events_max: int) -> dict[str, int]
     open_total = sum(backlogs[key] - shares[key] for key in by_size)
     for key in by_size:
         shares[key] += rest * (backlogs[key] - 1) // open_total if rest else 0
-    # What rounding down left over: fewer than there are partitions, one each to the largest.
+    # What rounding down left, fewer than the partitions: one each to the largest.
     left = events_max - sum(shares.values())
     for key in by_size:
         if left and shares[key] < backlogs[key]:
@@ -169,9 +169,9 @@ def end_of_micro_batch(
 ) -> dict[str, int]:
     """Where each partition's part of the next micro-batch ends.
 
-    events_max: most events in it; None: all available. until: a fixed end, whatever has been enqueued since;
-    None: none. Raises PositionOutOfRangeError where the hub ends before ``start``: it has lost events that
-    were already read.
+    events_max: most events in it; None: all available. until: a fixed end, whatever is enqueued later; None:
+    none. Raises PositionOutOfRangeError if the hub ends before ``start``, which means that it has lost events
+    that were already read.
     """
     ends: dict[str, int] = {}
     backlogs: dict[str, int] = {}
@@ -184,7 +184,7 @@ def end_of_micro_batch(
                 next_step="Restore the event hub, or set failOnDataLoss to false to wait for new events.",
             )
         end = held.next_sequence_number if until is None else until.get(partition_id, 0)
-        # Events that retention has deleted are no backlog, and must not use up the limit.
+        # Events that retention has deleted are not part of the backlog and must not use up the limit.
         ends[partition_id] = max(begin, min(held.begin_sequence_number, end))
         backlogs[partition_id] = max(0, end - ends[partition_id])
     shares = backlogs if events_max is None else spread_limit(backlogs, events_max)
@@ -192,7 +192,7 @@ def end_of_micro_batch(
 
 
 def task_count(event_count: int, *, tasks_min: int, tasks_max: int) -> int:
-    """Most tasks that a (micro-)batch of this many events is dealt to.
+    """Most tasks for a (micro-)batch of this many events.
 
     tasks_min: for a small one. A larger one gets more, up to tasks_max, of at least ``TASK_EVENTS`` each.
     """
@@ -200,7 +200,7 @@ def task_count(event_count: int, *, tasks_min: int, tasks_max: int) -> int:
 
 
 def pack_ranges(ranges: Iterable[PartitionRange], tasks_max: int) -> list[tuple[PartitionRange, ...]]:
-    """Deal ranges into at most ``tasks_max`` tasks of about equal numbers of events.
+    """Distribute ranges over at most ``tasks_max`` tasks with about equal numbers of events.
 
     A range stays whole, which the exactly-once sink requires; otherwise call ``split_ranges`` first. A task
     costs some milliseconds whatever it reads, so a small micro-batch has about as many as there are cores,
@@ -212,7 +212,7 @@ def pack_ranges(ranges: Iterable[PartitionRange], tasks_max: int) -> list[tuple[
 
 
 def dealt(items: Iterable[T], tasks_max: int, weight: Callable[[T], int]) -> list[tuple[T, ...]]:
-    """Deal items into at most ``tasks_max`` tasks of about equal weight: the heaviest first."""
+    """Distribute items over at most ``tasks_max`` tasks of about equal weight, the heaviest first."""
     tasks: list[list[T]] = [[] for _ in range(max(1, tasks_max))]
     loads = [0] * len(tasks)
     for item in sorted(items, key=lambda item: -weight(item)):
@@ -223,7 +223,7 @@ def dealt(items: Iterable[T], tasks_max: int, weight: Callable[[T], int]) -> lis
 
 
 def split_ranges(ranges: Iterable[PartitionRange], tasks_max: int) -> list[PartitionRange]:
-    """Cut ranges that hold more than a task's share of the events, so that tasks are even.
+    """Split ranges that hold more than a task's share of the events, so that tasks are even.
 
     The pieces of a range cover it once, in order. There are at most ``PIECES_MAX`` per partition, none
     smaller than ``TASK_EVENTS``.
@@ -253,7 +253,7 @@ def ranges_between(start: Mapping[str, int], until: Mapping[str, int]) -> list[P
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Events that were to be read, but are gone."""
+    """Events that were to be read but are gone."""
 
     partition_id: str
     wanted_sequence_number: int
@@ -272,9 +272,9 @@ class Loss:
 def clip_lost_events(
     ranges: Sequence[PartitionRange], bounds: Mapping[str, PartitionEnds], *, fail_on_data_loss: bool
 ) -> tuple[list[PartitionRange], list[Loss]]:
-    """Cut deleted events off the start of ranges.
+    """Remove deleted events from the start of ranges.
 
-    Returns the readable ranges and what was cut. Raises PositionOutOfRangeError instead of cutting where
+    Returns the readable ranges and what was removed. Raises PositionOutOfRangeError instead if
     ``fail_on_data_loss``.
     """
     readable: list[PartitionRange] = []

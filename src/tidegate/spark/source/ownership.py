@@ -1,9 +1,9 @@
-"""Who may move a consumer group's SQL checkpoints: the driver that claimed them last.
+"""Lets only the driver that claimed a consumer group's SQL checkpoints last move them.
 
-A claim raises the lease epoch of all partitions in one transaction, and every commit of a task carries its
-driver's epoch. So a driver that starts later shuts out the earlier one and all its tasks, while a task that
-Spark merely retries has the same epoch and finds its work done. The epoch is also above those of Event
-Processor Hosts' leases, so a host that was paused before its first commit is shut out.
+A claim raises the lease epoch of all partitions in one transaction, and every task's commit carries its
+driver's epoch. So a later driver fences the earlier one and all its tasks, while a task that Spark merely
+retries has the same epoch and finds its work done. The epoch also exceeds those of Event Processor Hosts'
+leases, so a host that was paused before its first commit is fenced.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def claim_checkpoints(
     """Take over the checkpoints of all partitions, creating missing ones.
 
     start_sequence_numbers: where a partition without a checkpoint starts. Raises DatabaseError, and
-    EventHubReplacedError where checkpoints count in a deleted hub of that name.
+    EventHubReplacedError if checkpoints refer to a deleted hub of that name.
     """
     owner = default_owner()
     row = checkpoint.c

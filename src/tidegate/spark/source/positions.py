@@ -1,4 +1,4 @@
-"""Where a query starts and ends: a word, the JVM connector's JSON, positions by partition, or a SQL
+"""Parses where a query starts and ends: a word, the JVM connector's JSON, positions by partition, or a SQL
 checkpoint.
 """
 
@@ -145,7 +145,7 @@ def _time(option: str, text: str) -> datetime:
 
 
 def _quoted(text: str) -> str:
-    """``text`` as an error may show it: a misspelt ``checkpoint:URL`` would put a password into a log."""
+    """``text`` for an error, without the password that a misspelt ``checkpoint:URL`` would put into a log."""
     return "a URL, which is not shown because it may hold a password" if "://" in text else repr(text)
 
 

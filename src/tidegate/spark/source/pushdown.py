@@ -1,7 +1,7 @@
-"""What a query's filters say about where to read: which partitions, sequence numbers and times.
+"""Narrows what to read by a query's filters on partitions, sequence numbers and times.
 
-A filter that the source takes leaves Spark's plan, so only those are taken that a range of sequence numbers
-answers exactly. Times narrow the ranges and stay in the plan: Azure does not promise that they ascend.
+A filter that the source accepts leaves Spark's plan, so only filters are accepted that a range of sequence
+numbers answers exactly. Times narrow ranges but stay in the plan: Azure does not promise that they ascend.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tidegate.spark.source.offsets import PartitionRange
 from tidegate.spark.source.schema import NEVER_NULL
 
 TIME_MARGIN: Final = timedelta(seconds=60)
-"""Our choice: how far the service's clock may have stepped back between two events of a partition."""
+"""How far the service's clock may have stepped back between two events of a partition (our choice)."""
 
 
 FirstAtTime = Callable[[str, datetime], int]
@@ -36,7 +36,7 @@ FirstAtTime = Callable[[str, datetime], int]
 
 @dataclass(frozen=True, slots=True)
 class Narrowing:
-    """What the filters allow; None: they do not restrict it."""
+    """What the filters allow; None: not restricted."""
 
     partitions: frozenset[str] | None = None
     start_sequence_number: int | None = None
@@ -65,7 +65,7 @@ class Narrowing:
 
 
 def narrow(filters: Iterable[Filter]) -> tuple[Narrowing, list[Filter]]:
-    """What the filters allow together, and those of them that Spark has to apply itself."""
+    """What the filters allow together, and those that Spark must still apply."""
     found, left = Narrowing(), []
     for item in filters:
         is_exact = (
@@ -102,7 +102,7 @@ def _column(item: Filter) -> str | None:
 
 
 def _values(item: Filter) -> tuple[object, ...]:
-    """What a comparison compares with."""
+    """The values to which a comparison compares."""
     if isinstance(item, In):
         # A null in the list makes no further row true.
         return tuple(value for value in item.value if value is not None)

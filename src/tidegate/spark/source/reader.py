@@ -1,4 +1,4 @@
-"""The readers of the format ``eventhubs``: what a batch query and a micro-batch read, and reading it.
+"""The readers of the format ``eventhubs``, which plan and read batch queries and micro-batches.
 
 Where each runs (each line is a process of its own, all of them Python):
 
@@ -6,8 +6,8 @@ Where each runs (each line is a process of its own, all of them Python):
     stream planning       EventHubsStreamReader, all but read()      one process per query, on the driver
     task                  read()                                     a pooled worker, on an executor
 
-Readers are pickled to the tasks, so they hold options and plans, never a connection: ``hub`` keeps those per
-process. Receivers set no owner level, so they neither disconnect others nor are disconnected by them.
+Readers are pickled for the tasks, so they hold options and plans, never a connection: ``hub`` keeps those per
+process. Receivers set no owner level, so they do not disconnect others and are not disconnected by them.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _logger = logging.getLogger(__name__)
 
 
 class RangesInputPartition(InputPartition):
-    """What one task reads: ranges of one or more hub partitions, one after the other."""
+    """What one task reads: ranges of one or more hub partitions, in sequence."""
 
     def __init__(self, ranges: tuple[PartitionRange, ...]) -> None:
         super().__init__(ranges)
@@ -78,7 +78,7 @@ def read_ranges(
 ) -> Iterator[pa.RecordBatch]:
     """The events of a task's ranges as Arrow batches of these columns, in order within each hub partition.
 
-    Raises PositionOutOfRangeError where events of a range are gone (unless ``failOnDataLoss`` is off), and
+    Raises PositionOutOfRangeError if events of a range are gone (unless ``failOnDataLoss`` is off), and
     NotFoundError for a missing consumer group, which planning does not notice.
     """
     freeze_loaded_modules()
@@ -104,7 +104,7 @@ def _is_short(item: PartitionRange) -> bool:
 
 
 def _grouped(ranges: Sequence[PartitionRange]) -> Iterator[list[PartitionRange]]:
-    """The ranges in order: short ones of different partitions together, each other one alone."""
+    """Group ranges in order: short ones of different partitions together, any other alone."""
     group: list[PartitionRange] = []
     for item in ranges:
         is_joined = _is_short(item) and all(item.partition_id != each.partition_id for each in group)
@@ -119,7 +119,7 @@ def _grouped(ranges: Sequence[PartitionRange]) -> Iterator[list[PartitionRange]]
 def _read_short(
     hub: HubReader, group: Sequence[PartitionRange], options: SourceOptions
 ) -> tuple[list[tuple[str, EncodedEvents]], list[PartitionRange]]:
-    """The events that came at once, by partition, and the rests of the ranges."""
+    """The events read immediately, by partition, and the rest of the ranges."""
     parts: list[tuple[str, EncodedEvents]] = []
     rests: list[PartitionRange] = []
     for item, fetched in zip(group, hub.read_together(group), strict=True):
@@ -128,7 +128,7 @@ def _read_short(
             _report_loss(item, expected, events.sequence_numbers[0], options)
             expected = events.sequence_numbers[-1] + 1
             parts.append((item.partition_id, events))
-        # Where events are gone, reading the rest reports which, or continues after them.
+        # If events are gone, reading the rest reports which, or continues after them.
         if fetched.error is not None and not isinstance(fetched.error, PositionOutOfRangeError):
             raise fetched.error
         if expected < item.until_sequence_number:
@@ -137,7 +137,7 @@ def _read_short(
 
 
 def _read_range(hub: HubReader, item: PartitionRange, options: SourceOptions) -> Iterator[EncodedEvents]:
-    """The events of one range; where some are gone, raises the error that names them, or skips them."""
+    """The events of one range; if some are gone, raises an error that names them, or skips them."""
     expected, until = item.start_sequence_number, item.until_sequence_number
     while expected < until:
         try:
@@ -156,7 +156,7 @@ def _read_range(hub: HubReader, item: PartitionRange, options: SourceOptions) ->
 
 
 def _report_loss(item: PartitionRange, expected: int, first: int, options: SourceOptions) -> None:
-    """Raise or log, as the options say, that the events of ``item`` from ``expected`` to ``first`` are gone.
+    """Raise or log (by the options) that the events of ``item`` from ``expected`` to ``first`` are gone.
 
     Does nothing where there are none.
     """
@@ -187,7 +187,7 @@ class EventHubsBatchReader(DataSourceReader):
         self._narrowing = Narrowing()
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        """Take filters on partition, sequence number and time; returns those that Spark has to apply."""
+        """Accept filters on partition, sequence number and time; returns those that Spark must apply."""
         self._narrowing, left = narrow(filters)
         return left
 
@@ -238,14 +238,14 @@ def plan_tasks(ranges: Sequence[PartitionRange], layout: TaskLayout) -> list[Inp
 def starting_positions(options: SourceOptions, hub: HubReader, description: HubDescription) -> dict[str, int]:
     """Where each partition starts: at its SQL checkpoint, if the options name a database that has one.
 
-    Raises EventHubReplacedError where that checkpoint counts in a deleted hub of that name.
+    Raises EventHubReplacedError if that checkpoint refers to a deleted hub of that name.
     """
     positions = hub.resolve(options.starting, description)
     return positions | sql_positions(options, description)
 
 
 def sql_positions(options: SourceOptions, description: HubDescription) -> dict[str, int]:
-    """The consumer group's SQL checkpoints; empty where the options name no database.
+    """The consumer group's SQL checkpoints; empty if the options name no database.
 
     Raises DatabaseError for a missing database or one without tables: a misspelt name would otherwise start
     the query at the beginning.
@@ -280,8 +280,8 @@ class EventHubsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     # Spark asks for these names.
 
     def initialOffset(self) -> JsonObject:  # noqa: N802
-        """Where a query without a checkpoint starts; Spark asks twice, so it is computed once (``latest``
-        moves).
+        """Where a query without a checkpoint starts; computed once, because Spark asks twice and ``latest``
+        moves.
         """
         if self._initial is None:
             hub = HubReader(self._options)
@@ -296,16 +296,16 @@ class EventHubsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Fix the end of a query that stops at the present end of the hub."""
+        """Fix the end of a query that stops at the hub's current end."""
         bounds = self._describe({}).bounds
         self._available_now_until = {key: item.next_sequence_number for key, item in bounds.items()}
 
     def latestOffset(self, start: JsonObject, limit: ReadLimit) -> JsonObject:  # noqa: N802
         """Where the next micro-batch ends: at all available events, or at a fair share of them in ``limit``.
 
-        Raises EventHubReplacedError where the hub is not the one that the offsets count in, and
-        PositionOutOfRangeError where it has lost events that are to be read or were already read; with
-        ``failOnDataLoss`` off these are counted in the offset instead.
+        Raises EventHubReplacedError if the offsets refer to another hub, and PositionOutOfRangeError if it
+        has lost events that are to be read or were already read; with ``failOnDataLoss`` off these are
+        counted in the offset instead.
         """
         offset = StreamOffset.from_json(start)
         description = self._describe(offset.partitions)
@@ -336,7 +336,7 @@ class EventHubsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return self._last_description.end_offset().to_json()
 
     def partitions(self, start: JsonObject, end: JsonObject) -> Sequence[InputPartition]:
-        """The tasks of a micro-batch. Raises PositionOutOfRangeError where events of it are gone."""
+        """The tasks of a micro-batch. Raises PositionOutOfRangeError if some of its events are gone."""
         start_offset, end_offset = StreamOffset.from_json(start), StreamOffset.from_json(end)
         if self._last_description is None:
             # A restarted query repeats its last micro-batch without asking for the latest offset first.
@@ -359,16 +359,16 @@ class EventHubsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return read_ranges(self._options, partition, self._columns)
 
     def _describe(self, wanted: Mapping[str, int]) -> HubDescription:
-        """The hub as it is now. wanted: the first needed event of each partition, for subclasses that find
-        events elsewhere which the log no longer holds.
+        """The hub now. wanted: the first needed event of each partition, for subclasses that find events
+        elsewhere that the log no longer holds.
         """
         return HubReader(self._options).describe()
 
     def _offset_in(self, offset: StreamOffset, description: HubDescription) -> StreamOffset:
-        """The offset; where it counts in a deleted hub, the start of the present one.
+        """The offset; if it refers to a deleted hub, the start of the current one.
 
-        Raises EventHubReplacedError instead if ``failOnDataLoss`` is on, or SQL checkpoints count in the
-        deleted one.
+        Raises EventHubReplacedError instead if ``failOnDataLoss`` is on, or SQL checkpoints refer to the
+        deleted hub.
         """
         if offset.event_hub_created_at_ms == description.created_at_ms:
             return offset
@@ -377,7 +377,7 @@ class EventHubsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         lost = offset.lost_events
         before = self._last_description
         if before is not None and before.created_at_ms == offset.event_hub_created_at_ms:
-            # What the old hub held when last seen; what came after that is unknown.
+            # What the old hub held when last seen; later events are unknown.
             unread = {
                 key: max(0, held.next_sequence_number - offset.partitions.get(key, 0))
                 for key, held in before.bounds.items()
@@ -392,7 +392,7 @@ class EventHubsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     def _readable(
         self, start: StreamOffset, until: Mapping[str, int], description: HubDescription
     ) -> tuple[list[PartitionRange], list[Loss]]:
-        """What to read between two offsets, but for what SQL had when this query began; and what is lost."""
+        """What to read between two offsets, without what SQL had when this query began; and what is lost."""
         done = self._sql_start_of(description)
         starts = {key: max(start.partitions.get(key, 0), done.get(key, 0)) for key in description.bounds}
         return clip_lost_events(
@@ -408,7 +408,7 @@ class EventHubsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return self._sql_start
 
     def _check_not_ahead(self, offset: StreamOffset, description: HubDescription) -> None:
-        """When a query begins: Spark must not be ahead of SQL, or events would be left out."""
+        """Check at a query's beginning that Spark is not ahead of SQL, which would skip events."""
         if self._sql_start is None:
             self._compare(offset, self._sql_start_of(description), description)
 

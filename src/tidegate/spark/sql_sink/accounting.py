@@ -1,8 +1,8 @@
 """Accounts for every event: splits rows by hub partition and finds gaps between them.
 
-Pure functions over Arrow batches. The rule they serve: the SQL checkpoint of a partition moves over an event
-only when that event came out of the query, as rows, as a dead letter or as skipped on purpose. So an event
-that a transformation filtered away is found here, before anything is committed.
+Pure functions over Arrow batches. They serve one rule: a partition's SQL checkpoint moves past an event only
+if the query returned that event, as rows, a dead letter or skipped on purpose. So an event that a
+transformation filtered out is found here, before anything is committed.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def sequence_numbers_of(rows: pa.Table | pa.RecordBatch) -> SequenceNumbers:
 def find_gap(sequence_numbers: SequenceNumbers, expected: int) -> Gap | None:
     """The first gap in ascending numbers that should begin at ``expected``; None: there is none.
 
-    A number may repeat (several rows of one event). Numbers below ``expected`` are not looked at.
+    A number may repeat (several rows of one event). Numbers below ``expected`` are ignored.
     """
     numbers = sequence_numbers[np.searchsorted(sequence_numbers, expected) :]
     if not len(numbers):
@@ -97,8 +97,8 @@ class PendingRows:
     def take_ready(self) -> pa.Table | None:
         """Enough rows for a transaction; None: wait for more.
 
-        The rows of the last event stay behind, because more of them may follow. Rows that are not in order
-        or not contiguous (a transformation that shuffles) stay until ``take_rest``.
+        The last event's rows stay, because more of them may follow. Rows that are out of order or not
+        contiguous (a transformation that shuffles) stay until ``take_rest``.
         """
         is_full = self._row_count >= self.rows_max or self._byte_count >= self.bytes_max
         if not is_full or not self._is_ordered:

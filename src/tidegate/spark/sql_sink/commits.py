@@ -1,5 +1,5 @@
-"""Turns Arrow rows of one hub partition into a batch to commit: by a handler for each event, by a batch
-function, or as a transformation made them.
+"""Turns one hub partition's Arrow rows into a batch to commit, by a handler per event, by a batch function,
+or unchanged from a transformation.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _scope(plan: SinkPlan, partition_id: str, numbers: SequenceNumbers, is_gap_a
 def rare_collections() -> Iterator[None]:
     """Collect garbage less often than after 700 new objects, while a task writes.
 
-    A batch's events and rows live until its end, so each collection would visit most of them in vain.
+    A batch's events and rows live until its end, so each collection would visit most of them for nothing.
     """
     thresholds = gc.get_threshold()
     gc.set_threshold(_NEW_OBJECTS_MAX, *thresholds[1:])
@@ -190,13 +190,13 @@ class _Places:
         self._is_in_rows = self._has_positions and has_key and not plan.pipeline.is_payload_copied
 
     def last(self) -> EventPlace | None:
-        """The position of the last event, for the checkpoint; None: only the hub knows it."""
+        """The place of the last event, for the checkpoint; None: only the hub knows it."""
         return self._kept(int(self.numbers[-1])) if self._has_positions else None
 
     def dead_letters(self, failures: Sequence[tuple[int, BaseException]]) -> list[NewDeadLetter]:
-        """The dead letters of failed events; places that only the hub knows are read for all together.
+        """The dead letters of failed events; places that only the hub knows are read together.
 
-        Raises PositionOutOfRangeError where the hub no longer holds such an event.
+        Raises PositionOutOfRangeError if the hub no longer holds such an event.
         """
         places: dict[int, EventPlace] = {}
         if failures and not self._is_in_rows:

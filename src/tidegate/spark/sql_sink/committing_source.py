@@ -29,15 +29,14 @@ SINK_FORMAT: Final = "noop"
 
 
 class CommittingDataSource(DataSource):
-    """``readStream.format("eventhubs-committing")``: made by ``run_pipeline`` alone."""
+    """``readStream.format("eventhubs-committing")``: only created by ``run_pipeline``."""
 
     @classmethod
     def name(cls) -> str:
-        """The format's name."""
         return "eventhubs-committing"
 
     def schema(self) -> str:
-        """One column, which is null."""
+        """One column, always null."""
         from tidegate.spark.source.schema import COMMITTED_COLUMN
 
         return f"{COMMITTED_COLUMN} boolean"

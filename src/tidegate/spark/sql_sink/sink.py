@@ -43,7 +43,6 @@ class SqlSinkDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The format's name."""
         return "eventhubs-sql"
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> SqlSinkWriter:  # noqa: N802 - Spark's name
@@ -54,7 +53,7 @@ class SqlSinkDataSource(DataSource):
             raise InvalidArgumentError(
                 f"The format eventhubs-sql has no option {unknown[0]!r}."
                 if unknown
-                else "The format eventhubs-sql cannot be started by itself.",
+                else "The format eventhubs-sql cannot be started on its own.",
                 next_step="Use tidegate.spark.run_pipeline, or .options(**tidegate.spark.sink_options(…)).",
             )
         if overwrite:
@@ -89,7 +88,7 @@ class SqlSinkWriter(DataSourceStreamArrowWriter):
         self._plan_text = plan_text
         self._checkpoint_location = checkpoint_location
 
-    # The Arrow writer's parameter differs from its base class's in pyspark, too.
+    # The Arrow writer's parameter differs from its base class's in pyspark as well.
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskCommitMessage:  # type: ignore[override]
         """Commit the events of one task. Raises what ``TaskWriter.write`` raises."""
         freeze_loaded_modules()
@@ -99,8 +98,8 @@ class SqlSinkWriter(DataSourceStreamArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Report what the tasks could not see: a hub partition in two of them, and events in none.
 
-        Nothing is changed. Raises InvalidArgumentError for the former, CheckpointGapError where the database
-        is not where Spark's journal says that this micro-batch ends.
+        Changes nothing. Raises InvalidArgumentError for the former, CheckpointGapError if the database is not
+        at this micro-batch's end in Spark's journal.
         """
         freeze_loaded_modules()
         plan = load_plan(self._plan_text)

@@ -1,14 +1,14 @@
-"""The writing task: every event becomes rows, a dead letter or nothing, exactly once.
+"""The writing task, which turns every event into rows, a dead letter or nothing, exactly once.
 
-A task has all events of some hub partitions within a micro-batch. Where they are many, each partition has
-transactions of its own; where they are few, the partitions share one. Each continues at the SQL checkpoint,
-so that a task that is killed, retried or run twice repeats nothing and skips nothing.
+A task has all of a micro-batch's events of some hub partitions. If these are many, each partition has its own
+transactions; if they are few, the partitions share one. Each continues at the SQL checkpoint, so a task that
+is killed, retried or run twice repeats nothing and skips nothing.
 
     task's thread      read, run the handler │ read, run the handler │ …
     commits' thread                          │ first transaction     │ second …
 
 PostgreSQL writes one transaction while the next is prepared, because most of a transaction is waiting for the
-server. SQLite's are not overlapped: it works in this process, and would compete with the handler.
+server. SQLite transactions do not overlap: they run in this process and would compete with the handler.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _logger = logging.getLogger(__name__)
 
 _WAIT_S_MIN = 1.0
 _WAIT_SHARE_MIN = 0.25
-"""From so many seconds, and such a share of a micro-batch on, waits for SQLite are reported (our choice)."""
+"""Waits for SQLite are reported from this many seconds and this share of a micro-batch (our choice)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class PartitionSummary:
 
 @dataclass(frozen=True, slots=True)
 class WriterWait:
-    """How long tasks waited to be SQLite's one writer, and how long they took in all, in seconds."""
+    """How long tasks waited to be SQLite's one writer, and how long they took in total, in seconds."""
 
     waited_s: float = 0.0
     of_s: float = 0.0
@@ -100,7 +100,7 @@ class _Committing:
 
 
 class TaskWriter:
-    """Takes a task's rows and commits them. For one task, used once, in one thread."""
+    """Commits one task's rows; used once, in one thread."""
 
     def __init__(self, plan: SinkPlan) -> None:
         self._plan = plan
@@ -117,9 +117,9 @@ class TaskWriter:
     def write(self, batches: Iterator[pa.RecordBatch]) -> list[PartitionSummary]:
         """Commit everything that ``batches`` holds.
 
-        Raises FencedError where another driver has taken over, CheckpointGapError where events are missing,
-        and what the database raises. What was committed before that stays committed, and no transaction is
-        left running.
+        Raises FencedError if another driver has taken over, CheckpointGapError if events are missing, and
+        what the database raises. What was committed before stays committed, and no transaction is left
+        running.
         """
         started, waited_before = time.monotonic(), self._database.writer_wait_s
         with rare_collections(), ThreadPoolExecutor(1, "tidegate commits") as executor:
@@ -150,7 +150,7 @@ class TaskWriter:
         self._settle()
 
     def _raise_failed_commit(self, error: Exception) -> None:
-        """Raise the running transaction's own failure, which is more precise: another driver took over."""
+        """Raise the running transaction's failure if it is more precise: another driver took over."""
         if self._committing is None:
             return
         failure = self._committing.outcome.exception()
@@ -187,7 +187,7 @@ class TaskWriter:
             self._settle()
 
     def _settle(self) -> None:
-        """Wait for the running transaction, and try again by partition where events were lost before it."""
+        """Wait for the running transaction, and retry by partition if events before it were lost."""
         if self._committing is None:
             return
         rows, outcome = self._committing.rows, self._committing.outcome
@@ -204,7 +204,7 @@ class TaskWriter:
             self._summaries[partition_id] = before.plus(result)
 
     def _check_whole(self, partition_id: str, rows: pa.Table) -> None:
-        """Raises where rows came after those of later events, or events are missing between them."""
+        """Raise if rows came after those of later events, or events between them are missing."""
         numbers = sequence_numbers_of(rows)
         first = int(numbers[0])
         if first < self._passed.get(partition_id, 0):
@@ -264,7 +264,7 @@ def check_lost(plan: SinkPlan, partition_id: str, gap: Gap) -> None:
 
 
 def check_partitions_whole(tasks: Sequence[Sequence[PartitionSummary]]) -> None:
-    """Raise InvalidArgumentError where tasks of a micro-batch shared a hub partition and one skipped events
+    """Raise InvalidArgumentError if tasks of a micro-batch shared a hub partition and one skipped events
     as done, because another task had committed other rows of them.
     """
     summaries = [summary for task in tasks for summary in task]
