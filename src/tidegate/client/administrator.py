@@ -186,8 +186,7 @@ class EventHubAdministrator(AsyncClosing):
         return _throughput(await self._administer("readNamespace", map_in))
 
     async def set_throughput_units(self, units: int | None) -> ThroughputProperties:
-        """Set the throughput units permanently; None: no limit. Raises InvalidArgumentError,
-        UnauthorizedError."""
+        """Set the throughput units; None: no limit. Raises InvalidArgumentError, UnauthorizedError."""
         values = {"throughput_units": units}
         return _throughput(await self._administer("updateNamespace", map_in, values))
 

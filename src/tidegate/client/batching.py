@@ -73,8 +73,7 @@ class EventDataBatch:
         self._accumulator = BatchAccumulator(bytes_max)
 
     def try_add(self, event: EventData) -> bool:
-        """Add an event; False if there is no room. Raises EventTooLargeError if even an empty batch has
-        none."""
+        """Add an event; False if there is no room. Raises EventTooLargeError if no batch could hold it."""
         encoded = encode_event(event, self.partition_key)
         if self._accumulator.try_add(encoded):
             return True

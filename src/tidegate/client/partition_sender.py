@@ -238,8 +238,7 @@ class PartitionSender(LinkHandler):
         self._link = None
 
     def _send_some(self) -> bool:
-        """Send as many batches as credit, window and the in-flight limit allow; returns whether any was
-        sent."""
+        """Send as many batches as credit, window and in-flight limit allow; False if none."""
         link = self._link
         if link is None:
             return False
@@ -340,8 +339,7 @@ class PartitionSender(LinkHandler):
         self._in_flight.clear()
 
     async def _recover(self, error: TidegateError, retries_done: int) -> int:
-        """Wait before the next try, or fail batches that cannot be retried; returns the retries done so
-        far."""
+        """Wait before the next try, or fail batches that cannot be retried; returns the retries done."""
         head = self._queue[0] if self._queue else None
         if head is None:
             return 0

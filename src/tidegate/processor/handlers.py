@@ -151,8 +151,7 @@ ProcessorFactory = Callable[[PartitionContext], EventProcessor | TransactionalPr
 
 
 def function_of(handler: object, *, is_transactional: bool) -> Callable[..., object]:
-    """The function to call with ``(context, events)``: a processor's ``process_events``, or ``handler``
-    itself.
+    """The function to call with ``(context, events)``: ``process_events`` of a processor, or ``handler``.
 
     handler: a function, a processor or its class. The function must be async, or plain for transactions,
     which run in a thread. Raises InvalidArgumentError for anything else, saying what to write instead.

@@ -82,8 +82,7 @@ class Lease:
     owner: str
     """The host that holds it; empty if it was released."""
     epoch: int
-    """Rises with each acquisition; 0 in a store without epochs (``has_epochs``). The receivers' owner
-    level."""
+    """Rises with each acquisition, and is the receivers' owner level; 0 in a store without epochs."""
     acquired_at: datetime | None
     """When ``owner`` acquired it, aware; None if the store does not keep it."""
     renewed_at: datetime

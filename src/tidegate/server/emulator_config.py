@@ -6,8 +6,7 @@
 
 Of its limits (one namespace of 1 to 10 hubs with at most 20 consumer groups each), only the single namespace
 applies here. ``LoggingConfig`` is ignored: the service logs to standard error. Source: Config-schema.json of
-Azure/azure-event-hubs-emulator-installer, 2026-09, where partition counts are strings; other tools write
-numbers."""
+Azure/azure-event-hubs-emulator-installer, 2026-09: its partition counts are strings, other tools' numbers."""
 
 from __future__ import annotations
 

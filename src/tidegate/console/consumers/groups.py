@@ -56,8 +56,7 @@ class Consumers:
         self._groups: SharedAnswers[str, Sequence[GroupSummary]] = SharedAnswers(parts.clock, kept_s=_LOOK_S)
         self._each: SharedAnswers[ConsumerKey, GroupProgress] = SharedAnswers(parts.clock, kept_s=_LOOK_S)
         self._unread: OrderedDict[tuple[str, int, str, int], datetime] = OrderedDict()
-        """Enqueued time of the next event after a checkpoint, by hub, its creation time, partition and
-        number."""
+        """Enqueued times of events after checkpoints, by hub, its creation time, partition and number."""
         self._plans: OrderedDict[str, KeptPlan] = OrderedDict()
 
     async def groups(self, *, at_most_s: float | None) -> Sequence[GroupSummary] | None:
@@ -214,8 +213,7 @@ class Consumers:
     def _find_unread(
         self, groups: Mapping[ConsumerKey, GroupView], logs: Mapping[str, HubLog], now: datetime
     ) -> None:
-        """Find how long the events after checkpoints that have not moved for long have waited; a few per
-        query."""
+        """Find how long events after unmoved checkpoints have waited, for a few checkpoints per query."""
         lookups = 0
         for name, created_at_ms, partition_id, number in unread_of(groups, logs, now):
             key = (name, created_at_ms, partition_id, number)

@@ -26,8 +26,7 @@ from tidegate.model.position import EventPosition
 _PIECE_BYTES: Final = 512 * 1024
 """Bytes per read of the log, as for receivers; a single batch may be larger."""
 _BUFFERED_BYTES_MAX: Final = 32 * 1024 * 1024
-"""Buffer limit of all runs together; beyond it a run keeps only the next event's place, and reads it
-again."""
+"""Buffer limit of all runs; beyond it a run keeps only the next event's place, and reads it again."""
 _BACK_EVENTS_MIN: Final = 16
 _BACK_EVENTS_MAX: Final = 4096
 _LOOKS_PER_TURN: Final = 16

@@ -45,8 +45,7 @@ from tidegate.transport.tasks import TaskOwner
 from tidegate.wire.batch import wrap_event
 
 _ENCODED_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Limit of a set's encoded lines, each with its key and all properties. Our choice: four times the
-bodies'."""
+"""Limit of a set's encoded lines with keys and properties. Our choice: four times that of the bodies."""
 _STEPS_PER_S: Final = 10
 _BUSY_WAIT_S: Final = 1.0
 """Maximum wait before sending again if the service is busy, so that a raised limit is soon noticed."""

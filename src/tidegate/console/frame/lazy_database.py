@@ -63,8 +63,7 @@ class LazyDatabase:
         return await self._threads.run_whole(lambda: deed(self._open()))
 
     async def close(self) -> None:
-        """Close the connections; later queries raise ClosedError. Waits while the database is being
-        opened."""
+        """Close the connections, after any opening ends; later queries raise ClosedError."""
         self._is_closed = True
         await self._closing_thread.run_whole(self._close)
 

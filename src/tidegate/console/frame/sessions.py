@@ -130,8 +130,7 @@ class Sessions:
         return rights
 
     def find(self, request: HTTPConnection) -> tuple[Session, Rights] | None:
-        """The session of a request and its current rights; signs in automatically with the development
-        key."""
+        """The session of a request and its rights; signs in automatically with the development key."""
         session = self._sessions.get(session_id_in(request))
         rights = None if session is None else self.rights(session)
         if session is None or rights is None or (session.is_automatic and not self._is_local(request)):

@@ -18,8 +18,7 @@ T = TypeVar("T")
 _ANSWERS_MAX: Final = 64
 """Maximum answers cached, least recently used dropped first; also the maximum computed concurrently."""
 _WORK_SHARE: Final = 10
-"""An answer is cached for this many times its computing time: an open page costs at most a tenth of a
-core."""
+"""An answer is cached for this many times its computing time: a page uses at most a tenth of a core."""
 
 
 @dataclass(slots=True)

@@ -89,8 +89,7 @@ def decide_balance(
 def seconds_until_change(
     snapshot: LeaseSnapshot, partition_ids: Sequence[str], me: str, *, lease_duration_s: float
 ) -> float | None:
-    """Seconds until another host's lease expires or becomes overdue, unless it is renewed; None without
-    one."""
+    """Seconds until another host's lease, if any, expires or becomes overdue unless renewed."""
     waits = []
     for partition in partition_ids:
         lease = snapshot.leases.get(partition)

@@ -230,8 +230,7 @@ class PartitionPump:
         return PumpStep.RESTART
 
     async def _is_lease_ours(self) -> bool:
-        """Whether the store has this lease as ours; True if it does not answer, as no host can take it
-        then."""
+        """Whether the lease is ours; True if the store does not answer, as no host can take it then."""
         environment = self._environment
         try:
             snapshot = await self._unless_stopped(environment.store.list_leases(environment.group))

@@ -144,8 +144,7 @@ class BlobStore:
     async def acquire(
         self, group: GroupKey, partition_id: str, owner: str, *, expected: Lease | None
     ) -> Lease | None:
-        """See ``LeaseStore``. If a response is lost, the retry is refused: None, although ``owner`` has it
-        now."""
+        """See ``LeaseStore``. None, although ``owner`` has it now, if a response was lost and retried."""
         return await self._claim(group, partition_id, owner, expected)
 
     async def renew(self, group: GroupKey, leases: Sequence[Lease]) -> Mapping[str, Lease]:
@@ -160,8 +159,7 @@ class BlobStore:
         await _gather([self._claim(group, lease.partition_id, "", lease) for lease in leases])
 
     async def list_checkpoints(self, group: GroupKey) -> Mapping[str, ProcessorCheckpoint]:
-        """The group's checkpoints by partition id, without enqueued times. Raises StoreError for invalid
-        blobs."""
+        """The group's checkpoints by partition id, without enqueued times. Raises StoreError."""
         return {
             _last_name(blob): self._parse_checkpoint(blob)
             async for blob in self._list(group, "checkpoint", _ServiceClock())
