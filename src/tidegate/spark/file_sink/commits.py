@@ -1,6 +1,7 @@
 """Commits an ``eventhubs-files`` sink's files with one atomically written manifest per micro-batch.
 
-Theory of operation.
+Theory of operation. Below the sink's folder are:
+
     _tidegate/staging/QUERY/BATCH/…     what tasks write, under names that no two attempts share
     _tidegate/commits/QUERY-BATCH.json  the manifest: staged name → final name
     [COLUMN=VALUE/]part-QUERY-BATCH-…   the files

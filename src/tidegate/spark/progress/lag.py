@@ -13,7 +13,7 @@ from tidegate.spark.source.offsets import StreamOffset
 
 
 def partition_lags(progress: str | Mapping[str, object]) -> dict[str, int]:
-    """Partition id → events that the service held and the query had not read at the last report.
+    """Partition id → events that the service held and the query had not read when it last checked.
 
     progress: ``query.lastProgress``, its ``.json``, or the parsed JSON. For a query over several hubs, lags
     of partitions with the same id are added up. Empty if the query has no Tidegate source. The hub's end is

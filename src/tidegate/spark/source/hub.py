@@ -62,7 +62,7 @@ class HubDescription:
         return StreamOffset(ends, self.created_at_ms)
 
     def check_same_hub(self, created_at_ms: int) -> None:
-        """Raise EventHubReplacedError if this is another hub's creation time."""
+        """Raise EventHubReplacedError if ``created_at_ms`` is that of a deleted hub of this name."""
         if created_at_ms != self.created_at_ms:
             raise EventHubReplacedError(
                 f"The event hub {self.event_hub!r} was deleted and created again: the query has read from "
