@@ -333,6 +333,44 @@ def test_a_form_that_breaks_off_is_no_failure_of_the_service(
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
+@pytest.mark.parametrize("end", ["regenerate", "delete", "sign out"])
+def test_a_form_that_is_slow_does_not_outlive_its_session(
+    end: str, service: HubService, plain_browser: PlainBrowser
+) -> None:
+    """The head of a form keeps no right: what is complete after the session's end changes nothing."""
+
+    async def take_away(server: TidegateServer) -> None:
+        if end == "delete":
+            server.broker.delete_policy(hub, "manager")
+        else:
+            server.broker.regenerate_key(hub, "manager")
+
+    async def is_there(server: TidegateServer) -> bool:
+        return hub in [known.name for known in server.broker.list_event_hubs()]
+
+    hub = service.create_hub()
+    key = _create_policy(service, hub, "manager", Claim.MANAGE)
+    assert _sign_in(plain_browser, "manager", key, hub) == 303
+    assert plain_browser.get(f"/hubs/{hub}/delete").status == 200
+    body = urlencode({"form_token": plain_browser.form_token, "name": hub})
+    cookies = "; ".join(f"{name}={value}" for name, value in plain_browser.cookies.items())
+    head = (
+        f"POST /hubs/{hub}/delete HTTP/1.1\r\nHost: {plain_browser.host}:{plain_browser.port}\r\n"
+        f"Cookie: {cookies}\r\nOrigin: {plain_browser.origin}\r\nContent-Length: {len(body)}\r\n"
+        "Content-Type: application/x-www-form-urlencoded\r\nExpect: 100-continue\r\n\r\n"
+    )
+    with socket.create_connection((plain_browser.host, plain_browser.port or 80), timeout=60) as connection:
+        connection.sendall(head.encode())
+        assert connection.recv(100).startswith(b"HTTP/1.1 100 ")  # the form is being read
+        if end == "sign out":
+            assert plain_browser.post("/console/sign-out").status == 303
+        else:
+            service.call(take_away)
+        connection.sendall(body.encode())
+        assert connection.recv(100).startswith(b"HTTP/1.1 403 ")
+    assert service.call(is_there)
+
+
 def test_whoever_is_nobody_cannot_send_much(plain_browser: PlainBrowser) -> None:
     """A form is bounded, before anything of it is read, and so is one that does not say how long it is."""
     large = {"policy": ROOT_POLICY_NAME, "key": "x" * 20_000}

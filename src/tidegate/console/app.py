@@ -207,6 +207,7 @@ class _SignedIn:
         request = Request(scope)
         request.state.clock = self._console.clock
         request.state.now = self._console.clock.now_utc()
+        request.state.sessions = self._console.sessions
         request.state.session = request.state.rights = None
         request.state.sliced_work = self._sliced_work
         path: str = scope["path"]

@@ -282,14 +282,15 @@ def require_manage(request: HTTPConnection, hub: str | None = None) -> None:
 async def form_of(request: Request, *, bytes_max: int = FORM_BYTES_MAX) -> FormData:
     """The form of a POST, after checking that it comes from this session. bytes_max: of all its fields.
 
-    Raises UnauthorizedError for a form without the session's token, and as ``read_form``.
+    Raises UnauthorizedError for a form without the session's token, or if the session has ended before the
+    form was complete, and as ``read_form``.
     """
     form = await read_form(request, bytes_max=bytes_max)
-    token = form.get(FORM_TOKEN)
-    is_ours = isinstance(token, str) and hmac.compare_digest(
-        token.encode(), session_of(request).form_token.encode()
-    )
-    if not is_ours:
+    session, token = session_of(request), form.get(FORM_TOKEN)
+    is_ours = isinstance(token, str) and hmac.compare_digest(token.encode(), session.form_token.encode())
+    # A form may arrive slowly: a session that ended meanwhile must not change anything.
+    sessions: Sessions = request.state.sessions
+    if not is_ours or sessions.rights(session) is None:
         raise UnauthorizedError(
             "The form is not of this session, which may have ended meanwhile.",
             next_step="Go back, reload the page and send it again.",
