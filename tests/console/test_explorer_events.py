@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.console.explorer_support import StepClock, append, fill, make_hub, places, read_page
 
+from tidegate.amqp.message import Message, encode_message
 from tidegate.broker import Broker, Partition, RecordBatch
 from tidegate.console.explorer.bodies import Look, body_view
 from tidegate.console.explorer.decoding import event_detail, explored_event
@@ -38,6 +39,7 @@ from tidegate.model.events import EventContents, EventData
 from tidegate.model.position import EventPosition
 from tidegate.wire.batch import wrap_event
 from tidegate.wire.event_codec import encode_event
+from tidegate.wire.names import PARTITION_KEY
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -243,7 +245,7 @@ async def test_a_tail_shows_what_comes(broker: Broker, events: BrokerEvents) -> 
     """Newest first, from now on, those that fit; a flood is counted and its end shown; the hub's end told."""
     hub = make_hub(broker, 2)
     await append(hub, 0, EventData(b"before"))
-    tail = events.tail(EventQuery("hub", filter=EventFilter(body_text="a"), count=3))
+    tail = events.tail(EventQuery("hub", filter=EventFilter(body_text="a"), count=3), list)
     assert (await tail.refresh()).events == ()
     await append(hub, 1, EventData(b"a1"), EventData(b"b"), EventData(b"a2"))
     state = await tail.refresh()
@@ -259,10 +261,22 @@ async def test_a_tail_shows_what_comes(broker: Broker, events: BrokerEvents) -> 
         await tail.refresh()
 
 
+async def test_a_tail_keeps_no_bodies(broker: Broker, events: BrokerEvents) -> None:
+    """Sixty-four pages may be open, and each would hold 16 MB."""
+    hub = make_hub(broker, 1)
+    tail = events.tail(EventQuery("hub", count=500), event_rows)
+    annotations = encode_message(Message(message_annotations={PARTITION_KEY: "k" * 100_000}))
+    sections = wrap_event(annotations + encode_event(EventData(b"x" * 100_000, {"p": "y" * 100_000})))
+    await hub.partitions[0].append(sections, array("I", [len(sections)]))
+    (row,) = (await tail.refresh()).events
+    assert (row["sequence_number"], row["size_bytes"]) == (0, len(sections))
+    assert sum(len(str(value)) for value in row.values()) < 1_000
+
+
 async def test_a_tail_of_large_events_is_short(broker: Broker, events: BrokerEvents) -> None:
     """Two hundred megabytes for each who looks would be too much: the newest stay, within a page's bytes."""
     hub = make_hub(broker, 1)
-    tail = events.tail(EventQuery("hub", count=500))
+    tail = events.tail(EventQuery("hub", count=500), list)
     for start in (0, 20):
         for number in range(start, start + 20):
             await append(hub, 0, EventData(b"%04d" % number + b"x" * 1_000_000))

@@ -12,10 +12,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from html import unescape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import pytest
+from starlette.requests import Request
 from tests.console.explorer_support import link_of, rows_of, send_events, words_of
 from tests.console.support import PlainBrowser, assert_accessible
 
@@ -32,6 +33,7 @@ from tidegate.console.explorer.values import (
     Wanted,
 )
 from tidegate.console.frame import live
+from tidegate.console.frame.rendering import fragment
 from tidegate.model.events import EventData
 from tidegate.server.app import TidegateServer
 from tidegate.testing.hub import HubService
@@ -233,7 +235,7 @@ def test_a_quiet_live_page_is_not_drawn_again(
     """Only what has come costs work: the rows are made when they change, not with every beat."""
     beats: queue.Queue[int] = queue.Queue()
     drawn: list[int] = []
-    next_one, rows = live._Stream.next, explorer.event_rows
+    next_one = live._Stream.next
 
     async def next_shortly(
         self: live._Stream, render: live.Render, pause_s: float
@@ -242,12 +244,13 @@ def test_a_quiet_live_page_is_not_drawn_again(
             beats.put(len(drawn))
         return await next_one(self, render, 0.01)
 
-    def counted_rows(events: Sequence[ExploredEvent]) -> list[Mapping[str, object]]:
-        drawn.append(len(events))
-        return rows(events)
+    def counted_fragment(request: Request, template: str, **context: Any) -> str:
+        if template == "explorer/rows.html":
+            drawn.append(len(context["rows"]))
+        return fragment(request, template, **context)
 
     monkeypatch.setattr(live._Stream, "next", next_shortly)
-    monkeypatch.setattr(explorer, "event_rows", counted_rows)
+    monkeypatch.setattr("tidegate.console.explorer.page.fragment", counted_fragment)
     with closing(_ask(plain_browser, f"/console/live/hubs/{hub}/explorer")) as connection:
         response = connection.getresponse()
         assert [beats.get(timeout=_DEADLINE_S) for _ in range(5)] == [1] * 5

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from tidegate.broker import Broker, Partition
 from tidegate.console.explorer.decoding import event_detail, fitting_events
@@ -31,6 +31,11 @@ from tidegate.console.explorer.values import (
     Way,
 )
 from tidegate.model.errors import NotFoundError
+
+T = TypeVar("T")
+
+Show = Callable[[Sequence[ExploredEvent]], Sequence[T]]
+"""What is shown of each event; runs in threads."""
 
 _EVENTS_PER_TURN: Final = 250
 _BYTES_PER_TURN: Final = 512 * 1024
@@ -106,10 +111,13 @@ class BrokerEvents:
                 is_last=sequence_number == until - 1,
             )
 
-    def tail(self, query: EventQuery) -> EventTail:
-        """New matching events, the last ``count`` and at most PAGE_BYTES_MAX. Raises NotFoundError."""
+    def tail(self, query: EventQuery, show: Show[T]) -> EventTail[T]:
+        """New matching events, the last ``count`` and at most PAGE_BYTES_MAX, as ``show`` gives them.
+
+        Raises NotFoundError.
+        """
         hub = self.broker.event_hub(query.hub)
-        return EventTail(partitions_of(hub, query.partition_id), query, self._fitting)
+        return EventTail(partitions_of(hub, query.partition_id), query, self._fitting, show)
 
     async def _merge(self, bounds: Bounds, way: Way, cursor: EventCursor | None) -> Merge:
         merge = Merge(way, self._first_times)
@@ -202,25 +210,28 @@ class _Scan:
         return EventPage(tuple(self._events), self._looked_at, self.end or PageEnd.END, older, newer)
 
 
-class EventTail:
-    """New events of some partitions as they arrive."""
+class EventTail(Generic[T]):
+    """New events of some partitions as they arrive, each as what is shown of it: its body is not kept."""
 
     def __init__(
         self,
         partitions: Sequence[Partition],
         query: EventQuery,
         fitting: Callable[[Sequence[StoredEvent], EventFilter], Awaitable[list[ExploredEvent]]],
+        show: Show[T],
     ) -> None:
         self._partitions = partitions
         self._filter = query.filter
         self._fitting = fitting
         self._next = [partition.next_sequence_number for partition in partitions]
         self._count = query.count
-        self._events: deque[ExploredEvent] = deque()
+        self._show = show
+        self._shown: deque[tuple[int, T]] = deque()
+        """The size of each event, and what is shown of it."""
         self._bytes = 0
         self._seen = self._skipped = 0
 
-    async def refresh(self) -> TailState:
+    async def refresh(self) -> TailState[T]:
         """Read new events. Raises NotFoundError if the hub was deleted, ClosedError."""
         merge, share = Merge(Way.NEWER), self._share
         for number, partition in enumerate(self._partitions):
@@ -237,17 +248,19 @@ class EventTail:
         merge.start()
         while merge.has_more:
             stored = merge.take(_EVENTS_PER_TURN, _BYTES_PER_TURN)
-            self._keep(await self._fitting(stored, self._filter))
+            events = await self._fitting(stored, self._filter)
+            self._keep(events, await asyncio.to_thread(self._show, events) if events else ())
             await asyncio.sleep(0)
-        return TailState(tuple(reversed(self._events)), self._seen, self._skipped)
+        shown = tuple(each for _, each in reversed(self._shown))
+        return TailState(shown, self._seen, self._skipped)
 
-    def _keep(self, events: Sequence[ExploredEvent]) -> None:
+    def _keep(self, events: Sequence[ExploredEvent], shown: Sequence[T]) -> None:
         """Keep the newest events, within a page's limits of events and bytes; at least one."""
-        for event in events:
-            self._events.append(event)
+        for event, each in zip(events, shown, strict=True):
+            self._shown.append((event.size_bytes, each))
             self._bytes += event.size_bytes
-            while len(self._events) > self._count or (self._bytes > PAGE_BYTES_MAX and len(self._events) > 1):
-                self._bytes -= self._events.popleft().size_bytes
+            while len(self._shown) > self._count or (self._bytes > PAGE_BYTES_MAX and len(self._shown) > 1):
+                self._bytes -= self._shown.popleft()[0]
 
     @property
     def _share(self) -> int:

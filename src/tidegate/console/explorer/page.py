@@ -37,6 +37,7 @@ from tidegate.model.errors import (
     PositionOutOfRangeError,
     TidegateError,
 )
+from tidegate.model.limits import PARTITION_KEY_CHARACTERS_MAX
 
 _DOWNLOADS_MAX: Final = 2
 """Pages that are turned into JSON at once. Our choice: 16 MB of control characters become 100 MB."""
@@ -115,7 +116,7 @@ class ExplorerPages(Pages):
     async def stream(self, request: Request) -> Response:
         form = self._form(request)
         query = form.query(now_utc=request.state.now)
-        tail = self._events.tail(query)
+        tail = self._events.tail(query, event_rows)
 
         is_over = False
         told: int | None = None
@@ -131,10 +132,9 @@ class ExplorerPages(Pages):
                 return {"counts": fragment(request, "explorer/counts.html", state=None, problem=error)}
             if state.seen == told:
                 return {}  # the rows shown are current
-            rows = await asyncio.to_thread(event_rows, state.events)
             told = state.seen
             return {
-                "events": fragment(request, "explorer/rows.html", hub=form.hub, rows=rows),
+                "events": fragment(request, "explorer/rows.html", hub=form.hub, rows=state.events),
                 "counts": fragment(request, "explorer/counts.html", state=state),
             }
 
@@ -201,7 +201,10 @@ def _row(event: ExploredEvent) -> Mapping[str, Any]:
         "sequence_number": event.sequence_number,
         "enqueued_time": event.enqueued_time,
         "size_bytes": event.size_bytes,
-        "partition_key": None if contents is None else contents.partition_key,
+        # No longer than a key that chooses a partition; one in an event may be.
+        "partition_key": contents
+        and contents.partition_key
+        and contents.partition_key[:PARTITION_KEY_CHARACTERS_MAX],
         "properties": shown,
         "more_properties": len(properties) - len(shown),
         "body": body,

@@ -12,13 +12,15 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import Enum
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from tidegate.amqp.message import Header, Properties
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.events import EventContents
 from tidegate.model.json_path import JsonPath
 from tidegate.model.position import EventPosition
+
+T = TypeVar("T")
 
 EVENTS_PER_PAGE_MAX: Final = 500
 """Events on a page. Our choice: a browser draws that many rows in about 50 ms."""
@@ -244,11 +246,11 @@ class EventDetail:
 
 
 @dataclass(frozen=True, slots=True)
-class TailState:
+class TailState(Generic[T]):
     """The last events of a tail."""
 
-    events: Sequence[ExploredEvent]
-    """Newest first."""
+    events: Sequence[T]
+    """What is shown of each, newest first."""
     seen: int
     """Events that arrived since the tail began, including those that do not match."""
     skipped: int
