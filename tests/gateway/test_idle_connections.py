@@ -9,7 +9,7 @@ from tests.support.clocks import SetClock
 
 from tidegate.amqp.events import ConnectionClosed
 from tidegate.amqp.message import encode_message
-from tidegate.broker import Broker
+from tidegate.broker import Broker, Claim
 from tidegate.client import EventHubAdministrator
 from tidegate.gateway.amqp.idle_guard import IdleLimits
 from tidegate.gateway.amqp.server import AmqpGateway
@@ -70,6 +70,22 @@ async def test_with_links(broker: Broker, clock: SetClock) -> None:
     receiver.detach()
     pair.exchange()
     assert "50 milliseconds" in await _closed_with(pair)
+
+
+async def test_with_a_link_to_a_deleted_hub(broker: Broker, clock: SetClock) -> None:
+    """A policy that is gone with its hub keeps no connection open: its links end."""
+    policy = broker.create_policy("hub", "senders", [Claim.SEND])
+    pair = Pair(broker, clock, idle_limits=IdleLimits(0.05, 600.0))
+    audience = f"sb://{HOST}/hub"
+    assert pair.put_token(broker, audience, key=policy.key, policy_name="senders").status_code == 202
+    sender = pair.session.attach_sender("s", target="hub")
+    pair.exchange()
+    assert sender.is_open
+    await broker.delete_event_hub("hub")
+    assert "50 milliseconds" in await _closed_with(pair)
+    error = pair.error_of(sender)
+    assert error is not None
+    assert error.condition == "amqp:unauthorized-access"
 
 
 async def test_requests_count_as_use(broker: Broker, clock: SetClock) -> None:

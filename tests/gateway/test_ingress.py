@@ -344,14 +344,15 @@ async def test_a_policy_of_a_deleted_hub_is_good_for_no_other(broker: Broker, cl
     audience = f"sb://{HOST}/hub"
     assert pair.put_token(broker, audience, key=policy.key, policy_name="senders").status_code == 202
     link = _sender(pair, "hub/Partitions/0")
-    await broker.delete_event_hub("hub")
+    pair.owner.start_task(broker.delete_event_hub("hub"), "deletion")
+    await asyncio.sleep(0)
     broker.create_event_hub("hub", partition_count=1)
     link.send(_event("not allowed"))
-    await pair.wait_for(lambda: bool(pair.settled(link)))
-    state = pair.settled(link)[0].state
-    assert isinstance(state, Rejected)
-    assert state.error is not None
-    assert state.error.condition == "amqp:unauthorized-access"
+    await pair.wait_for(lambda: not link.is_open)
+    error = pair.error_of(link)
+    assert error is not None
+    assert error.condition == "amqp:unauthorized-access"
+    await asyncio.gather(*pair.owner.tasks)
     assert _stored(broker, "0") == []
 
 

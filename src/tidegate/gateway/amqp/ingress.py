@@ -122,10 +122,8 @@ class IngressLink(LinkNode):
     def check_usable(self) -> None:
         """Raise UnauthorizedError when the connection, or the publisher, may no longer send here.
 
-        Where the event hub was deleted, that is said to the next delivery instead.
+        If only the event hub is gone, its next delivery is refused instead.
         """
-        if self._event_hub.is_deleted:
-            return
         self._owner.claims.require(self._entity, Claim.SEND)
         if self._publisher is not None:
             self._event_hub.check_publisher(self._publisher)
