@@ -254,10 +254,11 @@ async def test_a_set_leaves_only_figures(
     make_hub(broker, 1)
     held: list[weakref.ref[_Lines]] = []
 
-    def encoded(plan: SendPlan, event_bytes_max: int) -> _Lines:
-        lines = _Lines(events_sending_encoded(plan, event_bytes_max))
+    def encoded(plan: SendPlan, event_bytes_max: int, room: int) -> tuple[_Lines, int]:
+        found, size = events_sending_encoded(plan, event_bytes_max, room)
+        lines = _Lines(found)
         held.append(weakref.ref(lines))
-        return lines
+        return lines, size
 
     events_sending_encoded = events_sending._encoded
     monkeypatch.setattr(events_sending, "_encoded", encoded)
@@ -272,6 +273,21 @@ async def test_a_set_leaves_only_figures(
     assert await _ended(sender, run.run_id) is RunState.STOPPED
     await _until(lambda: held[0]() is None)
     assert sender.run("hub", run.run_id).total == 1000
+
+
+async def test_sets_are_bounded_together(
+    broker: Broker, sender: EventSender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight of the largest would hold 512 MB for as long as somebody likes; one that ends makes room."""
+    make_hub(broker, 1)
+    plan = _plan(bodies=[b"x" * 400], repeats=1000, events_per_s=1)
+    monkeypatch.setattr(events_sending, "_ALL_ENCODED_BYTES_MAX", 1_000)
+    runs = [await sender.start_run(plan, may_go_on=lambda: True) for _ in range(2)]
+    with pytest.raises(QuotaExceededError, match="more than 1,000 bytes"):
+        await sender.start_run(plan, may_go_on=lambda: True)
+    sender.stop_run("hub", runs[0].run_id)
+    await _ended(sender, runs[0].run_id)
+    await sender.start_run(plan, may_go_on=lambda: True)
 
 
 async def test_only_so_many_sets_at_once(broker: Broker, sender: EventSender) -> None:

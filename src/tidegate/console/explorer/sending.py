@@ -46,6 +46,10 @@ from tidegate.wire.batch import wrap_event
 
 _ENCODED_BYTES_MAX: Final = 64 * 1024 * 1024
 """Limit of a set's encoded lines with keys and properties. Our choice: four times that of the bodies."""
+_ALL_ENCODED_BYTES_MAX: Final = 128 * 1024 * 1024
+"""The same of all sets that are being sent. Our choice: two of the largest, or many small ones."""
+_ENCODING_MAX: Final = 2
+"""Sets that are encoded at once; others wait."""
 _STEPS_PER_S: Final = 10
 _BUSY_WAIT_S: Final = 1.0
 """Maximum wait before sending again if the service is busy, so that a raised limit is soon noticed."""
@@ -63,6 +67,9 @@ class EventSender:
         self._clock = clock
         self._tasks = TaskOwner("console sending")
         self._runs: OrderedDict[str, SendRun] = OrderedDict()
+        self._encoding = asyncio.Semaphore(_ENCODING_MAX)
+        self._starting = 0
+        """Sets that are being encoded, or wait for it."""
 
     async def close(self) -> None:
         """Stop all runs; stored events stay."""
@@ -84,15 +91,21 @@ class EventSender:
         """Start sending a set. may_go_on: called between batches; False stops it.
 
         Raises NotFoundError, InvalidArgumentError (a number out of range, a line without its key, too large
-        in total), EventTooLargeError (a line), QuotaExceededError (too many runs).
+        in total), EventTooLargeError (a line), QuotaExceededError (too many runs, or too large together).
         """
         event_hub = self._broker.event_hub(plan.hub)
         _check(plan)
-        self._check_room()
         if plan.target.partition_id is not None:
             event_hub.partition(plan.target.partition_id)
-        sections = await asyncio.to_thread(_encoded, plan, event_hub.event_bytes_max)
-        self._check_room()  # again, because other runs may have started
+        self._check_room(0)
+        self._starting += 1
+        try:
+            async with self._encoding:
+                room = _ALL_ENCODED_BYTES_MAX - self._encoded_bytes
+                sections, size = await asyncio.to_thread(_encoded, plan, event_hub.event_bytes_max, room)
+        finally:
+            self._starting -= 1
+        self._check_room(size)  # again, now that its size is known
         # The run keeps the encoded lines instead of bodies and properties.
         run = SendRun(
             replace(plan, bodies=(), properties=EventProperties()),
@@ -101,6 +114,7 @@ class EventSender:
             uuid.uuid4().hex[:12],
             self._clock,
             self._clock.monotonic(),
+            size,
         )
         ended = [known for known in self._runs.values() if known.state is not RunState.SENDING]
         for old in ended[: max(0, len(ended) - _ENDED_RUNS_MAX + 1)]:
@@ -124,8 +138,19 @@ class EventSender:
         """Stop a run, if it has not ended; events already sent stay. Raises NotFoundError."""
         self.run(hub, run_id).stop_requested.set()
 
-    def _check_room(self) -> None:
-        if sum(run.state is RunState.SENDING for run in self._runs.values()) >= SEND_RUNS_MAX:
+    @property
+    def _running(self) -> list[SendRun]:
+        return [run for run in self._runs.values() if run.state is RunState.SENDING]
+
+    @property
+    def _encoded_bytes(self) -> int:
+        return sum(run.encoded_bytes for run in self._running)
+
+    def _check_room(self, size: int) -> None:
+        """size: bytes of the encoded lines of one more."""
+        if self._encoded_bytes + size > _ALL_ENCODED_BYTES_MAX:
+            raise _no_room()
+        if len(self._running) + self._starting >= SEND_RUNS_MAX:
             raise QuotaExceededError(
                 f"{SEND_RUNS_MAX} sets are being sent, the maximum.",
                 next_step="Stop one, or wait until one ends.",
@@ -202,6 +227,8 @@ class SendRun:
     run_id: str
     clock: Clock
     started_s: float
+    encoded_bytes: int
+    """Of ``sections``, when it began."""
     state: RunState = RunState.SENDING
     sent: int = 0
     """Number of stored events."""
@@ -249,11 +276,19 @@ def _encoded_event(event: OutgoingEvent, target: Target) -> tuple[str | None, by
     return key, wrap_event(EventEncoder(event.properties).encode(event.body, key))
 
 
-def _encoded(plan: SendPlan, event_bytes_max: int) -> list[tuple[bytes, str | None]]:
-    """Each line's encoded form and key.
+def _no_room() -> QuotaExceededError:
+    return QuotaExceededError(
+        f"The sets that are being sent together would have more than {_ALL_ENCODED_BYTES_MAX:,} bytes, the "
+        "keys and the properties of each line included.",
+        next_step="Stop one, or wait until one ends.",
+    )
 
-    Raises InvalidArgumentError naming the line without a key, with a key that is too long, or at which the
-    total is too large; EventTooLargeError naming the line.
+
+def _encoded(plan: SendPlan, event_bytes_max: int, room: int) -> tuple[list[tuple[bytes, str | None]], int]:
+    """Each line's encoded form and key, and their bytes. room: bytes that other sets leave.
+
+    Raises QuotaExceededError if that is too little; InvalidArgumentError naming the line without a key, with
+    a key that is too long, or at which the total is too large; EventTooLargeError naming the line.
     """
     found: list[tuple[bytes, str | None]] = []
     encoder = EventEncoder(plan.properties)
@@ -279,8 +314,10 @@ def _encoded(plan: SendPlan, event_bytes_max: int) -> list[tuple[bytes, str | No
                 f"included; line {number:,} of {len(plan.bodies):,} is beyond.",
                 next_step="Nothing was sent. Send fewer lines, and repeat them, or smaller properties.",
             )
+        if size > room:
+            raise _no_room()
         found.append((wrap_event(encoded), key))
-    return found
+    return found, size
 
 
 def _key_of(target: Target, body: bytes) -> str | None:
