@@ -12,6 +12,7 @@ import ssl
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from http.client import HTTPSConnection
 from pathlib import Path
@@ -20,15 +21,19 @@ from urllib.parse import urlencode
 
 import pytest
 from starlette.requests import Request
+from tests.console.explorer_support import send_events
 from tests.console.support import PlainBrowser, assert_accessible, console_service
 from tools.vendoring import MANIFEST, VENDOR_DIRECTORY
 
 from tidegate.broker import ROOT_POLICY_NAME, Claim
 from tidegate.console.app import SECURITY_HEADERS
+from tidegate.console.explorer.events import BrokerEvents
+from tidegate.console.explorer.values import EventCursor, EventPage, EventQuery, Wanted
 from tidegate.console.frame import live
 from tidegate.console.frame import sessions as access
 from tidegate.console.frame.sessions import rights_of
 from tidegate.console.overview import page as overview
+from tidegate.model.events import EventData
 from tidegate.model.sas import make_sas_token
 from tidegate.server.app import TidegateServer
 from tidegate.testing.hub import HubService
@@ -369,6 +374,39 @@ def test_a_form_that_is_slow_does_not_outlive_its_session(
         connection.sendall(body.encode())
         assert connection.recv(100).startswith(b"HTTP/1.1 403 ")
     assert service.call(is_there)
+
+
+@pytest.mark.parametrize("address", ["explorer", "explorer/page.jsonl"])
+def test_a_page_that_waits_does_not_outlive_its_session(
+    address: str, service: HubService, plain_browser: PlainBrowser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page of events waits for others': after its policy's end it shows nothing."""
+    is_waiting, may_go_on = threading.Event(), threading.Event()
+    read = BrokerEvents._read
+
+    async def read_late(
+        events: BrokerEvents, query: EventQuery, cursor: EventCursor | None, is_wanted: Wanted
+    ) -> EventPage:
+        is_waiting.set()
+        await asyncio.to_thread(may_go_on.wait, 60)
+        return await read(events, query, cursor, is_wanted)
+
+    async def delete(server: TidegateServer) -> None:
+        server.broker.delete_policy(hub, "reader")
+
+    hub = service.create_hub()
+    key = _create_policy(service, hub, "reader", Claim.LISTEN)
+    send_events(service, hub, EventData(b"one"))
+    assert _sign_in(plain_browser, "reader", key, hub) == 303
+    assert plain_browser.get(f"/hubs/{hub}/{address}").status == 200
+    monkeypatch.setattr(BrokerEvents, "_read", read_late)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(plain_browser.get, f"/hubs/{hub}/{address}")
+        assert is_waiting.wait(60)
+        service.call(delete)
+        may_go_on.set()
+        answer = asked.result(60)
+    assert answer.status == 403
 
 
 def test_whoever_is_nobody_cannot_send_much(plain_browser: PlainBrowser) -> None:

@@ -30,7 +30,7 @@ from tidegate.console.frame.context import Console
 from tidegate.console.frame.errors import status_of
 from tidegate.console.frame.pages import Pages, get
 from tidegate.console.frame.rendering import fragment, page
-from tidegate.console.frame.sessions import require_listen
+from tidegate.console.frame.sessions import require_listen, require_session
 from tidegate.model.errors import (
     InvalidArgumentError,
     NotFoundError,
@@ -149,6 +149,7 @@ class ExplorerPages(Pages):
         query = form.query(now_utc=request.state.now)
 
         async def is_wanted() -> bool:
+            require_session(request)  # a page may wait for others', and take long itself
             return not await request.is_disconnected()
 
         return await self._events.read(query, form.cursor, is_wanted=is_wanted)

@@ -279,6 +279,13 @@ def require_manage(request: HTTPConnection, hub: str | None = None) -> None:
         raise _missing("Manage", hub)
 
 
+def require_session(request: HTTPConnection) -> None:
+    """Raise UnauthorizedError if the request's session has ended since: call it after a long wait."""
+    sessions: Sessions = request.state.sessions
+    if sessions.rights(session_of(request)) is None:
+        raise UnauthorizedError("Your session has ended.", next_step="Sign in again.")
+
+
 async def form_of(request: Request, *, bytes_max: int = FORM_BYTES_MAX) -> FormData:
     """The form of a POST, after checking that it comes from this session. bytes_max: of all its fields.
 
@@ -288,13 +295,12 @@ async def form_of(request: Request, *, bytes_max: int = FORM_BYTES_MAX) -> FormD
     form = await read_form(request, bytes_max=bytes_max)
     session, token = session_of(request), form.get(FORM_TOKEN)
     is_ours = isinstance(token, str) and hmac.compare_digest(token.encode(), session.form_token.encode())
-    # A form may arrive slowly: a session that ended meanwhile must not change anything.
-    sessions: Sessions = request.state.sessions
-    if not is_ours or sessions.rights(session) is None:
+    if not is_ours:
         raise UnauthorizedError(
             "The form is not of this session, which may have ended meanwhile.",
             next_step="Go back, reload the page and send it again.",
         )
+    require_session(request)  # a form may arrive slowly
     return form
 
 
