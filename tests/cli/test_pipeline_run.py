@@ -270,7 +270,7 @@ def test_refusals_come_before_spark(place: Place) -> None:
         assert (found.code, found.err.count("\n"), found.err[:7]) == (code, 1, "Error: "), found.err
         return found.err
 
-    assert "belongs to the pipeline 'scored', and this is 'renamed'" in refused(
+    assert "belongs to the pipeline 'scored', but this is 'renamed'" in refused(
         f"{place.file}:renamed", code=2
     )
     assert place.files.read("renamed").state is PipelineState.FAILED

@@ -282,7 +282,7 @@ def test_wrong_columns_are_refused_before_the_start(sqlite_run: _Run) -> None:
         sqlite_run.drain(transform=lambda rows: _parsed(rows).withColumnRenamed("value", "valeu"))
     with pytest.raises(InvalidArgumentError, match="dropped the column 'sequenceNumber'"):
         sqlite_run.drain(transform=lambda rows: _parsed(rows).drop("sequenceNumber"))
-    with pytest.raises(InvalidArgumentError, match="no column 'value', without which"):
+    with pytest.raises(InvalidArgumentError, match="no column 'value', which the table"):
         sqlite_run.drain(transform=lambda rows: _parsed(rows).drop("value"))
 
 

@@ -18,7 +18,7 @@ from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.version import VERSION
 from tidegate.spark.runtime.errors import explain
 
-MODULES_NEEDED = ("numpy", "orjson", "pyarrow", "sqlalchemy")
+MODULES_NEEDED = ("msgspec", "numpy", "orjson", "pyarrow", "sqlalchemy")
 """What every executor imports besides Tidegate and pyspark."""
 
 _PACKAGE_STEP = "Create a package with `tidegate spark package`, and start it as that command says."

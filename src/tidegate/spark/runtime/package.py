@@ -39,7 +39,7 @@ ENVIRONMENT_LINK: Final = "environment"
 """The folder into which executors unpack an environment."""
 
 _ROOTS: Final = (
-    *("numpy", "orjson", "pandas", "pyarrow", "sqlalchemy", "psycopg", "psycopg-binary"),
+    *("msgspec", "numpy", "orjson", "pandas", "pyarrow", "sqlalchemy", "psycopg", "psycopg-binary"),
     *("fastavro", "fsspec", "adlfs", "prometheus-client"),
     "protobuf",  # pyspark's own need, for transformWithState
 )
