@@ -308,6 +308,30 @@ async def test_a_change_costs_nothing_for_each_token_and_link(
     assert pair.turns - before >= 4
 
 
+async def test_changes_without_end_do_not_keep_receivers_waiting(broker: Broker, clock: SetClock) -> None:
+    """Protects neighbours: whoever manages one hub changes its policies faster than many links are judged."""
+    broker.create_policy("hub", "other", [Claim.SEND])
+    pair = _connect(broker, clock, broker.create_policy("hub", "both", [Claim.SEND, Claim.LISTEN]))
+    for number in range(200):
+        pair.session.attach_sender(f"s{number}", target="hub/Partitions/0")
+    _, receiver = _attach(pair)
+    on_turn, turns, sent_at = pair.handler.on_turn, 0, 0
+
+    def change_and_turn() -> bool:
+        nonlocal turns, sent_at
+        turns += 1
+        if turns < 50:
+            broker.regenerate_key("hub", "other")
+        has_more = on_turn()
+        sent_at = sent_at or (turns if broker.event_hub("hub").statistics().outgoing_events else 0)
+        return has_more
+
+    pair.handler.on_turn = change_and_turn  # type: ignore[method-assign]
+    await broker.event_hub("hub").partition("0").append(b"\x00Su\xa0\x01x", [6])
+    await pair.wait_for(lambda: bool(pair.deliveries(receiver)))
+    assert 0 < sent_at <= 3
+
+
 async def test_links_are_judged_without_a_search_among_tokens(
     broker: Broker, clock: SetClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

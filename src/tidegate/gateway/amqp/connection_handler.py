@@ -206,9 +206,10 @@ class ConnectionHandler:
         self._is_over = False
         self._pumps: dict[Pump, None] = {}
         self._unjudged: dict[Link, None] = {}
-        """Links to check again: nothing is sent before all are checked."""
+        """Links to check again, before anything is sent on them; the first has waited longest."""
         self._losers: dict[Link, TidegateError] = {}
         """Links that may no longer be used: their nodes are closed, and a detach with the reason is due."""
+        self._is_sending_next = False
         self._scheduled: asyncio.Handle | None = None
 
     # -- for the driver
@@ -262,17 +263,27 @@ class ConnectionHandler:
             node.on_credit()
 
     def on_turn(self) -> bool:
-        """Send on the receiver link that has waited longest, but first check some links or detach some;
-        returns whether more wait."""
-        if self._unjudged:
-            for link in list(islice(self._unjudged, _JUDGED_AT_ONCE)):
-                self._judge(link)
-        elif self._losers:
-            for loser in list(self._losers)[:_TOLD_AT_ONCE]:
-                self._tell_loser(loser, self._losers.pop(loser))
-        elif (pump := next(iter(self._pumps), None)) is not None:
+        """Send on the receiver link that has waited longest, or check some links again, or detach some;
+        returns whether more wait.
+
+        While links wait to be checked or detached, every other turn sends: changes of others' policies may
+        come faster than thousands of links are checked.
+        """
+        pump = next(iter(self._pumps), None)
+        if pump is not None and (self._is_sending_next or not (self._unjudged or self._losers)):
+            self._is_sending_next = False
             del self._pumps[pump]
+            if pump.link in self._unjudged:
+                self._judge(pump.link)
             pump.pump()
+        else:
+            self._is_sending_next = True
+            if self._unjudged:
+                for link in list(islice(self._unjudged, _JUDGED_AT_ONCE)):
+                    self._judge(link)
+            else:
+                for loser in list(self._losers)[:_TOLD_AT_ONCE]:
+                    self._tell_loser(loser, self._losers.pop(loser))
         return bool(self._unjudged or self._losers or self._pumps)
 
     def on_memory_pressure(self, is_short: bool) -> None:
@@ -478,7 +489,7 @@ class ConnectionHandler:
     def _on_claims_expired(self) -> None:
         """A token ran out, a policy changed, or an event hub was deleted: links are judged, and those that
         this ends are detached, in this connection's turns, as there may be thousands."""
-        self._unjudged = dict.fromkeys(self._nodes)
+        self._unjudged |= dict.fromkeys(self._nodes)
         if self._unjudged and self._driver is not None:
             self._driver.request_turn()
 

@@ -78,7 +78,7 @@ class EgressLink(LinkNode):
         agreed on. is_settled: False: the client asked for unsettled deliveries (not of slices of batches).
         """
         self._owner = owner
-        self._link = link
+        self.link = link
         self._event_hub = event_hub
         self._partition = partition
         self._path = address.format()
@@ -167,10 +167,10 @@ class EgressLink(LinkNode):
         answer = self._owner.amqp_error(error)
         _log.info("%s: receiver detached: %s", self._path, answer.description)
         self.close()
-        self._link.detach(answer)
+        self.link.detach(answer)
 
     def _pump(self) -> None:
-        link, owner = self._link, self._owner
+        link, owner = self.link, self._owner
         is_memory_short = owner.is_memory_short
         bytes_left = _PUMP_BYTES_SHORT if is_memory_short else _PUMP_BYTES
         while link.sendable > 0 and owner.is_writable:
@@ -239,7 +239,7 @@ class EgressLink(LinkNode):
             enqueued_time_ms=batch.enqueued_time_ms,
             event_count=events,
         )
-        self._link.send([prefix, stored], message_format=BATCH_MESSAGE_FORMAT, settled=True)
+        self.link.send([prefix, stored], message_format=BATCH_MESSAGE_FORMAT, settled=True)
         self._advance(batch, events, len(stored))
         return len(stored)
 
@@ -248,7 +248,7 @@ class EgressLink(LinkNode):
         returns what that counts for.
         """
         index, offset = self._index, self._offset
-        wanted = min(self._link.sendable, _EVENTS_PER_ROUND)
+        wanted = min(self.link.sendable, _EVENTS_PER_ROUND)
         lengths = batch.lengths[index : index + wanted]
         size = sum(lengths)
         if size > bytes_left:  # the events of a batch are mostly of one size
@@ -262,7 +262,7 @@ class EgressLink(LinkNode):
             enqueued_time_ms=batch.enqueued_time_ms,
             metric_entries=self._metric_entries(),
         )
-        taken = self._link.send_batch(deliveries, settled=self._is_settled)
+        taken = self.link.send_batch(deliveries, settled=self._is_settled)
         if taken < len(lengths):
             size = sum(lengths[:taken])
         self._advance(batch, taken, size)

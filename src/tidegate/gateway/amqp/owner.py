@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
 from tidegate.amqp.events import Delivery
+from tidegate.amqp.link import SenderLink
 from tidegate.amqp.performatives import Error
 from tidegate.gateway.amqp.claims import ConnectionClaims
 from tidegate.transport.sliced_work import SlicedWork
@@ -35,7 +36,9 @@ class LinkNode:
 
 
 class Pump(Protocol):
-    """A link that sends events."""
+    """The node of a link that sends events."""
+
+    link: SenderLink
 
     def pump(self) -> None:
         """Send what there is, as far as credit and socket allow."""
