@@ -33,6 +33,8 @@ from tidegate.console.frame import live
 from tidegate.console.frame import sessions as access
 from tidegate.console.frame.sessions import rights_of
 from tidegate.console.overview import page as overview
+from tidegate.console.pipelines.reported import ReportedPipelines
+from tidegate.console.pipelines.values import PipelineList
 from tidegate.model.events import EventData
 from tidegate.model.sas import make_sas_token
 from tidegate.server.app import TidegateServer
@@ -407,6 +409,36 @@ def test_a_page_that_waits_does_not_outlive_its_session(
         may_go_on.set()
         answer = asked.result(60)
     assert answer.status == 403
+
+
+def test_every_page_is_refused_once_its_session_has_ended(
+    service: HubService, plain_browser: PlainBrowser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Protects a revocation from pages that wait for a thread or the database: their answers are checked."""
+    is_waiting, may_go_on = threading.Event(), threading.Event()
+    look = ReportedPipelines.pipelines
+
+    async def look_late(view: ReportedPipelines) -> PipelineList:
+        is_waiting.set()
+        await asyncio.to_thread(may_go_on.wait, 60)
+        return await look(view)
+
+    async def delete(server: TidegateServer) -> None:
+        server.broker.delete_policy(hub, "reader")
+
+    hub = service.create_hub()
+    key = _create_policy(service, hub, "reader", Claim.LISTEN)
+    assert _sign_in(plain_browser, "reader", key, hub) == 303
+    assert plain_browser.get("/pipelines").status == 200
+    monkeypatch.setattr(ReportedPipelines, "pipelines", look_late)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(plain_browser.get, "/pipelines")
+        assert is_waiting.wait(60)
+        service.call(delete)
+        may_go_on.set()
+        answer = asked.result(60)
+    assert answer.status == 403
+    assert "Your session has ended" in answer.text
 
 
 def test_whoever_is_nobody_cannot_send_much(plain_browser: PlainBrowser) -> None:

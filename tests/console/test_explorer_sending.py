@@ -33,6 +33,7 @@ from tidegate.model.errors import (
     NotFoundError,
     QuotaExceededError,
     ServerBusyError,
+    UnauthorizedError,
 )
 from tidegate.model.events import EventContents
 from tidegate.model.json_path import JsonPath
@@ -60,6 +61,10 @@ async def _until(is_so: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
+def _always() -> bool:
+    return True
+
+
 def _plan(**changed: object) -> SendPlan:
     bodies = [b'{"d": 1}', b'{"d": 2}']
     plan = {"hub": "hub", "bodies": bodies, "target": Target(), "repeats": 3, "events_per_s": 1000} | changed
@@ -72,20 +77,37 @@ async def test_one_event_goes_where_it_is_sent(
     """By key as every SDK's would, to a partition, or in turns; too large a one is refused."""
     hub = make_hub(broker, 4)
     event = OutgoingEvent(b"body", EventProperties({"n": "1"}, _TEXT))
-    sent = await sender.send("hub", event, Target(partition_key="key"))
+    sent = await sender.send("hub", event, Target(partition_key="key"), may_go_on=_always)
     assert sent.partition_id == hub.partition_for("key").partition_id
     found = (await events.event("hub", sent.partition_id, sent.sequence_number)).event.contents
     assert found == EventContents(b"body", {"n": "1"}, "key", "text/plain")
-    assert (await sender.send("hub", event, Target(partition_id="3"))).partition_id == "3"
-    assert len({(await sender.send("hub", event, Target())).partition_id for _ in range(4)}) == 4
+    assert (await sender.send("hub", event, Target(partition_id="3"), may_go_on=_always)).partition_id == "3"
+    assert (
+        len({(await sender.send("hub", event, Target(), may_go_on=_always)).partition_id for _ in range(4)})
+        == 4
+    )
     with pytest.raises(EventTooLargeError):
-        await sender.send("hub", OutgoingEvent(b"x" * 2_000_000), Target())
+        await sender.send("hub", OutgoingEvent(b"x" * 2_000_000), Target(), may_go_on=_always)
     with pytest.raises(NotFoundError):
-        await sender.send("hub", event, Target(partition_id="9"))
+        await sender.send("hub", event, Target(partition_id="9"), may_go_on=_always)
     broker.throughput.set_units(1)
     broker.throughput.use_up(60)
     with pytest.raises(ServerBusyError):
-        await sender.send("hub", event, Target())
+        await sender.send("hub", event, Target(), may_go_on=_always)
+
+
+async def test_nothing_is_stored_once_the_right_has_ended(broker: Broker, sender: EventSender) -> None:
+    """Protects a revocation from what waits: the right is checked directly before each event or batch."""
+    hub = make_hub(broker, 1)
+    with pytest.raises(UnauthorizedError, match="may no longer send"):
+        await sender.send("hub", OutgoingEvent(b"x"), Target(), may_go_on=lambda: False)
+    checks = iter([True] * 3)
+    plan = _plan(bodies=[b"x" * 900_000] * 10, repeats=10, events_per_s=10_000)
+    run = await sender.start_run(plan, may_go_on=lambda: next(checks, False))
+    assert await _ended(sender, run.run_id) is RunState.STOPPED
+    assert "may no longer send" in run.error
+    assert run.sent == 3  # one per batch, of a hundred in its first step
+    assert hub.partition("0").next_sequence_number == 3
 
 
 async def test_a_set_is_sent_whole(broker: Broker, events: BrokerEvents, sender: EventSender) -> None:
@@ -94,7 +116,7 @@ async def test_a_set_is_sent_whole(broker: Broker, events: BrokerEvents, sender:
     target = Target(key_path=JsonPath.parse(".d"))
     standard = Properties(content_type=Symbol("application/json"))
     plan = _plan(target=target, properties=EventProperties({"set": "a"}, standard))
-    run = await sender.start_run(plan, may_go_on=lambda: True)
+    run = await sender.start_run(plan, may_go_on=_always)
     assert await _ended(sender, run.run_id) is RunState.DONE
     done = sender.run("hub", run.run_id)
     assert (done.sent, done.total, done.error) == (6, 6, "")
@@ -113,7 +135,7 @@ async def test_a_set_is_sent_whole(broker: Broker, events: BrokerEvents, sender:
 async def test_a_set_stops_when_told(broker: Broker, sender: EventSender) -> None:
     """By its button, and by the loss of the right to send; what was stored is what it says."""
     hub = make_hub(broker, 1)
-    run = await sender.start_run(_plan(repeats=1_000_000, events_per_s=50), may_go_on=lambda: True)
+    run = await sender.start_run(_plan(repeats=1_000_000, events_per_s=50), may_go_on=_always)
     sender.stop_run("HUB", run.run_id)
     assert await _ended(sender, run.run_id) is RunState.STOPPED
     steps = iter((True, True))
@@ -133,7 +155,7 @@ async def test_a_busy_service_is_waited_for(broker: Broker, sender: EventSender)
     hub = make_hub(broker, 1)
     broker.throughput.set_units(1)
     broker.throughput.use_up(600)
-    run = await sender.start_run(_plan(), may_go_on=lambda: True)
+    run = await sender.start_run(_plan(), may_go_on=_always)
     await _until(lambda: sender.run("hub", run.run_id).waits > 0)
     assert sender.run("hub", run.run_id).sent == 0
     broker.throughput.set_units(None)
@@ -144,12 +166,12 @@ async def test_a_busy_service_is_waited_for(broker: Broker, sender: EventSender)
 async def test_a_set_fails_with_a_reason(broker: Broker, sender: EventSender) -> None:
     """A hub that is deleted under it, or whose limit falls below its lines."""
     make_hub(broker, 1)
-    run = await sender.start_run(_plan(repeats=1000, events_per_s=20), may_go_on=lambda: True)
+    run = await sender.start_run(_plan(repeats=1000, events_per_s=20), may_go_on=_always)
     await broker.delete_event_hub("hub")
     assert await _ended(sender, run.run_id) is RunState.FAILED
     assert sender.run("hub", run.run_id).error
     make_hub(broker, 1)
-    run = await sender.start_run(_plan(bodies=[b"x" * 2_000]), may_go_on=lambda: True)
+    run = await sender.start_run(_plan(bodies=[b"x" * 2_000]), may_go_on=_always)
     broker.update_event_hub("hub", event_bytes_max=1024)
     assert await _ended(sender, run.run_id) is RunState.FAILED
     assert sender.run("hub", run.run_id).next_step == "Send fewer events per batch, or smaller ones."
@@ -174,7 +196,7 @@ async def test_sets_are_bounded(
     """What would run for ever or fill the memory is refused before anything is sent."""
     hub = make_hub(broker, 1)
     with pytest.raises(InvalidArgumentError, match=words):
-        await sender.start_run(_plan(**changed), may_go_on=lambda: True)
+        await sender.start_run(_plan(**changed), may_go_on=_always)
     assert hub.partitions[0].next_sequence_number == 0
 
 
@@ -185,14 +207,14 @@ async def test_lines_are_as_large_as_any_event(broker: Broker, sender: EventSend
     with pytest.raises(EventTooLargeError, match=r"Line 2: .* bytes with its properties"):
         await sender.start_run(
             _plan(bodies=[b"x", b"x" * 1000], properties=EventProperties({"p": "x" * (bytes_max - 900)})),
-            may_go_on=lambda: True,
+            may_go_on=_always,
         )
     assert hub.partitions[0].next_sequence_number == 0
     largest = b"x" * (bytes_max - 8)  # a data section's beginning has 8 bytes
-    run = await sender.start_run(_plan(bodies=[largest], repeats=1), may_go_on=lambda: True)
+    run = await sender.start_run(_plan(bodies=[largest], repeats=1), may_go_on=_always)
     assert await _ended(sender, run.run_id) is RunState.DONE
     with pytest.raises(EventTooLargeError):
-        await sender.start_run(_plan(bodies=[largest + b"x"], repeats=1), may_go_on=lambda: True)
+        await sender.start_run(_plan(bodies=[largest + b"x"], repeats=1), may_go_on=_always)
 
 
 async def test_a_set_with_large_properties_stays_small(
@@ -212,7 +234,7 @@ async def test_a_set_with_large_properties_stays_small(
     monkeypatch.setattr(events_sending, "EventEncoder", Counting)
     plan = _plan(bodies=[b"x"] * 4_000, repeats=1, properties=EventProperties({"p": "x" * 64 * 1024}))
     with pytest.raises(InvalidArgumentError, match="67,108,864 bytes, the key and the properties"):
-        await sender.start_run(plan, may_go_on=lambda: True)
+        await sender.start_run(plan, may_go_on=_always)
     assert encoded_bytes < 68_000_000
 
 
@@ -229,8 +251,11 @@ async def test_a_long_key_is_refused_unencoded(
     monkeypatch.setattr(EventEncoder, "encode", unexpected)
     target = Target(partition_id, partition_key="k" * 129)
     for words, started in (
-        ("The partition key has 129 characters", sender.send("hub", OutgoingEvent(b"x"), target)),
-        ("Line 1: The partition key", sender.start_run(_plan(target=target), may_go_on=lambda: True)),
+        (
+            "The partition key has 129 characters",
+            sender.send("hub", OutgoingEvent(b"x"), target, may_go_on=_always),
+        ),
+        ("Line 1: The partition key", sender.start_run(_plan(target=target), may_go_on=_always)),
     ):
         with pytest.raises(InvalidArgumentError, match=words):
             await started
@@ -238,7 +263,7 @@ async def test_a_long_key_is_refused_unencoded(
     long = [b'{"d": "%s"}' % (b"k" * length) for length in (128, 129)]
     with pytest.raises(InvalidArgumentError, match="Line 2: The partition key has 129"):
         await sender.start_run(
-            _plan(bodies=long, target=Target(key_path=JsonPath.parse(".d"))), may_go_on=lambda: True
+            _plan(bodies=long, target=Target(key_path=JsonPath.parse(".d"))), may_go_on=_always
         )
     assert hub.partitions[0].next_sequence_number == 0
 
@@ -264,7 +289,7 @@ async def test_a_set_leaves_only_figures(
     monkeypatch.setattr(events_sending, "_encoded", encoded)
     bodies = _Lines([b"line 1", b"line 2"])
     given = weakref.ref(bodies)
-    run = await sender.start_run(_plan(bodies=bodies, repeats=500, events_per_s=50), may_go_on=lambda: True)
+    run = await sender.start_run(_plan(bodies=bodies, repeats=500, events_per_s=50), may_go_on=_always)
     del bodies
     await _until(lambda: given() is None)
     assert held[0]() is not None
@@ -282,12 +307,12 @@ async def test_sets_are_bounded_together(
     make_hub(broker, 1)
     plan = _plan(bodies=[b"x" * 400], repeats=1000, events_per_s=1)
     monkeypatch.setattr(events_sending, "_ALL_ENCODED_BYTES_MAX", 1_000)
-    runs = [await sender.start_run(plan, may_go_on=lambda: True) for _ in range(2)]
+    runs = [await sender.start_run(plan, may_go_on=_always) for _ in range(2)]
     with pytest.raises(QuotaExceededError, match="more than 1,000 bytes"):
-        await sender.start_run(plan, may_go_on=lambda: True)
+        await sender.start_run(plan, may_go_on=_always)
     sender.stop_run("hub", runs[0].run_id)
     await _ended(sender, runs[0].run_id)
-    await sender.start_run(plan, may_go_on=lambda: True)
+    await sender.start_run(plan, may_go_on=_always)
 
 
 async def test_only_so_many_sets_at_once(broker: Broker, sender: EventSender) -> None:
@@ -295,11 +320,11 @@ async def test_only_so_many_sets_at_once(broker: Broker, sender: EventSender) ->
     make_hub(broker, 1)
     plan = _plan(repeats=1000, events_per_s=1)
     runs = await asyncio.gather(
-        *(sender.start_run(plan, may_go_on=lambda: True) for _ in range(9)), return_exceptions=True
+        *(sender.start_run(plan, may_go_on=_always) for _ in range(9)), return_exceptions=True
     )
     started = [run for run in runs if not isinstance(run, BaseException)]
     assert len(started) == 8
     assert [type(run) for run in runs if isinstance(run, BaseException)] == [QuotaExceededError]
     sender.stop_run("hub", started[0].run_id)
     await _ended(sender, started[0].run_id)
-    await sender.start_run(plan, may_go_on=lambda: True)
+    await sender.start_run(plan, may_go_on=_always)

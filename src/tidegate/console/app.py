@@ -237,8 +237,29 @@ class _SignedIn:
             return
         session, request.state.rights = found
         request.state.session = session
+        if request.method != "POST":
+            send = self._while_in_force(request, session, scope, receive, send)
         with self._console.access.acting(session.grant, address_of(request)):
             await self._answer(request, session, scope, receive, send)
+
+    def _while_in_force(
+        self, request: Request, session: Session, scope: Scope, receive: Receive, send: Send
+    ) -> Send:
+        """``send`` while the session lasts, then a refusal: a page may wait for others', a thread or the
+        database, and what it reads then is not for an ended session.
+        """
+        has_ended = False
+
+        async def send_while_in_force(message: Message) -> None:
+            nonlocal has_ended
+            if message["type"] == "http.response.start" and self._console.sessions.rights(session) is None:
+                has_ended = True
+                error = UnauthorizedError("Your session has ended.", next_step="Sign in again.")
+                await error_page(request, error)(scope, receive, send)
+            elif not has_ended:
+                await send(message)
+
+        return send_while_in_force
 
     async def _answer(
         self, request: Request, session: Session, scope: Scope, receive: Receive, send: Send

@@ -133,15 +133,19 @@ class DeadLetterView:
         async def work(running: RunningJob) -> None:
             loop = asyncio.get_running_loop()
 
-            def tell(done: int) -> None:
-                loop.call_soon_threadsafe(lambda: running.tell(done=done, counts={"discarded": done}))
+            def require_wanted() -> None:
                 if running.is_cancelled:
                     raise _StoppedError("The discard was cancelled.")
+
+            def tell(done: int) -> None:
+                loop.call_soon_threadsafe(lambda: running.tell(done=done, counts={"discarded": done}))
+                require_wanted()
 
             def discard(database: Database) -> int:
                 letters = DeadLetters(database)
                 total = letters.count(filter)
                 loop.call_soon_threadsafe(lambda: running.tell(total=total))
+                require_wanted()  # counting can take long
                 return letters.discard(filter, reason=because, actor=actor, progress=tell)
 
             count = await self._database.change(discard)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import binascii
 from base64 import b64decode, b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 from urllib.parse import quote
 
@@ -105,7 +105,9 @@ class SendPages(Pages):
             event = await asyncio.to_thread(
                 _event, fields, self._events.broker.event_hub(hub).event_bytes_max
             )
-            sent = await self._sender.send(hub, event, _target(fields))
+            sent = await self._sender.send(
+                hub, event, _target(fields), may_go_on=self._may_send(request, hub)
+            )
         except NotFoundError:
             raise
         except TidegateError as error:
@@ -118,18 +120,22 @@ class SendPages(Pages):
             where = "send"
         return RedirectResponse(f"{_place(hub)}/{where}", status_code=303)
 
+    def _may_send(self, request: Request, hub: str) -> Callable[[], bool]:
+        """Whether the request's session still has Send on the hub: sending may wait, and take long."""
+        session = session_of(request)
+
+        def may_send() -> bool:
+            rights = self._console.sessions.rights(session)
+            return rights is not None and rights.may_send(hub)
+
+        return may_send
+
     @post("/hubs/{hub}/explorer/sets")
     async def start(self, request: Request) -> Response:
         hub = _hub(request)
         require_send(request, hub)
         form = await form_of(request, bytes_max=_FORM_BYTES_MAX)
         fields = _texts(form)
-        session = session_of(request)
-
-        def may_go_on() -> bool:
-            rights = self._console.sessions.rights(session)
-            return rights is not None and rights.may_send(hub)
-
         try:
             plan = SendPlan(
                 hub,
@@ -141,7 +147,7 @@ class SendPages(Pages):
                 _number(fields["repeats"], "repeats"),
                 _number(fields["rate"], "events per second"),
             )
-            run = await self._sender.start_run(plan, may_go_on=may_go_on)
+            run = await self._sender.start_run(plan, may_go_on=self._may_send(request, hub))
         except NotFoundError:
             raise
         except TidegateError as error:

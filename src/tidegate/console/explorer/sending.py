@@ -39,6 +39,7 @@ from tidegate.model.errors import (
     QuotaExceededError,
     ServerBusyError,
     TidegateError,
+    UnauthorizedError,
 )
 from tidegate.model.limits import PARTITION_KEY_CHARACTERS_MAX
 from tidegate.transport.tasks import TaskOwner
@@ -59,6 +60,9 @@ _ENDED_RUNS_MAX: Final = 32
 _log = logging.getLogger(__name__)
 
 
+_RIGHT_ENDED: Final = "The user who started it may no longer send here."
+
+
 class EventSender:
     """Sends single events and sets."""
 
@@ -75,20 +79,25 @@ class EventSender:
         """Stop all runs; stored events stay."""
         await self._tasks.close()
 
-    async def send(self, hub: str, event: OutgoingEvent, target: Target) -> SentEvent:
-        """Send one event; returns once it is durable.
+    async def send(
+        self, hub: str, event: OutgoingEvent, target: Target, *, may_go_on: Callable[[], bool]
+    ) -> SentEvent:
+        """Send one event; returns once it is durable. may_go_on: called directly before it is stored.
 
-        Raises NotFoundError, InvalidArgumentError, EventTooLargeError, ServerBusyError, LogFullError.
+        Raises UnauthorizedError (may_go_on returned False), NotFoundError, InvalidArgumentError,
+        EventTooLargeError, ServerBusyError, LogFullError.
         """
         event_hub = self._broker.event_hub(hub)
         key, section = await asyncio.to_thread(_encoded_event, event, target)
         partition = _partition(event_hub, target.partition_id, key)
         await self._broker.wait_uncongested()
+        if not may_go_on():
+            raise UnauthorizedError(_RIGHT_ENDED)
         result = await partition.append(section, array("I", (len(section),)))
         return SentEvent(partition.partition_id, result.start_sequence_number)
 
     async def start_run(self, plan: SendPlan, *, may_go_on: Callable[[], bool]) -> SendRun:
-        """Start sending a set. may_go_on: called between batches; False stops it.
+        """Start sending a set. may_go_on: called directly before each batch is stored; False stops it.
 
         Raises NotFoundError, InvalidArgumentError (a number out of range, a line without its key, too large
         in total), EventTooLargeError (a line), QuotaExceededError (too many runs, or too large together).
@@ -175,24 +184,25 @@ class EventSender:
         step_events = max(1, rate // _STEPS_PER_S)
         due_s = self._clock.monotonic()
         while run.sent < run.total and not run.stop_requested.is_set():
-            if not may_go_on():
-                run.error = "The user who started it may no longer send here."
-                return
             if self._broker.event_hub(run.plan.hub) is not event_hub:
                 raise NotFoundError(f"The event hub {event_hub.name!r} was deleted and created again.")
             numbers = range(run.sent, min(run.total, run.sent + step_events))
             await self._broker.wait_uncongested()
             for batch in _batches(event_hub, run, numbers):
-                await self._append(run, batch)
+                if not await self._append(run, batch, may_go_on):
+                    return
             # Lost time is not made up for, to avoid a burst.
             now_s = self._clock.monotonic()
             due_s = max(now_s, due_s + len(numbers) / rate)
             if run.sent < run.total:
                 await _wait_set(run.stop_requested, due_s - now_s)
 
-    async def _append(self, run: SendRun, batch: _Batch) -> None:
-        """Store a batch, with retries while the service is busy, until the run is stopped."""
+    async def _append(self, run: SendRun, batch: _Batch, may_go_on: Callable[[], bool]) -> bool:
+        """Store a batch, with retries while the service is busy. Returns False if the run must end."""
         while not run.stop_requested.is_set():
+            if not may_go_on():
+                run.error = _RIGHT_ENDED
+                return False
             try:
                 await batch.partition.append(b"".join(batch.sections), array("I", map(len, batch.sections)))
             except ServerBusyError as error:
@@ -202,7 +212,8 @@ class EventSender:
                 continue
             run.sent += len(batch.sections)
             run.sent_bytes += batch.size_bytes
-            return
+            return True
+        return False
 
 
 @dataclass(slots=True)

@@ -14,7 +14,14 @@ from tidegate.console.frame.context import Console
 from tidegate.console.frame.pages import Pages, get, post
 from tidegate.console.frame.paging import PAGE_SIZE, Page
 from tidegate.console.frame.rendering import fragment, page
-from tidegate.console.frame.sessions import form_of, require_listen, require_manage, rights_of, session_of
+from tidegate.console.frame.sessions import (
+    form_of,
+    require_listen,
+    require_manage,
+    require_session,
+    rights_of,
+    session_of,
+)
 from tidegate.console.pipelines.reported import ReportedPipelines
 from tidegate.console.pipelines.values import PipelineEntry, PipelineList, PipelineSample
 from tidegate.model.errors import NotFoundError, TidegateError
@@ -153,6 +160,7 @@ class PipelinePages(Pages):
     async def stop(self, request: Request) -> Response:
         await form_of(request)
         entry = await self._entry(request)
+        require_session(request)  # finding the pipeline may wait for others' looks
         require_manage(request, entry.status.event_hub)
         session = session_of(request)
         try:
