@@ -6,8 +6,10 @@ refused: a client that forwards an event sends its annotations along.)
 
 Some clients find the end of a list by its count, and others, like the service, by its size: the official
 Python client (azure-eventhub 5.15.1, ``_pyamqp/_decode.py``) reads what is between the two as the next
-sections of the message. So an event that contains one of our names anywhere is checked completely; if the two
-ends differ, it is not a message, and receivers get it as a body.
+sections of the message. They also disagree about empty arrays, arrays of described values and wide
+descriptors (rhea 3.0, ``lib/types.js``). So an event that contains one of our names anywhere is checked
+completely: each value ends where its size says, and has a form that all clients read alike. Any other event
+is not a message, and receivers get it as a body.
 Source: Azure "Event Hubs features", publisher policy, 2026-09: "publisher names don't need to be created
 ahead of time, but they must match the SAS token used", and "the PartitionKey value needs to be set to the
 publisher name".
@@ -36,6 +38,29 @@ _NAMES = tuple(
 )
 """The bytes, in every encoding, of names that receivers trust: the end of the length, and both."""
 _PART = b"-opt-"  # in each name; found a third faster than with its x
+
+_SECTION_HEAD = b"\x00\x53"
+"""How a section's descriptor begins: a small ulong."""
+
+_WIDTHS = {
+    **dict.fromkeys((0x40, 0x41, 0x42, 0x43, 0x44, 0x45), 0),
+    **dict.fromkeys((0x50, 0x51, 0x52, 0x53, 0x54, 0x55, 0x56), 1),
+    **dict.fromkeys((0x60, 0x61), 2),
+    **dict.fromkeys((0x70, 0x71, 0x72), 4),
+    **dict.fromkeys((0x80, 0x81, 0x82, 0x83), 8),
+    0x98: 16,
+    # Of lists and maps, size and count: their elements follow like any other values.
+    **dict.fromkeys((0xC0, 0xC1), 2),
+    **dict.fromkeys((0xD0, 0xD1), 8),
+}
+"""Bytes after the constructor of a value of fixed width (AMQP 1.0 part 1 section 1.6). Left out are those
+that clients read differently, or do not know: described values, arrays, characters and decimals."""
+
+_SIZES = {0xA0: 1, 0xA1: 1, 0xA3: 1, 0xB0: 4, 0xB1: 4, 0xB3: 4}
+"""Bytes of the size after the constructor of a binary, string or symbol."""
+
+_CHECKED_VALUES_MAX = 20_000
+"""Values in all sections of such an event (our choice, as below)."""
 
 _CHECKED = Limits(map_entries_max=20_000, values_max=20_000)
 """Limits per section of an event with such a name (our choice: 10 ms at most; data is not limited)."""
@@ -111,7 +136,7 @@ def _unnamed(message: bytes) -> bytes:
         _, all_count = merged_entries(message, sections, MESSAGE_ANNOTATIONS, ())
         kept, count = merged_entries(message, sections, MESSAGE_ANNOTATIONS, (PUBLISHER,))
     except DecodeError:
-        return message
+        return wrap_event(message)  # also beyond our limits, which other readers do not have
     try:
         _check_whole(message, sections)
     except DecodeError:
@@ -120,9 +145,36 @@ def _unnamed(message: bytes) -> bytes:
 
 
 def _check_whole(message: bytes, sections: list[Section]) -> None:
-    """Raise DecodeError if a value in a section does not end where its size says."""
-    for _, _, value_start, end in sections:
+    """Raise DecodeError if clients may read a value differently, or it ends elsewhere than its size says."""
+    values_left = _CHECKED_VALUES_MAX
+    for _, start, value_start, end in sections:
+        if value_start - start != 3 or not message.startswith(_SECTION_HEAD, start):
+            raise DecodeError("The descriptor of a section is not a small ulong.")
+        values_left -= _count_plain_values(message, value_start, end, values_left)
         decode_value_until(message, value_start, end, _CHECKED)
+
+
+def _count_plain_values(message: bytes, at: int, end: int, values_max: int) -> int:
+    """The number of values in a range, those in lists and maps included.
+
+    Raises DecodeError for a constructor that is not in the tables, and for more values.
+    """
+    count = 0
+    while at < end:
+        count += 1
+        constructor = message[at]
+        width = _WIDTHS.get(constructor)
+        if width is None:
+            size = _SIZES.get(constructor)
+            if size is None:
+                raise DecodeError(
+                    f"A value has the constructor 0x{constructor:02x}, which clients read differently."
+                )
+            width = size + int.from_bytes(message[at + 1 : at + 1 + size], "big")
+        if count > values_max:
+            raise DecodeError(f"An event has more than {_CHECKED_VALUES_MAX:,} values.")
+        at += 1 + width
+    return count
 
 
 def _with_annotations(message: bytes, sections: list[Section], entries: bytes, count: int) -> bytes:
