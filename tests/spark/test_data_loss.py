@@ -184,5 +184,5 @@ def test_a_position_of_a_partition_that_is_not_there_is_refused(
     """A misspelt partition would otherwise start at its default without a word."""
     positions = '{"0": "latest", "7": "latest"}'
     reader = EventHubsStreamReader(_options(hub_service, emptied_hub, startingPositions=positions))
-    with pytest.raises(InvalidArgumentError, match=r"partition 7 of.*Its partitions are 0"):
+    with pytest.raises(InvalidArgumentError, match=r"partition 7, which.*Its partitions are 0"):
         reader.initialOffset()

@@ -278,7 +278,7 @@ def test_a_filtered_event_is_an_error(sqlite_run: _Run, condition: str) -> None:
 def test_wrong_columns_are_refused_before_the_start(sqlite_run: _Run) -> None:
     """A typo in a column shows at once, with the names that there are."""
     sqlite_run.publish(1)
-    with pytest.raises(InvalidArgumentError, match=r"'valeu'.*It has partition, number, value"):
+    with pytest.raises(InvalidArgumentError, match=r"'valeu'.*The table has partition, number, value"):
         sqlite_run.drain(transform=lambda rows: _parsed(rows).withColumnRenamed("value", "valeu"))
     with pytest.raises(InvalidArgumentError, match="dropped the column 'sequenceNumber'"):
         sqlite_run.drain(transform=lambda rows: _parsed(rows).drop("sequenceNumber"))

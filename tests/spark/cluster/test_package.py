@@ -140,7 +140,7 @@ def test_another_version_of_python_is_said() -> None:
         errorClass="PYTHON_VERSION_MISMATCH",
         messageParameters={"worker_version": "3.12", "driver_version": "3.11"},
     )
-    assert "3.12 there, and 3.11 here" in str(executors._unstartable(theirs, "python3"))
+    assert "3.12 there, 3.11 here" in str(executors._unstartable(theirs, "python3"))
     missing = Exception('java.io.IOException: Cannot run program "python3.11": error=2, No such file')
     assert "The executors have no python3.11" in str(executors._unstartable(missing, "python3.11"))
 
