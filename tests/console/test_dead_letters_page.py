@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -386,6 +387,34 @@ def test_a_job_ends_with_the_policy_that_started_it(
     service.call(delete)
     assert "cancelled" in ended_job(plain_browser, started)
     _wait_gone(process_id)
+    assert _numbers(letters, DeadLetterStatus.OPEN) == [3, 5, 8]
+
+
+def test_a_discard_that_still_counts_ends_with_its_policy(
+    letters: DeadLetters, service: HubService, monkeypatch: pytest.MonkeyPatch, plain_browser: PlainBrowser
+) -> None:
+    """Protects a revocation from what waits: counting can take long, and a discard cannot be undone."""
+    is_counting, may_go_on = threading.Event(), threading.Event()
+    count = DeadLetters.count
+
+    def count_late(self: DeadLetters, wanted: DeadLetterFilter) -> int:
+        is_counting.set()
+        assert may_go_on.wait(DEADLINE_S)
+        return count(self, wanted)
+
+    async def delete(server: TidegateServer) -> None:
+        for policy in server.broker.policies(HUB):
+            server.broker.delete_policy(HUB, policy.name)
+
+    manager = signed_in(service, HUB, Claim.MANAGE)
+    fields = hidden_fields(manager.get(f"/dead-letters/discard?hub={HUB}").text)
+    monkeypatch.setattr(DeadLetters, "count", count_late)
+    started = manager.post("/dead-letters/discard", {**fields, "because": "test data"})
+    assert is_counting.wait(DEADLINE_S)
+    service.call(delete)
+    may_go_on.set()
+    assert "cancelled" in ended_job(plain_browser, started)
+    monkeypatch.undo()
     assert _numbers(letters, DeadLetterStatus.OPEN) == [3, 5, 8]
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -15,9 +18,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.console.pipeline_process import status_of
+from tests.console.processing_support import signed_in
 from tests.console.support import PlainBrowser, assert_accessible, console_service
 
 from tidegate.broker import Claim
+from tidegate.console.pipelines.reported import ReportedPipelines
+from tidegate.console.pipelines.values import PipelineEntry
 from tidegate.model.pipeline_status import PipelineState, ProcessIdentity
 from tidegate.server.app import TidegateServer
 from tidegate.testing.hub import HubService
@@ -145,8 +151,8 @@ def test_stopping_needs_manage_and_is_said_first(
         assert plain_browser.post("/pipelines/guarded/stop", {"form_token": "guessed"}).status == 403
         viewer = PlainBrowser(plain_browser.origin)
         viewer.get("/console/sign-in")
-        signed_in = viewer.post("/console/sign-in", {"policy": "viewer", "key": key, "hub": HUB, "next": "/"})
-        assert signed_in.status == 303
+        answer = viewer.post("/console/sign-in", {"policy": "viewer", "key": key, "hub": HUB, "next": "/"})
+        assert answer.status == 303
         assert "needs Manage on orders" in viewer.get("/pipelines/guarded").text
         assert viewer.get("/pipelines/guarded/stop").status == 403
         assert viewer.post("/pipelines/guarded/stop").status == 403
@@ -173,6 +179,37 @@ def test_a_hubs_policy_sees_its_pipelines_only(
     for path in ("/pipelines/foreign", "/console/live/pipelines/foreign", "/pipelines/foreign/stop"):
         answer = plain_browser.get(path)
         assert (answer.status, "payments" in answer.text) == (404, False)
+
+
+def test_no_pipeline_is_stopped_once_the_right_has_ended(
+    service: HubService, files: PipelineFiles, plain_browser: PlainBrowser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Protects a revocation from a form that waits while the pipeline is found."""
+    is_looking, may_go_on = threading.Event(), threading.Event()
+    look = ReportedPipelines.pipeline
+
+    async def look_late(view: ReportedPipelines, name: str) -> PipelineEntry:
+        is_looking.set()
+        await asyncio.to_thread(may_go_on.wait, 60)
+        return await look(view, name)
+
+    async def delete(server: TidegateServer) -> None:
+        for policy in server.broker.policies(HUB):
+            server.broker.delete_policy(HUB, policy.name)
+
+    with running(files, "watched") as process:
+        wait_for(plain_browser, "/pipelines/watched", "777")
+        manager = signed_in(service, HUB, Claim.MANAGE)
+        monkeypatch.setattr(ReportedPipelines, "pipeline", look_late)
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(manager.post, "/pipelines/watched/stop")
+            assert is_looking.wait(60)
+            service.call(delete)
+            may_go_on.set()
+            assert asked.result(60).status == 403
+        assert process.poll() is None
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.5)
 
 
 def test_a_pipeline_is_asked_to_stop_once(files: PipelineFiles, plain_browser: PlainBrowser) -> None:

@@ -135,70 +135,22 @@ class TidegateServer:
             live = LiveCertificate(self._certificate, clock=self._clock)
             handshake_failures = HandshakeFailures(live.context)
         certificate, tls = (None, None) if live is None else (live.certificate, live.context)
-        options = LogOptions(open_segments_max=min(LogOptions().open_segments_max, open_files_max() // 8))
-        self._broker = await Broker.open(settings.data_dir, clock=self._clock, options=options)
-        stack.push_async_callback(self._broker.close)
-        self._broker.capture_destinations = capture_destinations(
-            settings.capture_destinations, unset=str(settings.data_dir.absolute() / "capture")
-        )
-        self._broker.is_lost_position_refused = settings.is_lost_position_refused
-        self._broker.authorizer.set_host_names(self._host_names(certificate))
-        self._prepare(self._broker)
-        if settings.ready_file is not None:
-            # A killed service may have left the file; programs that wait for it must not read the old one.
-            settings.ready_file.unlink(missing_ok=True)
-        self._capture = CaptureService(
-            self._broker,
+        broker = self._broker = await self._open_broker(certificate)
+        capture = self._capture = CaptureService(
+            broker,
             namespace=settings.capture_namespace,
             directory=settings.data_dir / "capture",
             clock=self._clock,
         )
-        stack.push_async_callback(self._capture.close)
-        self._capture.start()
+        stack.push_async_callback(capture.close)
+        capture.start()
         tasks = TaskOwner("service")
         stack.push_async_callback(tasks.close)
-        tasks.start(self._apply_retention(self._broker), name="retention")
+        tasks.start(self._apply_retention(broker), name="retention")
         budget = MemoryBudget(settings.memory_max_bytes or memory_max_bytes_default())
-        amqp = self._amqp = AmqpGateway(
-            self._broker,
-            clock=self._clock,
-            unacknowledged_bytes_max=settings.connection_unacknowledged_bytes_max,
-            idle_limits=IdleLimits(
-                unauthorized_s=settings.authentication_timeout_s,
-                linkless_s=max(IdleLimits().linkless_s, settings.authentication_timeout_s),
-            ),
-            budget=budget,
-            admission=self._admission(self._broker),
-            capture_statistics=self._capture.statistics,
-        )
+        amqp = self._amqp = self._amqp_gateway(broker, capture, budget)
         tasks.start(_give_memory_back(budget), name="give memory back")
-        console = None
-        if settings.is_console_served and (settings.http_port is not None or settings.https_port is not None):
-            console = await stack.enter_async_context(
-                console_of(self._broker, self._capture, amqp, settings, self._clock, lambda: self.ready)
-            )
-        if console is not None:
-            # Closed after the HTTP server: a page that is still being served may start a task.
-            stack.push_async_callback(console.close)
-        http = HttpGateway(
-            self._broker,
-            clock=self._clock,
-            amqp=amqp,
-            capture_statistics=self._capture.statistics,
-            origins=AllowedOrigins.parse(settings.allowed_origins),
-            proxies=TrustedProxies.parse(settings.trusted_proxies),
-            further_routes=() if console is None else (console.route(),),
-            hsts_max_age_s=settings.hsts_max_age_s,
-            tls_handshake_failures=lambda: 0 if handshake_failures is None else handshake_failures.count,
-        )
-        stack.push_async_callback(http.close)
-        if console is not None:
-            # Ended before the HTTP server closes, because it waits for streamed responses.
-            stack.callback(console.end_streams)
-        # Also before the HTTP server: it waits for responses that are delayed to slow down key guessing.
-        stack.callback(self._broker.key_guard.release)
-        # Closed before the HTTP server, whose WebSockets it uses.
-        stack.push_async_callback(amqp.close, drain_timeout_s=settings.drain_timeout_s)
+        http = await self._http_gateway(broker, capture, amqp, handshake_failures)
         addresses: dict[str, str | None] = {
             "amqp": await _listen(amqp, settings.host, settings.amqp_port, None),
             "amqps": await _listen(amqp, settings.host, settings.amqps_port, tls),
@@ -213,7 +165,7 @@ class TidegateServer:
             write_profile(ready, os.environ)
         self._ready = ready
         renew = partial(self._renew_ready, addresses, certificate)
-        stack.callback(self._broker.authorizer.add_change_listener(renew))
+        stack.callback(broker.authorizer.add_change_listener(renew))
         if live is not None:
             tasks.start(self._watch_certificate(live, renew), name="certificate")
         faces = {name: address for name, address in addresses.items() if address is not None}
@@ -224,6 +176,76 @@ class TidegateServer:
         for warning in exposure_warnings(addresses):
             _log.warning("%s", warning)
         return ready
+
+    async def _open_broker(self, certificate: ServerCertificate | None) -> Broker:
+        """The log, prepared for its clients."""
+        settings, stack = self.settings, self._exit_stack
+        options = LogOptions(open_segments_max=min(LogOptions().open_segments_max, open_files_max() // 8))
+        broker = await Broker.open(settings.data_dir, clock=self._clock, options=options)
+        stack.push_async_callback(broker.close)
+        broker.capture_destinations = capture_destinations(
+            settings.capture_destinations, unset=str(settings.data_dir.absolute() / "capture")
+        )
+        broker.is_lost_position_refused = settings.is_lost_position_refused
+        broker.authorizer.set_host_names(self._host_names(certificate))
+        self._prepare(broker)
+        if settings.ready_file is not None:
+            # A killed service may have left the file; programs that wait for it must not read the old one.
+            settings.ready_file.unlink(missing_ok=True)
+        return broker
+
+    def _amqp_gateway(self, broker: Broker, capture: CaptureService, budget: MemoryBudget) -> AmqpGateway:
+        settings = self.settings
+        return AmqpGateway(
+            broker,
+            clock=self._clock,
+            unacknowledged_bytes_max=settings.connection_unacknowledged_bytes_max,
+            idle_limits=IdleLimits(
+                unauthorized_s=settings.authentication_timeout_s,
+                linkless_s=max(IdleLimits().linkless_s, settings.authentication_timeout_s),
+            ),
+            budget=budget,
+            admission=self._admission(broker),
+            capture_statistics=capture.statistics,
+        )
+
+    async def _http_gateway(
+        self,
+        broker: Broker,
+        capture: CaptureService,
+        amqp: AmqpGateway,
+        handshake_failures: HandshakeFailures | None,
+    ) -> HttpGateway:
+        """HTTP with the console, and the order in which they, and AMQP, are closed."""
+        settings, stack = self.settings, self._exit_stack
+        console = None
+        if settings.is_console_served and (settings.http_port is not None or settings.https_port is not None):
+            console = await stack.enter_async_context(
+                console_of(broker, capture, amqp, settings, self._clock, lambda: self.ready)
+            )
+        if console is not None:
+            # Closed after the HTTP server: a page that is still being served may start a task.
+            stack.push_async_callback(console.close)
+        http = HttpGateway(
+            broker,
+            clock=self._clock,
+            amqp=amqp,
+            capture_statistics=capture.statistics,
+            origins=AllowedOrigins.parse(settings.allowed_origins),
+            proxies=TrustedProxies.parse(settings.trusted_proxies),
+            further_routes=() if console is None else (console.route(),),
+            hsts_max_age_s=settings.hsts_max_age_s,
+            tls_handshake_failures=lambda: 0 if handshake_failures is None else handshake_failures.count,
+        )
+        stack.push_async_callback(http.close)
+        if console is not None:
+            # Ended before the HTTP server closes, because it waits for streamed responses.
+            stack.callback(console.end_streams)
+        # Also before the HTTP server: it waits for responses that are delayed to slow down key guessing.
+        stack.callback(broker.key_guard.release)
+        # Closed before the HTTP server, whose WebSockets it uses.
+        stack.push_async_callback(amqp.close, drain_timeout_s=settings.drain_timeout_s)
+        return http
 
     def _admission(self, broker: Broker) -> Admission:
         """The connection limits, which depend on the number of partitions."""

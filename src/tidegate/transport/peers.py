@@ -163,7 +163,9 @@ def is_from_this_machine(
     """Whether a local client sent an HTTP request, and not a proxy on behalf of another.
 
     peer: the connection's address; None if unknown. headers: names in lower case. A proxy is recognised by
-    its headers, its address (``proxies``), or HTTP/1.0, which nginx uses by default and no browser does.
+    its headers, its address (``proxies``), or HTTP/1.0, the default of nginx before 1.29.7, which no browser
+    uses. One on this machine that adds no header, passes ``Host`` on as loopback and is not in ``proxies``
+    cannot be recognised.
     ``Host`` must also be loopback: a page of another site, whose name an attacker's name server points to
     this machine (DNS rebinding), sends that name.
     """

@@ -25,6 +25,8 @@ from tidegate.cli.shell.stores import StoreChoice, time_of, view_groups
 from tidegate.model.errors import InvalidArgumentError, TidegateError
 
 if TYPE_CHECKING:
+    from tidegate.model.position import EventPosition
+    from tidegate.processor.lease import GroupKey
     from tidegate.processor.moves import MovePlan
 
 checkpoint_group = CommandGroup("checkpoint", help="List checkpoints, and move them.")
@@ -148,63 +150,40 @@ def set_checkpoint(
         is_earliest=earliest,
         is_latest=latest,
     )
-    connection = service.connection()
-    namespace = store.group_namespace(service)
+    from tidegate.processor.lease import GroupKey
 
-    async def find_plan() -> MovePlan:
-        from tidegate.client import EventHubConsumer
-        from tidegate.processor.moves import MovePlan
-
-        # The store may be new: the starting point of hosts that have never run can be set.
-        async with (
-            store.open(may_create=not dry_run) as opened,
-            EventHubConsumer(impatient_namespace(connection), hub, consumer_group=group) as consumer,
-        ):
-            moves = await plan_moves(
-                consumer, partitions or None, target, is_offset_needed=store.is_offset_needed
-            )
-            ((_, view),) = await view_groups(opened, namespace, hub, [group])
-        return MovePlan(tuple(compared_with(move, view, lease_duration_s=lease_duration) for move in moves))
-
-    async def move() -> set[str]:
-        """Set the checkpoints; the partitions whose checkpoint then has the new value."""
-        from tidegate.processor.lease import GroupKey
-
-        key = GroupKey(namespace, hub, group)
-        async with store.open(may_create=True) as opened:
-            for each in plan.moves:
-                await opened.update_checkpoint(key, each.after, lease=None, is_rewind_allowed=rewind)
-            found = await opened.list_checkpoints(key)
-        numbers = {partition_id: checkpoint.sequence_number for partition_id, checkpoint in found.items()}
-        return {
-            each.partition_id
-            for each in plan.moves
-            if numbers.get(each.partition_id) == each.after.sequence_number
-        }
-
-    plan = run_interruptible(find_plan())
+    key = GroupKey(store.group_namespace(service), hub, group)
+    plan = run_interruptible(
+        _find_plan(
+            service,
+            store,
+            (hub, group),
+            partitions,
+            target,
+            may_create=not dry_run,
+            lease_duration_s=lease_duration,
+        )
+    )
     refuse_moves(plan, is_rewind_allowed=rewind, is_forced=force)
     summary = f"{plan.skipped:,} events are skipped, {plan.repeated:,} are processed again."
     done: set[str] = set()
     if not dry_run:
         if not yes and sys.stdin.isatty():
             click.confirm(f"{summary} Set {len(plan.moves)} checkpoints?", abort=True, err=True)
-        done = run_interruptible(move())
-    output.records(
-        (
-            {
-                "consumer_group": group,
-                "partition": each.partition_id,
-                "before": each.resume_point_before,
-                "after": each.resume_point,
-                "events": each.events,
-                "is_set": each.partition_id in done,
-            }
-            for each in plan.moves
-        ),
-        columns=_MOVE_COLUMNS,
-        title=f"Checkpoints of {hub}" + (" (dry run: nothing changed)" if dry_run else ""),
+        done = run_interruptible(_carry_out(store, key, plan, is_rewind_allowed=rewind))
+    records = (
+        {
+            "consumer_group": group,
+            "partition": each.partition_id,
+            "before": each.resume_point_before,
+            "after": each.resume_point,
+            "events": each.events,
+            "is_set": each.partition_id in done,
+        }
+        for each in plan.moves
     )
+    title = f"Checkpoints of {hub}" + (" (dry run: nothing changed)" if dry_run else "")
+    output.records(records, columns=_MOVE_COLUMNS, title=title)
     remark(f"{summary}{' (Dry run: nothing changed.)' if dry_run else ''}")
     left = [each.partition_id for each in plan.moves if each.partition_id not in done]
     if left and not dry_run:
@@ -213,3 +192,48 @@ def set_checkpoint(
             "meantime.",
             next_step="Stop the hosts of this group first, then try again.",
         )
+
+
+async def _find_plan(
+    service: Service,
+    store: StoreChoice,
+    of: tuple[str, str],
+    partitions: tuple[str, ...],
+    target: EventPosition,
+    *,
+    may_create: bool,
+    lease_duration_s: float,
+) -> MovePlan:
+    """What moving a group's checkpoints would change. of: hub and group. partitions: empty means all.
+
+    may_create: the store may be new, so that the starting point of hosts that have never run can be set.
+    """
+    from tidegate.client import EventHubConsumer
+    from tidegate.processor.moves import MovePlan
+
+    hub, group = of
+    async with (
+        store.open(may_create=may_create) as opened,
+        EventHubConsumer(impatient_namespace(service.connection()), hub, consumer_group=group) as consumer,
+    ):
+        moves = await plan_moves(
+            consumer, partitions or None, target, is_offset_needed=store.is_offset_needed
+        )
+        ((_, view),) = await view_groups(opened, store.group_namespace(service), hub, [group])
+    return MovePlan(tuple(compared_with(move, view, lease_duration_s=lease_duration_s) for move in moves))
+
+
+async def _carry_out(
+    store: StoreChoice, key: GroupKey, plan: MovePlan, *, is_rewind_allowed: bool
+) -> set[str]:
+    """Set the checkpoints; the partitions whose checkpoint then has the new value."""
+    async with store.open(may_create=True) as opened:
+        for each in plan.moves:
+            await opened.update_checkpoint(key, each.after, lease=None, is_rewind_allowed=is_rewind_allowed)
+        found = await opened.list_checkpoints(key)
+    numbers = {partition_id: checkpoint.sequence_number for partition_id, checkpoint in found.items()}
+    return {
+        each.partition_id
+        for each in plan.moves
+        if numbers.get(each.partition_id) == each.after.sequence_number
+    }

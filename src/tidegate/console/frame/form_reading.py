@@ -130,12 +130,12 @@ async def _urlencoded(body: bytes, sliced_work: SlicedWork) -> list[tuple[str, s
     if body.count(b"&") >= _FIELDS_MAX:
         raise InvalidArgumentError(f"The form has more than {_FIELDS_MAX} fields.")
     fields = [field.partition(b"=")[::2] for field in body.split(b"&") if field]
-    encoded = [text for field in fields for text in field]
+    encoded = [part for field in fields for part in field]
     found = [bytearray() for _ in encoded]
     for index, piece in await sliced_work.collect(_decoded_pieces(encoded)):
         found[index] += piece
-    texts = [text.decode(errors="replace") for text in found]
-    return list(zip(texts[::2], texts[1::2], strict=True))
+    decoded = [part.decode(errors="replace") for part in found]
+    return list(zip(decoded[::2], decoded[1::2], strict=True))
 
 
 def _decoded_pieces(texts: Sequence[bytes]) -> Iterator[tuple[int, bytes]]:
