@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
+from tests.support.responses import encode_error_response
+
 from tidegate.amqp.configuration import ConnectionConfiguration
 from tidegate.amqp.events import (
     CreditGranted,
@@ -43,7 +45,7 @@ from tidegate.wire.management import (
     encode_management_response,
 )
 from tidegate.wire.names import BATCH_DELIVERY_CAPABILITY, IDEMPOTENT_BATCH_CAPABILITY
-from tidegate.wire.request_response import Request, encode_error_response
+from tidegate.wire.request_response import Request
 from tidegate.wire.selector import positions_from_filters
 
 ENQUEUED_TIME_MS = 1_700_000_000_000

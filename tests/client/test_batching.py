@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.support.responses import section_lengths
 
 from tidegate.client.batching import (
     ENVELOPE_BYTES_MAX,
@@ -13,7 +14,7 @@ from tidegate.client.batching import (
 from tidegate.model.errors import EventTooLargeError
 from tidegate.model.events import EventData
 from tidegate.model.limits import EVENT_BYTES_MAX
-from tidegate.wire.batch import batch_envelope, section_lengths, wrap_event
+from tidegate.wire.batch import batch_envelope, wrap_event
 
 
 @pytest.mark.parametrize("length", [0, 1, 255, 256, 1000])

@@ -8,12 +8,13 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.responses import section_lengths
 
 from tidegate.model.errors import EventTooLargeError, InvalidArgumentError, NotFoundError
 from tidegate.model.partition_key import partition_for_key
 from tidegate.spark.hub_sink.batches import BatchCutter, HubBatch
 from tidegate.spark.hub_sink.writer import TaskIdentity
-from tidegate.wire.batch import iter_events, section_lengths
+from tidegate.wire.batch import iter_events
 from tidegate.wire.event_codec import decode_event
 
 _SCHEMA = pa.schema([("body", pa.string()), ("partition", pa.string()), ("partitionKey", pa.string())])

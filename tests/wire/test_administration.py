@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.support.responses import encode_error_response
 
 from tidegate.amqp.message import Message, decode_message, encode_message
 from tidegate.amqp.types import Int, Symbol
@@ -16,7 +17,7 @@ from tidegate.wire.administration import (
     maps_in,
     nothing_in,
 )
-from tidegate.wire.request_response import Request, encode_error_response
+from tidegate.wire.request_response import Request
 
 _REQUESTS = (
     AdministrationRequest("readNamespace"),

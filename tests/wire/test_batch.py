@@ -16,7 +16,6 @@ from tidegate.wire.batch import (
     BATCH_MESSAGE_FORMAT,
     batch_envelope,
     iter_events,
-    section_lengths,
     split_batch,
     split_message,
     split_single,
@@ -50,7 +49,6 @@ def test_sections_of_any_size_are_found_wherever_they_end(sizes: list[int]) -> N
         assert sum(sections.lengths) == len(stored)
         assert sections.lengths.typecode == "I"
         assert [bytes(item) for item in iter_events(sections.payload, sections.lengths)] == events
-    assert section_lengths(stored) == sections.lengths
 
 
 def test_data_sections_that_lie_apart_are_brought_together() -> None:
@@ -140,8 +138,6 @@ def test_a_garbled_stored_section_is_refused(section: bytes) -> None:
     """Protects readers of the log from lengths that do not fit."""
     with pytest.raises(DecodeError):
         unwrap(section)
-    with pytest.raises(DecodeError):
-        section_lengths(wrap_event(b"abc") + (section or b"?"))
 
 
 def test_random_bytes_are_refused_or_split_whole() -> None:

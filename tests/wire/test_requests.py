@@ -9,6 +9,7 @@ import pytest
 from azure.eventhub._pyamqp import _decode
 from azure.eventhub._pyamqp.message import Message as TheirMessage
 from azure.eventhub._pyamqp.message import Properties as TheirProperties
+from tests.support.responses import encode_error_response
 from tests.wire.official_client import message_payload
 
 from tidegate.amqp.message import Message, MessageId, Properties, decode_message, encode_message
@@ -39,7 +40,7 @@ from tidegate.wire.management import (
     partition_to_map,
     partitions_in,
 )
-from tidegate.wire.request_response import Request, Response, encode_error_response
+from tidegate.wire.request_response import Request, Response
 
 HUB = EventHubDescription("hub", 1_700_000_000_000, ("0", "1"), retention_hours=24)
 PARTITION = PartitionEnds("hub", "0", 5, 17, "16", 1_700_000_000_000)

@@ -167,16 +167,6 @@ def iter_events(stored: Buffer, lengths: Sequence[int]) -> Iterator[memoryview]:
         start += length
 
 
-def section_lengths(stored: Buffer) -> array[int]:
-    """The lengths of contiguous stored sections. Raises DecodeError for any other bytes."""
-    view = memoryview(stored)
-    lengths: array[int] = array("I")
-    until = _find_data_sections(view, 0, lengths)
-    if until != len(view):
-        raise DecodeError(f"Byte {until} of {len(view)} does not start a data section.")
-    return lengths
-
-
 def batch_envelope(
     *,
     partition_key: str | None = None,

@@ -67,5 +67,5 @@ def check_put_token_response(message: Message) -> None:
 
 
 def encode_put_token_accepted(message_id: MessageId | None) -> bytes:
-    """The response to an accepted token. A refusal is ``request_response.encode_error_response``."""
+    """The response to an accepted token."""
     return encode_response(correlation_id=message_id, status_code=ACCEPTED, status_description="Accepted")

@@ -148,7 +148,7 @@ def partition_from_map(value: object) -> PartitionEnds:
 def encode_management_response(
     message_id: MessageId | None, body: EventHubDescription | PartitionEnds | Sequence[PartitionEnds]
 ) -> bytes:
-    """The response to a request that succeeded. A refusal is ``request_response.encode_error_response``."""
+    """The response to a request that succeeded."""
     value: object
     if isinstance(body, EventHubDescription):
         value = body.to_map()

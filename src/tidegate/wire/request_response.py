@@ -19,8 +19,8 @@ from tidegate.amqp.message import (
     encode_message,
 )
 from tidegate.amqp.types import Int, Symbol
-from tidegate.model.errors import InvalidArgumentError, RemoteProtocolError, TidegateError
-from tidegate.wire.conditions import condition_for, error_description, error_from_status, response_status_for
+from tidegate.model.errors import InvalidArgumentError, RemoteProtocolError
+from tidegate.wire.conditions import error_from_status
 
 _STATUS_CODE: Final = "status-code"
 _STATUS_DESCRIPTION: Final = "status-description"
@@ -152,16 +152,4 @@ def encode_response(
             application_properties=properties,
             value=value,
         )
-    )
-
-
-def encode_error_response(
-    correlation_id: MessageId | None, error: TidegateError, *, tracking_id: str | None = None
-) -> bytes:
-    """The response to a request that failed."""
-    return encode_response(
-        correlation_id=correlation_id,
-        status_code=response_status_for(error),
-        status_description=error_description(error, tracking_id=tracking_id),
-        error_condition=condition_for(error),
     )

@@ -6,8 +6,6 @@ import threading
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from sqlalchemy.engine import make_url
-
 from tidegate.model.errors import ClosedError, DatabaseUnavailableError
 from tidegate.sql import Database
 from tidegate.sql.core.database import absolute_url, sqlite_file
@@ -39,11 +37,6 @@ class LazyDatabase:
         self._counting_threads = Threads(_COUNTING_THREADS, name="tidegate-console-sums")
         self._closing_thread = Threads(1, name="tidegate-console-close")
         """Separate, because abandoned queries may still occupy the others."""
-
-    @property
-    def display_url(self) -> str:
-        """The URL without its password."""
-        return make_url(self._url).render_as_string(hide_password=True)
 
     @property
     def secret_url(self) -> str:
