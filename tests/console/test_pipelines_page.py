@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -22,8 +22,8 @@ from tests.console.processing_support import signed_in
 from tests.console.support import PlainBrowser, assert_accessible, console_service
 
 from tidegate.broker import Claim
+from tidegate.console.pipelines import reported
 from tidegate.console.pipelines.reported import ReportedPipelines
-from tidegate.console.pipelines.values import PipelineEntry
 from tidegate.model.pipeline_status import PipelineState, ProcessIdentity
 from tidegate.server.app import TidegateServer
 from tidegate.testing.hub import HubService
@@ -54,9 +54,9 @@ def service(tmp_path_factory: pytest.TempPathFactory, files: PipelineFiles) -> I
 
 
 @contextmanager
-def running(files: PipelineFiles, name: str) -> Iterator[subprocess.Popen[bytes]]:
+def running(files: PipelineFiles, name: str, hub: str = HUB) -> Iterator[subprocess.Popen[bytes]]:
     """A pipeline's process; it ends in order once its standard input is closed."""
-    words = [sys.executable, "-m", "tests.console.pipeline_process", str(files.root.parent), name, HUB]
+    words = [sys.executable, "-m", "tests.console.pipeline_process", str(files.root.parent), name, hub]
     with subprocess.Popen(words, cwd=ROOT, stdin=subprocess.PIPE) as process:
         try:
             yield process
@@ -184,14 +184,14 @@ def test_a_hubs_policy_sees_its_pipelines_only(
 def test_no_pipeline_is_stopped_once_the_right_has_ended(
     service: HubService, files: PipelineFiles, plain_browser: PlainBrowser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Protects a revocation from a form that waits while the pipeline is found."""
+    """Protects a revocation from a form that waits while the pipeline is found, by the last of its looks."""
     is_looking, may_go_on = threading.Event(), threading.Event()
-    look = ReportedPipelines.pipeline
+    look = ReportedPipelines._look_now
 
-    async def look_late(view: ReportedPipelines, name: str) -> PipelineEntry:
+    def look_late(view: ReportedPipelines) -> object:
         is_looking.set()
-        await asyncio.to_thread(may_go_on.wait, 60)
-        return await look(view, name)
+        may_go_on.wait(60)
+        return look(view)
 
     async def delete(server: TidegateServer) -> None:
         for policy in server.broker.policies(HUB):
@@ -200,16 +200,61 @@ def test_no_pipeline_is_stopped_once_the_right_has_ended(
     with running(files, "watched") as process:
         wait_for(plain_browser, "/pipelines/watched", "777")
         manager = signed_in(service, HUB, Claim.MANAGE)
-        monkeypatch.setattr(ReportedPipelines, "pipeline", look_late)
+        monkeypatch.setattr(reported, "_FRESH_S", 600.0)
+        monkeypatch.setattr(ReportedPipelines, "_look_now", look_late)
         with ThreadPoolExecutor(1) as pool:
             asked = pool.submit(manager.post, "/pipelines/watched/stop")
             assert is_looking.wait(60)
             service.call(delete)
             may_go_on.set()
             assert asked.result(60).status == 403
-        assert process.poll() is None
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0.5)
+
+
+def test_no_pipeline_of_another_hub_is_stopped(
+    service: HubService, files: PipelineFiles, plain_browser: PlainBrowser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Protects a pipeline that was started under a name that one of the user's hub has just had."""
+    ours = replace(status_of("nightly", HUB), state=PipelineState.ENDED)
+    files.write(ours)
+    wait_for(plain_browser, "/pipelines", "/pipelines/nightly")
+    manager = signed_in(service, HUB, Claim.MANAGE)
+    monkeypatch.setattr(reported, "_FRESH_S", 600.0)  # the console still knows only ours
+    with running(files, "nightly", "payments") as process:
+        deadline = SystemClock().monotonic() + 60
+        while files.read("nightly").event_hub == HUB:
+            assert SystemClock().monotonic() < deadline
+            time.sleep(0.01)
+        answer = manager.post("/pipelines/nightly/stop")
+        assert (answer.status, "payments" in answer.text) == (404, False)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.5)
+
+
+def test_no_log_and_no_figures_of_another_hub_are_shown(
+    service: HubService, files: PipelineFiles, plain_browser: PlainBrowser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Protects the log of a pipeline that was started under a name that one of the user's hub has just had,
+    and the figures that are kept from a hub's pipeline that had the name before.
+    """
+    first = replace(status_of("weekly", HUB), processed_events_per_s=31_337.0)
+    files.write(first)
+    files.log_file("weekly").write_text("ours")
+    viewer = signed_in(service, HUB, Claim.LISTEN)
+    wait_for(plain_browser, "/pipelines/weekly", "31,337 /s")
+    wait_for(plain_browser, "/pipelines/weekly", "highest 31,337")
+    assert "ours" in viewer.get("/pipelines/weekly").text
+    with monkeypatch.context() as patch:
+        patch.setattr(reported, "_FRESH_S", 600.0)
+        files.write(replace(first, event_hub="payments", processed_events_per_s=1.0))
+        files.log_file("weekly").write_text("theirs")
+        text = viewer.get("/pipelines/weekly").text
+        assert ">weekly<" in text
+        assert "theirs" not in text
+    text = wait_for(plain_browser, "/pipelines/weekly", "lowest 1")
+    assert "highest 31,337" not in text
+    assert "theirs" in text
 
 
 def test_a_pipeline_is_asked_to_stop_once(files: PipelineFiles, plain_browser: PlainBrowser) -> None:

@@ -22,10 +22,11 @@ from tidegate.console.frame.sessions import (
     rights_of,
     session_of,
 )
-from tidegate.console.pipelines.reported import ReportedPipelines
+from tidegate.console.pipelines.reported import ReportedPipelines, absent_pipeline
 from tidegate.console.pipelines.values import PipelineEntry, PipelineList, PipelineSample
 from tidegate.model.errors import NotFoundError, TidegateError
 from tidegate.model.pipeline_status import PipelineState, PipelineStatus
+from tidegate.transport.status_files import ForeignPipelineError
 
 LIVE_EVERY_S = 1.0
 _LOG_EVERY = 3
@@ -95,7 +96,7 @@ class PipelinePages(Pages):
     @get("/pipelines/{name}")
     async def show(self, request: Request) -> Response:
         context = await self._one_context(request)
-        log = await self._view.log_tail(context["name"])
+        log = await self._view.log_tail(context["entry"])
         return page(request, "pipelines/pipeline.html", log=log, **context)
 
     @get("/console/live/pipelines/{name}")
@@ -115,7 +116,7 @@ class PipelinePages(Pages):
                     "actions": fragment(request, "pipelines/pipeline_actions.html", **context),
                 }
                 if beats % _LOG_EVERY == 0:
-                    log = await self._view.log_tail(context["name"])
+                    log = await self._view.log_tail(context["entry"])
                     fragments["log"] = log.text
             except NotFoundError:
                 return None  # deleted
@@ -143,12 +144,8 @@ class PipelinePages(Pages):
         # Checked first, so that users without Listen do not learn which names exist.
         require_listen(request, rights_of(request).hub)
         entry = await self._view.pipeline(request.path_params["name"])
-        if not rights_of(request).may_listen(entry.status.event_hub):
-            # As if it did not exist: the user may not learn the name of its event hub.
-            raise NotFoundError(f"No pipeline of the name {entry.name[:80]!r} has run on this machine.")
+        _require_seen(request, entry)
         return entry
-
-    # --- stopping -----------------------------------------------------------------------------------------
 
     @get("/pipelines/{name}/stop")
     async def confirm_stop(self, request: Request) -> Response:
@@ -159,20 +156,30 @@ class PipelinePages(Pages):
     @post("/pipelines/{name}/stop")
     async def stop(self, request: Request) -> Response:
         await form_of(request)
-        entry = await self._entry(request)
-        require_session(request)  # finding the pipeline may wait for others' looks
-        require_manage(request, entry.status.event_hub)
-        session = session_of(request)
+        require_listen(request, rights_of(request).hub)
+        name, session = request.path_params["name"], session_of(request)
+
+        def require_right(entry: PipelineEntry) -> None:
+            require_session(request)  # finding the pipeline may wait for others' looks
+            _require_seen(request, entry)
+            require_manage(request, entry.status.event_hub)
+
         try:
-            is_asked = await self._view.stop(entry.name)
-        except TidegateError as error:
+            is_asked = await self._view.stop(name, require_right)
+        except ForeignPipelineError as error:
             session.flash("error", str(error))
         else:
             if is_asked:
-                session.flash("success", f"{entry.name} was asked to stop; its micro-batch finishes first.")
+                session.flash("success", f"{name} was asked to stop; its micro-batch finishes first.")
             else:
-                session.flash("warning", f"{entry.name} is not running.")
-        return RedirectResponse(f"/pipelines/{quote(entry.name, safe='')}", status_code=303)
+                session.flash("warning", f"{name} is not running.")
+        return RedirectResponse(f"/pipelines/{quote(name, safe='')}", status_code=303)
+
+
+def _require_seen(request: Request, entry: PipelineEntry) -> None:
+    if not rights_of(request).may_listen(entry.status.event_hub):
+        # As if it did not exist: the user may not learn the name of its event hub.
+        raise absent_pipeline(entry.name)
 
 
 def _seen_by(request: Request, found: PipelineList) -> PipelineList:

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -65,7 +66,8 @@ class ReportedPipelines:
         self._look: _Look = {}
         self._looked_at = float("-inf")
         self._looking = asyncio.Lock()
-        self._history: dict[str, deque[PipelineSample]] = {}
+        self._history: dict[tuple[str, str], deque[PipelineSample]] = {}
+        """By name and event hub: a name may be used again for another hub."""
         self._asked: dict[str, ProcessIdentity] = {}
         """Processes already asked to stop: a second signal would end them immediately."""
 
@@ -102,38 +104,36 @@ class ReportedPipelines:
         """
         found = (await self._fresh_look()).get(name)
         if found is None:
-            raise NotFoundError(
-                f"No pipeline of the name {name[:80]!r} has run on this machine.",
-                next_step="Those that have are listed under Pipelines.",
-            )
+            raise absent_pipeline(name)
         if isinstance(found, TidegateError):
             raise found
         return self._entry(name, found)
 
-    async def log_tail(self, name: str) -> LogTail:
-        """The end of Spark's log since the pipeline's last start. Raises as ``pipeline``."""
-        await self.pipeline(name)
-        return await self._threads.run(partial(self._read_log, name))
+    async def log_tail(self, entry: PipelineEntry) -> LogTail:
+        """The end of Spark's log of that run; empty once another run of that name has begun.
 
-    async def stop(self, name: str) -> bool:
+        Raises StoreUnavailableError.
+        """
+        return await self._threads.run(partial(self._read_log, entry.name, entry.status))
+
+    async def stop(self, name: str, require_right: Callable[[PipelineEntry], None]) -> bool:
         """Ask a pipeline to stop gracefully, without waiting; False if it does not run.
 
-        Does nothing while it is stopping, because a second signal would interrupt its work.
-        Raises as ``pipeline``, and ForeignPipelineError if it cannot be reached from here.
+        require_right: called with what runs under that name now, directly before it is asked; raises if the
+        user may not stop it. Does nothing while it is stopping, because a second signal would interrupt its
+        work. Raises as ``pipeline``, and ForeignPipelineError if it cannot be reached from here.
         """
         self._looked_at = float("-inf")  # read the current state
         entry = await self.pipeline(name)
+        require_right(entry)
         if entry.status.state.is_over:
             return False
         if entry.is_stop_asked or entry.status.state is PipelineState.STOPPING:
             return True
-        self._asked[name] = entry.status.process
-        is_asked = False
-        try:
-            is_asked = await self._threads.run(partial(ask_to_stop, entry.status))
-        finally:
-            if not is_asked:
-                self._asked.pop(name, None)
+        # Not in a thread: the right could end while this waits for one. It reads two small files of /proc.
+        is_asked = ask_to_stop(entry.status)
+        if is_asked:
+            self._asked[name] = entry.status.process
         return is_asked
 
     def _entry(self, name: str, status: PipelineStatus) -> PipelineEntry:
@@ -144,7 +144,7 @@ class ReportedPipelines:
         return PipelineEntry(
             name,
             status,
-            tuple(self._history.get(name, ())),
+            tuple(self._history.get((name, status.event_hub), ())),
             silent_s if silent_s is not None and silent_s > SILENCE_S else None,
             is_asked or status.state is PipelineState.STOPPING,
         )
@@ -165,12 +165,13 @@ class ReportedPipelines:
     def _remember(self, found: _Look, now: datetime) -> None:
         for name, status in found.items():
             if isinstance(status, PipelineStatus) and not status.state.is_over:
-                self._history.setdefault(name, deque()).append(_sample_of(status, now))
-        for name, samples in list(self._history.items()):
+                samples = self._history.setdefault((name, status.event_hub), deque())
+                samples.append(_sample_of(status, now))
+        for key, samples in list(self._history.items()):
             while samples and samples[0].at < now - timedelta(seconds=HISTORY_S):
                 samples.popleft()
             if not samples:
-                del self._history[name]
+                del self._history[key]
         for name in self._asked.keys() - found.keys():
             del self._asked[name]
 
@@ -214,22 +215,40 @@ class ReportedPipelines:
             self._over[name] = _ReadFile(changed_ns, status)
         return status
 
-    def _read_log(self, name: str) -> LogTail:
+    def _read_log(self, name: str, status: PipelineStatus) -> LogTail:
         path = self._files.log_file(name)
+        tail = LogTail(str(path), "", is_whole=True)
         try:
             with path.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
                 start = file.seek(max(0, size - LOG_TAIL_BYTES))
                 content = file.read(LOG_TAIL_BYTES)
-        except FileNotFoundError:
-            return LogTail(str(path), "", is_whole=True)
+            # A run removes the log, writes its status, then its log: as long as the status is still of this
+            # run, so is what was read.
+            now = self._files.read(name)
+        except (FileNotFoundError, NotFoundError, InvalidArgumentError):
+            return tail
         except OSError as error:
             raise StoreUnavailableError(
                 f"The log {path} cannot be read: {error.strerror}.", next_step="Check its permissions."
             ) from error
+        if _run_of(now) != _run_of(status):
+            return tail
         if start:
             content = content.partition(b"\n")[2]
         return LogTail(str(path), content.decode(errors="replace"), is_whole=start == 0)
+
+
+def absent_pipeline(name: str) -> NotFoundError:
+    """The error for a pipeline that has not run here, or that the user may not see."""
+    return NotFoundError(
+        f"No pipeline of the name {name[:80]!r} has run on this machine.",
+        next_step="Those that have are listed under Pipelines.",
+    )
+
+
+def _run_of(status: PipelineStatus) -> tuple[object, ...]:
+    return status.event_hub, status.process, status.started_at
 
 
 def _sample_of(status: PipelineStatus, now: datetime) -> PipelineSample:
