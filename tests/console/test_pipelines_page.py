@@ -162,13 +162,17 @@ def test_stopping_needs_manage_and_is_said_first(
 def test_a_hubs_policy_sees_its_pipelines_only(
     service: HubService, files: PipelineFiles, plain_browser: PlainBrowser
 ) -> None:
-    """Those of other hubs are neither listed nor shown, and nothing tells which hub they are of."""
+    """Those of other hubs, and those whose status is damaged, are neither listed nor shown: the answer is as
+    if no pipeline had the name.
+    """
 
     async def add(server: TidegateServer) -> str:
         return server.broker.create_policy(HUB, "narrow", [Claim.LISTEN]).key
 
     files.write(replace(status_of("ours", HUB), state=PipelineState.ENDED))
     files.write(replace(status_of("foreign", "payments"), state=PipelineState.ENDED))
+    (files.root / "damaged").mkdir()
+    (files.root / "damaged" / "status.json").write_text('{"version": 1, "na')
     key = service.call(add)
     wait_for(plain_browser, "/pipelines", "/pipelines/foreign")
     plain_browser.get("/console/sign-in")
@@ -176,9 +180,12 @@ def test_a_hubs_policy_sees_its_pipelines_only(
     listed = plain_browser.get("/pipelines").text
     assert "/pipelines/ours" in listed
     assert "/pipelines/foreign" not in listed
-    for path in ("/pipelines/foreign", "/console/live/pipelines/foreign", "/pipelines/foreign/stop"):
-        answer = plain_browser.get(path)
-        assert (answer.status, "payments" in answer.text) == (404, False)
+    for name in ("foreign", "damaged"):
+        for path in (f"/pipelines/{name}", f"/console/live/pipelines/{name}", f"/pipelines/{name}/stop"):
+            absent = plain_browser.get(path.replace(name, "absent"))
+            answer = plain_browser.get(path)
+            assert (answer.status, answer.text.replace(name, "absent")) == (404, absent.text)
+        assert plain_browser.post(f"/pipelines/{name}/stop").status == 404
 
 
 def test_no_pipeline_is_stopped_once_the_right_has_ended(

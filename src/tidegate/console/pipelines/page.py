@@ -142,8 +142,9 @@ class PipelinePages(Pages):
 
     async def _entry(self, request: Request) -> PipelineEntry:
         # Checked first, so that users without Listen do not learn which names exist.
-        require_listen(request, rights_of(request).hub)
-        entry = await self._view.pipeline(request.path_params["name"])
+        rights = rights_of(request)
+        require_listen(request, rights.hub)
+        entry = await self._view.pipeline(request.path_params["name"], is_every_seen=rights.may_listen())
         _require_seen(request, entry)
         return entry
 
@@ -156,8 +157,8 @@ class PipelinePages(Pages):
     @post("/pipelines/{name}/stop")
     async def stop(self, request: Request) -> Response:
         await form_of(request)
-        require_listen(request, rights_of(request).hub)
-        name, session = request.path_params["name"], session_of(request)
+        rights, session, name = rights_of(request), session_of(request), request.path_params["name"]
+        require_listen(request, rights.hub)
 
         def require_right(entry: PipelineEntry) -> None:
             require_session(request)  # finding the pipeline may wait for others' looks
@@ -165,7 +166,7 @@ class PipelinePages(Pages):
             require_manage(request, entry.status.event_hub)
 
         try:
-            is_asked = await self._view.stop(name, require_right)
+            is_asked = await self._view.stop(name, require_right, is_every_seen=rights.may_listen())
         except ForeignPipelineError as error:
             session.flash("error", str(error))
         else:

@@ -97,13 +97,14 @@ class ReportedPipelines:
             ],
         )
 
-    async def pipeline(self, name: str) -> PipelineEntry:
+    async def pipeline(self, name: str, *, is_every_seen: bool) -> PipelineEntry:
         """One pipeline. Raises NotFoundError, InvalidArgumentError (a damaged file), StoreUnavailableError.
 
-        Only names found in the directory are used as file names.
+        is_every_seen: whether the user may see all pipelines; False: one that cannot be read is not found, as
+        nothing says which hub it is of. Only names found in the directory are used as file names.
         """
         found = (await self._fresh_look()).get(name)
-        if found is None:
+        if found is None or (isinstance(found, TidegateError) and not is_every_seen):
             raise absent_pipeline(name)
         if isinstance(found, TidegateError):
             raise found
@@ -116,7 +117,9 @@ class ReportedPipelines:
         """
         return await self._threads.run(partial(self._read_log, entry.name, entry.status))
 
-    async def stop(self, name: str, require_right: Callable[[PipelineEntry], None]) -> bool:
+    async def stop(
+        self, name: str, require_right: Callable[[PipelineEntry], None], *, is_every_seen: bool
+    ) -> bool:
         """Ask a pipeline to stop gracefully, without waiting; False if it does not run.
 
         require_right: called with what runs under that name now, directly before it is asked; raises if the
@@ -124,7 +127,7 @@ class ReportedPipelines:
         work. Raises as ``pipeline``, and ForeignPipelineError if it cannot be reached from here.
         """
         self._looked_at = float("-inf")  # read the current state
-        entry = await self.pipeline(name)
+        entry = await self.pipeline(name, is_every_seen=is_every_seen)
         require_right(entry)
         if entry.status.state.is_over:
             return False
