@@ -441,6 +441,18 @@ def test_every_page_is_refused_once_its_session_has_ended(
     assert "Your session has ended" in answer.text
 
 
+def test_a_form_that_ends_its_own_session_is_answered(
+    service: HubService, plain_browser: PlainBrowser
+) -> None:
+    """A manager who deletes the hub of the session's policy sees no refusal: it was done."""
+    hub = service.create_hub()
+    key = _create_policy(service, hub, "manager", Claim.MANAGE)
+    assert _sign_in(plain_browser, "manager", key, hub) == 303
+    plain_browser.get(f"/hubs/{hub}/delete")
+    answer = plain_browser.post(f"/hubs/{hub}/delete", {"name": hub})
+    assert (answer.status, answer.headers["location"]) == (303, "/hubs")
+
+
 def test_whoever_is_nobody_cannot_send_much(plain_browser: PlainBrowser) -> None:
     """A form is bounded, before anything of it is read, and so is one that does not say how long it is."""
     large = {"policy": ROOT_POLICY_NAME, "key": "x" * 20_000}

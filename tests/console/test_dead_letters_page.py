@@ -7,7 +7,8 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -31,6 +32,7 @@ from tests.console.support import PlainBrowser, assert_accessible, console_servi
 
 from tidegate.broker import Claim
 from tidegate.client import BlockingConsumer
+from tidegate.console.dead_letters import actions as dead_letter_actions
 from tidegate.console.dead_letters import letters as dead_letters
 from tidegate.console.dead_letters import page as dead_letters_page
 from tidegate.console.dead_letters.filter import LetterQuery, format_place, parse_place
@@ -49,6 +51,7 @@ from tidegate.sql import (
     DeadLetterStatus,
     NewDeadLetter,
     Pipeline,
+    ReasonCount,
     load_pipeline,
     process_partition_batch,
 )
@@ -416,6 +419,38 @@ def test_a_discard_that_still_counts_ends_with_its_policy(
     assert "cancelled" in ended_job(plain_browser, started)
     monkeypatch.undo()
     assert _numbers(letters, DeadLetterStatus.OPEN) == [3, 5, 8]
+
+
+@pytest.mark.parametrize("path", ["/dead-letters/discard", "/dead-letters/redrive"])
+def test_a_refused_form_that_still_counts_shows_nothing_to_an_ended_session(
+    path: str, letters: DeadLetters, service: HubService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Protects a revocation from forms that are shown again with a problem: their reasons quote events."""
+    is_counting, may_go_on = threading.Event(), threading.Event()
+    count = DeadLetters.counts_by_reason
+
+    def count_late(self: DeadLetters, wanted: DeadLetterFilter, *, limit: int) -> Sequence[ReasonCount]:
+        is_counting.set()
+        assert may_go_on.wait(DEADLINE_S)
+        return count(self, wanted, limit=limit)
+
+    async def delete(server: TidegateServer) -> None:
+        for policy in server.broker.policies(HUB):
+            server.broker.delete_policy(HUB, policy.name)
+
+    manager = signed_in(service, HUB, Claim.MANAGE)
+    assert "sensor" in manager.get(f"{path}?hub={HUB}").text
+    monkeypatch.setattr(dead_letter_actions, "COUNT_S", DEADLINE_S)
+    monkeypatch.setattr(DeadLetters, "counts_by_reason", count_late)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(manager.post, path, {"hub": HUB, "because": " "})
+        assert is_counting.wait(DEADLINE_S)
+        service.call(delete)
+        may_go_on.set()
+        answer = asked.result(DEADLINE_S)
+    assert answer.status == 403
+    assert "Your session has ended" in answer.text
+    assert "sensor" not in answer.text
 
 
 def test_rights_decide_what_is_seen_and_done(letters: DeadLetters, service: HubService, place: Place) -> None:

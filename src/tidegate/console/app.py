@@ -237,7 +237,7 @@ class _SignedIn:
             return
         session, request.state.rights = found
         request.state.session = session
-        if request.method != "POST":
+        if path not in _OPEN_PATHS:
             send = self._while_in_force(request, session, scope, receive, send)
         with self._console.access.acting(session.grant, address_of(request)):
             await self._answer(request, session, scope, receive, send)
@@ -247,17 +247,21 @@ class _SignedIn:
     ) -> Send:
         """``send`` while the session lasts, then a refusal: a page may wait for others', a thread or the
         database, and what it reads then is not for an ended session.
+
+        A form's redirect is sent in any case: the form may have ended its own session, by what it changed.
         """
         has_ended = False
 
         async def send_while_in_force(message: Message) -> None:
             nonlocal has_ended
             if message["type"] == "http.response.start" and self._console.sessions.rights(session) is None:
-                has_ended = True
+                is_redirect = request.method == "POST" and message["status"] == 303
+                has_ended = not is_redirect
+            if not has_ended:
+                await send(message)
+            elif message["type"] == "http.response.start":
                 error = UnauthorizedError("Your session has ended.", next_step="Sign in again.")
                 await error_page(request, error)(scope, receive, send)
-            elif not has_ended:
-                await send(message)
 
         return send_while_in_force
 
