@@ -14,15 +14,15 @@ import inspect
 from collections.abc import Iterator, Mapping
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 import click
 
 import tidegate
 from tidegate.cli.app import EXIT_CODE_HELP, app
 from tidegate.cli.shell.exit_codes import exit_code_of
-from tidegate.gateway.administration.json_shapes import Shape
 from tidegate.gateway.administration.operations import OPERATIONS, PREFIX
-from tidegate.gateway.administration.shapes import SHAPES
+from tidegate.gateway.administration.shapes import Shape, schemas
 from tidegate.gateway.metrics import METRICS
 from tidegate.gateway.metrics import PREFIX as METRIC_PREFIX
 from tidegate.model import errors, limits
@@ -204,15 +204,29 @@ def _http_api_page() -> str:
         answer = f"{operation.status} {'list of ' if operation.is_list else ''}{answer}".strip()
         address = f"`{operation.method} {operation.path}`"
         lines.append(f"| {address} | {operation.summary} | {claims} | {request} | {answer} |")
-    for shape in SHAPES:
-        lines += ["", f"## {shape.name}", "", "| | | |", "|---|---|---|"]
-        for field in shape.fields:
-            kind = field.kind.value if field.shape is None else f"{field.kind.value}: {field.shape.name}"
-            kind += ", or null" if field.is_nullable else ""
-            kind += "" if field.is_required else "; optional"
-            choices = f" One of {', '.join(field.choices)}." if field.choices else ""
-            lines.append(f"| `{field.name}` | {kind} | {field.description}{choices} |")
+    found = schemas()
+    for name, schema in found.items():
+        if "properties" in schema:
+            lines += ["", f"## {name}", "", "| | | |", "|---|---|---|"]
+            lines += [_field_line(each, schema, found) for each in schema["properties"]]
     return "\n".join(lines) + "\n"
+
+
+def _field_line(name: str, schema: dict[str, Any], found: dict[str, Any]) -> str:
+    """A field of an object, from its JSON Schema. found: all schemas."""
+    field = schema["properties"][name]
+    kinds = field.get("anyOf", [field])
+    items = kinds[0].get("items", kinds[0])
+    reference = items.get("$ref", "").rpartition("/")[2]
+    choices = found[reference].get("enum", ()) if reference else ()
+    words = {"integer": "an integer", "string": "a string", "boolean": "true or false"}
+    kind = words["string"] if choices else words.get(items.get("type", ""), f"an object: {reference}")
+    if items is not kinds[0]:
+        kind = "a list of strings"
+    kind += ", or null" if len(kinds) > 1 else ""
+    kind += "" if name in schema["required"] else "; optional"
+    one_of = f" One of {', '.join(choices)}." if choices else ""
+    return f"| `{name}` | {kind} | {field['description']}{one_of} |"
 
 
 def _metric_page() -> str:
@@ -263,5 +277,5 @@ def _metric_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _shape_link(shape: Shape) -> str:
-    return f"[{shape.name}](#{shape.name.lower()})"
+def _shape_link(shape: type[Shape]) -> str:
+    return f"[{shape.__name__}](#{shape.__name__.lower()})"

@@ -161,4 +161,6 @@ def _found_at(kind: object, path: str, of: Callable[[Any], Any]) -> list[Any]:
 
 
 def _members(kind: Any) -> list[Any]:
+    if isinstance(kind, msgspec.inspect.Metadata):  # what Annotated adds
+        return _members(kind.type)
     return list(kind.types) if isinstance(kind, msgspec.inspect.UnionType) else [kind]

@@ -11,7 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from enum import Enum
-from typing import Final, cast
+from typing import Final, TypeVar, cast
+
+from msgspec import UNSET
 
 from tidegate.broker import (
     Broker,
@@ -22,11 +24,12 @@ from tidegate.broker import (
     SharedAccessPolicy,
 )
 from tidegate.gateway.administration import shapes
-from tidegate.gateway.administration.json_shapes import Shape
+from tidegate.gateway.administration.shapes import Shape
 from tidegate.model.capture import CaptureSettings, CaptureStatistics
 from tidegate.model.errors import NotFoundError
 from tidegate.model.hub_settings import PARTITION_COUNT_DEFAULT, hub_changes_in
-from tidegate.model.limits import Tier
+
+S = TypeVar("S", bound=Shape)
 
 PREFIX: Final = "/api/v1"
 """Before every address of the administration. (``$admin`` would be a variable to a shell.)"""
@@ -53,8 +56,8 @@ class Call:
     """By the name of each hub that is captured now."""
     parameters: Mapping[str, str]
     """Of the address, by name."""
-    values: Mapping[str, object] = field(repr=False)
-    """Of the body, checked against the operation's shape."""
+    body: Shape | None = field(repr=False)
+    """Of the operation's shape; None: it has none."""
     is_manager: bool
     """Whether the token also has Manage here."""
 
@@ -68,17 +71,15 @@ class Call:
         """The event hub whose policies are meant; None: the namespace's."""
         return self.parameters.get("hub")
 
-    def text(self, name: str) -> str:
-        """A string of the body."""
-        return cast(str, self.values[name])
+    @property
+    def values(self) -> Mapping[str, object]:
+        """The given fields of the body."""
+        return self.wanted(Shape).given()
 
-    def optional_text(self, name: str) -> str | None:
-        """A string of the body; None where it is left out or null."""
-        return cast("str | None", self.values.get(name))
-
-    def optional_integer(self, name: str) -> int | None:
-        """An integer of the body; None where it is left out or null."""
-        return cast("int | None", self.values.get(name))
+    def wanted(self, kind: type[S]) -> S:
+        """The body."""
+        assert isinstance(self.body, kind)
+        return self.body
 
 
 Handler = Callable[[Call], object]
@@ -96,9 +97,9 @@ class Operation:
     summary: str
     needs: Needs
     handler: Handler
-    request: Shape | None = None
+    request: type[Shape] | None = None
     """Of the body; None: there is none."""
-    answer: Shape | None = None
+    answer: type[Shape] | None = None
     """None: the answer has a status and no body."""
     is_list: bool = False
     """Whether the answer is a list of ``answer``."""
@@ -124,10 +125,11 @@ def _read_namespace(call: Call) -> object:
 
 
 def _update_namespace(call: Call) -> object:
-    if "throughput_units" in call.values:
-        call.broker.set_throughput_units(call.optional_integer("throughput_units"))
-    if "tier" in call.values:
-        call.broker.set_tier(Tier(call.text("tier")))
+    wanted = call.wanted(shapes.NamespaceUpdate)
+    if wanted.throughput_units is not UNSET:
+        call.broker.set_throughput_units(wanted.throughput_units)
+    if wanted.tier is not UNSET:
+        call.broker.set_tier(wanted.tier)
     return _read_namespace(call)
 
 
@@ -141,53 +143,55 @@ def _list_audit_records(call: Call) -> object:
 
 
 def _create_event_hub(call: Call) -> object:
-    partition_count = call.optional_integer("partition_count")
-    event_hub = call.broker.create_event_hub(
-        call.text("name"),
-        partition_count=PARTITION_COUNT_DEFAULT if partition_count is None else partition_count,
-        **hub_changes_in(call.values),
+    values = call.values
+    partition_count = cast(int, values.get("partition_count", PARTITION_COUNT_DEFAULT))
+    return _event_hub(
+        call.broker.create_event_hub(
+            cast(str, values["name"]), partition_count=partition_count, **hub_changes_in(values)
+        )
     )
-    return _event_hub(event_hub)
 
 
 def _update_event_hub(call: Call) -> object:
-    event_hub = call.broker.update_event_hub(
-        call.parameters["hub"],
-        partition_count=call.optional_integer("partition_count"),
-        **hub_changes_in(call.values),
+    values = call.values
+    partition_count = cast("int | None", values.get("partition_count"))
+    return _event_hub(
+        call.broker.update_event_hub(
+            call.parameters["hub"], partition_count=partition_count, **hub_changes_in(values)
+        )
     )
-    return _event_hub(event_hub)
 
 
 def _create_consumer_group(call: Call) -> object:
-    call.event_hub.create_consumer_group(call.text("name"))
-    return {"name": call.text("name")}
+    name = call.wanted(shapes.Named).name
+    call.event_hub.create_consumer_group(name)
+    return {"name": name}
 
 
 def _create_policy(call: Call) -> object:
+    wanted = call.wanted(shapes.PolicyCreation)
     policy = call.broker.create_policy(
         call.scope,
-        call.text("name"),
-        [Claim(name) for name in cast("list[str]", call.values["claims"])],
-        key=call.optional_text("primary_key"),
-        secondary_key=call.optional_text("secondary_key"),
+        wanted.name,
+        wanted.claims,
+        key=wanted.primary_key,
+        secondary_key=wanted.secondary_key,
     )
     return _policy(policy, call)
 
 
 def _regenerate_key(call: Call) -> object:
+    wanted = call.wanted(shapes.KeyRegeneration)
     policy = call.broker.regenerate_key(
-        call.scope,
-        call.parameters["policy"],
-        is_secondary=bool(call.values.get("is_secondary")),
-        key=call.optional_text("key"),
+        call.scope, call.parameters["policy"], is_secondary=wanted.is_secondary, key=wanted.key
     )
     return _policy(policy, call)
 
 
 def _revoke_publisher(call: Call) -> object:
-    call.event_hub.revoke_publisher(call.text("name"))
-    return {"name": call.text("name")}
+    name = call.wanted(shapes.Named).name
+    call.event_hub.revoke_publisher(name)
+    return {"name": name}
 
 
 def _read_capture(call: Call) -> object:
@@ -201,7 +205,7 @@ def _read_capture_statistics(call: Call) -> object:
     found = call.capture_statistics().get(call.event_hub.name)
     if found is None:
         raise NotFoundError(f"The event hub {call.event_hub.name!r} is not captured now.")
-    return {each.name: getattr(found, each.name) for each in shapes.CAPTURE_STATISTICS.fields}
+    return {name: getattr(found, name) for name in shapes.CaptureStatistics.__struct_fields__}
 
 
 def _set_capture(call: Call) -> object:
@@ -216,7 +220,7 @@ def _delete_capture(call: Call) -> None:
 
 def _policy_operations(prefix: str, suffix: str, of: str) -> tuple[Operation, ...]:
     """The same for the namespace and for an event hub."""
-    see, manage, shape = Needs.SEE, Needs.MANAGE, shapes.POLICY
+    see, manage, shape = Needs.SEE, Needs.MANAGE, shapes.Policy
     one, path = f"{prefix}/policies/{{policy}}", f"{prefix}/policies"
     return (
         Operation(
@@ -226,7 +230,7 @@ def _policy_operations(prefix: str, suffix: str, of: str) -> tuple[Operation, ..
         ),
         Operation(
             "POST", path, f"create{suffix}Policy", f"Create a policy of {of}, effective immediately.", manage,
-            _create_policy, request=shapes.POLICY_CREATION, answer=shape, status=201,
+            _create_policy, request=shapes.PolicyCreation, answer=shape, status=201,
         ),
         Operation(
             "GET", one, f"read{suffix}Policy", "One policy.", see,
@@ -242,7 +246,7 @@ def _policy_operations(prefix: str, suffix: str, of: str) -> tuple[Operation, ..
         Operation(
             "POST", f"{one}/regenerate-key", f"regenerate{suffix}Key",
             "Replace one of a policy's keys. Connections opened with the old key end.", manage,
-            _regenerate_key, request=shapes.KEY_REGENERATION, answer=shape,
+            _regenerate_key, request=shapes.KeyRegeneration, answer=shape,
         ),
     )  # fmt: skip
 
@@ -252,40 +256,40 @@ _HUB: Final = "/event-hubs/{hub}"
 OPERATIONS: Final[tuple[Operation, ...]] = (
     Operation(
         "GET", "/namespace", "readNamespace", "Tier, limits and throughput units.", Needs.SEE,
-        _read_namespace, answer=shapes.NAMESPACE,
+        _read_namespace, answer=shapes.Namespace,
     ),
     Operation(
         "PATCH", "/namespace", "updateNamespace", "Set the tier or the throughput units.", Needs.MANAGE,
-        _update_namespace, request=shapes.NAMESPACE_UPDATE, answer=shapes.NAMESPACE,
+        _update_namespace, request=shapes.NamespaceUpdate, answer=shapes.Namespace,
     ),
     Operation(
         "GET", "/statistics", "readStatistics", "Counts of the namespace since the service started.",
         Needs.SEE,
         lambda call: _statistics(call.broker.statistics()),
-        answer=shapes.STATISTICS,
+        answer=shapes.Statistics,
     ),
     Operation(
         "GET", "/audit", "listAuditRecords", "The newest changes and sign-ins, newest first.",
-        Needs.MANAGE, _list_audit_records, answer=shapes.AUDIT_RECORD, is_list=True,
+        Needs.MANAGE, _list_audit_records, answer=shapes.AuditRecord, is_list=True,
     ),
     *_policy_operations("", "", "the namespace"),
     Operation(
         "GET", "/event-hubs", "listEventHubs", "The event hubs, in the order of their creation.", Needs.SEE,
         lambda call: [_event_hub(event_hub) for event_hub in call.broker.list_event_hubs()],
-        answer=shapes.EVENT_HUB, is_list=True,
+        answer=shapes.EventHub, is_list=True,
     ),
     Operation(
         "POST", "/event-hubs", "createEventHub", "Create an event hub.", Needs.MANAGE, _create_event_hub,
-        request=shapes.EVENT_HUB_CREATION, answer=shapes.EVENT_HUB, status=201,
+        request=shapes.EventHubCreation, answer=shapes.EventHub, status=201,
     ),
     Operation(
         "GET", _HUB, "readEventHub", "One event hub.", Needs.SEE,
         lambda call: _event_hub(call.event_hub),
-        answer=shapes.EVENT_HUB,
+        answer=shapes.EventHub,
     ),
     Operation(
         "PATCH", _HUB, "updateEventHub", "Change settings of an event hub, all or none.", Needs.MANAGE,
-        _update_event_hub, request=shapes.EVENT_HUB_UPDATE, answer=shapes.EVENT_HUB,
+        _update_event_hub, request=shapes.EventHubUpdate, answer=shapes.EventHub,
     ),
     Operation(
         "DELETE", _HUB, "deleteEventHub", "Delete an event hub and all its events.", Needs.MANAGE,
@@ -296,28 +300,28 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "GET", f"{_HUB}/statistics", "readEventHubStatistics",
         "Counts of an event hub since the service started.", Needs.SEE,
         lambda call: _statistics(call.event_hub.statistics()),
-        answer=shapes.STATISTICS,
+        answer=shapes.Statistics,
     ),
     Operation(
         "GET", f"{_HUB}/partitions", "listPartitions", "Where the partitions begin and end.", Needs.SEE,
         lambda call: [_partition(partition) for partition in call.event_hub.partitions],
-        answer=shapes.PARTITION, is_list=True,
+        answer=shapes.Partition, is_list=True,
     ),
     Operation(
         "GET", f"{_HUB}/partitions/{{partition}}", "readPartition", "Where one partition begins and ends.",
         Needs.SEE,
         lambda call: _partition(call.event_hub.partition(call.parameters["partition"])),
-        answer=shapes.PARTITION,
+        answer=shapes.Partition,
     ),
     Operation(
         "GET", f"{_HUB}/consumer-groups", "listConsumerGroups", "The consumer groups, $Default first.",
         Needs.SEE,
         lambda call: [{"name": name} for name in call.event_hub.description.consumer_groups],
-        answer=shapes.NAMED, is_list=True,
+        answer=shapes.Named, is_list=True,
     ),
     Operation(
         "POST", f"{_HUB}/consumer-groups", "createConsumerGroup", "Create a consumer group.", Needs.MANAGE,
-        _create_consumer_group, request=shapes.NAMED, answer=shapes.NAMED, status=201,
+        _create_consumer_group, request=shapes.Named, answer=shapes.Named, status=201,
     ),
     Operation(
         "DELETE", f"{_HUB}/consumer-groups/{{group}}", "deleteConsumerGroup", "Delete a consumer group.",
@@ -330,12 +334,12 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "GET", f"{_HUB}/revoked-publishers", "listRevokedPublishers", "The revoked publishers.",
         Needs.SEE,
         lambda call: [{"name": name} for name in call.event_hub.revoked_publishers],
-        answer=shapes.NAMED, is_list=True,
+        answer=shapes.Named, is_list=True,
     ),
     Operation(
         "POST", f"{_HUB}/revoked-publishers", "revokePublisher",
         "Revoke a publisher: it may no longer send, and its open links end.", Needs.MANAGE, _revoke_publisher,
-        request=shapes.NAMED, answer=shapes.NAMED, status=201,
+        request=shapes.Named, answer=shapes.Named, status=201,
     ),
     Operation(
         "DELETE", f"{_HUB}/revoked-publishers/{{publisher}}", "restorePublisher",
@@ -345,16 +349,16 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     ),
     Operation(
         "GET", f"{_HUB}/capture", "readCapture", "The settings of Capture; 404 where nothing is captured.",
-        Needs.SEE, _read_capture, answer=shapes.CAPTURE,
+        Needs.SEE, _read_capture, answer=shapes.Capture,
     ),
     Operation(
         "GET", f"{_HUB}/capture/statistics", "readCaptureStatistics",
         "The state of Capture; 404 while nothing is captured.", Needs.SEE, _read_capture_statistics,
-        answer=shapes.CAPTURE_STATISTICS,
+        answer=shapes.CaptureStatistics,
     ),
     Operation(
         "PUT", f"{_HUB}/capture", "setCapture", "Set up Capture; replaces all settings.",
-        Needs.MANAGE, _set_capture, request=shapes.CAPTURE_REQUEST, answer=shapes.CAPTURE,
+        Needs.MANAGE, _set_capture, request=shapes.CaptureSettings, answer=shapes.Capture,
         is_of_namespace=True,
     ),
     Operation(
@@ -401,7 +405,7 @@ def _policy(policy: SharedAccessPolicy, call: Call) -> dict[str, object]:
 
 
 def _statistics(statistics: EventHubStatistics) -> dict[str, object]:
-    return {each.name: getattr(statistics, each.name) for each in shapes.STATISTICS.fields}
+    return {name: getattr(statistics, name) for name in shapes.Statistics.__struct_fields__}
 
 
 def _time_text(time_ms: int) -> str:

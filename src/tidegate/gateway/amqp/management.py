@@ -16,6 +16,7 @@ from tidegate.gateway.amqp.claims import ConnectionClaims
 from tidegate.model.audience import NAMESPACE, entity_path
 from tidegate.model.capture import CaptureStatistics
 from tidegate.model.errors import InvalidArgumentError
+from tidegate.model.validation import validated
 from tidegate.wire import management
 from tidegate.wire.addresses import NodeAddress, NodeKind
 from tidegate.wire.administration import AdministrationRequest, encode_administration_response
@@ -54,8 +55,8 @@ class ManagementService:
         hub = None if operation.is_of_namespace else request.parameters.get("hub")
         path = NAMESPACE if hub is None else entity_path(hub)
         with acting_as(actor := claims.actor(path, token=request.security_token)):
-            values = {} if operation.request is None else operation.request.check(request.values)
-            call = Call(self._broker, self._capture_statistics, request.parameters, values, is_manager=True)
+            wanted = None if operation.request is None else validated(request.values, operation.request)
+            call = Call(self._broker, self._capture_statistics, request.parameters, wanted, is_manager=True)
             answer = operation.handler(call)
         if isinstance(answer, Awaitable):
             return _finish(operation, answer, message_id, actor)

@@ -33,6 +33,7 @@ from tidegate.model.errors import (
     RemoteProtocolError,
     TidegateError,
 )
+from tidegate.model.validation import decoded
 from tidegate.wire.conditions import condition_for, error_description, http_status_for
 
 BODY_BYTES_MAX: Final = 65_536
@@ -128,10 +129,10 @@ class Administration:
         parameters: dict[str, str] = dict(request.path_params)
 
         async def perform(body: bytes, grant: Grant) -> Response:
-            values = {} if operation.request is None else operation.request.parse(body)
+            wanted = None if operation.request is None else decoded(body or b"{}", operation.request)
             is_manager = Claim.MANAGE in grant.claims
             value = operation.handler(
-                Call(self._broker, self._capture_statistics, parameters, values, is_manager)
+                Call(self._broker, self._capture_statistics, parameters, wanted, is_manager)
             )
             value = await value if isinstance(value, Awaitable) else value
             if operation.answer is None:
@@ -152,7 +153,7 @@ def admin_error_response(error: TidegateError) -> Response:
 def admin_error(
     status: int, condition: str, message: str, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """An error in the shape of ``administration.shapes.ERROR``."""
+    """An error in the shape of ``administration.shapes.Error``."""
     error = {"status": status, "condition": str(condition), "message": message}
     return _json_response({"error": error}, status, headers)
 

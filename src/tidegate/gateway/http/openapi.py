@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from typing import Final
 
+import msgspec
+
 from tidegate.gateway.administration.operations import OPERATIONS, PREFIX, Needs, Operation
-from tidegate.gateway.administration.shapes import ERROR, SHAPES
+from tidegate.gateway.administration.shapes import REFERENCE, Error, Shape, schemas
 from tidegate.model.version import VERSION
 
 _PARAMETERS: Final = {
@@ -40,7 +42,7 @@ def openapi_document() -> dict[str, object]:
         "security": [{"sharedAccessSignature": []}],
         "paths": paths,
         "components": {
-            "schemas": {shape.name: shape.schema() for shape in SHAPES},
+            "schemas": schemas(),
             "securitySchemes": {
                 "sharedAccessSignature": {
                     "type": "apiKey",
@@ -79,10 +81,9 @@ def _operation(operation: Operation) -> dict[str, object]:
             for name in names
         ]
     if operation.request is not None:
-        is_required = any(field.is_required for field in operation.request.fields)
         described["requestBody"] = {
-            "required": is_required,
-            "content": _content(_reference(operation.request.name)),
+            "required": any(field.required for field in msgspec.structs.fields(operation.request)),
+            "content": _content(_reference(operation.request)),
         }
     return described
 
@@ -90,7 +91,7 @@ def _operation(operation: Operation) -> dict[str, object]:
 def _answer(operation: Operation) -> dict[str, object]:
     if operation.answer is None:
         return {"description": "Done."}
-    schema = _reference(operation.answer.name)
+    schema = _reference(operation.answer)
     if operation.is_list:
         schema = {"type": "array", "items": schema}
     description = "Made." if operation.status == 201 else "What there is."
@@ -98,11 +99,11 @@ def _answer(operation: Operation) -> dict[str, object]:
 
 
 def _error() -> dict[str, object]:
-    return {"description": "What is wrong.", "content": _content(_reference(ERROR.name))}
+    return {"description": "What is wrong.", "content": _content(_reference(Error))}
 
 
-def _reference(name: str) -> dict[str, object]:
-    return {"$ref": f"#/components/schemas/{name}"}
+def _reference(shape: type[Shape]) -> dict[str, object]:
+    return {"$ref": f"{REFERENCE}{shape.__name__}"}
 
 
 def _content(schema: dict[str, object]) -> dict[str, object]:

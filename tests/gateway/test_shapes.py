@@ -1,0 +1,89 @@
+"""Requests of the administration: what the check takes is exactly what the OpenAPI schema allows."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from openapi_schema_validator import OAS31Validator
+
+from tidegate.gateway.administration.operations import OPERATIONS
+from tidegate.gateway.administration.shapes import Named, Shape, schemas
+from tidegate.model.errors import InvalidArgumentError
+from tidegate.model.validation import decoded
+
+REQUESTS = {operation.request.__name__: operation.request for operation in OPERATIONS if operation.request}
+SCHEMAS = schemas()
+
+# No floats: 1.0 is an integer to a schema, and not to the check.
+_ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=2), inner, max_size=2),
+    max_leaves=4,
+)
+
+
+def _meant(field: dict[str, Any]) -> st.SearchStrategy[Any]:
+    """Values that a schema of a field allows, and some that it does not."""
+    field = field.get("anyOf", [field])[0]
+    if "$ref" in field:
+        field = SCHEMAS[field["$ref"].rpartition("/")[2]]
+    if "enum" in field:
+        return st.sampled_from(field["enum"]) | _ANYTHING
+    meant: dict[str, st.SearchStrategy[Any]] = {
+        "integer": st.integers(),
+        "string": st.text(max_size=4),
+        "boolean": st.booleans(),
+        "array": st.lists(_meant(field["items"]), max_size=3) if "items" in field else _ANYTHING,
+    }
+    return meant[field["type"]] | st.none() | _ANYTHING
+
+
+def _objects(schema: dict[str, Any]) -> st.SearchStrategy[Any]:
+    """Objects that have the shape, or nearly, or not at all."""
+    fields = {name: _meant(field) for name, field in schema["properties"].items()}
+    nearly = st.fixed_dictionaries({}, optional={**fields, "unknown": _ANYTHING})
+    return nearly | st.fixed_dictionaries(fields) | _ANYTHING
+
+
+@pytest.mark.parametrize("shape", REQUESTS.values(), ids=REQUESTS)
+def test_check_and_schema_agree(shape: type[Shape]) -> None:
+    """A body passes the check if, and only if, it is what the document promises to take."""
+    validator = OAS31Validator({**SCHEMAS[shape.__name__], "components": {"schemas": SCHEMAS}})
+
+    @settings(max_examples=200, deadline=None)
+    @given(_objects(SCHEMAS[shape.__name__]))
+    def compare(value: object) -> None:
+        body = json.dumps(value).encode()
+        if validator.is_valid(value):
+            assert isinstance(value, dict)
+            read = msgspec.to_builtins(decoded(body, shape).given())
+            assert {name: read[name] for name in value} == value
+        else:
+            with pytest.raises(InvalidArgumentError):
+                decoded(body, shape)
+
+    compare()
+
+
+def test_a_refusal_names_the_choices() -> None:
+    """Protects users of a wrong tier or claim from having to look the right ones up."""
+    with pytest.raises(InvalidArgumentError) as caught:
+        decoded(b'{"tier": "x"}', REQUESTS["NamespaceUpdate"])
+    assert "Basic, Standard, Premium, Dedicated" in caught.value.next_step
+    with pytest.raises(InvalidArgumentError) as caught:
+        decoded(b'{"name": "a", "claims": ["x"]}', REQUESTS["PolicyCreation"])
+    assert "Send, Listen, Manage" in caught.value.next_step
+
+
+@pytest.mark.parametrize(
+    "body", [b"\xff", b'{"name": 1}', b'{"name": NaN}', b'{"name": "', b'{"name": "\\udc00"}']
+)
+def test_what_is_no_such_json_is_refused(body: bytes) -> None:
+    """Bytes that are no JSON, half characters, and values of another type."""
+    with pytest.raises(InvalidArgumentError):
+        decoded(body, Named)
