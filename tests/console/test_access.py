@@ -33,8 +33,7 @@ from tidegate.console.frame import live
 from tidegate.console.frame import sessions as access
 from tidegate.console.frame.sessions import rights_of
 from tidegate.console.overview import page as overview
-from tidegate.console.pipelines.reported import ReportedPipelines
-from tidegate.console.pipelines.values import PipelineList
+from tidegate.console.pipelines.reported import PipelineList, ReportedPipelines
 from tidegate.model.events import EventData
 from tidegate.model.sas import make_sas_token
 from tidegate.server.app import TidegateServer

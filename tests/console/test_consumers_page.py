@@ -20,14 +20,14 @@ from tests.console.support import PlainBrowser, assert_accessible, console_servi
 from tidegate.broker import Claim
 from tidegate.console.consumers import groups as consumers
 from tidegate.console.consumers import page as consumers_page
-from tidegate.console.consumers import rows as consumer_rows
-from tidegate.console.consumers.rows import (
+from tidegate.console.consumers import progress
+from tidegate.console.consumers.progress import (
     LEASE_DURATION_S,
     STALL_TIMEOUT_S,
     HubLog,
+    PartitionProgress,
     progress_of,
 )
-from tidegate.console.consumers.values import PartitionProgress
 from tidegate.console.frame import shared_answers
 from tidegate.model.events import ReceivedEvent
 from tidegate.model.partition_ends import PartitionEnds
@@ -294,8 +294,8 @@ def test_in_a_browser(
     service: HubService, database: Database, console_page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Under live load the table follows a host; its end is told as a stall; every page is accessible."""
-    monkeypatch.setattr(consumer_rows, "STALL_TIMEOUT_S", 0.5)
-    monkeypatch.setattr(consumer_rows, "LEASE_DURATION_S", 2.0)  # the host's
+    monkeypatch.setattr(progress, "STALL_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(progress, "LEASE_DURATION_S", 2.0)  # the host's
     address = f"/consumers/{HUB}/%24Default"
     with _host(service, database, "$Default"):
         deadline = time.monotonic() + DEADLINE_S

@@ -37,11 +37,10 @@ from tidegate.console.dead_letters import letters as dead_letters
 from tidegate.console.dead_letters import page as dead_letters_page
 from tidegate.console.dead_letters.filter import LetterQuery, format_place, parse_place
 from tidegate.console.dead_letters.histogram import DAYS_MAX, HOURS_MAX, histogram_of
-from tidegate.console.dead_letters.values import LetterEvent
 from tidegate.console.frame import shared_answers
 from tidegate.console.frame.rights import Rights
 from tidegate.model.errors import InvalidArgumentError
-from tidegate.model.events import EventData
+from tidegate.model.events import EventContents, EventData
 from tidegate.server.app import TidegateServer
 from tidegate.sql import (
     ConsumerKey,
@@ -208,11 +207,11 @@ def test_a_crafted_body_makes_no_large_page() -> None:
     """Deep and wide, 256 KB would become 200 MB by indentation; what has no shape is shown as a picture."""
     wide = b"[" * 900 + b"0," * 120_000 + b"0" + b"]" * 900
     for body in (wide, b"[" * 100_000, b"9" * 100_000):
-        shown = dead_letters_page.body_texts(LetterEvent(False, body, None, (), None))
+        shown = dead_letters_page.body_texts(EventContents(body))
         assert shown["json"] is None
         assert shown["text"] == body.decode()
     body = b'{"n": 1.50, "n": "\x7f"}'
-    fair = dead_letters_page.body_texts(LetterEvent(False, body, None, (), None))
+    fair = dead_letters_page.body_texts(EventContents(body))
     assert fair["json"] == '{\n  "n": 1.50,\n  "n": "\u2421"\n}'
     assert fair["text"] == '{"n": 1.50, "n": "\u2421"}'
     assert fair["hex"] is not None
@@ -226,12 +225,12 @@ def test_a_body_is_made_ready_beside_the_event_loop(
     is_beside: list[bool] = []
     body_texts = dead_letters_page.body_texts
 
-    def seen(event: LetterEvent) -> dict[str, str | None]:
+    def seen(contents: EventContents) -> dict[str, str | None]:
         try:
             asyncio.get_running_loop()
         except RuntimeError:
             is_beside.append(True)
-        return body_texts(event)
+        return body_texts(contents)
 
     monkeypatch.setattr(dead_letters_page, "body_texts", seen)
     letter = letters.list(DeadLetterFilter(event_hub=HUB))[0]

@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tidegate.amqp.encode import encode_value
-from tidegate.amqp.message import Header, Properties, decode_message
+from tidegate.amqp.message import Header, Message, Properties, decode_message
 from tidegate.amqp.types import (
     Byte,
     Char,
@@ -38,7 +38,6 @@ from tidegate.console.explorer.properties import (
     parse_properties,
     type_name,
 )
-from tidegate.console.explorer.values import EventProperties
 from tidegate.model.errors import InvalidArgumentError
 
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
@@ -141,22 +140,24 @@ def test_standard_properties_are_read_as_they_were_written(standard: Properties,
 
 
 @given(
-    st.builds(EventProperties, st.dictionaries(_TEXT, _VALUES, max_size=4), _STANDARD, _HEADERS),
+    st.dictionaries(_TEXT, _VALUES, max_size=4),
+    _STANDARD,
+    _HEADERS,
     st.binary(max_size=300),
     st.none() | _TEXT,
 )
 def test_an_event_is_encoded_with_its_types(
-    properties: EventProperties, body: bytes, key: str | None
+    properties: dict[object, object], standard: Properties, header: Header, body: bytes, key: str | None
 ) -> None:
     """The message that is stored holds what was given, each value in its own type."""
-    encoded = EventEncoder(properties).encode(body, key)
-    message = decode_message(encoded)
+    given = Message(header=header, properties=standard, application_properties=properties)
+    message = decode_message(EventEncoder(given).encode(body, key))
     assert message.data == (body,)
-    assert message.properties == (None if properties.standard == Properties() else properties.standard)
-    assert message.header == (None if properties.header == Header() else properties.header)
+    assert message.properties == (None if standard == Properties() else standard)
+    assert message.header == (None if header == Header() else header)
     assert dict(message.message_annotations) == ({} if key is None else {"x-opt-partition-key": key})
     assert [(name, _exact(value)) for name, value in message.application_properties.items()] == [
-        (name, _exact(value)) for name, value in properties.application.items()
+        (name, _exact(value)) for name, value in properties.items()
     ]
 
 
@@ -167,7 +168,10 @@ def test_whatever_is_typed_is_read_or_refused(text: str) -> None:
     for parse in (parse_properties, lambda lines: parse_message(lines, "")):
         try:
             read = parse(text)
-            EventEncoder(EventProperties(read) if isinstance(read, dict) else EventProperties({}, *read))
+            if isinstance(read, dict):
+                EventEncoder(Message(application_properties=read))
+            else:
+                EventEncoder(Message(properties=read[0], header=read[1]))
         except InvalidArgumentError as error:
             refused.append(error.message)
     assert all("propert" in message for message in refused)

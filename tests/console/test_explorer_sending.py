@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.console.explorer_support import make_hub
 
-from tidegate.amqp.message import Properties
+from tidegate.amqp.message import Message, Properties
 from tidegate.amqp.types import Symbol
 from tidegate.broker import Broker
 from tidegate.console.explorer import sending as events_sending
@@ -20,9 +20,7 @@ from tidegate.console.explorer.sending import EventSender
 from tidegate.console.explorer.values import (
     EventCursor,
     EventPage,
-    EventProperties,
     EventQuery,
-    OutgoingEvent,
     RunState,
     SendPlan,
     Target,
@@ -71,36 +69,41 @@ def _plan(**changed: object) -> SendPlan:
     return SendPlan(**plan)  # type: ignore[arg-type]
 
 
+def _with_property(value: str) -> Message:
+    return Message(application_properties={"p": value})
+
+
 async def test_one_event_goes_where_it_is_sent(
     broker: Broker, events: BrokerEvents, sender: EventSender
 ) -> None:
     """By key as every SDK's would, to a partition, or in turns; too large a one is refused."""
     hub = make_hub(broker, 4)
-    event = OutgoingEvent(b"body", EventProperties({"n": "1"}, _TEXT))
-    sent = await sender.send("hub", event, Target(partition_key="key"), may_go_on=_always)
-    assert sent.partition_id == hub.partition_for("key").partition_id
-    found = (await events.event("hub", sent.partition_id, sent.sequence_number)).event.contents
+    message = Message(properties=_TEXT, application_properties={"n": "1"})
+
+    async def send(target: Target, body: bytes = b"body") -> tuple[str, int]:
+        return await sender.send("hub", body, message, target, may_go_on=_always)
+
+    partition_id, number = await send(Target(partition_key="key"))
+    assert partition_id == hub.partition_for("key").partition_id
+    found = (await events.event("hub", partition_id, number)).event.contents
     assert found == EventContents(b"body", {"n": "1"}, "key", "text/plain")
-    assert (await sender.send("hub", event, Target(partition_id="3"), may_go_on=_always)).partition_id == "3"
-    assert (
-        len({(await sender.send("hub", event, Target(), may_go_on=_always)).partition_id for _ in range(4)})
-        == 4
-    )
+    assert (await send(Target(partition_id="3")))[0] == "3"
+    assert len({(await send(Target()))[0] for _ in range(4)}) == 4
     with pytest.raises(EventTooLargeError):
-        await sender.send("hub", OutgoingEvent(b"x" * 2_000_000), Target(), may_go_on=_always)
+        await send(Target(), b"x" * 2_000_000)
     with pytest.raises(NotFoundError):
-        await sender.send("hub", event, Target(partition_id="9"), may_go_on=_always)
+        await send(Target(partition_id="9"))
     broker.throughput.set_units(1)
     broker.throughput.use_up(60)
     with pytest.raises(ServerBusyError):
-        await sender.send("hub", event, Target(), may_go_on=_always)
+        await send(Target())
 
 
 async def test_nothing_is_stored_once_the_right_has_ended(broker: Broker, sender: EventSender) -> None:
     """Protects a revocation from what waits: the right is checked directly before each event or batch."""
     hub = make_hub(broker, 1)
     with pytest.raises(UnauthorizedError, match="may no longer send"):
-        await sender.send("hub", OutgoingEvent(b"x"), Target(), may_go_on=lambda: False)
+        await sender.send("hub", b"x", Message(), Target(), may_go_on=lambda: False)
     checks = iter([True] * 3)
     plan = _plan(bodies=[b"x" * 900_000] * 10, repeats=10, events_per_s=10_000)
     run = await sender.start_run(plan, may_go_on=lambda: next(checks, False))
@@ -115,7 +118,7 @@ async def test_a_set_is_sent_whole(broker: Broker, events: BrokerEvents, sender:
     hub = make_hub(broker, 4)
     target = Target(key_path=JsonPath.parse(".d"))
     standard = Properties(content_type=Symbol("application/json"))
-    plan = _plan(target=target, properties=EventProperties({"set": "a"}, standard))
+    plan = _plan(target=target, message=Message(properties=standard, application_properties={"set": "a"}))
     run = await sender.start_run(plan, may_go_on=_always)
     assert await _ended(sender, run.run_id) is RunState.DONE
     done = sender.run("hub", run.run_id)
@@ -206,7 +209,7 @@ async def test_lines_are_as_large_as_any_event(broker: Broker, sender: EventSend
     bytes_max = hub.event_bytes_max
     with pytest.raises(EventTooLargeError, match=r"Line 2: .* bytes with its properties"):
         await sender.start_run(
-            _plan(bodies=[b"x", b"x" * 1000], properties=EventProperties({"p": "x" * (bytes_max - 900)})),
+            _plan(bodies=[b"x", b"x" * 1000], message=_with_property("x" * (bytes_max - 900))),
             may_go_on=_always,
         )
     assert hub.partitions[0].next_sequence_number == 0
@@ -232,7 +235,7 @@ async def test_a_set_with_large_properties_stays_small(
             return encoded
 
     monkeypatch.setattr(events_sending, "EventEncoder", Counting)
-    plan = _plan(bodies=[b"x"] * 4_000, repeats=1, properties=EventProperties({"p": "x" * 64 * 1024}))
+    plan = _plan(bodies=[b"x"] * 4_000, repeats=1, message=_with_property("x" * 64 * 1024))
     with pytest.raises(InvalidArgumentError, match="67,108,864 bytes, the key and the properties"):
         await sender.start_run(plan, may_go_on=_always)
     assert encoded_bytes < 68_000_000
@@ -253,7 +256,7 @@ async def test_a_long_key_is_refused_unencoded(
     for words, started in (
         (
             "The partition key has 129 characters",
-            sender.send("hub", OutgoingEvent(b"x"), target, may_go_on=_always),
+            sender.send("hub", b"x", Message(), target, may_go_on=_always),
         ),
         ("Line 1: The partition key", sender.start_run(_plan(target=target), may_go_on=_always)),
     ):

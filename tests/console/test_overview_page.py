@@ -17,7 +17,8 @@ from tests.console.support import PlainBrowser, assert_accessible, console_servi
 
 from tidegate.client import EventHubProducer
 from tidegate.console.frame.live import STREAMS_MAX
-from tidegate.console.hubs.values import Disk, Overview, Rates, Sample
+from tidegate.console.hubs.namespace import Overview
+from tidegate.console.hubs.sampler import Disk, Rates, Sample
 from tidegate.console.overview.page import ProcessingFigures, list_notices
 from tidegate.gateway.http.app import HttpGateway
 from tidegate.model.events import EventData

@@ -10,8 +10,7 @@ import pytest
 from tests.console.pipeline_process import status_of
 
 from tidegate.console.pipelines import reported as sampling
-from tidegate.console.pipelines.reported import ReportedPipelines
-from tidegate.console.pipelines.values import PipelineSample
+from tidegate.console.pipelines.reported import PipelineSample, ReportedPipelines
 from tidegate.transport.clock import SystemClock
 from tidegate.transport.status_files import PipelineFiles
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from tidegate.console.dead_letters.redrive import RedriveProcess
-from tidegate.console.dead_letters.values import RedriveRequest
+from tidegate.console.dead_letters.redrive import RedriveProcess, RedriveRequest
 from tidegate.console.frame.parts import OwnAddress
-from tidegate.console.jobs.job import Job, JobKind
-from tidegate.console.jobs.jobs import RunningJob
+from tidegate.console.jobs.jobs import Job, JobKind
 from tidegate.sql import DeadLetterFilter
 from tidegate.transport.clock import SystemClock
 
@@ -26,6 +24,6 @@ async def test_long_lines_are_cut() -> None:
     """A job keeps 200 lines of 2,000 bytes each, not of a megabyte; one may be cut within a character."""
     service = OwnAddress("", None)
     request = RedriveRequest("", DeadLetterFilter(), None, 1, is_dry_run=True, actor="")
-    running = RunningJob(Job("1", JobKind.DRY_RUN, "", None, "", SystemClock().now_utc()))
-    await _Talking("", service, request).run(running)
-    assert running.job.output.splitlines() == ["x" + "ä" * 999 + "\N{REPLACEMENT CHARACTER}"] * 200
+    job = Job("1", JobKind.DRY_RUN, "", None, "", SystemClock().now_utc())
+    await _Talking("", service, request).run(job)
+    assert job.output.splitlines() == ["x" + "ä" * 999 + "\N{REPLACEMENT CHARACTER}"] * 200

@@ -9,8 +9,7 @@ import pytest
 from tests.support.clocks import SetClock
 
 from tidegate.broker import Broker, EventHub
-from tidegate.console.hubs.sampler import Sampler
-from tidegate.console.hubs.values import HISTORY_SAMPLES, RECENT_SAMPLES, Rates
+from tidegate.console.hubs.sampler import HISTORY_SAMPLES, RECENT_SAMPLES, Rates, Sampler
 
 
 @pytest.fixture

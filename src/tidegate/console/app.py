@@ -16,7 +16,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Mount, NoMatchFound, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -29,11 +29,11 @@ from tidegate.console.dead_letters.page import DeadLetterPages
 from tidegate.console.explorer.event_page import EventPages
 from tidegate.console.explorer.page import ExplorerPages
 from tidegate.console.explorer.send_page import SendPages
-from tidegate.console.frame.context import Console
+from tidegate.console.frame.absent import AbsentPages
 from tidegate.console.frame.errors import answer_of_exception, error_page
 from tidegate.console.frame.form_reading import counted
 from tidegate.console.frame.live import LiveStreams
-from tidegate.console.frame.pages import Pages
+from tidegate.console.frame.pages import Console, Pages, see_other
 from tidegate.console.frame.rendering import STATIC_DIRECTORY, STATIC_PATH
 from tidegate.console.frame.sessions import (
     Session,
@@ -44,7 +44,6 @@ from tidegate.console.frame.sessions import (
     set_cookie,
 )
 from tidegate.console.hubs.capture import CapturePages
-from tidegate.console.hubs.changes import HubChangePages
 from tidegate.console.hubs.hub import HubPages
 from tidegate.console.hubs.page import HubListPages
 from tidegate.console.hubs.publishers import PublisherPages
@@ -125,26 +124,31 @@ class ConsoleApp:
 
 def page_routes(console: Console, views: Views) -> list[Route]:
     """The routes of all pages."""
-    namespace, events, letters = views.namespace, views.events, views.letters
-    pages: tuple[Pages, ...] = (
-        OverviewPages(console, namespace, views.consumers, letters),
+    namespace, events, processing = views.namespace, views.events, views.processing
+    pages: list[Pages] = [
         HubListPages(console, namespace),
         HubPages(console, namespace),
         PublisherPages(console, namespace),
         CapturePages(console, namespace),
-        HubChangePages(namespace),
         ExplorerPages(console, events),
-        EventPages(events),
+        EventPages(console, events),
         SendPages(console, events, views.sender),
         PipelinePages(console, views.pipelines),
         SignInPages(console),
-        ConsumerPages(console, views.consumers),
-        MovePages(console, views.consumers, views.jobs),
-        DeadLetterPages(console, letters),
-        DeadLetterActionPages(console, letters, views.jobs),
-        JobPages(console, views.jobs),
-        AuditPages(views.trail),
-    )
+        AuditPages(console, views.trail),
+    ]
+    if processing is None:
+        pages += [OverviewPages(console, namespace, None, None), AbsentPages(console)]
+    else:
+        consumers, letters, jobs = processing.consumers, processing.letters, processing.jobs
+        pages += [
+            OverviewPages(console, namespace, consumers, letters),
+            ConsumerPages(console, consumers),
+            MovePages(console, consumers, jobs),
+            DeadLetterPages(console, letters),
+            DeadLetterActionPages(console, letters, jobs),
+            JobPages(console, jobs),
+        ]
     return [route for each in pages for route in each.routes()]
 
 
@@ -288,7 +292,7 @@ def _ask_to_sign_in(request: Request) -> Response:
     if request.method == "GET" and not path.startswith(_LIVE_PATH):
         query = request.scope["query_string"].decode("latin-1")
         wanted = quote(path) + (f"?{query}" if query else "")
-        return RedirectResponse(address_of_sign_in(wanted), status_code=303)
+        return see_other(address_of_sign_in(wanted))
     return error_page(
         request,
         UnauthorizedError(

@@ -22,8 +22,17 @@ from tidegate.transport.status_files import PipelineFiles
 
 
 @dataclass(frozen=True, slots=True)
+class Processing:
+    """The views of what hosts and pipelines keep in the database."""
+
+    consumers: Consumers
+    letters: DeadLetterView
+    jobs: Jobs
+
+
+@dataclass(frozen=True, slots=True)
 class Views:
-    """The views; the last three are None if the service has no database."""
+    """The views."""
 
     access: Access
     trail: AuditTrail
@@ -31,9 +40,8 @@ class Views:
     events: BrokerEvents
     sender: EventSender
     pipelines: ReportedPipelines
-    consumers: Consumers | None = None
-    letters: DeadLetterView | None = None
-    jobs: Jobs | None = None
+    processing: Processing | None
+    """None if the service has no database."""
 
 
 @asynccontextmanager
@@ -47,7 +55,7 @@ async def open_views(parts: ConsoleParts) -> AsyncIterator[Views]:
         stack.push_async_callback(sender.close)
         files = PipelineFiles.of_user(os.environ)
         pipelines = await stack.enter_async_context(ReportedPipelines(files, clock))
-        consumers = letters = jobs = None
+        processing = None
         if parts.database is not None:
             database = LazyDatabase(parts.database)
             stack.push_async_callback(database.close)
@@ -57,5 +65,5 @@ async def open_views(parts: ConsoleParts) -> AsyncIterator[Views]:
             consumers = Consumers(parts, database, jobs)
             stack.push_async_callback(consumers.close)
             stack.push_async_callback(jobs.close)
-        events = BrokerEvents(broker)
-        yield Views(access, broker.audit, namespace, events, sender, pipelines, consumers, letters, jobs)
+            processing = Processing(consumers, letters, jobs)
+        yield Views(access, broker.audit, namespace, BrokerEvents(broker), sender, pipelines, processing)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -20,11 +21,11 @@ from tidegate.console.frame.sessions import require_manage
 _FIELD_CHARACTERS_MAX = 200
 
 
+@dataclass(eq=False)
 class AuditPages(Pages):
     """The audit trail."""
 
-    def __init__(self, trail: AuditTrail) -> None:
-        self._trail = trail
+    trail: AuditTrail
 
     @get("/audit")
     async def show(self, request: Request) -> Response:
@@ -33,7 +34,7 @@ class AuditPages(Pages):
             name: request.query_params.get(name, "").strip()[:_FIELD_CHARACTERS_MAX]
             for name in ("search", "action", "policy")
         }
-        records = [record for record in self._trail.newest_first() if _is_wanted(record, **given)]
+        records = [record for record in self.trail.newest_first() if _is_wanted(record, **given)]
         found = page_at(records, start_of(request.query_params.get("start")))
         context: dict[str, Any] = {
             "found": found,

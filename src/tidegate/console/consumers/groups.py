@@ -15,14 +15,20 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from tidegate.console.consumers.moves import carry_out, plan_moves
-from tidegate.console.consumers.rows import LEASE_DURATION_S, HubLog, progress_of, unread_of
-from tidegate.console.consumers.values import GroupProgress, GroupSummary, KeptPlan, MoveRequest
+from tidegate.console.consumers.moves import KeptPlan, MoveRequest, carry_out, plan_moves
+from tidegate.console.consumers.progress import (
+    LEASE_DURATION_S,
+    GroupProgress,
+    GroupSummary,
+    HubLog,
+    UnreadKey,
+    progress_of,
+    unread_of,
+)
 from tidegate.console.frame.lazy_database import LazyDatabase
 from tidegate.console.frame.parts import ConsoleParts
 from tidegate.console.frame.shared_answers import SharedAnswers
-from tidegate.console.jobs.job import Job, JobKind
-from tidegate.console.jobs.jobs import Jobs, RunningJob
+from tidegate.console.jobs.jobs import Job, JobKind, Jobs
 from tidegate.model.errors import InvalidArgumentError, NotFoundError, TidegateError
 from tidegate.processor.group_view import GroupView
 from tidegate.processor.moves import MovePlan
@@ -55,8 +61,8 @@ class Consumers:
         self._jobs = jobs
         self._groups: SharedAnswers[str, Sequence[GroupSummary]] = SharedAnswers(parts.clock, kept_s=_LOOK_S)
         self._each: SharedAnswers[ConsumerKey, GroupProgress] = SharedAnswers(parts.clock, kept_s=_LOOK_S)
-        self._unread: OrderedDict[tuple[str, int, str, int], datetime] = OrderedDict()
-        """Enqueued times of events after checkpoints, by hub, its creation time, partition and number."""
+        self._unread: OrderedDict[UnreadKey, datetime] = OrderedDict()
+        """Enqueued times of events after checkpoints."""
         self._plans: OrderedDict[str, KeptPlan] = OrderedDict()
 
     async def groups(self, *, at_most_s: float | None) -> Sequence[GroupSummary] | None:
@@ -92,9 +98,8 @@ class Consumers:
 
     async def plan_move(self, request: MoveRequest) -> KeptPlan:
         """A dry run. Raises NotFoundError, PositionOutOfRangeError, InvalidArgumentError."""
-        consumer = ConsumerKey(request.event_hub, request.consumer_group)
         moves = await plan_moves(self._broker.event_hub(request.event_hub), request)
-        group = await self._database.ask(lambda database: read_group_view(database, consumer))
+        group = await self._database.ask(lambda database: read_group_view(database, request.consumer))
         compared = (
             replace(
                 move,
@@ -132,18 +137,16 @@ class Consumers:
                 f"{len(plan.rewinds)} checkpoints would move backwards; nothing was moved.",
                 next_step="Confirm that events may be processed again.",
             )
-        consumer = ConsumerKey(request.event_hub, request.consumer_group)
 
-        async def work(running: RunningJob) -> None:
-            loop = asyncio.get_running_loop()
+        async def work(job: Job) -> None:
+            update = job.updater_for_threads()
             await self._database.change(
                 lambda database: carry_out(
                     database,
-                    consumer,
+                    request.consumer,
                     plan,
-                    running,
-                    lambda changes: loop.call_soon_threadsafe(lambda: running.tell(**changes)),
-                    actor=actor,
+                    job,
+                    update,
                     is_rewind_allowed=is_rewind_allowed,
                     is_forced=is_forced,
                 )
@@ -153,7 +156,7 @@ class Consumers:
 
         job = self._jobs.start(
             JobKind.MOVE,
-            f"Checkpoints of {request.event_hub} / {consumer.consumer_group} to {_words(request)}",
+            f"Checkpoints of {request.event_hub} / {request.consumer_group} to {_words(request)}",
             work,
             event_hub=request.event_hub,
             actor=actor,
@@ -183,19 +186,12 @@ class Consumers:
         now = self._clock.now_utc()
         self._find_unread(groups, logs, now)
         unread = dict(self._unread)
-        return await self._database.ask(
-            lambda _: {
-                each: progress_of(
-                    each,
-                    group,
-                    logs.get(each.event_hub),
-                    unread,
-                    now,
-                    open_dead_letters=dead_letters.get(each, 0),
-                )
-                for each, group in groups.items()
-            }
-        )
+
+        def join(each: ConsumerKey) -> GroupProgress:
+            log, letters = logs.get(each.event_hub), dead_letters.get(each, 0)
+            return progress_of(each, groups[each], log, unread, now, open_dead_letters=letters)
+
+        return await self._database.ask(lambda _: {each: join(each) for each in groups})
 
     async def _log_of(self, name: str) -> HubLog | None:
         """The ends of a hub's partitions; None if this service has no such hub."""
@@ -215,8 +211,7 @@ class Consumers:
     ) -> None:
         """Find how long events after unmoved checkpoints have waited, for a few checkpoints per query."""
         lookups = 0
-        for name, created_at_ms, partition_id, number in unread_of(groups, logs, now):
-            key = (name, created_at_ms, partition_id, number)
+        for key in unread_of(groups, logs, now):
             if key in self._unread:
                 self._unread.move_to_end(key)
                 continue
@@ -224,6 +219,7 @@ class Consumers:
             if lookups > _UNREAD_LOOKUPS_MAX:
                 break
             try:
+                name, _, partition_id, number = key
                 partition = self._broker.event_hub(name).partition(partition_id)
                 batches = partition.read_nowait(number, bytes_max=1)
             except TidegateError:

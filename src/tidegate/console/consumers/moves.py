@@ -7,14 +7,13 @@ partition, must be allowed explicitly; a move to a hub created again under the s
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from tidegate.broker import EventHub, Partition
-from tidegate.console.consumers.rows import LEASE_DURATION_S
-from tidegate.console.consumers.values import MoveRequest
-from tidegate.console.jobs.job import JobState, JobTable
-from tidegate.console.jobs.jobs import RunningJob
+from tidegate.console.consumers.progress import LEASE_DURATION_S
+from tidegate.console.jobs.jobs import Job, JobState, JobTable
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.position import EventPosition
 from tidegate.processor.checkpoint import ProcessorCheckpoint
@@ -27,15 +26,39 @@ _PARTITIONS_PER_TURN: Final = 16
 _COLUMNS: Final = ("Partition", "From", "To", "Events", "Result")
 
 
+@dataclass(frozen=True, slots=True)
+class MoveRequest:
+    """Which checkpoints to move, and where to."""
+
+    event_hub: str
+    consumer_group: str
+    partition_id: str | None
+    """None: all partitions."""
+    position: EventPosition
+    """Where processing continues: earliest, latest, a sequence number or a time."""
+
+    @property
+    def consumer(self) -> ConsumerKey:
+        """The consumer group."""
+        return ConsumerKey(self.event_hub, self.consumer_group)
+
+
+@dataclass(frozen=True, slots=True)
+class KeptPlan:
+    """A dry run, kept for a limited time."""
+
+    plan_id: str
+    request: MoveRequest
+    plan: MovePlan
+
+
 async def plan_moves(hub: EventHub, request: MoveRequest) -> list[PlannedMove]:
     """Find the target in the log of each requested partition.
 
     Raises NotFoundError (no such partition), PositionOutOfRangeError (not in the log).
     """
-    if request.partition_id is None:
-        partitions = list(hub.partitions)
-    else:
-        partitions = [hub.partition(request.partition_id)]
+    partition_id = request.partition_id
+    partitions = hub.partitions if partition_id is None else [hub.partition(partition_id)]
     moves = []
     for index, partition in enumerate(partitions):
         if index % _PARTITIONS_PER_TURN == _PARTITIONS_PER_TURN - 1:
@@ -49,27 +72,24 @@ def carry_out(
     database: Database,
     consumer: ConsumerKey,
     plan: MovePlan,
-    running: RunningJob,
-    tell: Callable[[Mapping[str, object]], object],
+    job: Job,
+    update: Callable[..., None],
     *,
-    actor: str,
     is_rewind_allowed: bool,
     is_forced: bool,
 ) -> None:
     """Move the checkpoints, each in its own transaction. Runs in a thread; ends early if the job is
-    cancelled.
+    cancelled. update: sets fields of the job.
 
     A checkpoint that has moved since the plan is skipped unless ``is_forced``.
     Raises InvalidArgumentError, before any move, if a host owns a partition, unless ``is_forced``.
     """
     group = read_group_view(database, consumer)
-    owners = {
-        move.partition_id: group.owner(move.partition_id, lease_duration_s=LEASE_DURATION_S)
-        for move in plan.moves
-    }
-    held = {partition_id: owner for partition_id, owner in owners.items() if owner is not None}
+    ids = [move.partition_id for move in plan.moves]
+    owners = [(each, group.owner(each, lease_duration_s=LEASE_DURATION_S)) for each in ids]
+    held = [f"{partition_id} by {owner}" for partition_id, owner in owners if owner is not None]
     if held and not is_forced:
-        said = ", ".join(f"{partition_id} by {owner}" for partition_id, owner in list(held.items())[:5])
+        said = ", ".join(held[:5])
         raise InvalidArgumentError(
             f"{len(held)} partitions are processed now ({said}); no checkpoint was moved.",
             next_step="Stop those hosts first, or say that they may be moved all the same.",
@@ -77,14 +97,14 @@ def carry_out(
     results: list[tuple[object, ...]] = []
     moved = left = 0
     for done, move in enumerate(plan.moves):
-        if running.is_cancelled:
+        if job.is_cancelled:
             break
         stored = group.checkpoints.get(move.partition_id)
         now = None if stored is None else stored.resume_point
         result = "left: it has moved since the dry run"
         if now == move.resume_point_before or is_forced:
             outcome = move_checkpoint(
-                database, consumer, move.after, owner=actor, is_rewind_allowed=is_rewind_allowed
+                database, consumer, move.after, owner=job.actor, is_rewind_allowed=is_rewind_allowed
             )
             is_there = outcome.is_moved or outcome.next_sequence_number == move.resume_point
             result = "moved" if is_there else "left: it is already further"
@@ -92,16 +112,15 @@ def carry_out(
         moved, left = moved + is_moved, left + (not is_moved)
         results.append((move.partition_id, move.resume_point_before, move.resume_point, move.events, result))
         if done % 16 == 15:
-            tell({"done": done + 1, "total": len(plan.moves)})
-    tell(
-        {
-            "done": len(results),
-            "total": len(plan.moves),
-            "counts": {"moved": moved, "left": left},
-            "tables": (JobTable("Checkpoints", _COLUMNS, results),),
-            **({"state": JobState.INCOMPLETE} if left else {}),
-        }
+            update(done=done + 1, total=len(plan.moves))
+    update(
+        done=len(results),
+        total=len(plan.moves),
+        counts={"moved": moved, "left": left},
+        tables=(JobTable("Checkpoints", _COLUMNS, results),),
     )
+    if left:
+        update(state=JobState.INCOMPLETE)
 
 
 def _resume_point(partition: Partition, position: EventPosition) -> int:

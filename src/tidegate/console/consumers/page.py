@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
 from urllib.parse import quote, urlencode
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from tidegate.console.consumers.groups import Consumers
-from tidegate.console.consumers.values import GroupProgress, GroupSummary, PartitionProgress
-from tidegate.console.frame.context import Console, stored
+from tidegate.console.consumers.progress import GroupProgress, GroupSummary
 from tidegate.console.frame.forms import start_of
 from tidegate.console.frame.pages import Pages, get
 from tidegate.console.frame.paging import page_at, pager
-from tidegate.console.frame.rendering import fragment, page
+from tidegate.console.frame.rendering import fragments, page
 from tidegate.console.frame.sessions import require_listen, rights_of
 from tidegate.model.errors import NotFoundError, TidegateError
 
@@ -23,6 +23,8 @@ LIVE_EVERY_S = 2.0
 FIRST_PAINT_S = 0.15
 """Seconds after which groups not yet read are sent live, or with the next request."""
 LIVE_WAIT_S = 30.0
+
+_ONE_PARTS: Final = {"sums": "consumers/consumer_sums.html", "leases": "consumers/consumer_leases.html"}
 
 
 def group_address(hub: str, group: str) -> str:
@@ -38,50 +40,32 @@ def names_of(request: Request) -> tuple[str, str]:
     return hub, group
 
 
+@dataclass(eq=False)
 class ConsumerPages(Pages):
     """Consumer groups and their lag."""
 
-    def __init__(self, console: Console, consumers: Consumers | None) -> None:
-        self._console = console
-        self._view = consumers
+    consumers: Consumers
 
     @get("/consumers")
     async def show_list(self, request: Request) -> Response:
         require_listen(request, rights_of(request).hub)
-        view = self._view
-        if view is None:
-            return page(request, "frame/processing_absent.html", title="Consumers")
-        return page(
-            request, "consumers/page.html", **await self._list(request, view, at_most_s=FIRST_PAINT_S)
-        )
+        return page(request, "consumers/page.html", **await self._list(request, at_most_s=FIRST_PAINT_S))
 
     @get("/console/live/consumers")
-    async def live_list(self, request: Request) -> Response:
+    async def stream_list(self, request: Request) -> Response:
         require_listen(request, rights_of(request).hub)
-        view = stored(self._view)
+        parts = {"groups": "consumers/groups.html"}
+        return self._stream(request, lambda: self._list(request, at_most_s=LIVE_WAIT_S), parts)
 
-        async def render() -> Mapping[str, str]:
-            try:
-                context = await self._list(request, view, at_most_s=LIVE_WAIT_S)
-            except TidegateError as error:
-                return {"sentence": str(error)}
-            return {
-                "groups": fragment(request, "consumers/groups.html", **context),
-                "sentence": context["sentence"],
-            }
-
-        return self._console.streams.stream(request, render, every_s=LIVE_EVERY_S)
-
-    async def _list(self, request: Request, view: Consumers, *, at_most_s: float) -> dict[str, Any]:
+    async def _list(self, request: Request, *, at_most_s: float) -> dict[str, Any]:
         rights, search = rights_of(request), request.query_params.get("search", "").strip()
-        groups = await view.groups(at_most_s=at_most_s)
+        groups = await self.consumers.groups(at_most_s=at_most_s)
         seen = [group for group in groups or () if rights.may_listen(group.event_hub)]
         wanted = search.lower()
         matching = [each for each in seen if wanted in f"{each.event_hub} {each.consumer_group}".lower()]
         start = start_of(request.query_params.get("start"))
         found = page_at(matching, start)
         return {
-            "groups": found.items,
             "found": found,
             "letters_of": _letters_of,
             "address_of": lambda group: group_address(group.event_hub, group.consumer_group),
@@ -89,7 +73,6 @@ class ConsumerPages(Pages):
             "is_read": groups is not None,
             "search": search,
             "start": start,
-            "total": found.total,
             **pager("/consumers", found, search=search),
             "live": urlencode(request.query_params.multi_items()),
             "sentence": _sentence(seen),
@@ -99,57 +82,47 @@ class ConsumerPages(Pages):
     async def show(self, request: Request) -> Response:
         hub, _ = names_of(request)
         require_listen(request, hub)
-        view = self._view
-        if view is None:
-            return page(request, "frame/processing_absent.html", title="Consumers")
-        return page(request, "consumers/consumer.html", **await self._one(request, view))
+        return page(request, "consumers/consumer.html", **await self._one(request))
 
     @get("/console/live/consumers/{hub}/{group}")
-    async def live(self, request: Request) -> Response:
+    async def stream(self, request: Request) -> Response:
         hub, _ = names_of(request)
         require_listen(request, hub)
-        view = stored(self._view)
+        return self._stream(request, lambda: self._one(request), _ONE_PARTS)
 
-        async def render() -> Mapping[str, str]:
-            try:
-                context = await self._one(request, view)
-            except TidegateError as error:
-                return {"sentence": str(error)}
-            return {
-                "sums": fragment(request, "consumers/consumer_sums.html", **context),
-                "leases": fragment(request, "consumers/consumer_leases.html", **context),
-                "sentence": context["sentence"],
-            }
-
-        return self._console.streams.stream(request, render, every_s=LIVE_EVERY_S)
-
-    async def _one(self, request: Request, view: Consumers) -> dict[str, Any]:
+    async def _one(self, request: Request) -> dict[str, Any]:
         hub, group = names_of(request)
-        progress = await view.group(hub, group)
+        progress = await self.consumers.group(hub, group)
         only = request.query_params.get("only", "")
-        shown = [each for each in progress.partitions if only != "trouble" or is_trouble(each)]
+        shown = [each for each in progress.partitions if only != "trouble" or each.is_trouble]
         start = start_of(request.query_params.get("start"))
         found, address = page_at(shown, start), group_address(hub, group)
         return {
             "summary": progress.summary,
             "address": address,
             "letters_of": _letters_of,
-            "partitions": found.items,
             "found": found,
-            "is_trouble": is_trouble,
             "only": only,
             "start": start,
-            "total": found.total,
             **pager(address, found, only=only),
             "live": urlencode(request.query_params.multi_items()),
             "may_move": rights_of(request).may_manage(hub),
             "sentence": _sentence_of_one(progress),
         }
 
+    def _stream(
+        self, request: Request, context: Callable[[], Awaitable[Mapping[str, Any]]], parts: Mapping[str, str]
+    ) -> Response:
+        """Live parts, and the sentence, in whose place errors are shown."""
 
-def is_trouble(partition: PartitionProgress) -> bool:
-    """Whether the partition needs attention."""
-    return partition.stalled_s is not None or partition.lag.is_beyond_log or bool(partition.lag.lost_events)
+        async def render() -> Mapping[str, str]:
+            try:
+                values = await context()
+            except TidegateError as error:
+                return {"sentence": str(error)}
+            return fragments(request, parts, values) | {"sentence": values["sentence"]}
+
+        return self.console.streams.stream(request, render, every_s=LIVE_EVERY_S)
 
 
 def _sentence(groups: list[GroupSummary]) -> str:

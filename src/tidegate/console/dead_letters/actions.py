@@ -6,16 +6,15 @@ Both first show what they would do. The selection is fixed at that moment: later
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from tidegate.console.dead_letters.filter import LetterQuery
 from tidegate.console.dead_letters.letters import DeadLetterView
-from tidegate.console.dead_letters.values import RedriveRequest
-from tidegate.console.frame.context import Console, stored
+from tidegate.console.dead_letters.redrive import RedriveRequest
 from tidegate.console.frame.errors import status_of
 from tidegate.console.frame.forms import digits_of
 from tidegate.console.frame.pages import Pages, get, post
@@ -32,17 +31,12 @@ ATTEMPTS_MAX_DEFAULT = 10
 """As for ``tidegate dlq redrive``: skip dead letters that have already failed this often."""
 
 
+@dataclass(eq=False)
 class DeadLetterActionPages(Pages):
     """Discarding and redriving dead letters."""
 
-    def __init__(self, console: Console, letters: DeadLetterView | None, jobs: Jobs | None) -> None:
-        self._clock = console.clock
-        self._letters = letters
-        self._jobs = jobs
-
-    @property
-    def _view(self) -> DeadLetterView:
-        return stored(self._letters)
+    letters: DeadLetterView
+    jobs: Jobs
 
     @get("/dead-letters/discard")
     async def confirm_discard(self, request: Request) -> Response:
@@ -59,10 +53,10 @@ class DeadLetterActionPages(Pages):
         require_manage(request, query.hub)
         because = str(form.get("because", "")).strip()[:2_000]
         try:
-            job = self._view.start_discard(self._meant(query), because=because, actor=actor_of(request))
+            job = self.letters.start_discard(self._meant(query), because=because, actor=actor_of(request))
         except InvalidArgumentError as error:
             return await self._page(request, "dead_letters/discard.html", query, {"because": because}, error)
-        return await follow_job(stored(self._jobs), request, job)
+        return await follow_job(self.jobs, request, job)
 
     @get("/dead-letters/redrive")
     async def ask_redrive(self, request: Request) -> Response:
@@ -80,7 +74,7 @@ class DeadLetterActionPages(Pages):
         require_manage(request, query.hub)
         asked = {name: str(form.get(name, "")).strip() for name in ("pipeline", "maximum", "attempts_max")}
         try:
-            job = self._view.start_redrive(
+            job = self.letters.start_redrive(
                 RedriveRequest(
                     pipeline=asked["pipeline"],
                     filter=self._meant(query),
@@ -93,7 +87,7 @@ class DeadLetterActionPages(Pages):
             )
         except InvalidArgumentError as error:
             return await self._page(request, "dead_letters/redrive.html", query, asked, error)
-        return await follow_job(stored(self._jobs), request, job)
+        return await follow_job(self.jobs, request, job)
 
     async def _page(
         self,
@@ -103,26 +97,26 @@ class DeadLetterActionPages(Pages):
         asked: Mapping[str, str],
         problem: TidegateError | None,
     ) -> Response:
-        now = self._clock.now_utc()
-        view, sums = self._view, None
+        now, sums = self.console.clock.now_utc(), None
         try:
-            sums = await view.sums(self._meant(query), at_most_s=COUNT_S)
+            sums = await self.letters.sums(self._meant(query), at_most_s=COUNT_S)
         except InvalidArgumentError as error:
             problem = error
-        fixed = _fixed(query, now)
-        context: dict[str, Any] = {
-            "query": query,
-            "fields": fixed,
-            "asked": asked,
-            "sums": sums,
-            "pipelines": view.redrive_pipelines,
-            "problem": problem,
-        }
-        return page(request, template, status_code=status_of(problem), **context)
+        return page(
+            request,
+            template,
+            status_code=status_of(problem),
+            query=query,
+            fields=_fixed(query, now),
+            asked=asked,
+            sums=sums,
+            pipelines=self.letters.redrive_pipelines,
+            problem=problem,
+        )
 
     def _meant(self, query: LetterQuery) -> DeadLetterFilter:
         """The filter, limited to open dead letters that have already failed."""
-        now = self._clock.now_utc()
+        now = self.console.clock.now_utc()
         fields = {**query.fields, "state": DeadLetterStatus.OPEN.value}
         return LetterQuery(fields).filter(now_utc=now).until(now)
 

@@ -5,23 +5,23 @@ Sums over a million dead letters take a second, so pages share them and do not w
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Final
 
 from tidegate.amqp.errors import DecodeError
 from tidegate.broker import Broker
 from tidegate.console.dead_letters.filter import format_place
-from tidegate.console.dead_letters.redrive import RedriveProcess
-from tidegate.console.dead_letters.values import LetterEvent, LetterSums, RedriveRequest
-from tidegate.console.explorer.values import property_text
+from tidegate.console.dead_letters.redrive import RedriveProcess, RedriveRequest
+from tidegate.console.explorer.reading import stored_event
 from tidegate.console.frame.lazy_database import LazyDatabase
 from tidegate.console.frame.paging import Page
 from tidegate.console.frame.parts import ConsoleParts
 from tidegate.console.frame.shared_answers import SharedAnswers
-from tidegate.console.jobs.job import Job, JobKind
-from tidegate.console.jobs.jobs import Jobs, RunningJob
+from tidegate.console.jobs.jobs import Job, JobKind, Jobs
 from tidegate.model.errors import InvalidArgumentError, NotFoundError, TidegateError
+from tidegate.model.events import EventContents
 from tidegate.sql import (
     AuditEntry,
     ConsumerKey,
@@ -29,8 +29,9 @@ from tidegate.sql import (
     DeadLetter,
     DeadLetterFilter,
     DeadLetters,
+    ReasonCount,
 )
-from tidegate.sql.dead_letters.pages import DeadLetterLine, DeadLetterPages, DeadLetterPlace
+from tidegate.sql.dead_letters.pages import DeadLetterLine, DeadLetterPages, DeadLetterPlace, HourCount
 from tidegate.wire.batch import unwrap
 from tidegate.wire.event_codec import decode_event
 
@@ -40,6 +41,30 @@ _PAGES_S: Final = 0.5
 _SUMS_S: Final = 5.0
 """Seconds for which pages and sums are shared."""
 _HISTORY_MAX: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class LetterSums:
+    """Sums over all dead letters that match a filter."""
+
+    total: int
+    hours: Sequence[HourCount]
+    """Hours with dead letters, in order."""
+    reasons: Sequence[ReasonCount]
+    """The most frequent first; not all."""
+    counted_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class LetterEvent:
+    """The event of a dead letter."""
+
+    is_copy: bool
+    """True: the log no longer has it, and this is the dead letter's copy."""
+    contents: EventContents
+    """Only bytes if they cannot be decoded."""
+    problem: str = ""
+    """Why they cannot be decoded."""
 
 
 class DeadLetterView:
@@ -130,26 +155,25 @@ class DeadLetterView:
                 "Discarding needs a reason.", next_step="Enter a reason; the audit trail keeps it."
             )
 
-        async def work(running: RunningJob) -> None:
-            loop = asyncio.get_running_loop()
+        async def work(job: Job) -> None:
+            update = job.updater_for_threads()
 
             def require_wanted() -> None:
-                if running.is_cancelled:
+                if job.is_cancelled:
                     raise _StoppedError("The discard was cancelled.")
 
-            def tell(done: int) -> None:
-                loop.call_soon_threadsafe(lambda: running.tell(done=done, counts={"discarded": done}))
+            def note(done: int) -> None:
+                update(done=done, counts={"discarded": done})
                 require_wanted()
 
             def discard(database: Database) -> int:
                 letters = DeadLetters(database)
-                total = letters.count(filter)
-                loop.call_soon_threadsafe(lambda: running.tell(total=total))
+                update(total=letters.count(filter))
                 require_wanted()  # counting can take long
-                return letters.discard(filter, reason=because, actor=actor, progress=tell)
+                return letters.discard(filter, reason=because, actor=actor, progress=note)
 
             count = await self._database.change(discard)
-            running.tell(done=count, counts={"discarded": count})
+            job.update(done=count, counts={"discarded": count})
             self._forget()
 
         return self._jobs.start(
@@ -169,9 +193,9 @@ class DeadLetterView:
             )
         process = RedriveProcess(self._database.secret_url, self._parts.own_address(), request)
 
-        async def work(running: RunningJob) -> None:
+        async def work(job: Job) -> None:
             try:
-                await process.run(running)
+                await process.run(job)
             finally:
                 self._forget()
 
@@ -221,33 +245,20 @@ def _encoded_in_log(broker: Broker, letter: DeadLetter) -> bytes | None:
     """The event from the log; None if the log no longer has it, or has another one with its number."""
     try:
         partition = broker.event_hub(letter.event_hub).partition(letter.partition_id)
-        batches = partition.read_nowait(letter.sequence_number, bytes_max=1)
+        stored = stored_event(partition, letter.sequence_number)
     except TidegateError:
         return None
-    if not batches:
-        return None
-    batch = batches[0]
-    index = letter.sequence_number - batch.base_sequence_number
     # A hub that was deleted and created again has other events with the same numbers.
-    if not 0 <= index < len(batch.lengths) or batch.enqueued_time_ms != letter.enqueued_time_ms:
+    if stored is None or stored.place.enqueued_time_ms != letter.enqueued_time_ms:
         return None
-    start = sum(batch.lengths[:index])
-    section = batch.payload[start : start + batch.lengths[index]]
     try:
-        return bytes(unwrap(section))
+        return bytes(unwrap(stored.section))
     except DecodeError:
-        return bytes(section)
+        return bytes(stored.section)
 
 
 def _event(encoded: bytes, *, is_copy: bool) -> LetterEvent:
     try:
-        contents = decode_event(encoded)
+        return LetterEvent(is_copy, decode_event(encoded))
     except DecodeError as error:
-        return LetterEvent(is_copy, encoded, None, (), None, problem=str(error))
-    return LetterEvent(
-        is_copy=is_copy,
-        body=bytes(contents.body),
-        body_value=None if contents.body_value is None else property_text(contents.body_value),
-        properties=[(str(name), property_text(value)) for name, value in contents.properties.items()],
-        content_type=contents.content_type,
-    )
+        return LetterEvent(is_copy, EventContents(encoded), str(error))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from starlette.requests import Request
@@ -13,10 +14,8 @@ from starlette.responses import Response
 from tidegate.console.dead_letters.filter import LetterQuery, letter_address, parse_place
 from tidegate.console.dead_letters.histogram import histogram_of
 from tidegate.console.dead_letters.letters import DeadLetterView
-from tidegate.console.dead_letters.values import LetterEvent
 from tidegate.console.explorer.bodies import hex_lines, pretty_json, visible
-from tidegate.console.explorer.values import PROPERTIES_SHOWN_MAX
-from tidegate.console.frame.context import Console, stored
+from tidegate.console.explorer.values import PROPERTIES_SHOWN_MAX, property_text
 from tidegate.console.frame.errors import status_of
 from tidegate.console.frame.forms import digits_of
 from tidegate.console.frame.pages import Pages, get
@@ -24,6 +23,7 @@ from tidegate.console.frame.paging import PAGE_SIZE
 from tidegate.console.frame.rendering import fragment, page
 from tidegate.console.frame.sessions import require_listen, rights_of
 from tidegate.model.errors import NotFoundError, TidegateError
+from tidegate.model.events import EventContents
 from tidegate.sql import AuditEntry, ConsumerKey, DeadLetter, DeadLetterFilter, DeadLetterStatus
 from tidegate.sql.dead_letters.pages import DeadLetterPlace
 
@@ -37,15 +37,12 @@ BODY_SHOWN_MAX = 256 * 1024
 HEX_SHOWN_MAX = 4 * 1024
 HISTORY_MAX = 100
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
-
+@dataclass(eq=False)
 class DeadLetterPages(Pages):
     """The list of dead letters, and each one's page."""
 
-    def __init__(self, console: Console, letters: DeadLetterView | None) -> None:
-        self._console = console
-        self._view = letters
+    letters: DeadLetterView
 
     # --- all ----------------------------------------------------------------------------------------------
 
@@ -53,15 +50,12 @@ class DeadLetterPages(Pages):
     async def show_list(self, request: Request) -> Response:
         query = LetterQuery.of(request.query_params, rights_of(request))
         require_listen(request, query.hub)
-        view = self._view
-        if view is None:
-            return page(request, "frame/processing_absent.html", title="Dead letters")
         context = self._frame(request, query)
         try:
-            chosen = query.filter(now_utc=self._console.clock.now_utc())
+            chosen = query.filter(now_utc=self.console.clock.now_utc())
             behind = _place_of(request)
-            rows = await self._rows(view, query, chosen, behind, at_most_s=FIRST_PAINT_S)
-            sums = await self._sums(view, query, chosen, at_most_s=FIRST_PAINT_S)
+            rows = await self._rows(query, chosen, behind, at_most_s=FIRST_PAINT_S)
+            sums = await self._sums(chosen, at_most_s=FIRST_PAINT_S)
         except TidegateError as error:
             if status_of(error) >= 500:
                 raise
@@ -75,12 +69,12 @@ class DeadLetterPages(Pages):
         return page(request, "dead_letters/page.html", **context | rows | sums)
 
     @get("/console/live/dead-letters")
-    async def live_list(self, request: Request) -> Response:
+    async def stream(self, request: Request) -> Response:
         query = LetterQuery.of(request.query_params, rights_of(request))
         require_listen(request, query.hub)
-        view, is_sought = stored(self._view), request.query_params.get("sought") == "1"
+        is_sought = request.query_params.get("sought") == "1"
         # Relative times count from the request.
-        chosen = query.filter(now_utc=self._console.clock.now_utc())
+        chosen = query.filter(now_utc=self.console.clock.now_utc())
         behind = _place_of(request)
 
         async def render() -> Mapping[str, str] | None:
@@ -88,15 +82,15 @@ class DeadLetterPages(Pages):
             context = self._frame(request, query)
             try:
                 if is_sought:
-                    rows = await self._rows(view, query, chosen, behind, at_most_s=LIVE_WAIT_S)
+                    rows = await self._rows(query, chosen, behind, at_most_s=LIVE_WAIT_S)
                     is_sought = rows["is_sought"]
                     return {"rows": fragment(request, "dead_letters/rows.html", **context | rows)}
-                sums = await self._sums(view, query, chosen, at_most_s=LIVE_WAIT_S)
+                sums = await self._sums(chosen, at_most_s=LIVE_WAIT_S)
             except TidegateError as error:
                 return {"trouble": str(error)}
             return {"sums": fragment(request, "dead_letters/sums.html", **context | sums), "trouble": ""}
 
-        return self._console.streams.stream(request, render, every_s=LIVE_EVERY_S)
+        return self.console.streams.stream(request, render, every_s=LIVE_EVERY_S)
 
     def _frame(self, request: Request, query: LetterQuery) -> dict[str, Any]:
         rights = rights_of(request)
@@ -109,20 +103,19 @@ class DeadLetterPages(Pages):
             "behind": behind,
             "is_hub_fixed": rights.hub is not None,
             "may_act": rights.may_manage(query.hub),
-            "has_pipelines": self._view is not None and bool(self._view.redrive_pipelines),
+            "has_pipelines": bool(self.letters.redrive_pipelines),
             "live": query.query(behind=behind),
         }
 
     async def _rows(
         self,
-        view: DeadLetterView,
         query: LetterQuery,
         chosen: DeadLetterFilter,
         behind: DeadLetterPlace | None,
         *,
         at_most_s: float,
     ) -> dict[str, Any]:
-        found = await view.page(chosen, behind=behind, limit=PAGE_SIZE, at_most_s=at_most_s)
+        found = await self.letters.page(chosen, behind=behind, limit=PAGE_SIZE, at_most_s=at_most_s)
         following = None if found is None or found.next is None else query.query(behind=found.next)
         return {
             "lines": [] if found is None else found.items,
@@ -131,10 +124,8 @@ class DeadLetterPages(Pages):
             "is_sought": found is None,
         }
 
-    async def _sums(
-        self, view: DeadLetterView, query: LetterQuery, chosen: DeadLetterFilter, *, at_most_s: float
-    ) -> dict[str, Any]:
-        sums = await view.sums(chosen, at_most_s=at_most_s)
+    async def _sums(self, chosen: DeadLetterFilter, *, at_most_s: float) -> dict[str, Any]:
+        sums = await self.letters.sums(chosen, at_most_s=at_most_s)
         return {"sums": sums, "histogram": None if sums is None else histogram_of(sums.hours)}
 
     @get("/dead-letters/history")
@@ -142,20 +133,21 @@ class DeadLetterPages(Pages):
         """The history of redrives and discards."""
         query = LetterQuery.of(request.query_params, rights_of(request))
         require_listen(request, query.hub)
-        view = self._view
-        if view is None:
-            return page(request, "frame/processing_absent.html", title="Dead letters")
-        acts = await view.history(query.hub, limit=HISTORY_MAX)
+        acts = await self.letters.history(query.hub, limit=HISTORY_MAX)
         return page(request, "dead_letters/history.html", acts=acts, hub=query.hub, address_of=letter_address)
 
     # --- one ----------------------------------------------------------------------------------------------
 
     @get("/dead-letters/{hub}/{group}/{partition}/{number}")
     async def show(self, request: Request) -> Response:
-        view, (letter, history) = await self._one(request)
-        event, missing = None, None
+        letter, history = await self._one(request)
+        event = missing = shown = None
+        properties: list[tuple[str, str]] = []
         try:
-            event = await view.event(letter)
+            event = await self.letters.event(letter)
+            given = islice(event.contents.properties.items(), PROPERTIES_SHOWN_MAX)
+            properties = [(name, property_text(value)) for name, value in given]
+            shown = await asyncio.to_thread(body_texts, event.contents)
         except TidegateError as error:
             missing = error
         parts = request.path_params
@@ -164,26 +156,25 @@ class DeadLetterPages(Pages):
             "dead_letters/dead_letter.html",
             letter=letter,
             history=history,
-            enqueued_time=_EPOCH + timedelta(milliseconds=letter.enqueued_time_ms),
             event=event,
+            properties=properties,
             missing=missing,
-            shown=None if event is None else await asyncio.to_thread(body_texts, event),
+            shown=shown,
             address=letter_address(letter),
             query=LetterQuery.of(parts, rights_of(request)),
-            properties_max=PROPERTIES_SHOWN_MAX,
             is_open=letter.status is DeadLetterStatus.OPEN,
             may_act=rights_of(request).may_manage(parts["hub"]),
-            has_pipelines=bool(view.redrive_pipelines),
+            has_pipelines=bool(self.letters.redrive_pipelines),
         )
 
     @get("/dead-letters/{hub}/{group}/{partition}/{number}/body")
     async def download(self, request: Request) -> Response:
         """The unchanged body."""
-        view, (letter, _) = await self._one(request)
-        event = await view.event(letter)
+        letter, _ = await self._one(request)
+        event = await self.letters.event(letter)
         name = f"{request.path_params['hub']}-{letter.partition_id}-{letter.sequence_number}.bin"
         return Response(
-            event.body,
+            event.contents.body,
             media_type="application/octet-stream",
             headers={
                 "Content-Disposition": f'attachment; filename="{_plain(name)}"',
@@ -191,25 +182,26 @@ class DeadLetterPages(Pages):
             },
         )
 
-    async def _one(self, request: Request) -> tuple[DeadLetterView, tuple[DeadLetter, Sequence[AuditEntry]]]:
+    async def _one(self, request: Request) -> tuple[DeadLetter, Sequence[AuditEntry]]:
         """The dead letter of a URL, and its history."""
         parts: Mapping[str, str] = request.path_params
         require_listen(request, parts["hub"])
         number = digits_of(parts["number"])
-        if self._view is None or number is None or any("\0" in part for part in parts.values()):
+        if number is None or any("\0" in part for part in parts.values()):
             raise NotFoundError("There is no such dead letter.")
         consumer = ConsumerKey(parts["hub"], parts["group"])
-        return self._view, await self._view.letter(consumer, parts["partition"], number)
+        return await self.letters.letter(consumer, parts["partition"], number)
 
 
-def body_texts(event: LetterEvent) -> dict[str, str | None]:
+def body_texts(contents: EventContents) -> dict[str, str | None]:
     """The body as JSON (None: not JSON, or too long), as text (None: not UTF-8), and in hexadecimal; each
     cut. Pure; runs in threads, because some bodies take long.
     """
-    body = event.body
+    body = contents.body
     text: str | None
-    if event.body_value is not None and not body:
-        return {"json": None, "text": visible(event.body_value[:BODY_SHOWN_MAX]), "hex": None}
+    if contents.body_value is not None and not body:
+        text = property_text(contents.body_value)[:BODY_SHOWN_MAX]
+        return {"json": None, "text": visible(text), "hex": None}
     try:
         text = body.decode()
     except UnicodeDecodeError:

@@ -13,15 +13,15 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import orjson
 
-from tidegate.console.dead_letters.values import RedriveRequest
 from tidegate.console.frame.parts import OwnAddress
-from tidegate.console.jobs.job import JobState, JobTable
-from tidegate.console.jobs.jobs import RunningJob
+from tidegate.console.jobs.jobs import Job, JobState, JobTable
 from tidegate.model.errors import TidegateError
+from tidegate.sql import DeadLetterFilter
 from tidegate.transport.tasks import TaskOwner
 
 _OUTPUT_LINES_MAX: Final = 200
@@ -44,7 +44,6 @@ _COUNTS: Final = (
     "taken_by_others",
 )
 
-
 _OPTIONS: Final = {
     "hub": "--hub",
     "group": "--group",
@@ -57,6 +56,20 @@ _OPTIONS: Final = {
     "until": "--failed-until",
 }
 """The command's options, by field of ``DeadLetterFilter.to_fields``."""
+
+
+@dataclass(frozen=True, slots=True)
+class RedriveRequest:
+    """Which dead letters to process again, and how."""
+
+    pipeline: str
+    """One of the service's ``redrive_pipelines``."""
+    filter: DeadLetterFilter
+    """Only open dead letters are redriven; its time ends at the request."""
+    maximum: int | None
+    attempts_max: int
+    is_dry_run: bool
+    actor: str
 
 
 class RedriveFailedError(TidegateError):
@@ -72,7 +85,7 @@ class RedriveProcess:
         self._request = request
         self._output: deque[str] = deque(maxlen=_OUTPUT_LINES_MAX)
 
-    async def run(self, running: RunningJob) -> None:
+    async def run(self, job: Job) -> None:
         """Run the command. Raises RedriveFailedError. Cancellation: ends the process first."""
         process = await asyncio.create_subprocess_exec(
             *self._command(),
@@ -86,14 +99,14 @@ class RedriveProcess:
         )
         try:
             async with TaskOwner("redrive") as tasks:
-                told = tasks.start(self._follow(process, running), name="progress")
+                progress = tasks.start(self._follow(process, job), name="progress")
                 report = await _read(process)
-                await told
+                await progress
                 code = await process.wait()
         finally:
             await _end(process)
-            running.tell(output="\n".join(self._output))
-        self._tell_end(running, code, report)
+            job.output = "\n".join(self._output)
+        self._report_end(job, code, report)
 
     def _command(self) -> Sequence[str]:
         request = self._request
@@ -120,7 +133,7 @@ class RedriveProcess:
             "TIDEGATE_CONNECTION_STRING": self._service.connection_string,
         }
 
-    async def _follow(self, process: Process, running: RunningJob) -> None:
+    async def _follow(self, process: Process, job: Job) -> None:
         """Read the progress from the process's output, and keep the rest."""
         assert process.stderr is not None
         while True:
@@ -133,12 +146,12 @@ class RedriveProcess:
             counts = _progress(line)
             if counts is None:
                 self._output.append(line[:_OUTPUT_LINE_BYTES_MAX].decode(errors="replace").rstrip())
-                running.tell(output="\n".join(self._output))
+                job.output = "\n".join(self._output)
                 continue
             total = counts.pop("total", None)
-            running.tell(done=counts.get("considered", 0), total=total, counts=counts)
+            job.update(done=counts.get("considered", 0), total=total, counts=counts)
 
-    def _tell_end(self, running: RunningJob, code: int, report: bytes) -> None:
+    def _report_end(self, job: Job, code: int, report: bytes) -> None:
         try:
             found = orjson.loads(report) if report else None
         except orjson.JSONDecodeError:
@@ -151,10 +164,10 @@ class RedriveProcess:
                 next_step="What it wrote is below; batches that it had committed stay.",
             )
         counts = {name: found[name] for name in _COUNTS if isinstance(found.get(name), int)}
-        running.tell(
+        job.update(
             state=JobState.DONE if code == 0 else JobState.INCOMPLETE,
-            done=counts.get("considered", running.job.done),
-            total=counts.get("considered", running.job.total),
+            done=counts.get("considered", job.done),
+            total=counts.get("considered", job.total),
             counts=counts,
             tables=[table for table in _tables(found) if table.rows],
             message="" if code == 0 else said,

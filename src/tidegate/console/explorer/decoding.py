@@ -6,19 +6,14 @@ A producer's bytes are stored unchanged and need not be a valid message; pages t
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields
 
 from tidegate.amqp.errors import DecodeError
 from tidegate.amqp.message import NO_VALUE, Header, Message, Properties, decode_message
 from tidegate.amqp.types import Symbol
 from tidegate.console.explorer.reading import StoredEvent
-from tidegate.console.explorer.values import (
-    EventDetail,
-    EventFilter,
-    EventProperties,
-    ExploredEvent,
-    property_text,
-)
+from tidegate.console.explorer.values import EventDetail, EventFilter, ExploredEvent, property_text
 from tidegate.wire.batch import unwrap
 from tidegate.wire.event_codec import decode_event
 from tidegate.wire.names import PARTITION_KEY
@@ -55,20 +50,14 @@ def explored_event(stored: StoredEvent) -> ExploredEvent:
 
 def event_detail(stored: StoredEvent, *, is_first: bool, is_last: bool) -> EventDetail:
     """An event with all its properties."""
-    explored = explored_event(stored)
-    try:
+    message = None
+    with suppress(DecodeError):
         message = decode_message(unwrap(stored.section))
-    except DecodeError:
-        return EventDetail(explored, None, (), {}, is_first, is_last)
-    properties = EventProperties(
-        message.application_properties, message.properties or Properties(), message.header or Header()
-    )
-    beside = tuple(_beside(message))
-    return EventDetail(explored, properties, beside, _system_properties(message), is_first, is_last)
+    return EventDetail(explored_event(stored), message, is_first, is_last)
 
 
-def _beside(message: Message) -> Iterator[str]:
-    """Parts of a message other than partition key, properties, header and a body of bytes."""
+def unusual_parts(message: Message) -> Iterator[str]:
+    """Descriptions of the parts other than partition key, properties, header and a body of bytes."""
     if message.value is not NO_VALUE or message.sequences:
         yield "that its body is an AMQP value, which becomes JSON in bytes"
     elif len(message.data) > 1:
@@ -91,7 +80,7 @@ def _beside(message: Message) -> Iterator[str]:
                 yield f"the {kind} {str(name)[:_NAME_CHARACTERS]}"
 
 
-def _system_properties(message: Message) -> Mapping[str, str]:
+def system_properties(message: Message) -> Mapping[str, str]:
     """The standard properties, annotations and header that a message has, by AMQP name."""
     found: dict[str, str] = {}
     found.update(_given(message.properties))

@@ -9,7 +9,6 @@ from __future__ import annotations
 from tidegate.amqp.encode import encode_value
 from tidegate.amqp.errors import EncodeError
 from tidegate.amqp.message import Header, Message, Properties, encode_message
-from tidegate.console.explorer.values import EventProperties
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.wire.batch import wrap_event
 from tidegate.wire.names import PARTITION_KEY
@@ -21,15 +20,16 @@ _ANNOTATIONS = b"\x00\x53\x72"
 class EventEncoder:
     """Encodes events with common properties, which are encoded once."""
 
-    def __init__(self, properties: EventProperties) -> None:
-        """Raises InvalidArgumentError for a value that AMQP cannot represent."""
-        header = None if properties.header == Header() else properties.header
-        standard = None if properties.standard == Properties() else properties.standard
+    def __init__(self, message: Message) -> None:
+        """message: its header and properties. Raises InvalidArgumentError for a value that AMQP cannot
+        represent.
+        """
+        header = None if message.header == Header() else message.header
+        standard = None if message.properties == Properties() else message.properties
+        properties = Message(properties=standard, application_properties=message.application_properties)
         try:
             self._header = encode_message(Message(header=header))
-            self._properties = encode_message(
-                Message(properties=standard, application_properties=properties.application)
-            )
+            self._properties = encode_message(properties)
         except EncodeError as error:
             raise InvalidArgumentError(f"The properties have no AMQP form: {error}") from error
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from itertools import islice
 from typing import TypeVar
 
@@ -11,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tidegate.console.explorer.bodies import Look, body_bytes, body_view, pretty_json, visible
+from tidegate.console.explorer.decoding import system_properties
 from tidegate.console.explorer.events import BrokerEvents
 from tidegate.console.explorer.properties import type_name
 from tidegate.console.explorer.values import PROPERTIES_SHOWN_MAX, EventDetail, property_text
@@ -25,11 +27,11 @@ T = TypeVar("T")
 _AROUND = 10
 
 
+@dataclass(eq=False)
 class EventPages(Pages):
     """One event."""
 
-    def __init__(self, events: BrokerEvents) -> None:
-        self._events = events
+    events: BrokerEvents
 
     @get("/hubs/{hub}/explorer/events/{partition}/{number}")
     async def show(self, request: Request) -> Response:
@@ -39,6 +41,8 @@ class EventPages(Pages):
         start = start_of(at[:9])
         contents = detail.event.contents
         view = None if contents is None else await asyncio.to_thread(body_view, contents, look, start)
+        message = detail.message
+        system = {} if message is None else await asyncio.to_thread(system_properties, message)
         return page(
             request,
             "explorer/event.html",
@@ -48,7 +52,8 @@ class EventPages(Pages):
             contents=contents,
             view=view,
             properties=_properties(detail),
-            system={visible(name): visible(value) for name, value in _shown(detail.system)},
+            system={visible(name): visible(value) for name, value in _shown(system)},
+            system_count=len(system),
             properties_max=PROPERTIES_SHOWN_MAX,
             around=max(0, detail.event.sequence_number - _AROUND),
         )
@@ -74,14 +79,14 @@ class EventPages(Pages):
         require_listen(request, hub)
         if (found := digits_of(number)) is None:
             raise NotFoundError(f"{number[:40]!r} is not a sequence number.")
-        return await self._events.event(hub, request.path_params["partition"], found)
+        return await self.events.event(hub, request.path_params["partition"], found)
 
 
 def _properties(detail: EventDetail) -> Mapping[str, tuple[str, str]]:
     """Text of each application property, and AMQP's name of its type."""
     if detail.event.contents is None:
         return {}
-    types = {} if detail.properties is None else detail.properties.application
+    types = {} if detail.message is None else detail.message.application_properties
     return {
         visible(name): (visible(property_text(value)), type_name(types[name]) if name in types else "")
         for name, value in _shown(detail.event.contents.properties)

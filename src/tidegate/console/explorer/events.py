@@ -14,7 +14,14 @@ from typing import Final, Generic, TypeVar
 
 from tidegate.broker import Broker, Partition
 from tidegate.console.explorer.decoding import event_detail, fitting_events
-from tidegate.console.explorer.reading import Bounds, FirstTimes, Merge, Run, StoredEvent, partitions_of
+from tidegate.console.explorer.reading import (
+    Bounds,
+    FirstTimes,
+    Merge,
+    StoredEvent,
+    partitions_of,
+    stored_event,
+)
 from tidegate.console.explorer.values import (
     PAGE_BYTES_MAX,
     SCANNED_BYTES_MAX,
@@ -26,7 +33,6 @@ from tidegate.console.explorer.values import (
     EventQuery,
     ExploredEvent,
     PageEnd,
-    TailState,
     Wanted,
     Way,
 )
@@ -95,10 +101,8 @@ class BrokerEvents:
         """One event. Raises NotFoundError, also if retention has removed it; LogCorruptError."""
         partition = self.broker.event_hub(hub).partition(partition_id)
         begin, until = partition.begin_sequence_number, partition.next_sequence_number
-        stored: list[StoredEvent] = []
-        if begin <= sequence_number < until:
-            stored = _read_exactly(partition, sequence_number)
-        if not stored:
+        stored = stored_event(partition, sequence_number) if begin <= sequence_number < until else None
+        if stored is None:
             held = f"it holds {begin} to {until - 1}" if begin < until else "it holds none"
             raise NotFoundError(
                 f"Partition {partition_id} of {hub[:80]!r} has no event {sequence_number}: {held}."
@@ -106,7 +110,7 @@ class BrokerEvents:
         async with self._threads:
             return await asyncio.to_thread(
                 event_detail,
-                stored[0],
+                stored,
                 is_first=sequence_number == begin,
                 is_last=sequence_number == until - 1,
             )
@@ -229,9 +233,17 @@ class EventTail(Generic[T]):
         self._shown: deque[tuple[int, T]] = deque()
         """The size of each event, and what is shown of it."""
         self._bytes = 0
-        self._seen = self._skipped = 0
+        self.seen = 0
+        """Events that arrived since the tail began, including those that do not match."""
+        self.skipped = 0
+        """Those of them that arrived too fast to be examined."""
 
-    async def refresh(self) -> TailState[T]:
+    @property
+    def shown(self) -> list[T]:
+        """What is shown of the last events, newest first."""
+        return [each for _, each in reversed(self._shown)]
+
+    async def refresh(self) -> None:
         """Read new events. Raises NotFoundError if the hub was deleted, ClosedError."""
         merge, share = Merge(Way.NEWER), self._share
         for number, partition in enumerate(self._partitions):
@@ -240,9 +252,9 @@ class EventTail(Generic[T]):
                 raise NotFoundError(f"The event hub {partition.event_hub!r} was deleted.")
             if start == until:
                 continue
-            self._seen += until - start
+            self.seen += until - start
             looked_from = max(start, until - share)
-            self._skipped += looked_from - start
+            self.skipped += looked_from - start
             merge.add_range(partition, looked_from, until)
             self._next[number] = until
         merge.start()
@@ -251,8 +263,6 @@ class EventTail(Generic[T]):
             events = await self._fitting(stored, self._filter)
             self._keep(events, await asyncio.to_thread(self._show, events) if events else ())
             await asyncio.sleep(0)
-        shown = tuple(each for _, each in reversed(self._shown))
-        return TailState(shown, self._seen, self._skipped)
 
     def _keep(self, events: Sequence[ExploredEvent], shown: Sequence[T]) -> None:
         """Keep the newest events, within a page's limits of events and bytes; at least one."""
@@ -270,9 +280,3 @@ class EventTail(Generic[T]):
             for partition, start in zip(self._partitions, self._next, strict=True)
         )
         return max(50, _TAIL_EVENTS_MAX // max(1, busy))
-
-
-def _read_exactly(partition: Partition, sequence_number: int) -> list[StoredEvent]:
-    """The event with that number; empty if there is a gap in the numbers."""
-    event = Run(partition, Way.NEWER, sequence_number, sequence_number + 1).pop(1)
-    return [] if event is None else [event]

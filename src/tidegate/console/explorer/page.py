@@ -11,6 +11,7 @@ import json
 import math
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -26,7 +27,6 @@ from tidegate.console.explorer.values import (
     Way,
     property_text,
 )
-from tidegate.console.frame.context import Console
 from tidegate.console.frame.errors import status_of
 from tidegate.console.frame.pages import Pages, get
 from tidegate.console.frame.rendering import fragment, page
@@ -45,12 +45,13 @@ _PROPERTIES_SHOWN = 3
 _PROPERTY_CHARACTERS = 40
 
 
+@dataclass(eq=False)
 class ExplorerPages(Pages):
     """The events of a hub."""
 
-    def __init__(self, console: Console, events: BrokerEvents) -> None:
-        self._console = console
-        self._events = events
+    events: BrokerEvents
+
+    def __post_init__(self) -> None:
         self._downloads = asyncio.Semaphore(_DOWNLOADS_MAX)
 
     @get("/hubs/{hub}/explorer")
@@ -104,41 +105,35 @@ class ExplorerPages(Pages):
             form.query(now_utc=request.state.now)
         except InvalidArgumentError as error:
             problem = error
-        return page(
-            request,
-            "explorer/live.html",
-            status_code=status_of(problem),
-            **context,
-            problem=problem,
-        )
+        status = status_of(problem)
+        return page(request, "explorer/live.html", status_code=status, **context, problem=problem)
 
     @get("/console/live/hubs/{hub}/explorer")
     async def stream(self, request: Request) -> Response:
         form = self._form(request)
         query = form.query(now_utc=request.state.now)
-        tail = self._events.tail(query, event_rows)
-
+        tail = self.events.tail(query, event_rows)
         is_over = False
-        told: int | None = None
+        last_seen: int | None = None
 
         async def render() -> Mapping[str, str] | None:
-            nonlocal is_over, told
+            nonlocal is_over, last_seen
             if is_over:
                 return None
             try:
-                state = await tail.refresh()
+                await tail.refresh()
             except NotFoundError as error:
                 is_over = True
                 return {"counts": fragment(request, "explorer/counts.html", state=None, problem=error)}
-            if state.seen == told:
+            if tail.seen == last_seen:
                 return {}  # the rows shown are current
-            told = state.seen
+            last_seen = tail.seen
             return {
-                "events": fragment(request, "explorer/rows.html", hub=form.hub, rows=state.events),
-                "counts": fragment(request, "explorer/counts.html", state=state),
+                "events": fragment(request, "explorer/rows.html", hub=form.hub, rows=tail.shown),
+                "counts": fragment(request, "explorer/counts.html", state=tail),
             }
 
-        return self._console.streams.stream(request, render)
+        return self.console.streams.stream(request, render)
 
     def _form(self, request: Request) -> ExplorerForm:
         hub = request.path_params["hub"]
@@ -152,15 +147,13 @@ class ExplorerPages(Pages):
             require_session(request)  # a page may wait for others', and take long itself
             return not await request.is_disconnected()
 
-        return await self._events.read(query, form.cursor, is_wanted=is_wanted)
+        return await self.events.read(query, form.cursor, is_wanted=is_wanted)
 
     def _context(self, form: ExplorerForm) -> dict[str, Any]:
         return {
             "hub": form.hub,
             "form": form,
-            "partition_ids": [
-                each.partition_id for each in self._events.broker.event_hub(form.hub).partitions
-            ],
+            "partition_ids": self.events.broker.event_hub(form.hub).description.partition_ids,
             "starts": STARTS,
             "counts": COUNTS,
         }
@@ -170,7 +163,7 @@ class ExplorerPages(Pages):
         if not form.fields["key"] or form.fields["partition"]:
             return None
         try:
-            return self._events.broker.event_hub(form.hub).partition_for(form.fields["key"]).partition_id
+            return self.events.broker.event_hub(form.hub).partition_for(form.fields["key"]).partition_id
         except InvalidArgumentError:  # no event can have such a key
             return None
 

@@ -14,13 +14,13 @@ import json
 import math
 import re
 import struct
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
 
-from tidegate.amqp.message import Header, Properties
+from tidegate.amqp.message import MESSAGE_ID, Header, Properties
 from tidegate.amqp.types import (
     Array,
     Byte,
@@ -173,26 +173,16 @@ _TYPE_NAMES: Final[Mapping[type, str]] = {
 TYPE_NAMES: Final = tuple(_KINDS)
 """The types allowed in a line."""
 
-_STANDARD_TYPES: Final[Mapping[str, tuple[str, ...]]] = {
-    "message-id": ("string", "binary", "ulong", "uuid"),
-    "user-id": ("binary",),
-    "to": ("string",),
-    "subject": ("string",),
-    "reply-to": ("string",),
-    "correlation-id": ("string", "binary", "ulong", "uuid"),
-    "content-type": ("symbol",),
-    "content-encoding": ("symbol",),
-    "absolute-expiry-time": ("timestamp",),
-    "creation-time": ("timestamp",),
-    "group-id": ("string",),
-    "group-sequence": ("uint",),
-    "reply-to-group-id": ("string",),
-}
-_HEADER_TYPES: Final[Mapping[str, tuple[str, ...]]] = {
-    "durable": ("boolean",),
-    "priority": ("ubyte",),
-    "ttl": ("uint",),
-}
+
+def _types_of(part: type[Properties | Header]) -> dict[str, tuple[str, ...]]:
+    """The types that each field of a section may have, by its name in AMQP."""
+    kinds = {each.name.replace("_", "-"): each.metadata["kind"] for each in fields(part)}
+    ids = ("string", "binary", "ulong", "uuid")
+    return {name: ids if kind is MESSAGE_ID else (kind.name,) for name, kind in kinds.items()}
+
+
+_STANDARD_TYPES: Final = _types_of(Properties)
+_HEADER_TYPES: Final = {name: _types_of(Header)[name] for name in ("durable", "priority", "ttl")}
 _MESSAGE_TYPES: Final = {**_STANDARD_TYPES, **_HEADER_TYPES}
 """The types that each may have; the first is the default."""
 
@@ -237,11 +227,7 @@ def parse_properties(text: str) -> dict[object, object]:
     Raises InvalidArgumentError naming an invalid line or one with a repeated name.
     """
     found: dict[object, object] = {}
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
-        where = f"Line {number} of the properties"
-        name, kind, value = _parts(line, where)
+    for where, name, kind, value in _lines(text, "properties"):
         if name in found:
             raise InvalidArgumentError(f"{where} repeats {name[:_SHOWN_CHARACTERS]!r}.")
         found[name] = _value(kind, value, where) if kind is not None else value
@@ -277,11 +263,7 @@ def parse_message(text: str, content_type: str) -> tuple[Properties, Header]:
     Raises InvalidArgumentError naming a line that is invalid, repeats a name or has a wrong type.
     """
     found: dict[str, Any] = {"content_type": Symbol(content_type)} if content_type else {}
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
-        where = f"Line {number} of the message properties"
-        name, kind, value = _parts(line, where)
+    for where, name, kind, value in _lines(text, "message properties"):
         types = _MESSAGE_TYPES.get(name)
         if types is None:
             raise InvalidArgumentError(
@@ -320,6 +302,14 @@ def _name_text(name: str) -> str:
     if is_plain and not name.startswith('"') and name.rpartition(":")[2].strip() not in _KINDS:
         return name
     return json.dumps(name)
+
+
+def _lines(text: str, what: str) -> Iterator[tuple[str, str, str | None, str]]:
+    """Each line: words for its place, its name, its type (None if not given) and the text after the ``=``."""
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            where = f"Line {number} of the {what}"
+            yield where, *_parts(line, where)
 
 
 def _parts(line: str, where: str) -> tuple[str, str | None, str]:

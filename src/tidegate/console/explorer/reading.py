@@ -11,10 +11,11 @@ partition is read, and times are looked up in it, only when needed: for the newe
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from itertools import accumulate, chain
 from typing import Final
 from weakref import WeakKeyDictionary
 
@@ -61,89 +62,64 @@ class Run:
         self._start = start
         self._until = until
         self._narrow = narrow
-        self._batches: list[RecordBatch] = []  # the nearest last
-        self._event_index = 0  # of the next event in the nearest batch
-        self._event_offset = 0  # where its bytes start (NEWER) or end (OLDER)
         self._back_events = _BACK_EVENTS_MIN
+        self._events: Iterator[StoredEvent] = iter(())
+        self._next: StoredEvent | None = None
         self.buffered_bytes = 0
         """Bytes kept in memory."""
 
     def peek(self, bytes_max: int) -> EventPlace | None:
         """The place of the next event, if any. May read from the log."""
-        if not self._batches:
+        if self._next is None:
+            self._next = next(self._events, None)
+        if self._next is None:
             self._fill(bytes_max)
-            if not self._batches:
-                return None
-        batch = self._batches[-1]
-        number = batch.base_sequence_number + self._event_index
-        return EventPlace(batch.enqueued_time_ms, self._partition_index, number)
+            self._next = next(self._events, None)
+        return None if self._next is None else self._next.place
 
     def pop(self, bytes_max: int) -> StoredEvent | None:
         """Remove and return the next event, if any. May read from the log."""
         place = self.peek(bytes_max)
-        if place is None:
-            return None
-        batch, length = self._batches[-1], self._batches[-1].lengths[self._event_index]
-        if self._way is Way.NEWER:
-            at = self._event_offset
-            self._event_offset += length
-            self._event_index += 1
+        event, self._next = self._next, None
+        if place is not None and self._way is Way.NEWER:
             self._start = place.sequence_number + 1
-            is_over = self._event_index == len(batch.lengths)
-        else:
-            at = self._event_offset = self._event_offset - length
-            self._event_index -= 1
+        elif place is not None:
             self._until = place.sequence_number
-            is_over = self._event_index < 0
-        if is_over or self._start >= self._until:
-            self._batches.pop()
-            self._enter()
-        return StoredEvent(place, batch.payload[at : at + length])
+        return event
 
     def release(self) -> None:
         """Drop buffered events; they are read again when needed."""
-        self._batches, self.buffered_bytes = [], 0
+        self._events, self._next, self.buffered_bytes = iter(()), None, 0
 
     def _fill(self, bytes_max: int) -> None:
+        self.release()
         if self._narrow is not None:
             self._start, self._until = self._narrow(self._start, self._until)
             self._narrow = None
         if self._start >= self._until:
             return
         if self._way is Way.NEWER:
-            self._batches = list(reversed(self._read_on(bytes_max)))
+            batches = self.partition.read_nowait(self._start, bytes_max=bytes_max)
         else:
-            self._batches = list(self._read_back(bytes_max))
-        self.buffered_bytes = sum(len(batch.payload) for batch in self._batches)
-        self._enter()
+            batches = self._read_back(bytes_max)[::-1]
+        self._events = chain.from_iterable(map(self._events_of, batches))
+        self.buffered_bytes = sum(len(batch.payload) for batch in batches)
 
-    def _enter(self) -> None:
-        """Start the nearest batch at its first or last wanted event."""
-        while self._batches and self._start < self._until:
-            batch = self._batches[-1]
-            if self._way is Way.NEWER:
-                self._event_index = max(0, self._start - batch.base_sequence_number)
-                self._event_offset = sum(batch.lengths[: self._event_index])
-                if batch.base_sequence_number + self._event_index < self._until:
-                    return
-            else:
-                events = min(len(batch.lengths), self._until - batch.base_sequence_number)
-                self._event_index = events - 1
-                self._event_offset = sum(batch.lengths[: max(0, events)])
-                if events > 0 and batch.base_sequence_number + events > self._start:
-                    return
-            self._batches.pop()
-        self.release()
+    def _events_of(self, batch: RecordBatch) -> Iterator[StoredEvent]:
+        """The wanted events of a batch, in this direction."""
+        base = batch.base_sequence_number
+        numbers = range(max(self._start, base), min(self._until, batch.until_sequence_number))
+        ends = list(accumulate(batch.lengths, initial=0))
+        for number in numbers if self._way is Way.NEWER else reversed(numbers):
+            place = EventPlace(batch.enqueued_time_ms, self._partition_index, number)
+            yield StoredEvent(place, batch.payload[ends[number - base] : ends[number - base + 1]])
 
-    def _read_on(self, bytes_max: int) -> Sequence[RecordBatch]:
-        batches = self.partition.read_nowait(self._start, bytes_max=bytes_max)
-        return [batch for batch in batches if batch.base_sequence_number < self._until]
-
-    def _read_back(self, bytes_max: int) -> Sequence[RecordBatch]:
+    def _read_back(self, bytes_max: int) -> list[RecordBatch]:
         """The batches before ``until``: as many events as fitted before, at least one batch."""
         while self._start < self._until:
             start = max(self._start, self._until - self._back_events)
-            batches, size, at = [], 0, start
+            batches: list[RecordBatch] = []
+            size, at = 0, start
             while at < self._until and (size < bytes_max or self._back_events == 1):
                 read = self.partition.read_nowait(at, bytes_max=bytes_max if self._back_events > 1 else 1)
                 read = [batch for batch in read if batch.base_sequence_number < self._until]
@@ -162,7 +138,7 @@ class Run:
                 return batches
             self._until = start  # a gap in the numbers, or retention removed them
             self._back_events = min(_BACK_EVENTS_MAX, self._back_events * 4)
-        return ()
+        return []
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +209,7 @@ class Merge:
         """first_times: a cache to use and update."""
         self._way = way
         self._first_times = first_times or FirstTimes()
-        self._heap: list[tuple[tuple[int, int, int], bool, int, Run]] = []
+        self._heap: list[tuple[tuple[int, ...], bool, int, Run]] = []
         self._bytes_max = _PIECE_BYTES
         self._buffered = 0
         self._count = 0
@@ -338,9 +314,7 @@ class Merge:
         return place
 
     def _push(self, place: EventPlace, run: Run, *, is_read: bool) -> None:
-        key = (place.enqueued_time_ms, place.partition_index, place.sequence_number)
-        if self._way is Way.OLDER:
-            key = (-key[0], -key[1], -key[2])
+        key = place if self._way is Way.NEWER else tuple(-number for number in place)
         self._count += 1
         heapq.heappush(self._heap, (key, is_read, self._count, run))
 
@@ -352,6 +326,11 @@ def _sequence_number_at(partition: Partition, place: EventPlace) -> int:
         return place.sequence_number
     time_ms = place.enqueued_time_ms + (index < place.partition_index)
     return partition.resolve(EventPosition.from_enqueued_time(_EPOCH + timedelta(milliseconds=time_ms)))
+
+
+def stored_event(partition: Partition, sequence_number: int) -> StoredEvent | None:
+    """The event with that number; None if there is a gap in the numbers."""
+    return Run(partition, Way.NEWER, sequence_number, sequence_number + 1).pop(1)
 
 
 def partitions_of(hub: EventHub, partition_id: str | None) -> Sequence[Partition]:

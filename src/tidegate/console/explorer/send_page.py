@@ -9,14 +9,17 @@ import asyncio
 import binascii
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote
 
 from starlette.datastructures import FormData, UploadFile
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 
+from tidegate.amqp.message import Header, Message, Properties
 from tidegate.console.explorer.bodies import body_bytes, visible
+from tidegate.console.explorer.decoding import unusual_parts
 from tidegate.console.explorer.events import BrokerEvents
 from tidegate.console.explorer.properties import (
     MESSAGE_NAMES,
@@ -34,17 +37,14 @@ from tidegate.console.explorer.values import (
     SEND_LINES_MAX,
     SEND_RATE_MAX,
     EventDetail,
-    EventProperties,
     ExploredEvent,
-    OutgoingEvent,
     RunState,
     SendPlan,
     Target,
 )
-from tidegate.console.frame.context import Console
 from tidegate.console.frame.errors import error_page, status_of
 from tidegate.console.frame.forms import digits_of
-from tidegate.console.frame.pages import Pages, get, post
+from tidegate.console.frame.pages import Pages, done, get, post, see_other
 from tidegate.console.frame.rendering import fragment, page
 from tidegate.console.frame.sessions import form_of, require_listen, require_send, rights_of, session_of
 from tidegate.model.errors import InvalidArgumentError, NotFoundError, TidegateError
@@ -75,13 +75,12 @@ _EMPTY: Final[Mapping[str, str]] = {
 }
 
 
+@dataclass(eq=False)
 class SendPages(Pages):
     """Sending events."""
 
-    def __init__(self, console: Console, events: BrokerEvents, sender: EventSender) -> None:
-        self._console = console
-        self._events = events
-        self._sender = sender
+    events: BrokerEvents
+    sender: EventSender
 
     @get("/hubs/{hub}/explorer/send")
     async def ask(self, request: Request) -> Response:
@@ -102,30 +101,26 @@ class SendPages(Pages):
         require_send(request, hub)
         fields = _texts(await form_of(request, bytes_max=_FORM_BYTES_MAX))
         try:
-            event = await asyncio.to_thread(
-                _event, fields, self._events.broker.event_hub(hub).event_bytes_max
-            )
-            sent = await self._sender.send(
-                hub, event, _target(fields), may_go_on=self._may_send(request, hub)
+            bytes_max = self.events.broker.event_hub(hub).event_bytes_max
+            body, message = await asyncio.to_thread(lambda: (_body(fields), _message(fields, bytes_max)))
+            may_send = self._may_send(request, hub)
+            partition_id, number = await self.sender.send(
+                hub, body, message, _target(fields), may_go_on=may_send
             )
         except NotFoundError:
             raise
         except TidegateError as error:
             return self._form(request, fields, problem=error, is_single=True)
-        words = f"The event is stored: partition {sent.partition_id}, sequence number {sent.sequence_number}."
-        session_of(request).flash("success", words)
-        if rights_of(request).may_listen(hub):
-            where = f"events/{sent.partition_id}/{sent.sequence_number}"
-        else:
-            where = "send"
-        return RedirectResponse(f"{_place(hub)}/{where}", status_code=303)
+        where = f"events/{partition_id}/{number}" if rights_of(request).may_listen(hub) else "send"
+        text = f"The event is stored: partition {partition_id}, sequence number {number}."
+        return done(request, text, f"{_place(hub)}/{where}")
 
     def _may_send(self, request: Request, hub: str) -> Callable[[], bool]:
         """Whether the request's session still has Send on the hub: sending may wait, and take long."""
         session = session_of(request)
 
         def may_send() -> bool:
-            rights = self._console.sessions.rights(session)
+            rights = self.console.sessions.rights(session)
             return rights is not None and rights.may_send(hub)
 
         return may_send
@@ -137,30 +132,29 @@ class SendPages(Pages):
         form = await form_of(request, bytes_max=_FORM_BYTES_MAX)
         fields = _texts(form)
         try:
+            bytes_max = self.events.broker.event_hub(hub).event_bytes_max
             plan = SendPlan(
                 hub,
                 await asyncio.to_thread(_lines, await _set_of(form, fields)),
                 _target(fields),
-                await asyncio.to_thread(
-                    _properties, fields, self._events.broker.event_hub(hub).event_bytes_max
-                ),
+                await asyncio.to_thread(_message, fields, bytes_max),
                 _number(fields["repeats"], "repeats"),
                 _number(fields["rate"], "events per second"),
             )
-            run = await self._sender.start_run(plan, may_go_on=self._may_send(request, hub))
+            run = await self.sender.start_run(plan, may_go_on=self._may_send(request, hub))
         except NotFoundError:
             raise
         except TidegateError as error:
             return self._form(request, fields, problem=error, is_single=False)
         finally:
             await form.close()
-        return RedirectResponse(f"{_place(hub)}/sets/{run.run_id}", status_code=303)
+        return see_other(f"{_place(hub)}/sets/{run.run_id}")
 
     @get("/hubs/{hub}/explorer/sets/{run}")
     async def show_run(self, request: Request) -> Response:
         hub = _hub(request)
         require_send(request, hub)
-        run = self._sender.run(hub, request.path_params["run"])
+        run = self.sender.run(hub, request.path_params["run"])
         return page(request, "explorer/set.html", hub=hub, run=run, is_sending=run.state is RunState.SENDING)
 
     @post("/hubs/{hub}/explorer/sets/{run}/stop")
@@ -168,25 +162,25 @@ class SendPages(Pages):
         hub, run_id = _hub(request), request.path_params["run"]
         require_send(request, hub)
         await form_of(request)
-        self._sender.stop_run(hub, run_id)
-        return RedirectResponse(f"{_place(hub)}/sets/{quote(run_id)}", status_code=303)
+        self.sender.stop_run(hub, run_id)
+        return see_other(f"{_place(hub)}/sets/{quote(run_id)}")
 
     @get("/console/live/hubs/{hub}/sets/{run}")
     async def stream(self, request: Request) -> Response:
         hub, run_id = _hub(request), request.path_params["run"]
         require_send(request, hub)
-        self._sender.run(hub, run_id)
+        self.sender.run(hub, run_id)
         is_over = False
 
         async def render() -> Mapping[str, str] | None:
             nonlocal is_over
             if is_over:
                 return None
-            run = self._sender.run(hub, run_id)
+            run = self.sender.run(hub, run_id)
             is_over = run.state is not RunState.SENDING
             return {"progress": fragment(request, "explorer/progress.html", hub=hub, run=run)}
 
-        return self._console.streams.stream(request, render, every_s=0.5)
+        return self.console.streams.stream(request, render, every_s=0.5)
 
     def _form(
         self,
@@ -214,8 +208,8 @@ class SendPages(Pages):
             type_names=TYPE_NAMES,
             message_names=MESSAGE_NAMES,
             may_send=rights_of(request).may_send(hub),
-            partition_ids=self._events.broker.event_hub(hub).description.partition_ids,
-            runs=self._sender.runs(hub) if rights_of(request).may_send(hub) else (),
+            partition_ids=self.events.broker.event_hub(hub).description.partition_ids,
+            runs=self.sender.runs(hub) if rights_of(request).may_send(hub) else (),
             limits={
                 "lines": SEND_LINES_MAX,
                 "bytes": SEND_BYTES_MAX,
@@ -228,7 +222,7 @@ class SendPages(Pages):
         partition_id, _, number = place.partition(".")
         if (found := digits_of(number)) is None:
             raise NotFoundError(f"{place[:40]!r} is not an event.")
-        return await self._events.event(hub, partition_id, found)
+        return await self.events.event(hub, partition_id, found)
 
 
 def _copy_of(detail: EventDetail) -> tuple[Mapping[str, str], Sequence[str]]:
@@ -236,23 +230,25 @@ def _copy_of(detail: EventDetail) -> tuple[Mapping[str, str], Sequence[str]]:
 
     Raises InvalidArgumentError if it is not a valid message.
     """
-    contents, known = detail.event.contents, detail.properties
+    contents, message = detail.event.contents, detail.message
     if contents is None:
         raise InvalidArgumentError("The event is not a message and cannot be sent again.")
     body, encoding = body_bytes(contents), "text"
     text = body.decode(errors="replace")
     if text.encode() != body or "\x00" in text or "\r" in text:
         text, encoding = b64encode(body).decode(), "base64"
-    if known is None:
-        known = EventProperties(typed_properties(contents.properties))
+    if message is None:
+        message = Message(application_properties=typed_properties(contents.properties))
         left_out = [
             "its standard properties, its header, its annotations and the types of its properties, "
             "some of which are garbled"
         ]
     else:
-        left_out = [*detail.beside]
-    properties, no_lines = format_properties(known.application)
-    content_type, message, of_other_types = format_message(known.standard, known.header)
+        left_out = [*unusual_parts(message)]
+    properties, no_lines = format_properties(message.application_properties)
+    content_type, lines, of_other_types = format_message(
+        message.properties or Properties(), message.header or Header()
+    )
     left_out += [*no_lines, *of_other_types]
     key = contents.partition_key or ""
     if contents.partition_key == "" or not key.isprintable():
@@ -265,7 +261,7 @@ def _copy_of(detail: EventDetail) -> tuple[Mapping[str, str], Sequence[str]]:
         "partition_key": key,
         "partition": "" if key else detail.event.partition_id,
         "properties": properties,
-        "message": message,
+        "message": lines,
     }
     more = len(left_out) - _LEFT_OUT_MAX
     return fields, [*left_out[:_LEFT_OUT_MAX], f"and {more:,} more"] if more > 0 else left_out
@@ -296,11 +292,8 @@ def _body(fields: Mapping[str, str]) -> bytes:
         raise InvalidArgumentError(f"The body is not base64: {error}.") from error
 
 
-def _event(fields: Mapping[str, str], event_bytes_max: int) -> OutgoingEvent:
-    return OutgoingEvent(_body(fields), _properties(fields, event_bytes_max))
-
-
-def _properties(fields: Mapping[str, str], event_bytes_max: int) -> EventProperties:
+def _message(fields: Mapping[str, str], event_bytes_max: int) -> Message:
+    """The header and properties of an event."""
     characters = len(fields["properties"]) + len(fields["message"]) + len(fields["content_type"])
     if characters > _PROPERTY_CHARACTERS_PER_BYTE * event_bytes_max:
         raise InvalidArgumentError(
@@ -309,7 +302,8 @@ def _properties(fields: Mapping[str, str], event_bytes_max: int) -> EventPropert
             next_step="Send fewer, or smaller ones.",
         )
     application = parse_properties(fields["properties"])
-    return EventProperties(application, *parse_message(fields["message"], fields["content_type"]))
+    standard, header = parse_message(fields["message"], fields["content_type"])
+    return Message(header=header, properties=standard, application_properties=application)
 
 
 def _target(fields: Mapping[str, str]) -> Target:

@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from tidegate.amqp.message import Message
 from tidegate.broker import Broker, EventHub, Partition
 from tidegate.console.explorer.encoding import EventEncoder
 from tidegate.console.explorer.values import (
@@ -24,11 +25,8 @@ from tidegate.console.explorer.values import (
     SEND_LINES_MAX,
     SEND_RATE_MAX,
     SEND_RUNS_MAX,
-    EventProperties,
-    OutgoingEvent,
     RunState,
     SendPlan,
-    SentEvent,
     Target,
 )
 from tidegate.model.clock import Clock
@@ -59,7 +57,6 @@ _ENDED_RUNS_MAX: Final = 32
 
 _log = logging.getLogger(__name__)
 
-
 _RIGHT_ENDED: Final = "The user who started it may no longer send here."
 
 
@@ -80,21 +77,23 @@ class EventSender:
         await self._tasks.close()
 
     async def send(
-        self, hub: str, event: OutgoingEvent, target: Target, *, may_go_on: Callable[[], bool]
-    ) -> SentEvent:
-        """Send one event; returns once it is durable. may_go_on: called directly before it is stored.
+        self, hub: str, body: bytes, message: Message, target: Target, *, may_go_on: Callable[[], bool]
+    ) -> tuple[str, int]:
+        """Send one event; returns its partition and its sequence number once it is durable.
+
+        message: its header and properties. may_go_on: called directly before it is stored.
 
         Raises UnauthorizedError (may_go_on returned False), NotFoundError, InvalidArgumentError,
         EventTooLargeError, ServerBusyError, LogFullError.
         """
         event_hub = self._broker.event_hub(hub)
-        key, section = await asyncio.to_thread(_encoded_event, event, target)
+        key, section = await asyncio.to_thread(_encoded_event, body, message, target)
         partition = _partition(event_hub, target.partition_id, key)
         await self._broker.wait_uncongested()
         if not may_go_on():
             raise UnauthorizedError(_RIGHT_ENDED)
         result = await partition.append(section, array("I", (len(section),)))
-        return SentEvent(partition.partition_id, result.start_sequence_number)
+        return partition.partition_id, result.start_sequence_number
 
     async def start_run(self, plan: SendPlan, *, may_go_on: Callable[[], bool]) -> SendRun:
         """Start sending a set. may_go_on: called directly before each batch is stored; False stops it.
@@ -117,7 +116,7 @@ class EventSender:
         self._check_room(size)  # again, now that its size is known
         # The run keeps the encoded lines instead of bodies and properties.
         run = SendRun(
-            replace(plan, bodies=(), properties=EventProperties()),
+            replace(plan, bodies=(), message=Message()),
             sections,
             len(sections) * plan.repeats,
             uuid.uuid4().hex[:12],
@@ -281,10 +280,10 @@ def _check(plan: SendPlan) -> None:
             raise InvalidArgumentError(f"A set has {words}.")
 
 
-def _encoded_event(event: OutgoingEvent, target: Target) -> tuple[str | None, bytes]:
+def _encoded_event(body: bytes, message: Message, target: Target) -> tuple[str | None, bytes]:
     """An event's key and its encoded form. Raises InvalidArgumentError."""
-    key = _key_of(target, event.body)
-    return key, wrap_event(EventEncoder(event.properties).encode(event.body, key))
+    key = _key_of(target, body)
+    return key, wrap_event(EventEncoder(message).encode(body, key))
 
 
 def _no_room() -> QuotaExceededError:
@@ -302,7 +301,7 @@ def _encoded(plan: SendPlan, event_bytes_max: int, room: int) -> tuple[list[tupl
     a key that is too long, or at which the total is too large; EventTooLargeError naming the line.
     """
     found: list[tuple[bytes, str | None]] = []
-    encoder = EventEncoder(plan.properties)
+    encoder = EventEncoder(plan.message)
     size = 0
     for number, body in enumerate(plan.bodies, 1):
         try:

@@ -8,19 +8,17 @@ order, and one place determines where to continue in all partitions.
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import Enum
-from typing import Final, Generic, TypeVar
+from typing import Final, NamedTuple
 
-from tidegate.amqp.message import Header, Properties
+from tidegate.amqp.message import Message
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.events import EventContents
 from tidegate.model.json_path import JsonPath
 from tidegate.model.position import EventPosition
-
-T = TypeVar("T")
 
 EVENTS_PER_PAGE_MAX: Final = 500
 """Events on a page. Our choice: a browser draws that many rows in about 50 ms."""
@@ -52,8 +50,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _PLACE = re.compile(r"([on])\.(\d{1,14})\.(\d{1,4})\.(\d{1,18})", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class EventPlace:
+class EventPlace(NamedTuple):
     """A place in the order of all events of a hub: at an event, or between two."""
 
     enqueued_time_ms: int
@@ -85,8 +82,7 @@ class EventCursor:
 
     def format(self) -> str:
         """The cursor for a URL."""
-        place = self.place
-        return f"{self.way.value}.{place.enqueued_time_ms}.{place.partition_index}.{place.sequence_number}"
+        return ".".join((self.way.value, *map(str, self.place)))
 
     @classmethod
     def parse(cls, text: str) -> EventCursor:
@@ -96,8 +92,7 @@ class EventCursor:
             raise InvalidArgumentError(
                 f"Invalid page cursor {text[:40]!r}.", next_step="Start again from the first page."
             )
-        time_ms, partition_index, sequence_number = (int(part) for part in found.groups()[1:])
-        return cls(Way(found[1]), EventPlace(time_ms, partition_index, sequence_number))
+        return cls(Way(found[1]), EventPlace(*map(int, found.groups()[1:])))
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,49 +207,16 @@ class EventPage:
 
 
 @dataclass(frozen=True, slots=True)
-class EventProperties:
-    """An event's properties and header, with their types on the wire."""
-
-    application: Mapping[object, object] = field(default_factory=dict)
-    """Values have the types of ``amqp.types``; names are strings."""
-    standard: Properties = field(default_factory=Properties)
-    header: Header = field(default_factory=Header)
-
-
-@dataclass(frozen=True, slots=True)
-class OutgoingEvent:
-    """An event to send. Its partition key is the target's."""
-
-    body: bytes
-    properties: EventProperties = field(default_factory=EventProperties)
-
-
-@dataclass(frozen=True, slots=True)
 class EventDetail:
     """One event in detail."""
 
     event: ExploredEvent
-    properties: EventProperties | None
-    """None: not a message, or partly malformed."""
-    beside: Sequence[str]
-    """Descriptions of parts that an ``OutgoingEvent`` of its body and properties lacks."""
-    system: Mapping[str, str]
-    """The annotations of the service and the sender's SDK, and standard properties, by name."""
+    message: Message | None
+    """It with its annotations, and its properties with their types; None: not a message, or partly malformed.
+    """
     is_first: bool
     """Whether it is the first that its partition still holds."""
     is_last: bool
-
-
-@dataclass(frozen=True, slots=True)
-class TailState(Generic[T]):
-    """The last events of a tail."""
-
-    events: Sequence[T]
-    """What is shown of each, newest first."""
-    seen: int
-    """Events that arrived since the tail began, including those that do not match."""
-    skipped: int
-    """Those of them that arrived too fast to be examined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,14 +230,6 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class SentEvent:
-    """Where an event was stored."""
-
-    partition_id: str
-    sequence_number: int
-
-
-@dataclass(frozen=True, slots=True)
 class SendPlan:
     """A set of events to send, and how."""
 
@@ -283,7 +237,8 @@ class SendPlan:
     bodies: Sequence[bytes]
     """1..SEND_LINES_MAX."""
     target: Target
-    properties: EventProperties = field(default_factory=EventProperties)
+    message: Message = field(default_factory=Message)
+    """The header and the properties of each event, with their types on the wire."""
     repeats: int = 1
     """How often the whole set is sent."""
     events_per_s: int = 100

@@ -1,21 +1,44 @@
-"""Pages as classes, whose methods declare their route in a decorator."""
+"""Pages as classes, whose methods declare their routes in decorators; and what every page has."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
+
+from tidegate.console.frame.live import LiveStreams
+from tidegate.console.frame.rendering import fragments
+from tidegate.console.frame.rights import Access
+from tidegate.console.frame.sessions import Sessions, session_of
+from tidegate.model.clock import Clock
+from tidegate.transport.tasks import TaskOwner
 
 _ADDRESSES: Final = "addresses"
 
 Handler = TypeVar("Handler", bound=Callable[[Any, Request], Awaitable[Response]])
 
 
+@dataclass(frozen=True, slots=True)
+class Console:
+    """The console of one service."""
+
+    access: Access
+    sessions: Sessions
+    streams: LiveStreams
+    clock: Clock
+    tasks: TaskOwner
+    """For background tasks that pages start."""
+
+
+@dataclass(eq=False)
 class Pages:
     """Pages of one subject."""
+
+    console: Console
 
     def routes(self) -> list[Route]:
         """The routes of the methods, in order of definition."""
@@ -24,6 +47,24 @@ class Pages:
             for name, member in vars(type(self)).items()
             for method, path in getattr(member, _ADDRESSES, ())
         ]
+
+    def live(
+        self,
+        request: Request,
+        context: Callable[[Request], Awaitable[Mapping[str, Any]]],
+        parts: Mapping[str, str],
+        *,
+        every_s: float = 1.0,
+    ) -> Response:
+        """Keep parts of a page up to date: ``parts`` are templates by event, ``context`` gives their values.
+
+        The caller has checked the user's rights.
+        """
+
+        async def render() -> Mapping[str, str]:
+            return fragments(request, parts, await context(request))
+
+        return self.console.streams.stream(request, render, every_s=every_s)
 
 
 def get(path: str) -> Callable[[Handler], Handler]:
@@ -34,6 +75,17 @@ def get(path: str) -> Callable[[Handler], Handler]:
 def post(path: str) -> Callable[[Handler], Handler]:
     """Route POST of a path to the method."""
     return lambda handler: _answering(handler, "POST", path)
+
+
+def see_other(address: str) -> Response:
+    """Send the browser to another page, with GET."""
+    return RedirectResponse(address, status_code=303)
+
+
+def done(request: Request, text: str, address: str) -> Response:
+    """Report a success on the page at ``address``."""
+    session_of(request).flash("success", text)
+    return see_other(address)
 
 
 def _answering(handler: Handler, method: str, path: str) -> Handler:

@@ -8,7 +8,7 @@ UTC.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
@@ -65,6 +65,11 @@ def fragment(request: Request, template: str, **context: Any) -> Markup:
     }
     # The template has escaped its values.
     return Markup(environment().get_template(template).render(values | context))
+
+
+def fragments(request: Request, parts: Mapping[str, str], context: Mapping[str, Any]) -> dict[str, str]:
+    """Several fragments by name, from templates by name."""
+    return {name: fragment(request, template, **context) for name, template in parts.items()}
 
 
 @cache

@@ -38,11 +38,11 @@ class _Answer(Generic[T]):
 class SharedAnswers(Generic[K, T]):
     """Answers by key. Used on the event loop."""
 
-    def __init__(self, clock: Clock, *, kept_s: float) -> None:
-        """kept_s: minimum seconds for which an answer is cached."""
+    def __init__(self, clock: Clock, *, kept_s: float, tasks: TaskOwner | None = None) -> None:
+        """kept_s: minimum seconds for which an answer is cached. tasks: compute them; None: its own."""
         self._clock = clock
         self._kept_s = kept_s
-        self._tasks = TaskOwner("console answers")
+        self._tasks = tasks or TaskOwner("console answers")
         self._answers: OrderedDict[K, _Answer[T]] = OrderedDict()
 
     async def ask(
@@ -61,7 +61,9 @@ class SharedAnswers(Generic[K, T]):
                     "console asks at once.",
                     next_step="Ask again in a few seconds.",
                 )
-            answer = self._answers[key] = _Answer(self._tasks.start(_told(work()), name="answer"), now_s)
+            answer = self._answers[key] = _Answer(
+                self._tasks.start(_outcome_of(work()), name="answer"), now_s
+            )
             answer.task.add_done_callback(lambda _, ended=answer: self._note_end(ended))  # type: ignore[misc]
         self._answers.move_to_end(key)
         while len(self._answers) > _ANSWERS_MAX:
@@ -86,7 +88,7 @@ class SharedAnswers(Generic[K, T]):
         answer.ended_s = self._clock.monotonic()
 
 
-async def _told(work: Coroutine[Any, Any, T]) -> T | TidegateError:
+async def _outcome_of(work: Coroutine[Any, Any, T]) -> T | TidegateError:
     """The result or expected error of ``work`` as a value, so that the task does not fail."""
     try:
         return await work

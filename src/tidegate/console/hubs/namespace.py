@@ -3,25 +3,133 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Self
 
-from tidegate.broker import EventHub, Partition, PublisherActivity
+from tidegate.broker import EventHub, EventHubDescription, Partition, PublisherActivity
 from tidegate.console.frame.paging import PAGE_SIZE, Page, page_at, page_of
 from tidegate.console.frame.parts import ConsoleParts
-from tidegate.console.hubs.sampler import Sampler
-from tidegate.console.hubs.values import (
-    ConsumerGroupRow,
-    Deletion,
-    Hub,
-    HubRow,
-    Overview,
-    PartitionRow,
-    PublisherRow,
-    Reader,
-)
+from tidegate.console.hubs.sampler import Disk, HubSamples, Rates, Sample, Sampler
 from tidegate.model.capture import CapturedFile, CaptureProgress, CaptureStatistics
 from tidegate.transport.tasks import TaskOwner
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerGroupRow:
+    """A consumer group of an event hub."""
+
+    name: str
+    receivers: int
+    """Open now."""
+    partitions_read: int
+    """Partitions with at least one open receiver."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublisherRow:
+    """A publisher of an event hub."""
+
+    name: str
+    """As it was last spelled."""
+    seen: PublisherActivity | None
+    """None: not seen since the service started, or forgotten."""
+    is_revoked: bool
+
+    @property
+    def is_own_address(self) -> bool:
+        """False: events sent to the hub's own address claim to be from it, without proof."""
+        return self.seen is None or self.seen.is_own_address
+
+
+@dataclass(frozen=True, slots=True)
+class Hub:
+    """An event hub for templates; what its partitions hold is read when it is asked for."""
+
+    event_hub: EventHub
+    description: EventHubDescription
+    samples: HubSamples
+    capture: CaptureStatistics | None
+    """None: not captured now."""
+
+    @property
+    def name(self) -> str:
+        """The name as its creator spelled it."""
+        return self.description.name
+
+    @property
+    def receivers(self) -> int:
+        """Open now, in all consumer groups."""
+        return sum(len(partition.receivers()) for partition in self.event_hub.partitions)
+
+    @property
+    def events_held(self) -> int:
+        """Events in the log."""
+        partitions = self.event_hub.partitions
+        return sum(each.next_sequence_number - each.begin_sequence_number for each in partitions)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of the log on disk."""
+        return sum(partition.stored_bytes() for partition in self.event_hub.partitions)
+
+    @property
+    def last_enqueued_ms(self) -> int | None:
+        """When the last event was enqueued; None if there never was one."""
+        found = [each.ends().last_enqueued_time_ms for each in self.event_hub.partitions]
+        return max((time_ms for time_ms in found if time_ms is not None), default=None)
+
+    @property
+    def policy_names(self) -> list[str]:
+        """Its own policies."""
+        return [policy.name for policy in self.event_hub.policies]
+
+    @property
+    def groups(self) -> list[ConsumerGroupRow]:
+        """The consumer groups, ``$Default`` first."""
+        receivers: Counter[str] = Counter()
+        partitions: Counter[str] = Counter()
+        for partition in self.event_hub.partitions:
+            groups = [each.consumer_group for each in partition.receivers()]
+            receivers.update(groups)
+            partitions.update(set(groups))
+        names = self.description.consumer_groups
+        return [ConsumerGroupRow(name, receivers[name], partitions[name]) for name in names]
+
+    @property
+    def readers(self) -> list[tuple[str, str | None, int]]:
+        """Who reads it now: consumer group, the name that a reader gave itself, and its partitions."""
+        found: Counter[tuple[str, str | None]] = Counter()
+        for partition in self.event_hub.partitions:
+            found.update({(each.consumer_group, each.name) for each in partition.receivers()})
+        return sorted(((*reader, count) for reader, count in found.items()), key=lambda each: str(each[:2]))
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """The whole namespace at one moment."""
+
+    history: tuple[Sample, ...]
+    """Oldest first, ``HISTORY_SAMPLES`` at most; the last one is now."""
+    hub_count: int
+    partition_count: int
+    connections: int
+    """AMQP connections that are open, over all transports."""
+    receivers: int
+    throttled_requests: int
+    """Batches refused because of throughput units since the service started."""
+    throughput_units: int | None
+    """None: no limit."""
+    is_congested: bool
+    """Whether reading from producers is paused because the disk is too slow."""
+    disk: Disk
+    failing_captures: tuple[str, ...]
+    """Names of the hubs whose capture is failing."""
+
+    @property
+    def rates(self) -> Rates:
+        """The current rates."""
+        return self.history[-1].rates if self.history else Rates()
 
 
 class Namespace:
@@ -48,22 +156,22 @@ class Namespace:
     def overview(self) -> Overview:
         """The whole namespace now."""
         hubs = self.broker.list_event_hubs()
+        captures = self._capture.statistics()
+        partitions = [partition for hub in hubs for partition in hub.partitions]
         return Overview(
             history=tuple(self._sampler.history),
             hub_count=len(hubs),
-            partition_count=sum(len(hub.partitions) for hub in hubs),
+            partition_count=len(partitions),
             connections=self._connection_count(),
-            receivers=sum(map(_receivers, hubs)),
+            receivers=sum(len(partition.receivers()) for partition in partitions),
             throttled_requests=self._sampler.throttled_requests,
             throughput_units=self.broker.throughput.units,
             is_congested=self.broker.is_congested,
             disk=self._sampler.disk,
-            failing_captures=tuple(
-                name for name, found in self._capture.statistics().items() if found.is_failing
-            ),
+            failing_captures=tuple(name for name, found in captures.items() if found.is_failing),
         )
 
-    def busiest_hubs(self, count: int) -> list[HubRow]:
+    def busiest_hubs(self, count: int) -> list[Hub]:
         """The event hubs with most incoming and outgoing events in the last second."""
 
         def load(event_hub: EventHub) -> tuple[float, str]:
@@ -72,43 +180,26 @@ class Namespace:
 
         captures = self._capture.statistics()
         busiest = sorted(self.broker.list_event_hubs(), key=load)[:count]
-        return [self._row(event_hub, captures) for event_hub in busiest]
+        return [self._hub(event_hub, captures) for event_hub in busiest]
 
-    def hubs(self, *, search: str, start: int) -> Page[HubRow]:
+    def hubs(self, *, search: str, start: int) -> Page[Hub]:
         """The event hubs whose names contain ``search``, in any letter case, by name, from ``start`` on."""
         wanted = search.lower()
         found = [hub for hub in self.broker.list_event_hubs() if wanted in hub.name.lower()]
         found.sort(key=lambda hub: hub.name.lower())
         captures = self._capture.statistics()
-        return page_at(found, start).map(lambda event_hub: self._row(event_hub, captures))
+        return page_at(found, start).map(lambda each: self._hub(each, captures))
 
     def hub(self, name: str) -> Hub:
         """One event hub."""
-        event_hub = self.broker.event_hub(name)
-        return Hub(
-            event_hub.description,
-            self._sampler.hub(event_hub),
-            _receivers(event_hub),
-            self._capture.statistics().get(event_hub.name),
-            _groups(event_hub),
-            _events_held(event_hub),
-            _last_enqueued_ms(event_hub),
-        )
+        return self._hub(self.broker.event_hub(name), self._capture.statistics())
 
-    def partitions(self, name: str, *, start: int) -> Page[PartitionRow]:
-        """Its partitions, from the ``start``-th on. Their rates are measured for a minute after each call."""
-        event_hub = self.broker.event_hub(name)
+    def partition_rates(self, event_hub: EventHub) -> Callable[[Partition], float | None]:
+        """Recent incoming events per second of its partitions (None: not known yet), which are measured for a
+        minute after each call.
+        """
         self._sampler.watch_partitions(event_hub)
-
-        def row(partition: Partition) -> PartitionRow:
-            return PartitionRow(
-                partition.ends(),
-                partition.stored_bytes(),
-                self._sampler.partition_rate(event_hub, int(partition.partition_id)),
-                len(partition.receivers()),
-            )
-
-        return page_at(event_hub.partitions, start).map(row)
+        return lambda partition: self._sampler.partition_rate(event_hub, int(partition.partition_id))
 
     def publishers(self, name: str, *, search: str, is_revoked_only: bool, start: int) -> Page[PublisherRow]:
         """Publishers seen since the service started, the latest first; or (is_revoked_only) revoked ones, by
@@ -126,18 +217,15 @@ class Namespace:
             seen = [each for each in seen if wanted in each.name.lower()]
         return page_at(seen, start).map(lambda each: _publisher(event_hub, each.name, each))
 
-    def publisher(self, name: str, publisher: str) -> tuple[PublisherRow, PublisherRow | None, int]:
+    def publisher(self, name: str, publisher: str) -> tuple[PublisherRow, PublisherActivity | None, int]:
         """A publisher, seen or not; the activity that claims its name at the hub's own address; and how many
         publishers with their own addresses were forgotten.
         """
         event_hub = self.broker.event_hub(name)
         own = event_hub.publishers.find(publisher)
         stated = event_hub.publishers.find(publisher, is_own_address=False)
-        return (
-            _publisher(event_hub, publisher if own is None else own.name, own),
-            None if stated is None else _publisher(event_hub, stated.name, stated),
-            event_hub.publishers.own_forgotten,
-        )
+        row = _publisher(event_hub, publisher if own is None else own.name, own)
+        return row, stated, event_hub.publishers.own_forgotten
 
     def capture_progress(self, name: str, *, start: int) -> Page[CaptureProgress]:
         """The capture progress of each partition; empty if the hub is not captured."""
@@ -152,62 +240,10 @@ class Namespace:
         files, total = await self._capture.files(hub_id, start=start, count=PAGE_SIZE)
         return Page(files, total=None) if total is None else page_of(files, start, total)
 
-    def deletion(self, name: str) -> Deletion:
-        """What deleting the hub would remove."""
-        event_hub = self.broker.event_hub(name)
-        captured = self._capture.statistics().get(event_hub.name)
-        readers: Counter[tuple[str, str | None]] = Counter()
-        for partition in event_hub.partitions:
-            readers.update({(each.consumer_group, each.name) for each in partition.receivers()})
-        return Deletion(
-            events_held=_events_held(event_hub),
-            stored_bytes=sum(partition.stored_bytes() for partition in event_hub.partitions),
-            partition_count=len(event_hub.partitions),
-            last_enqueued_ms=_last_enqueued_ms(event_hub),
-            consumer_groups=event_hub.description.consumer_groups,
-            readers=tuple(
-                Reader(group, reader, count)
-                for (group, reader), count in sorted(readers.items(), key=lambda item: str(item[0]))
-            ),
-            policies=tuple(policy.name for policy in event_hub.policies),
-            is_captured=captured is not None,
-            uncaptured_events=0 if captured is None else captured.backlog_events,
-        )
-
-    def _row(self, event_hub: EventHub, captures: Mapping[str, CaptureStatistics]) -> HubRow:
-        return HubRow(
-            event_hub.description,
-            self._sampler.hub(event_hub),
-            _receivers(event_hub),
-            captures.get(event_hub.name),
-        )
+    def _hub(self, event_hub: EventHub, captures: Mapping[str, CaptureStatistics]) -> Hub:
+        samples, capture = self._sampler.hub(event_hub), captures.get(event_hub.name)
+        return Hub(event_hub, event_hub.description, samples, capture)
 
 
 def _publisher(event_hub: EventHub, name: str, seen: PublisherActivity | None) -> PublisherRow:
     return PublisherRow(name, seen, event_hub.is_publisher_revoked(name))
-
-
-def _groups(event_hub: EventHub) -> tuple[ConsumerGroupRow, ...]:
-    receivers: Counter[str] = Counter()
-    partitions: Counter[str] = Counter()
-    for partition in event_hub.partitions:
-        groups = [each.consumer_group for each in partition.receivers()]
-        receivers.update(groups)
-        partitions.update(set(groups))
-    return tuple(
-        ConsumerGroupRow(name, receivers[name], partitions[name])
-        for name in event_hub.description.consumer_groups
-    )
-
-
-def _receivers(event_hub: EventHub) -> int:
-    return sum(len(partition.receivers()) for partition in event_hub.partitions)
-
-
-def _events_held(event_hub: EventHub) -> int:
-    return sum(each.next_sequence_number - each.begin_sequence_number for each in event_hub.partitions)
-
-
-def _last_enqueued_ms(event_hub: EventHub) -> int | None:
-    found = [each.ends().last_enqueued_time_ms for each in event_hub.partitions]
-    return max((time_ms for time_ms in found if time_ms is not None), default=None)

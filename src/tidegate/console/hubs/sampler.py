@@ -13,13 +13,20 @@ import shutil
 from array import array
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from tidegate.broker import Broker, EventHub, EventHubStatistics
-from tidegate.console.hubs.values import HISTORY_SAMPLES, NO_RATES, Disk, HubSamples, Rates, Sample
 from tidegate.model.clock import Clock
 from tidegate.model.errors import TidegateError
+
+HISTORY_SAMPLES: Final = 300
+"""Samples kept of the whole namespace, one a second."""
+RECENT_SAMPLES: Final = 60
+"""Samples kept of each event hub."""
+_PARTITION_SAMPLES: Final = 11
 
 SAMPLE_S: Final = 1.0
 _SHARE_MAX: Final = 0.02
@@ -28,6 +35,59 @@ _DISK_S: Final = 5.0
 _PARTITIONS_WATCHED_S: Final = 60.0
 
 _log = logging.getLogger(__name__)
+
+
+class Rates(NamedTuple):
+    """Per second, over about the last second; named as the counters in ``EventHubStatistics``."""
+
+    incoming_events: float = 0.0
+    incoming_bytes: float = 0.0
+    outgoing_events: float = 0.0
+    outgoing_bytes: float = 0.0
+    throttled_requests: float = 0.0
+
+
+NO_RATES: Final = Rates()
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The rates at one moment."""
+
+    time_utc: datetime
+    rates: Rates
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """The disk of the log, as last measured; None: not yet measured, or unknown."""
+
+    log_bytes: int | None = None
+    free_bytes: int | None = None
+    total_bytes: int | None = None
+
+    @property
+    def is_scarce(self) -> bool:
+        """Whether less than a twentieth is free."""
+        if self.free_bytes is None or self.total_bytes is None:
+            return False
+        return self.free_bytes < self.total_bytes / 20
+
+
+@dataclass(slots=True)
+class HubSamples:
+    """The samples of one event hub."""
+
+    counts: EventHubStatistics = field(default_factory=EventHubStatistics)
+    rates: Rates = NO_RATES
+    recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_SAMPLES))
+    """Incoming events per second, oldest first."""
+    watched_until: float = float("-inf")
+    """Monotonic time until which each of its partitions is sampled."""
+    partitions: deque[tuple[float, array[int]]] = field(
+        default_factory=lambda: deque(maxlen=_PARTITION_SAMPLES)
+    )
+    """Monotonic time, and the next sequence number of each partition."""
 
 
 class Sampler:
@@ -63,7 +123,7 @@ class Sampler:
         seconds = now - self._looked_at if self._looked_at is not None else 0.0
         known, self._hubs = self._hubs, {}
         for event_hub in self._broker.list_event_hubs():
-            samples = self._hubs[event_hub] = known.get(event_hub) or HubSamples(EventHubStatistics())
+            samples = self._hubs[event_hub] = known.get(event_hub) or HubSamples()
             self._look_at_hub(event_hub, samples, now, seconds)
         if seconds > 0.0:
             rates = _sum(samples.rates for samples in self._hubs.values())
@@ -77,7 +137,7 @@ class Sampler:
 
     def hub(self, event_hub: EventHub) -> HubSamples:
         """The samples of an event hub; empty if it was just created."""
-        return self._hubs.get(event_hub) or HubSamples(EventHubStatistics())
+        return self._hubs.get(event_hub) or HubSamples()
 
     def watch_partitions(self, event_hub: EventHub) -> None:
         """Sample each of the hub's partitions for the next minute."""
@@ -124,22 +184,10 @@ class Sampler:
 
 def _sum(rates: Iterable[Rates]) -> Rates:
     busy = [each for each in rates if each is not NO_RATES]
-    return Rates(
-        incoming_events=sum(each.incoming_events for each in busy),
-        incoming_bytes=sum(each.incoming_bytes for each in busy),
-        outgoing_events=sum(each.outgoing_events for each in busy),
-        outgoing_bytes=sum(each.outgoing_bytes for each in busy),
-        throttled_requests=sum(each.throttled_requests for each in busy),
-    )
+    return Rates(*map(sum, zip(*busy, strict=True)))
 
 
 def _rates(before: EventHubStatistics, after: EventHubStatistics, seconds: float) -> Rates:
     if after == before:
         return NO_RATES
-    return Rates(
-        incoming_events=(after.incoming_events - before.incoming_events) / seconds,
-        incoming_bytes=(after.incoming_bytes - before.incoming_bytes) / seconds,
-        outgoing_events=(after.outgoing_events - before.outgoing_events) / seconds,
-        outgoing_bytes=(after.outgoing_bytes - before.outgoing_bytes) / seconds,
-        throttled_requests=(after.throttled_requests - before.throttled_requests) / seconds,
-    )
+    return Rates(*((getattr(after, name) - getattr(before, name)) / seconds for name in Rates._fields))

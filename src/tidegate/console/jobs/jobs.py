@@ -1,33 +1,40 @@
-"""The console's jobs: each is a task of the service, and ends with it."""
+"""Long work that the console starts and watches: redrives, discards, moves of checkpoints.
+
+Each job is a task of the service, and ends with it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from functools import partial
 from typing import Any, Final
 
 from tidegate.broker import Action, AuditTrail, Grant
 from tidegate.console.frame.rights import Access
-from tidegate.console.jobs.job import JOBS_KEPT_MAX, JOBS_RUNNING_MAX, Job, JobKind, JobState
 from tidegate.model.clock import Clock
 from tidegate.model.errors import NotFoundError, QuotaExceededError, TidegateError
 from tidegate.transport.tasks import TaskOwner
 
+JOBS_RUNNING_MAX: Final = 4
+"""Concurrent jobs. Our choice: each redrive is a separate process."""
 
-class RunningJob:
-    """A job, for its own work. All methods are called on the event loop."""
+JOBS_KEPT_MAX: Final = 100
+"""Jobs kept; the oldest that have ended are forgotten. The audit trail records their actions."""
 
-    def __init__(self, job: Job) -> None:
-        self.job = job
-        self.is_cancelled = False
-        """Checked by work in a thread, between two transactions."""
 
-    def tell(self, **changes: Any) -> None:  # Any: the fields of Job
-        """Update the job's public state."""
-        self.job = replace(self.job, **changes)
+class JobKind(StrEnum):
+    """What a job does."""
+
+    REDRIVE = "redrive"
+    DRY_RUN = "dry run of a redrive"
+    DISCARD = "discard"
+    MOVE = "move of checkpoints"
 
 
 _ACTIONS: Final = {
@@ -37,7 +44,80 @@ _ACTIONS: Final = {
 }
 """The audit record of a job's start; dry runs have none."""
 
-Work = Callable[[RunningJob], Awaitable[None]]
+
+class JobState(StrEnum):
+    """The state of a job."""
+
+    RUNNING = "running"
+    DONE = "done"
+    INCOMPLETE = "done in part"
+    """It has ended, but could not do everything."""
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class JobTable:
+    """Rows that a job reports."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[object]]
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A job; changes on the event loop only."""
+
+    job_id: str
+    kind: JobKind
+    title: str
+    event_hub: str | None
+    """The job's hub, as requested; None: all."""
+    actor: str
+    """Who started it."""
+    started_at: datetime
+    state: JobState = JobState.RUNNING
+    ended_at: datetime | None = None
+    done: int = 0
+    total: int | None = None
+    """None: not known yet, or at all."""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """Counts of its results so far, by label."""
+    tables: Sequence[JobTable] = ()
+    message: str = ""
+    """Its error, or a remark on its end."""
+    next_step: str = ""
+    output: str = ""
+    """The end of its process's output."""
+    follow_up: Mapping[str, str] = field(default_factory=dict)
+    """For a dry run: the form's fields that execute it."""
+    is_cancelled: bool = False
+    """Checked by work in a thread, between two transactions."""
+    grant: Grant | None = None
+    """The job is cancelled when this loses Manage on its hub; None: never."""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+        return self.state is JobState.RUNNING
+
+    def update(self, **changes: Any) -> None:  # Any: the fields above
+        """Set some of its fields."""
+        for name, value in changes.items():
+            setattr(self, name, value)
+
+    def updater_for_threads(self) -> Callable[..., None]:
+        """``update`` for work in a thread; it returns at once."""
+        loop = asyncio.get_running_loop()
+
+        def update(**changes: Any) -> None:
+            loop.call_soon_threadsafe(partial(self.update, **changes))
+
+        return update
+
+
+Work = Callable[[Job], Awaitable[None]]
 """Does a job; an error ends it as failed, a cancellation as cancelled."""
 
 
@@ -52,11 +132,9 @@ class Jobs:
         self._clock = clock
         self._audit = audit
         self._tasks = TaskOwner("console jobs")
-        self._jobs: OrderedDict[str, RunningJob] = OrderedDict()
+        self._jobs: OrderedDict[str, Job] = OrderedDict()
         self._running: dict[str, asyncio.Task[None]] = {}
         self._access = access
-        self._started: dict[str, Grant] = {}
-        """The grants that running jobs were started with."""
         self._remove_listener = access.add_change_listener(self._end_those_without_rights)
 
     def start(self, kind: JobKind, title: str, work: Work, *, event_hub: str | None, actor: str) -> Job:
@@ -66,92 +144,74 @@ class Jobs:
                 f"{JOBS_RUNNING_MAX} jobs are running, the maximum of the console.",
                 next_step="Wait for one to end, or cancel one.",
             )
-        job_id = secrets.token_hex(6)
-        running = RunningJob(Job(job_id, kind, title, event_hub, actor, self._clock.now_utc()))
-        self._jobs[job_id] = running
-        self._forget()
-        self._running[job_id] = self._tasks.start(self._run(running, work), name=f"{kind} {job_id}")
+        job = Job(secrets.token_hex(6), kind, title, event_hub, actor, self._clock.now_utc())
+        self._jobs[job.job_id] = job
+        ended = [each.job_id for each in self._jobs.values() if not each.is_running]
+        for job_id in ended[: max(0, len(self._jobs) - JOBS_KEPT_MAX)]:
+            del self._jobs[job_id]
+        self._running[job.job_id] = self._tasks.start(self._run(job, work), name=f"{kind} {job.job_id}")
         if kind in _ACTIONS:
             self._audit.record(_ACTIONS[kind], event_hub or "", new={"job": title})
-        return running.job
+        return job
 
     def job(self, job_id: str) -> Job:
-        """A job's state. Raises NotFoundError, also for old jobs, which are forgotten."""
-        return self._find(job_id).job
-
-    def jobs(self) -> Sequence[Job]:
-        """The known jobs, the latest first."""
-        return [each.job for each in reversed(self._jobs.values())]
-
-    def watch(self, job: Job, grant: Grant) -> None:
-        """Cancel the job when its user loses Manage on its hub."""
-        if job.job_id in self._running:
-            self._started[job.job_id] = grant
-
-    def cancel(self, job_id: str) -> None:
-        """Cancel a job, if it has not ended; committed changes stay. Raises NotFoundError."""
-        running, task = self._find(job_id), self._running.get(job_id)
-        if task is not None and not running.is_cancelled:
-            running.is_cancelled = True
-            task.cancel()
-
-    async def wait_ended(self, job_id: str, *, at_most_s: float) -> Job:
-        """The job's state once it has ended, or after ``at_most_s`` seconds. Raises NotFoundError."""
-        running, task = self._find(job_id), self._running.get(job_id)
-        if task is not None:
-            await asyncio.wait([task], timeout=at_most_s)
-        return running.job
-
-    async def close(self) -> None:
-        """Cancel all jobs, and wait for their end."""
-        self._remove_listener()
-        for running in self._jobs.values():
-            running.is_cancelled = True
-        await self._tasks.close()
-
-    async def _run(self, running: RunningJob, work: Work) -> None:
-        state, message, next_step = JobState.DONE, running.job.message, ""
-        try:
-            await work(running)
-            state, message = running.job.state, running.job.message
-            if state is JobState.RUNNING:
-                state = JobState.DONE
-        except asyncio.CancelledError:
-            state, message = JobState.CANCELLED, "What it had committed by then stays."
-            if not running.is_cancelled:
-                raise
-        except TidegateError as error:
-            state, message, next_step = JobState.FAILED, error.message, error.next_step or ""
-        except Exception:
-            # The task's owner logs the error; the job's message refers to the log.
-            state, message = JobState.FAILED, "The service failed; its log says how."
-            raise
-        finally:
-            del self._running[running.job.job_id]
-            self._started.pop(running.job.job_id, None)
-            running.tell(
-                state=state,
-                message=message,
-                next_step=next_step or running.job.next_step,
-                ended_at=self._clock.now_utc(),
-            )
-
-    def _end_those_without_rights(self) -> None:
-        for job_id, grant in list(self._started.items()):
-            rights = self._access.rights(grant)
-            if rights is None or not rights.may_manage(self._jobs[job_id].job.event_hub):
-                self.cancel(job_id)
-
-    def _find(self, job_id: str) -> RunningJob:
-        running = self._jobs.get(job_id)
-        if running is None:
+        """A job. Raises NotFoundError, also for old jobs, which are forgotten."""
+        job = self._jobs.get(job_id)
+        if job is None:
             raise NotFoundError(
                 "There is no such job: the console keeps only the newest, and none after a restart.",
                 next_step="The audit trail of dead letters shows what was done.",
             )
-        return running
+        return job
 
-    def _forget(self) -> None:
-        ended = [job_id for job_id, each in self._jobs.items() if not each.job.is_running]
-        for job_id in ended[: max(0, len(self._jobs) - JOBS_KEPT_MAX)]:
-            del self._jobs[job_id]
+    def jobs(self) -> Sequence[Job]:
+        """The known jobs, the latest first."""
+        return list(reversed(self._jobs.values()))
+
+    def cancel(self, job: Job) -> None:
+        """Cancel a job, if it has not ended; committed changes stay."""
+        task = self._running.get(job.job_id)
+        if task is not None and not job.is_cancelled:
+            job.is_cancelled = True
+            task.cancel()
+
+    async def wait_ended(self, job: Job, *, at_most_s: float) -> None:
+        """Return when the job has ended, or after ``at_most_s`` seconds."""
+        task = self._running.get(job.job_id)
+        if task is not None:
+            await asyncio.wait([task], timeout=at_most_s)
+
+    async def close(self) -> None:
+        """Cancel all jobs, and wait for their end."""
+        self._remove_listener()
+        for job in self._jobs.values():
+            job.is_cancelled = True
+        await self._tasks.close()
+
+    async def _run(self, job: Job, work: Work) -> None:
+        try:
+            await work(job)
+            if job.is_running:
+                job.state = JobState.DONE
+        except asyncio.CancelledError:
+            job.update(state=JobState.CANCELLED, message="What it had committed by then stays.")
+            if not job.is_cancelled:
+                raise
+        except TidegateError as error:
+            next_step = error.next_step or job.next_step
+            job.update(state=JobState.FAILED, message=error.message, next_step=next_step)
+        except Exception:
+            # The task's owner logs the error; the job's message refers to the log.
+            job.update(state=JobState.FAILED, message="The service failed; its log says how.")
+            raise
+        finally:
+            del self._running[job.job_id]
+            job.ended_at = self._clock.now_utc()
+
+    def _end_those_without_rights(self) -> None:
+        for job_id in list(self._running):
+            job = self._jobs[job_id]
+            if job.grant is not None:
+                rights = self._access.rights(job.grant)
+                if rights is None or not rights.may_manage(job.event_hub):
+                    self.cancel(job)

@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 
-from tidegate.console.frame.context import Console, stored
-from tidegate.console.frame.pages import Pages, get, post
-from tidegate.console.frame.rendering import fragment, page
+from tidegate.console.frame.pages import Pages, get, post, see_other
+from tidegate.console.frame.rendering import fragments, page
 from tidegate.console.frame.sessions import form_of, require_listen, require_manage, rights_of, session_of
-from tidegate.console.jobs.job import Job, JobState
-from tidegate.console.jobs.jobs import Jobs
+from tidegate.console.jobs.jobs import Job, Jobs, JobState
 from tidegate.model.errors import NotFoundError
 
 LIVE_EVERY_S = 0.5
 QUICK_S = 1.0
 """A job that ends within this many seconds is shown with its result immediately."""
 
-_LOOKS = {
+_LOOKS: Final = {
     JobState.DONE: "good",
     JobState.INCOMPLETE: "warning",
     JobState.FAILED: "bad",
     JobState.CANCELLED: "warning",
 }
+_PARTS: Final = {"job": "jobs/job_now.html", "actions": "jobs/job_actions.html"}
 
 
 def job_address(job_id: str) -> str:
@@ -35,27 +35,22 @@ def job_address(job_id: str) -> str:
 
 async def follow_job(jobs: Jobs, request: Request, job: Job) -> Response:
     """Redirect to a job that the request has started; the job is cancelled if its user loses the right."""
-    jobs.watch(job, session_of(request).grant)
-    await jobs.wait_ended(job.job_id, at_most_s=QUICK_S)
-    return RedirectResponse(job_address(job.job_id), status_code=303)
+    job.grant = session_of(request).grant
+    await jobs.wait_ended(job, at_most_s=QUICK_S)
+    return see_other(job_address(job.job_id))
 
 
+@dataclass(eq=False)
 class JobPages(Pages):
     """The jobs of the console."""
 
-    def __init__(self, console: Console, jobs: Jobs | None) -> None:
-        self._console = console
-        self._jobs = jobs
-
-    @property
-    def _view(self) -> Jobs:
-        return stored(self._jobs)
+    jobs: Jobs
 
     @get("/console/jobs")
     async def show_list(self, request: Request) -> Response:
         rights = rights_of(request)
         require_listen(request, rights.hub)
-        jobs = [job for job in self._view.jobs() if rights.may_listen(job.event_hub)]
+        jobs = [job for job in self.jobs.jobs() if rights.may_listen(job.event_hub)]
         return page(request, "jobs/page.html", jobs=jobs, looks=_LOOKS, address_of=job_address)
 
     @get("/console/jobs/{job_id}")
@@ -63,40 +58,36 @@ class JobPages(Pages):
         return page(request, "jobs/job.html", **self._context(request))
 
     @get("/console/live/jobs/{job_id}")
-    async def live(self, request: Request) -> Response:
+    async def stream(self, request: Request) -> Response:
         self._context(request)
-        is_told = False
+        is_over = False
 
         async def render() -> Mapping[str, str] | None:
-            nonlocal is_told
-            if is_told:
+            nonlocal is_over
+            if is_over:
                 return None
             context = self._context(request)
             job = context["job"]
-            is_told = not job.is_running
-            return {
-                "job": fragment(request, "jobs/job_now.html", **context),
-                "actions": fragment(request, "jobs/job_actions.html", **context),
-                "sentence": f"{job.title}: {job.state.value}.",
-            }
+            is_over = not job.is_running
+            return fragments(request, _PARTS, context) | {"sentence": f"{job.title}: {job.state.value}."}
 
-        return self._console.streams.stream(request, render, every_s=LIVE_EVERY_S)
+        return self.console.streams.stream(request, render, every_s=LIVE_EVERY_S)
 
     @post("/console/jobs/{job_id}/cancel")
     async def cancel(self, request: Request) -> Response:
         await form_of(request)
         job = self._job(request)
         require_manage(request, job.event_hub)
-        self._view.cancel(job.job_id)
-        ended = await self._view.wait_ended(job.job_id, at_most_s=2.0)
-        if not ended.is_running:
-            session_of(request).flash("warning", f"The job is {ended.state.value}; what it committed stays.")
-        return RedirectResponse(job_address(job.job_id), status_code=303)
+        self.jobs.cancel(job)
+        await self.jobs.wait_ended(job, at_most_s=2.0)
+        if not job.is_running:
+            session_of(request).flash("warning", f"The job is {job.state.value}; what it committed stays.")
+        return see_other(job_address(job.job_id))
 
     def _job(self, request: Request) -> Job:
         """The job of the URL. Raises NotFoundError, also if the user may not see the job's hub."""
         require_listen(request, rights_of(request).hub)
-        job = self._view.job(request.path_params["job_id"])
+        job = self.jobs.job(request.path_params["job_id"])
         if not rights_of(request).may_listen(job.event_hub):
             raise NotFoundError("There is no such job.")
         return job

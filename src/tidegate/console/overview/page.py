@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 
 from tidegate.console.consumers.groups import Consumers
 from tidegate.console.dead_letters.letters import DeadLetterView
-from tidegate.console.frame.context import Console
-from tidegate.console.frame.pages import Pages, get
-from tidegate.console.frame.rendering import bytes_text, duration, fragment, number, page
+from tidegate.console.frame.pages import Pages, get, see_other
+from tidegate.console.frame.rendering import bytes_text, duration, fragments, number, page
 from tidegate.console.frame.sessions import require_listen, rights_of
-from tidegate.console.hubs.namespace import Namespace
-from tidegate.console.hubs.values import Overview, Rates, Sample
+from tidegate.console.frame.shared_answers import SharedAnswers
+from tidegate.console.hubs.namespace import Namespace, Overview
+from tidegate.console.hubs.sampler import Rates, Sample
 from tidegate.model.errors import TidegateError
 
 HUBS_SHOWN: Final = 12
@@ -32,6 +31,9 @@ _PATIENCE_S: Final = 0.1
 _SHARED_S: Final = 0.5
 """Seconds for which rendered parts are reused: half of the time between two samples."""
 
+_PARTS: Final = {name: f"overview/{name}.html" for name in ("notices", "figures", "load", "hubs")}
+_SERIES: Final = {"incoming": "in", "outgoing": "out"}
+
 _log = logging.getLogger(__name__)
 
 
@@ -39,11 +41,11 @@ _log = logging.getLogger(__name__)
 class ProcessingFigures:
     """Figures of all consumer groups, from the database; None: not known."""
 
+    lag_words: str = ""
+    dead_letter_words: str = ""
     lag_s: float | None = None
-    lag_words: str = "no database was given"
     stalled: int = 0
     open_dead_letters: int | None = None
-    dead_letter_words: str = "no database was given"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,116 +61,89 @@ class Notice:
     place_name: str = ""
 
 
+@dataclass(eq=False)
 class OverviewPages(Pages):
-    """The overview."""
+    """The overview. consumers, letters: None without a database."""
 
-    def __init__(
-        self,
-        console: Console,
-        namespace: Namespace,
-        consumers: Consumers | None,
-        letters: DeadLetterView | None,
-    ) -> None:
-        self._console = console
-        self._namespace = namespace
-        self._processing = _Processing(console, consumers, letters)
+    namespace: Namespace
+    consumers: Consumers | None
+    letters: DeadLetterView | None
+
+    def __post_init__(self) -> None:
+        clock, tasks = self.console.clock, self.console.tasks
+        self._answers: SharedAnswers[str, ProcessingFigures] = SharedAnswers(
+            clock, kept_s=_PROCESSING_S, tasks=tasks
+        )
+        self._last = _unknown("is being asked for")
         self._drawn: dict[bool, tuple[float, Mapping[str, str]]] = {}
 
     @get("/")
     async def show(self, request: Request) -> Response:
         rights = rights_of(request)
         if rights.hub is not None:
-            return RedirectResponse(f"/hubs/{rights.hub}", status_code=303)
+            return see_other(f"/hubs/{rights.hub}")
         if not rights.can_listen:
-            return RedirectResponse("/hubs", status_code=303)
+            return see_other("/hubs")
         return page(request, "overview/page.html", **await self._context())
 
     @get("/console/live/overview")
-    async def live(self, request: Request) -> Response:
+    async def stream(self, request: Request) -> Response:
         require_listen(request)
-
-        return self._console.streams.stream(request, lambda: self._fragments(request))
+        return self.console.streams.stream(request, lambda: self._fragments(request))
 
     async def _fragments(self, request: Request) -> Mapping[str, str]:
         """The live parts, rendered once for all viewers, because they do not depend on the session."""
-        is_manager, now = rights_of(request).may_manage(), self._console.clock.monotonic()
+        is_manager, now = rights_of(request).may_manage(), self.console.clock.monotonic()
         drawn_at, drawn = self._drawn.get(is_manager, (float("-inf"), {}))
         if now - drawn_at >= _SHARED_S:
-            context = await self._context()
-            drawn = {
-                name: fragment(request, f"overview/{name}.html", **context)
-                for name in ("notices", "figures", "load", "hubs")
-            }
+            drawn = fragments(request, _PARTS, await self._context())
             self._drawn[is_manager] = now, drawn
         return drawn
 
     async def _context(self) -> dict[str, Any]:
-        overview, processing = self._namespace.overview(), await self._processing.figures()
+        overview, processing = self.namespace.overview(), await self._processing()
         return {
             "overview": overview,
             "processing": processing,
-            "hubs": self._namespace.busiest_hubs(HUBS_SHOWN),
+            "hubs": self.namespace.busiest_hubs(HUBS_SHOWN),
             "notices": list_notices(overview, processing),
-            "events_chart": _chart(
-                overview.history, "events/s", lambda rates: (rates.incoming_events, rates.outgoing_events)
-            ),
-            "bytes_chart": _chart(
-                overview.history, "bytes/s", lambda rates: (rates.incoming_bytes, rates.outgoing_bytes)
-            ),
+            "events_chart": _chart(overview.history, "events"),
+            "bytes_chart": _chart(overview.history, "bytes"),
             "load_words": _words(overview),
         }
 
+    async def _processing(self) -> ProcessingFigures:
+        """The last known figures; waits briefly for new ones."""
+        consumers, letters = self.consumers, self.letters
+        if consumers is None or letters is None:
+            return _unknown("no database was given")
+        found = await self._answers.ask("all", lambda: _ask(consumers, letters), at_most_s=_PATIENCE_S)
+        self._last = found or self._last
+        return self._last
 
-class _Processing:
-    """Queries the database periodically, once for all viewers."""
 
-    def __init__(self, console: Console, consumers: Consumers | None, letters: DeadLetterView | None) -> None:
-        self._console = console
-        self._consumers = consumers
-        self._letters = letters
-        self._figures = ProcessingFigures(
-            lag_words="is being asked for", dead_letter_words="is being asked for"
-        )
-        self._asked_at = float("-inf")
-        self._asking: asyncio.Task[None] | None = None
+def _unknown(words: str) -> ProcessingFigures:
+    return ProcessingFigures(lag_words=words, dead_letter_words=words)
 
-    async def figures(self) -> ProcessingFigures:
-        """The last result; waits briefly for a running query."""
-        if self._consumers is None or self._letters is None:
-            return ProcessingFigures()
-        now = self._console.clock.monotonic()
-        if self._asking is None and now - self._asked_at >= _PROCESSING_S:
-            self._asked_at = now
-            self._asking = self._console.tasks.start(
-                self._ask(self._consumers, self._letters), name="overview"
-            )
-        if self._asking is not None:
-            await asyncio.wait([self._asking], timeout=_PATIENCE_S)
-        return self._figures
 
-    async def _ask(self, consumers: Consumers, letters: DeadLetterView) -> None:
-        try:
-            groups = await consumers.groups(at_most_s=None) or ()
-            open_count = await letters.open_count(None)
-        except TidegateError as error:
-            self._figures = ProcessingFigures(
-                lag_words="the database does not answer", dead_letter_words="the database does not answer"
-            )
-            _log.info("the overview cannot ask the database: %s", error)
-            return
-        finally:
-            self._asking = None
-        behind = max(groups, key=lambda group: group.lag.seconds or 0.0, default=None)
-        lag_s = None if behind is None else behind.lag.seconds
-        self._figures = ProcessingFigures(
-            lag_s=lag_s,
-            lag_words="no consumer group keeps a checkpoint"
-            if behind is None
-            else f"{behind.consumer_group} of {behind.event_hub}, {number(behind.lag.events)} events",
-            stalled=sum(group.stalled_count for group in groups),
-            open_dead_letters=open_count,
-            dead_letter_words="redrive or discard them" if open_count else "none is waiting",
-        )
+async def _ask(consumers: Consumers, letters: DeadLetterView) -> ProcessingFigures:
+    try:
+        groups = await consumers.groups(at_most_s=None) or ()
+        open_count = await letters.open_count(None)
+    except TidegateError as error:
+        _log.info("the overview cannot ask the database: %s", error)
+        return _unknown("the database does not answer")
+    behind = max(groups, key=lambda group: group.lag.seconds or 0.0, default=None)
+    lag_words = "no consumer group keeps a checkpoint"
+    if behind is not None:
+        lag_words = f"{behind.consumer_group} of {behind.event_hub}, {number(behind.lag.events)} events"
+    return ProcessingFigures(
+        lag_s=None if behind is None else behind.lag.seconds,
+        lag_words=lag_words,
+        stalled=sum(group.stalled_count for group in groups),
+        open_dead_letters=open_count,
+        dead_letter_words="redrive or discard them" if open_count else "none is waiting",
+    )
 
 
 def list_notices(overview: Overview, processing: ProcessingFigures) -> list[Notice]:
@@ -195,17 +170,16 @@ def list_notices(overview: Overview, processing: ProcessingFigures) -> list[Noti
     return notices
 
 
-def _chart(
-    history: Sequence[Sample], unit: str, values: Callable[[Rates], tuple[float, float]]
-) -> dict[str, object]:
-    pairs = [values(sample.rates) for sample in history]
+def _chart(history: Sequence[Sample], what: str) -> dict[str, object]:
+    """what: ``events`` or ``bytes``."""
+    series = {label: [getattr(sample.rates, f"{label}_{what}") for sample in history] for label in _SERIES}
     return {
         "times": [round(sample.time_utc.timestamp()) for sample in history],
         "series": [
-            {"label": "in", "values": [round(value, 1) for value, _ in pairs]},
-            {"label": "out", "values": [round(value, 1) for _, value in pairs]},
+            {"label": _SERIES[label], "values": [round(value, 1) for value in values]}
+            for label, values in series.items()
         ],
-        "unit": unit,
+        "unit": f"{what}/s",
     }
 
 
@@ -215,11 +189,9 @@ def _words(overview: Overview) -> str:
     if not history:
         return "The first figures come in a second."
     span = duration((history[-1].time_utc - history[0].time_utc).total_seconds() + 1)
-    most_in = max(sample.rates.incoming_events for sample in history)
-    most_out = max(sample.rates.outgoing_events for sample in history)
-    bytes_in = max(sample.rates.incoming_bytes for sample in history)
-    bytes_out = max(sample.rates.outgoing_bytes for sample in history)
+    most = Rates(*map(max, zip(*(sample.rates for sample in history), strict=True)))
     return (
-        f"At most in the last {span}: in {number(round(most_in))} events and {bytes_text(bytes_in)}, "
-        f"out {number(round(most_out))} events and {bytes_text(bytes_out)} per second."
+        f"At most in the last {span}: in {number(round(most.incoming_events))} events and "
+        f"{bytes_text(most.incoming_bytes)}, out {number(round(most.outgoing_events))} events and "
+        f"{bytes_text(most.outgoing_bytes)} per second."
     )

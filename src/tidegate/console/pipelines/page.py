@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from datetime import datetime
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 from urllib.parse import quote, urlencode
 
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 
-from tidegate.console.frame.context import Console
-from tidegate.console.frame.pages import Pages, get, post
+from tidegate.console.frame.pages import Pages, get, post, see_other
 from tidegate.console.frame.paging import PAGE_SIZE, Page
-from tidegate.console.frame.rendering import fragment, page
+from tidegate.console.frame.rendering import counted, fragments, page
 from tidegate.console.frame.sessions import (
     form_of,
     require_listen,
@@ -22,8 +22,13 @@ from tidegate.console.frame.sessions import (
     rights_of,
     session_of,
 )
-from tidegate.console.pipelines.reported import ReportedPipelines, absent_pipeline
-from tidegate.console.pipelines.values import PipelineEntry, PipelineList, PipelineSample
+from tidegate.console.pipelines.reported import (
+    PipelineEntry,
+    PipelineList,
+    PipelineSample,
+    ReportedPipelines,
+    absent_pipeline,
+)
 from tidegate.model.errors import NotFoundError, TidegateError
 from tidegate.model.pipeline_status import PipelineState, PipelineStatus
 from tidegate.transport.status_files import ForeignPipelineError
@@ -41,14 +46,24 @@ STATE_LOOKS = {
 }
 """Other states have no special style."""
 
+_LIST_PARTS: Final = {
+    "notices": "pipelines/notices.html",
+    "pipelines": "pipelines/table.html",
+    "pages": "pipelines/pages.html",
+}
+_ONE_PARTS: Final = {
+    "pipeline": "pipelines/pipeline_now.html",
+    "facts": "pipelines/pipeline_facts.html",
+    "lag": "pipelines/pipeline_lag.html",
+    "actions": "pipelines/pipeline_actions.html",
+}
 
+
+@dataclass(eq=False)
 class PipelinePages(Pages):
     """The pipelines of this machine."""
 
-    def __init__(self, console: Console, pipelines: ReportedPipelines) -> None:
-        self._streams = console.streams
-        self._view = pipelines
-        self._clock = console.clock
+    pipelines: ReportedPipelines
 
     # --- all ----------------------------------------------------------------------------------------------
 
@@ -61,24 +76,18 @@ class PipelinePages(Pages):
         return page(request, "pipelines/page.html", live=live, **context)
 
     @get("/console/live/pipelines")
-    async def live_list(self, request: Request) -> Response:
+    async def stream_list(self, request: Request) -> Response:
         require_listen(request, rights_of(request).hub)
 
         async def render() -> Mapping[str, str]:
             context = await self._list_context(request)
-            parts = {
-                "notices": "pipelines/notices.html",
-                "pipelines": "pipelines/table.html",
-                "pages": "pipelines/pages.html",
-            }
-            fragments = {name: fragment(request, template, **context) for name, template in parts.items()}
-            return fragments | {"tally": context["tally"]}
+            return fragments(request, _LIST_PARTS, context) | {"tally": context["tally"]}
 
-        return self._streams.stream(request, render, every_s=LIVE_EVERY_S)
+        return self.console.streams.stream(request, render, every_s=LIVE_EVERY_S)
 
     async def _list_context(self, request: Request) -> dict[str, Any]:
         search, after = request.query_params.get("search", "").strip(), request.query_params.get("after", "")
-        found = _seen_by(request, await self._view.pipelines())
+        found = _seen_by(request, await self.pipelines.pipelines())
         shown = _page_of([entry for entry in found.entries if _matches(entry, search)], after)
         return {
             "entries": [_shown(entry) for entry in shown.items],
@@ -86,7 +95,7 @@ class PipelinePages(Pages):
             "unreadable": found.unreadable,
             "tally": _tally(found),
             "is_any": bool(found.entries),
-            "directory": self._view.directory,
+            "directory": self.pipelines.directory,
             "search": search,
             "after": after,
         }
@@ -96,11 +105,11 @@ class PipelinePages(Pages):
     @get("/pipelines/{name}")
     async def show(self, request: Request) -> Response:
         context = await self._one_context(request)
-        log = await self._view.log_tail(context["entry"])
-        return page(request, "pipelines/pipeline.html", log=log, **context)
+        log_path, log = await self.pipelines.log_tail(context["entry"])
+        return page(request, "pipelines/pipeline.html", log_path=log_path, log=log, **context)
 
     @get("/console/live/pipelines/{name}")
-    async def live(self, request: Request) -> Response:
+    async def stream(self, request: Request) -> Response:
         await self._one_context(request)
         beats = 0
 
@@ -108,24 +117,17 @@ class PipelinePages(Pages):
             nonlocal beats
             try:
                 context = await self._one_context(request)
-                fragments = {
-                    "pipeline": fragment(request, "pipelines/pipeline_now.html", **context),
-                    "facts": fragment(request, "pipelines/pipeline_facts.html", **context),
-                    "lag": fragment(request, "pipelines/pipeline_lag.html", **context),
-                    "state": context["sentence"],
-                    "actions": fragment(request, "pipelines/pipeline_actions.html", **context),
-                }
+                parts = fragments(request, _ONE_PARTS, context) | {"state": context["sentence"]}
                 if beats % _LOG_EVERY == 0:
-                    log = await self._view.log_tail(context["entry"])
-                    fragments["log"] = log.text
+                    _, parts["log"] = await self.pipelines.log_tail(context["entry"])
             except NotFoundError:
                 return None  # deleted
             except TidegateError as error:
                 return {"state": str(error)}
             beats += 1
-            return fragments
+            return parts
 
-        return self._streams.stream(request, render, every_s=LIVE_EVERY_S)
+        return self.console.streams.stream(request, render, every_s=LIVE_EVERY_S)
 
     async def _one_context(self, request: Request) -> dict[str, Any]:
         entry = await self._entry(request)
@@ -144,7 +146,7 @@ class PipelinePages(Pages):
         # Checked first, so that users without Listen do not learn which names exist.
         rights = rights_of(request)
         require_listen(request, rights.hub)
-        entry = await self._view.pipeline(request.path_params["name"], is_every_seen=rights.may_listen())
+        entry = await self.pipelines.pipeline(request.path_params["name"], is_every_seen=rights.may_listen())
         _require_seen(request, entry)
         return entry
 
@@ -166,7 +168,7 @@ class PipelinePages(Pages):
             require_manage(request, entry.status.event_hub)
 
         try:
-            is_asked = await self._view.stop(name, require_right, is_every_seen=rights.may_listen())
+            is_asked = await self.pipelines.stop(name, require_right, is_every_seen=rights.may_listen())
         except ForeignPipelineError as error:
             session.flash("error", str(error))
         else:
@@ -174,7 +176,7 @@ class PipelinePages(Pages):
                 session.flash("success", f"{name} was asked to stop; its micro-batch finishes first.")
             else:
                 session.flash("warning", f"{name} is not running.")
-        return RedirectResponse(f"/pipelines/{quote(name, safe='')}", status_code=303)
+        return see_other(f"/pipelines/{quote(name, safe='')}")
 
 
 def _require_seen(request: Request, entry: PipelineEntry) -> None:
@@ -187,7 +189,7 @@ def _seen_by(request: Request, found: PipelineList) -> PipelineList:
     rights = rights_of(request)
     return PipelineList(
         [entry for entry in found.entries if rights.may_listen(entry.status.event_hub)],
-        found.unreadable if rights.may_listen() else (),
+        found.unreadable if rights.may_listen() else {},
     )
 
 
@@ -265,16 +267,10 @@ def _sentence(entry: PipelineEntry) -> str:
 
 
 def _tally(found: PipelineList) -> str:
-    counts: dict[str, int] = {}
-    for entry in found.entries:
-        counts[entry.status.state.value] = counts.get(entry.status.state.value, 0) + 1
-    if found.unreadable:
-        counts["unreadable"] = len(found.unreadable)
-    if not counts:
-        return "No pipelines."
-    total = sum(counts.values())
-    parts = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
-    return f"{total} {'pipeline' if total == 1 else 'pipelines'}: {parts}."
+    counts = Counter(entry.status.state.value for entry in found.entries)
+    counts["unreadable"] = len(found.unreadable)
+    parts = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()) if count)
+    return f"{counted(counts.total(), 'pipeline')}: {parts}." if parts else "No pipelines."
 
 
 def _chart(history: Sequence[PipelineSample]) -> dict[str, Any] | None:
@@ -282,14 +278,10 @@ def _chart(history: Sequence[PipelineSample]) -> dict[str, Any] | None:
     if len(history) < 2:
         return None
     return {
-        "times": [_seconds(sample.at) for sample in history],
+        "times": [round(sample.at.timestamp(), 1) for sample in history],
         "series": [
             {"label": "events in", "values": [sample.input_events_per_s for sample in history]},
             {"label": "processed", "values": [sample.processed_events_per_s for sample in history]},
         ],
         "unit": "/s",
     }
-
-
-def _seconds(at: datetime) -> float:
-    return round(at.timestamp(), 1)

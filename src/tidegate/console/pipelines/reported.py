@@ -10,20 +10,12 @@ import asyncio
 import logging
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
-from types import TracebackType
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
-from tidegate.console.pipelines.values import (
-    LogTail,
-    PipelineEntry,
-    PipelineList,
-    PipelineSample,
-    UnreadablePipeline,
-)
 from tidegate.model.clock import Clock
 from tidegate.model.errors import InvalidArgumentError, NotFoundError, StoreUnavailableError, TidegateError
 from tidegate.model.pipeline_status import PipelineState, PipelineStatus, ProcessIdentity
@@ -45,12 +37,36 @@ _log = logging.getLogger(__name__)
 _Look = dict[str, PipelineStatus | TidegateError]
 
 
-@dataclass(frozen=True, slots=True)
-class _ReadFile:
-    """The status of an ended pipeline, and the file version that it was read from."""
+class PipelineSample(NamedTuple):
+    """The rates of a pipeline at one moment, by its status file. None: not known."""
 
-    changed_ns: int
+    at: datetime
+    input_events_per_s: float | None
+    processed_events_per_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineEntry:
+    """A pipeline that ran here at least once."""
+
+    name: str
     status: PipelineStatus
+    """The current status: ``killed`` if its process ended without reporting."""
+    history: Sequence[PipelineSample]
+    """Of the last minutes, the oldest first; empty if it has not run."""
+    silent_s: float | None
+    """Seconds since the last report of a running process, if it is overdue."""
+    is_stop_asked: bool
+    """Whether the console asked it to stop, and it has not stopped yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineList:
+    """All pipelines, by name."""
+
+    entries: Sequence[PipelineEntry]
+    unreadable: Mapping[str, TidegateError]
+    """Pipelines whose status file cannot be read."""
 
 
 class ReportedPipelines:
@@ -61,8 +77,9 @@ class ReportedPipelines:
         self._clock = clock
         self._threads = Threads(1, name="console-pipelines")
         self._tasks = TaskOwner("console: pipelines")
-        self._over: dict[str, _ReadFile] = {}
-        """Used in the thread only."""
+        self._over: dict[str, tuple[int, PipelineStatus]] = {}
+        """Of ended pipelines: the file version (its time of change), and what was read. Only for the thread.
+        """
         self._look: _Look = {}
         self._looked_at = float("-inf")
         self._looking = asyncio.Lock()
@@ -75,9 +92,7 @@ class ReportedPipelines:
         self._tasks.start(self._sample(), name="sampler")
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         await self._tasks.close()
 
     @property
@@ -90,11 +105,7 @@ class ReportedPipelines:
         found = await self._fresh_look()
         return PipelineList(
             [self._entry(name, item) for name, item in found.items() if isinstance(item, PipelineStatus)],
-            [
-                UnreadablePipeline(name, item)
-                for name, item in found.items()
-                if isinstance(item, TidegateError)
-            ],
+            {name: item for name, item in found.items() if isinstance(item, TidegateError)},
         )
 
     async def pipeline(self, name: str, *, is_every_seen: bool) -> PipelineEntry:
@@ -110,8 +121,8 @@ class ReportedPipelines:
             raise found
         return self._entry(name, found)
 
-    async def log_tail(self, entry: PipelineEntry) -> LogTail:
-        """The end of Spark's log of that run; empty once another run of that name has begun.
+    async def log_tail(self, entry: PipelineEntry) -> tuple[str, str]:
+        """Path, and end, of Spark's log of that run; empty once another run of that name has begun.
 
         Raises StoreUnavailableError.
         """
@@ -169,7 +180,8 @@ class ReportedPipelines:
         for name, status in found.items():
             if isinstance(status, PipelineStatus) and not status.state.is_over:
                 samples = self._history.setdefault((name, status.event_hub), deque())
-                samples.append(_sample_of(status, now))
+                sample = PipelineSample(now, status.input_events_per_s, status.processed_events_per_s)
+                samples.append(sample)
         for key, samples in list(self._history.items()):
             while samples and samples[0].at < now - timedelta(seconds=HISTORY_S):
                 samples.popleft()
@@ -209,18 +221,17 @@ class ReportedPipelines:
         return found
 
     def _read(self, name: str) -> PipelineStatus:
-        changed_ns = os.stat(self._files.root / name / "status.json").st_mtime_ns
+        version = os.stat(self._files.root / name / "status.json").st_mtime_ns
         known = self._over.get(name)
-        if known is not None and known.changed_ns == changed_ns:
-            return known.status
+        if known is not None and known[0] == version:
+            return known[1]
         status = self._files.read(name)
         if status.state.is_over:
-            self._over[name] = _ReadFile(changed_ns, status)
+            self._over[name] = version, status
         return status
 
-    def _read_log(self, name: str, status: PipelineStatus) -> LogTail:
+    def _read_log(self, name: str, status: PipelineStatus) -> tuple[str, str]:
         path = self._files.log_file(name)
-        tail = LogTail(str(path), "", is_whole=True)
         try:
             with path.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
@@ -230,16 +241,16 @@ class ReportedPipelines:
             # run, so is what was read.
             now = self._files.read(name)
         except (FileNotFoundError, NotFoundError, InvalidArgumentError):
-            return tail
+            return str(path), ""
         except OSError as error:
             raise StoreUnavailableError(
                 f"The log {path} cannot be read: {error.strerror}.", next_step="Check its permissions."
             ) from error
         if _run_of(now) != _run_of(status):
-            return tail
+            return str(path), ""
         if start:
             content = content.partition(b"\n")[2]
-        return LogTail(str(path), content.decode(errors="replace"), is_whole=start == 0)
+        return str(path), content.decode(errors="replace")
 
 
 def absent_pipeline(name: str) -> NotFoundError:
@@ -252,13 +263,3 @@ def absent_pipeline(name: str) -> NotFoundError:
 
 def _run_of(status: PipelineStatus) -> tuple[object, ...]:
     return status.event_hub, status.process, status.started_at
-
-
-def _sample_of(status: PipelineStatus, now: datetime) -> PipelineSample:
-    return PipelineSample(
-        now,
-        status.input_events_per_s,
-        status.processed_events_per_s,
-        status.batch_ms,
-        status.lag_events,
-    )

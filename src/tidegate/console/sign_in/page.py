@@ -6,11 +6,10 @@ from typing import Final
 from urllib.parse import quote
 
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 
-from tidegate.console.frame.context import Console
 from tidegate.console.frame.form_reading import read_form
-from tidegate.console.frame.pages import Pages, get, post
+from tidegate.console.frame.pages import Pages, get, post, see_other
 from tidegate.console.frame.rendering import page
 from tidegate.console.frame.sessions import address_of, form_of, set_cookie
 from tidegate.model.connection_string import ConnectionString
@@ -28,9 +27,6 @@ def address_of_sign_in(wanted: str) -> str:
 class SignInPages(Pages):
     """Signing in and out."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
-
     @get("/console/sign-in")
     async def ask(self, request: Request) -> Response:
         wanted = _own_address(request.query_params.get("next", "/"))
@@ -41,19 +37,14 @@ class SignInPages(Pages):
         form = await read_form(request, bytes_max=_FORM_BYTES_MAX)
         fields = {name: value for name, value in form.items() if isinstance(value, str)}
         wanted = _own_address(fields.get("next", "/"))
-        name, key, hub = (
-            fields.get("policy", "").strip(),
-            fields.get("key", "").strip(),
-            fields.get("hub", "").strip(),
-        )
+        name, key, hub = (fields.get(each, "").strip() for each in ("policy", "key", "hub"))
         try:
             if key.lower().startswith("endpoint="):
                 parsed = ConnectionString.parse(key)
                 name, hub = parsed.shared_access_key_name or "", parsed.entity_path or hub
                 key = parsed.shared_access_key or ""
-            session = await self._console.sessions.sign_in(
-                name, key, hub or None, address=address_of(request)
-            )
+            address = address_of(request)
+            session = await self.console.sessions.sign_in(name, key, hub or None, address=address)
         except (UnauthorizedError, ServerBusyError, ConnectionStringError) as error:
             return page(
                 request,
@@ -64,7 +55,7 @@ class SignInPages(Pages):
                 hub=hub,
                 problem=error,
             )
-        response = RedirectResponse(wanted, status_code=303)
+        response = see_other(wanted)
         request.state.session = session
         set_cookie(request, response, session)
         return response
@@ -74,9 +65,9 @@ class SignInPages(Pages):
         if request.state.session is not None:
             await form_of(request)
             session = request.state.session
-            self._console.access.note_sign_out(session.grant, address_of(request))
-            self._console.sessions.sign_out(session)
-        response = RedirectResponse("/console/sign-in", status_code=303)
+            self.console.access.note_sign_out(session.grant, address_of(request))
+            self.console.sessions.sign_out(session)
+        response = see_other("/console/sign-in")
         set_cookie(request, response, None)
         return response
 

@@ -1,0 +1,189 @@
+"""Consumer groups as pages show them: leases and checkpoints joined with the ends of the log. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final
+
+from tidegate.model.partition_ends import PartitionEnds
+from tidegate.processor.checkpoint import ProcessorCheckpoint
+from tidegate.processor.group_view import UNKNOWN_LAG, GroupView, Lag, total_of
+from tidegate.processor.lease import Lease, LeaseState
+from tidegate.processor.options import PartitionManagerOptions
+from tidegate.sql import ConsumerKey
+
+LEASE_DURATION_S: Final = PartitionManagerOptions().lease_duration_s
+"""The hosts' default, as in ``tidegate checkpoint set``, because the lease table does not store it."""
+STALL_TIMEOUT_S: Final = PartitionManagerOptions().effective_stall_timeout_s
+
+
+@dataclass(frozen=True, slots=True)
+class HubLog:
+    """A hub's partitions at one moment."""
+
+    name: str
+    created_at_ms: int
+    ends: Mapping[str, PartitionEnds]
+
+    def lag(self, group: GroupView, partition_id: str) -> Lag:
+        """A group's lag in one of the partitions."""
+        end = self.ends.get(partition_id)
+        return UNKNOWN_LAG if end is None else group.lag(end, event_hub_created_at_ms=self.created_at_ms)
+
+
+UnreadKey = tuple[str, int, str, int]
+"""An event: its hub (in lower case), the hub's creation time, partition and sequence number."""
+
+
+def unread_of(
+    groups: Mapping[ConsumerKey, GroupView], logs: Mapping[str, HubLog], now: datetime
+) -> Iterator[UnreadKey]:
+    """The events after checkpoints that have not moved for long."""
+    before = now - timedelta(seconds=STALL_TIMEOUT_S)
+    for consumer, group in groups.items():
+        log = logs.get(consumer.event_hub)
+        if log is None:
+            continue
+        for partition_id, checkpoint in group.checkpoints.items():
+            if checkpoint.moved_at is None or checkpoint.moved_at > before:
+                continue
+            unread = _first_unread(consumer, log, checkpoint)
+            if unread is not None and log.lag(group, partition_id).events:
+                yield unread
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionProgress:
+    """One partition of a consumer group."""
+
+    partition_id: str
+    lease: Lease | None
+    """None if there never was one."""
+    lease_age_s: float
+    """Seconds since it was renewed."""
+    is_lease_over: bool
+    """True: the lease has expired, so other hosts may acquire it."""
+    checkpoint: ProcessorCheckpoint | None
+    lag: Lag
+    stalled_s: float | None
+    """Seconds of backlog without progress; None: not stalled."""
+
+    @property
+    def owner(self) -> str | None:
+        """The host of the lease, even if it has expired; None without one."""
+        return None if self.lease is None else self.lease.owner or None
+
+    @property
+    def is_owned(self) -> bool:
+        """Whether a host owns it now."""
+        return self.owner is not None and not self.is_lease_over
+
+    @property
+    def is_trouble(self) -> bool:
+        """Whether it needs attention."""
+        return self.stalled_s is not None or self.lag.is_beyond_log or bool(self.lag.lost_events)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSummary:
+    """A consumer group: sums over its partitions."""
+
+    event_hub: str
+    """As the service spells it, if it has a hub of this name."""
+    consumer_group: str
+    is_hub_here: bool
+    """False: this service has no such hub, so its log is unknown."""
+    partition_count: int
+    owned_count: int
+    """Partitions that a host owns now."""
+    owner_count: int
+    """Hosts that own a partition."""
+    has_leases: bool
+    """False for a Spark pipeline, or a program that only keeps checkpoints."""
+    lag: Lag
+    """The total of all partitions."""
+    stalled_count: int
+    beyond_log_count: int
+    moved_at: datetime | None
+    """When a checkpoint was last moved."""
+    open_dead_letters: int
+    """Dead letters that are neither redriven nor discarded."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupProgress:
+    """A consumer group with all its partitions."""
+
+    summary: GroupSummary
+    partitions: Sequence[PartitionProgress]
+
+
+def progress_of(
+    consumer: ConsumerKey,
+    group: GroupView,
+    log: HubLog | None,
+    unread: Mapping[UnreadKey, datetime],
+    now: datetime,
+    *,
+    open_dead_letters: int,
+) -> GroupProgress:
+    """One consumer group with its sums. unread: enqueued times. now: for the age of checkpoints."""
+
+    def partition(partition_id: str) -> PartitionProgress:
+        checkpoint = group.checkpoints.get(partition_id)
+        lag = UNKNOWN_LAG if log is None else log.lag(group, partition_id)
+        stalled_s = None
+        if lag.events and log is not None and checkpoint is not None:
+            first = _first_unread(consumer, log, checkpoint)
+            stalled_s = _stalled_s(checkpoint, None if first is None else unread.get(first), now)
+        return PartitionProgress(
+            partition_id,
+            group.lease(partition_id),
+            group.lease_age_s(partition_id),
+            group.leases.state(partition_id, LEASE_DURATION_S) is LeaseState.EXPIRED,
+            checkpoint,
+            lag,
+            stalled_s,
+        )
+
+    ids = {*group.partition_ids, *(() if log is None else log.ends)}
+    partitions = [partition(each) for each in sorted(ids, key=lambda each: (len(each), each))]
+    summary = GroupSummary(
+        event_hub=consumer.event_hub if log is None else log.name,
+        consumer_group=consumer.consumer_group,
+        is_hub_here=log is not None,
+        partition_count=len(partitions),
+        owned_count=sum(each.is_owned for each in partitions),
+        owner_count=len({each.owner for each in partitions if each.is_owned}),
+        has_leases=bool(group.leases.leases),
+        lag=total_of([each.lag for each in partitions]),
+        stalled_count=sum(each.stalled_s is not None for each in partitions),
+        beyond_log_count=sum(each.lag.is_beyond_log for each in partitions),
+        moved_at=max((each.moved_at for each in group.checkpoints.values() if each.moved_at), default=None),
+        open_dead_letters=open_dead_letters,
+    )
+    return GroupProgress(summary, partitions)
+
+
+def _stalled_s(checkpoint: ProcessorCheckpoint, unread_since: datetime | None, now: datetime) -> float | None:
+    """Seconds of backlog without progress, by the rule of hosts (``processor.host.pumps``); None: not
+    stalled.
+
+    unread_since: when the first unprocessed event was enqueued; backlog exists since then. It is unknown
+    without a checkpoint, because a host that started at the end of the log has none.
+    """
+    if checkpoint.moved_at is None or unread_since is None:
+        return None
+    stalled_s = (now - max(checkpoint.moved_at, unread_since)).total_seconds()
+    return stalled_s if stalled_s >= STALL_TIMEOUT_S else None
+
+
+def _first_unread(consumer: ConsumerKey, log: HubLog, checkpoint: ProcessorCheckpoint) -> UnreadKey | None:
+    """The next event to process; None: unknown."""
+    resume_point, end = checkpoint.resume_point, log.ends.get(checkpoint.partition_id)
+    if resume_point is None or end is None:
+        return None
+    number = max(resume_point, end.begin_sequence_number)
+    return consumer.event_hub, log.created_at_ms, checkpoint.partition_id, number
