@@ -30,6 +30,17 @@ def append(service: HubService, hub: str, bodies: Sequence[bytes], *, partition_
     return service.call(append_all)
 
 
+def recreate_hub(service: HubService, hub: str) -> None:
+    """Delete a hub and create one of the same name, as for another tenant."""
+
+    async def recreate(server: TidegateServer) -> None:
+        partition_count = len(server.broker.event_hub(hub).partitions)
+        await server.broker.delete_event_hub(hub)
+        server.broker.create_event_hub(hub, partition_count=partition_count)
+
+    service.call(recreate)
+
+
 def signed_in(service: HubService, hub: str | None, *claims: Claim) -> PlainBrowser:
     """A browser that has signed in with a new policy of the namespace (None) or of a hub."""
     name = f"policy-{time.monotonic_ns()}"

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.console.pipeline_process import status_of
-from tests.console.processing_support import signed_in
+from tests.console.processing_support import recreate_hub, signed_in
 from tests.console.support import PlainBrowser, assert_accessible, console_service
 
 from tidegate.broker import Claim
@@ -262,6 +262,30 @@ def test_no_log_and_no_figures_of_another_hub_are_shown(
     text = wait_for(plain_browser, "/pipelines/weekly", "lowest 1")
     assert "highest 31,337" not in text
     assert "theirs" in text
+
+
+def test_a_hub_created_again_shows_no_pipelines_of_the_earlier_one(
+    service: HubService, files: PipelineFiles, plain_browser: PlainBrowser
+) -> None:
+    """Protects a former tenant, whose pipelines and their logs are known by the hub's name alone."""
+    hub = service.create_hub()
+    former = status_of("of-former", hub)
+    files.write(former)
+    files.log_file("of-former").write_text("theirs")
+    files.write(replace(status_of("of-both", hub), processed_events_per_s=31_337.0))
+    wait_for(plain_browser, "/pipelines/of-both", "highest 31,337")
+    recreate_hub(service, hub)
+    files.write(replace(status_of("of-both", hub), processed_events_per_s=1.0))
+    manager = signed_in(service, hub, Claim.MANAGE)
+    listed = wait_for(manager, "/pipelines", "/pipelines/of-both")
+    assert "of-former" not in listed
+    for path in ("/pipelines/of-former", "/console/live/pipelines/of-former", "/pipelines/of-former/stop"):
+        assert manager.get(path).status == 404
+    assert manager.post("/pipelines/of-former/stop").status == 404
+    assert "highest 31,337" not in wait_for(manager, "/pipelines/of-both", "highest 1[^,0-9]")
+    # A policy of the namespace covers both hubs.
+    assert "theirs" in plain_browser.get("/pipelines/of-former").text
+    assert "highest 31,337" in plain_browser.get("/pipelines/of-both").text
 
 
 def test_a_pipeline_is_asked_to_stop_once(files: PipelineFiles, plain_browser: PlainBrowser) -> None:

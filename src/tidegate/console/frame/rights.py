@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final
 
 from tidegate.broker import (
     EMULATOR_KEY,
@@ -21,6 +23,8 @@ from tidegate.broker import (
 from tidegate.model.clock import Clock
 from tidegate.model.errors import ServerBusyError, UnauthorizedError
 
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
 
 @dataclass(frozen=True, slots=True)
 class Rights:
@@ -32,6 +36,9 @@ class Rights:
     can_manage: bool
     hub: str | None = None
     """The only event hub that the rights cover; None: the whole namespace."""
+    since: datetime | None = None
+    """When that hub was created. A hub may have had its name before, for other tenants; None: the namespace's
+    rights, which cover all of them."""
 
     def covers(self, hub: str | None) -> bool:
         """Whether the rights cover that event hub (None: the namespace)."""
@@ -40,6 +47,17 @@ class Rights:
     def may_listen(self, hub: str | None = None) -> bool:
         """Whether events of the hub (None: of all) may be seen."""
         return self.can_listen and self.covers(hub)
+
+    def is_theirs(self, began_at: datetime) -> bool:
+        """Whether what began then is of the hub that the rights cover, not of an earlier one of its name."""
+        return self.since is None or began_at >= self.since
+
+    def may_see(self, hub: str | None, began_at: datetime) -> bool:
+        """Whether something that is known by the hub's name (None: of all), and began then, may be seen.
+
+        Ask this for whatever outlives a hub: pipelines, jobs, rows of the database.
+        """
+        return self.may_listen(hub) and self.is_theirs(began_at)
 
     def may_send(self, hub: str | None = None) -> bool:
         """Whether events may be sent to the hub (None: to all)."""
@@ -112,13 +130,15 @@ class Access:
         now_utc = self._clock.now_utc()
         if now_utc.timestamp() >= grant.expiry or not self._broker.authorizer.is_in_force(grant):
             return None
+        hub = self._broker.event_hub(grant.scope).description if grant.scope else None
         return Rights(
             grant.policy_name,
             can_listen=grant.permits(grant.reach, Claim.LISTEN, now_utc=now_utc),
             can_send=grant.permits(grant.reach, Claim.SEND, now_utc=now_utc),
             can_manage=grant.permits(grant.reach, Claim.MANAGE, now_utc=now_utc),
             # As its creator spelled it, as in pipelines and dead letters.
-            hub=self._broker.event_hub(grant.scope).name if grant.scope else None,
+            hub=None if hub is None else hub.name,
+            since=None if hub is None else _EPOCH + timedelta(milliseconds=hub.created_at_ms),
         )
 
     def add_change_listener(self, listener: Callable[[], None]) -> Callable[[], None]:

@@ -158,10 +158,7 @@ class Jobs:
         """A job. Raises NotFoundError, also for old jobs, which are forgotten."""
         job = self._jobs.get(job_id)
         if job is None:
-            raise NotFoundError(
-                "There is no such job: the console keeps only the newest, and none after a restart.",
-                next_step="The audit trail of dead letters shows what was done.",
-            )
+            raise absent_job()
         return job
 
     def jobs(self) -> Sequence[Job]:
@@ -215,3 +212,11 @@ class Jobs:
                 rights = self._access.rights(job.grant)
                 if rights is None or not rights.may_manage(job.event_hub):
                     self.cancel(job)
+
+
+def absent_job() -> NotFoundError:
+    """The error for a job that is not known, or that the user may not see."""
+    return NotFoundError(
+        "There is no such job: the console keeps only the newest, and none after a restart.",
+        next_step="The audit trail of dead letters shows what was done.",
+    )

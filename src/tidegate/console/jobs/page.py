@@ -12,8 +12,7 @@ from starlette.responses import Response
 from tidegate.console.frame.pages import Pages, get, post, see_other
 from tidegate.console.frame.rendering import fragments, page
 from tidegate.console.frame.sessions import form_of, require_listen, require_manage, rights_of, session_of
-from tidegate.console.jobs.jobs import Job, Jobs, JobState
-from tidegate.model.errors import NotFoundError
+from tidegate.console.jobs.jobs import Job, Jobs, JobState, absent_job
 
 LIVE_EVERY_S = 0.5
 QUICK_S = 1.0
@@ -50,7 +49,7 @@ class JobPages(Pages):
     async def show_list(self, request: Request) -> Response:
         rights = rights_of(request)
         require_listen(request, rights.hub)
-        jobs = [job for job in self.jobs.jobs() if rights.may_listen(job.event_hub)]
+        jobs = [job for job in self.jobs.jobs() if rights.may_see(job.event_hub, job.started_at)]
         return page(request, "jobs/page.html", jobs=jobs, looks=_LOOKS, address_of=job_address)
 
     @get("/console/jobs/{job_id}")
@@ -88,8 +87,8 @@ class JobPages(Pages):
         """The job of the URL. Raises NotFoundError, also if the user may not see the job's hub."""
         require_listen(request, rights_of(request).hub)
         job = self.jobs.job(request.path_params["job_id"])
-        if not rights_of(request).may_listen(job.event_hub):
-            raise NotFoundError("There is no such job.")
+        if not rights_of(request).may_see(job.event_hub, job.started_at):
+            raise absent_job()
         return job
 
     def _context(self, request: Request) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
@@ -14,6 +14,7 @@ from starlette.responses import Response
 from tidegate.console.frame.pages import Pages, get, post, see_other
 from tidegate.console.frame.paging import PAGE_SIZE, Page
 from tidegate.console.frame.rendering import counted, fragments, page
+from tidegate.console.frame.rights import Rights
 from tidegate.console.frame.sessions import (
     form_of,
     require_listen,
@@ -148,7 +149,7 @@ class PipelinePages(Pages):
         require_listen(request, rights.hub)
         entry = await self.pipelines.pipeline(request.path_params["name"], is_every_seen=rights.may_listen())
         _require_seen(request, entry)
-        return entry
+        return _with_own_history(rights, entry)
 
     @get("/pipelines/{name}/stop")
     async def confirm_stop(self, request: Request) -> Response:
@@ -180,15 +181,24 @@ class PipelinePages(Pages):
 
 
 def _require_seen(request: Request, entry: PipelineEntry) -> None:
-    if not rights_of(request).may_listen(entry.status.event_hub):
+    if not _is_seen(rights_of(request), entry.status):
         # As if it did not exist: the user may not learn the name of its event hub.
         raise absent_pipeline(entry.name)
+
+
+def _is_seen(rights: Rights, status: PipelineStatus) -> bool:
+    return rights.may_see(status.event_hub, status.started_at)
+
+
+def _with_own_history(rights: Rights, entry: PipelineEntry) -> PipelineEntry:
+    """Without samples of an earlier hub's pipeline of that name."""
+    return replace(entry, history=[each for each in entry.history if rights.is_theirs(each.at)])
 
 
 def _seen_by(request: Request, found: PipelineList) -> PipelineList:
     rights = rights_of(request)
     return PipelineList(
-        [entry for entry in found.entries if rights.may_listen(entry.status.event_hub)],
+        [_with_own_history(rights, each) for each in found.entries if _is_seen(rights, each.status)],
         found.unreadable if rights.may_listen() else {},
     )
 
