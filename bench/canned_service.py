@@ -19,15 +19,17 @@ from tidegate.amqp.events import CreditGranted, DeliveriesReceived, Delivery, Ev
 from tidegate.amqp.link import ReceiverLink, SenderLink
 from tidegate.amqp.message import decode_message
 from tidegate.model.events import EventData
+from tidegate.model.hub_properties import EventHubProperties
 from tidegate.model.limits import EVENT_BYTES_MAX
+from tidegate.model.times import EPOCH
 from tidegate.transport.clock import SystemClock
 from tidegate.transport.driver import AmqpDriver, EventHandler, serve_amqp
 from tidegate.wire.batch import wrap_event
-from tidegate.wire.cbs import encode_put_token_accepted
+from tidegate.wire.cbs import ACCEPTED
 from tidegate.wire.delivery import event_deliveries
 from tidegate.wire.event_codec import encode_event
-from tidegate.wire.management import EventHubDescription, encode_management_response
-from tidegate.wire.request_response import Request
+from tidegate.wire.management import event_hub_to_map
+from tidegate.wire.request_response import Request, encode_response
 
 _READY_EVENTS = 1000
 
@@ -77,12 +79,12 @@ def _address(terminus: object) -> str:
 
 
 def _accept_token(request: Request) -> bytes:
-    return encode_put_token_accepted(request.message_id)
+    return encode_response(request.message_id, ACCEPTED)
 
 
 def _describe_hub(request: Request) -> bytes:
-    description = EventHubDescription("bench", 0, ("0", "1", "2", "3"))
-    return encode_management_response(request.message_id, description)
+    properties = EventHubProperties("bench", EPOCH, ("0", "1", "2", "3"))
+    return encode_response(request.message_id, 200, event_hub_to_map(properties))
 
 
 _ANSWERS: dict[str, Callable[[Request], bytes]] = {

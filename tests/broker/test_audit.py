@@ -117,7 +117,7 @@ def test_the_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     for number in range(100):
         trail.record(Action.CREATE_CONSUMER_GROUP, str(number))
     trail.close()
-    assert sorted(path.name for path in tmp_path.iterdir()) == [audit.OLDER_FILE_NAME, audit.FILE_NAME]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["audit.1.jsonl", audit.FILE_NAME]
     assert all(path.stat().st_size <= 2_000 for path in tmp_path.iterdir())
     newest = [str(number) for number in range(99, 91, -1)]
     assert [record.target for record in trail.newest_first()] == newest
@@ -220,7 +220,7 @@ def test_no_number_of_a_hubs_changes_pushes_out_the_namespaces(
     trail.close()
     again = _trail(tmp_path)
     assert sorted(record.target for record in again.newest_first()) == sorted(expected)
-    names = [audit.OLDER_HUBS_FILE_NAME, audit.HUBS_FILE_NAME, audit.FILE_NAME]
+    names = ["audit-hubs.1.jsonl", audit.HUBS_FILE_NAME, audit.FILE_NAME]
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
 
 
@@ -243,7 +243,7 @@ def test_no_number_of_sign_ins_pushes_out_a_change(tmp_path: Path, monkeypatch: 
     assert sorted(record.target for record in again.newest_first()) == sorted(expected)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         audit.FILE_NAME,
-        audit.OLDER_SIGN_INS_FILE_NAME,
+        "sign-ins.1.jsonl",
         audit.SIGN_INS_FILE_NAME,
     ]
 

@@ -28,24 +28,26 @@ from tidegate.amqp.link import Link, ReceiverLink, SenderLink
 from tidegate.amqp.message import decode_message
 from tidegate.amqp.performatives import Accepted, Rejected, Target
 from tidegate.model.errors import OutOfOrderSequenceError, PositionOutOfRangeError, TidegateError
+from tidegate.model.hub_properties import EventHubProperties
 from tidegate.model.partition_ends import PartitionEnds
 from tidegate.model.position import EventPosition, PositionKind
+from tidegate.model.times import EPOCH
 from tidegate.transport.clock import SystemClock
 from tidegate.transport.driver import AmqpDriver, AmqpServer, EventHandler, serve_amqp
 from tidegate.wire.addresses import NodeAddress, NodeKind
 from tidegate.wire.batch import BATCH_MESSAGE_FORMAT, iter_events, split_message, wrap_event
-from tidegate.wire.cbs import PutToken, encode_put_token_accepted
+from tidegate.wire.cbs import ACCEPTED, PutToken
 from tidegate.wire.conditions import to_amqp_error
 from tidegate.wire.delivery import batched_delivery_prefix, event_deliveries
 from tidegate.wire.event_codec import decode_event
 from tidegate.wire.management import (
-    EventHubDescription,
     ManagementRequest,
     Operation,
-    encode_management_response,
+    event_hub_to_map,
+    partition_to_map,
 )
 from tidegate.wire.names import BATCH_DELIVERY_CAPABILITY, IDEMPOTENT_BATCH_CAPABILITY
-from tidegate.wire.request_response import Request
+from tidegate.wire.request_response import Request, encode_response
 from tidegate.wire.selector import positions_from_filters
 
 ENQUEUED_TIME_MS = 1_700_000_000_000
@@ -324,24 +326,24 @@ class FakeService:
             self.tokens.append(PutToken.from_request(request))
             if self.token_error is not None:
                 return encode_error_response(request.message_id, self.token_error)
-            return encode_put_token_accepted(request.message_id)
+            return encode_response(request.message_id, ACCEPTED)
         asked = ManagementRequest.from_request(request)
         ids = tuple(str(number) for number in range(len(self.partitions)))
         if asked.operation is not Operation.READ_PARTITION:
-            return encode_management_response(request.message_id, EventHubDescription("hub", 0, ids))
+            return encode_response(
+                request.message_id, 200, event_hub_to_map(EventHubProperties("hub", EPOCH, ids))
+            )
         partition = self.partitions[int(asked.partition_id or 0)]
         last = len(partition.events) - 1
-        return encode_management_response(
-            request.message_id,
-            PartitionEnds(
-                event_hub="hub",
-                partition_id=asked.partition_id or "0",
-                begin_sequence_number=partition.begin,
-                next_sequence_number=last + 1,
-                last_enqueued_offset=str(last),
-                last_enqueued_time_ms=ENQUEUED_TIME_MS if last >= 0 else None,
-            ),
+        ends = PartitionEnds(
+            event_hub="hub",
+            partition_id=asked.partition_id or "0",
+            begin_sequence_number=partition.begin,
+            next_sequence_number=last + 1,
+            last_enqueued_offset=str(last),
+            last_enqueued_time_ms=ENQUEUED_TIME_MS if last >= 0 else None,
         )
+        return encode_response(request.message_id, 200, partition_to_map(ends))
 
 
 async def until(is_reached: Callable[[], bool], *, timeout_s: float = 30.0) -> None:

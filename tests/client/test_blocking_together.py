@@ -9,7 +9,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from tidegate.client import EventHubProducer, FetchedRange
+from tidegate.client import EventHubConsumer, EventHubProducer, FetchedRange
 from tidegate.client import blocking as blocking_module
 from tidegate.client.blocking import BlockingConsumer
 from tidegate.client.receiver import PREFETCH_BYTES, PartitionReceiver
@@ -47,13 +47,13 @@ def hub(hub_service: HubService) -> str:
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """What receivers were opened for."""
     calls: list[object] = []
-    open_one: Callable[..., object] = BlockingConsumer._open
+    open_one = EventHubConsumer.open_receiver
 
-    async def noted(*arguments: object) -> PartitionReceiver:
-        calls.append(arguments[2])
-        return await open_one(*arguments)  # type: ignore[misc, no-any-return]
+    async def noted(*arguments: object, **options: object) -> PartitionReceiver:
+        calls.append(arguments[1])
+        return await open_one(*arguments, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(BlockingConsumer, "_open", noted)
+    monkeypatch.setattr(EventHubConsumer, "open_receiver", noted)
     return calls
 
 

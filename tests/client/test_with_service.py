@@ -313,7 +313,7 @@ async def test_partitions_are_asked_for_one_by_one_where_they_must_be(
         assert is_telling
         raise InvalidArgumentError("$management has no QUERY for 'com.microsoft:partition'.")
 
-    monkeypatch.setattr("tidegate.client.management.partitions_in", refuse)
+    monkeypatch.setattr("tidegate.client.management.partitions_from_list", refuse)
     async with EventHubConsumer.from_connection_string(
         hub_service.hub_connection_string(event_hub)
     ) as consumer:

@@ -19,12 +19,7 @@ from tidegate.model.sas import make_sas_token
 from tidegate.transport.clock import SystemClock
 from tidegate.wire.administration import AdministrationRequest
 from tidegate.wire.cbs import SAS_TOKEN_TYPE, PutToken, put_token_request
-from tidegate.wire.management import (
-    EventHubDescription,
-    ManagementRequest,
-    Operation,
-    partition_from_map,
-)
+from tidegate.wire.management import ManagementRequest, Operation, event_hub_from_map, partition_from_map
 from tidegate.wire.request_response import Response
 
 RECEIVER = "hub/ConsumerGroups/$Default/Partitions/0"
@@ -204,7 +199,7 @@ async def test_description_of_hub_and_partition(pair: Pair) -> None:
         request = ManagementRequest(operation, event_hub, **kwargs)  # type: ignore[arg-type]
         return pair.request(*links, request.to_message())
 
-    hub = EventHubDescription.from_map(ask(Operation.READ_EVENT_HUB, "HUB").value)
+    hub = event_hub_from_map(ask(Operation.READ_EVENT_HUB, "HUB").value)
     assert (hub.name, hub.partition_ids) == ("hub", ("0", "1"))
     partition = ask(Operation.READ_PARTITION, "hub", partition_id="1").value
     assert partition_from_map(partition).is_empty

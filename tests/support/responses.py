@@ -16,8 +16,8 @@ def encode_error_response(
 ) -> bytes:
     """The response to a request that failed."""
     return encode_response(
-        correlation_id=correlation_id,
-        status_code=response_status_for(error),
+        correlation_id,
+        response_status_for(error),
         status_description=error_description(error, tracking_id=tracking_id),
         error_condition=condition_for(error),
     )

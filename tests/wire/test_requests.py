@@ -21,28 +21,22 @@ from tidegate.model.errors import (
     RemoteProtocolError,
     UnauthorizedError,
 )
+from tidegate.model.hub_properties import EventHubProperties
 from tidegate.model.partition_ends import PartitionEnds
-from tidegate.wire.cbs import (
-    SAS_TOKEN_TYPE,
-    PutToken,
-    check_put_token_response,
-    encode_put_token_accepted,
-    put_token_request,
-)
+from tidegate.model.times import time_of
+from tidegate.wire.cbs import ACCEPTED, SAS_TOKEN_TYPE, PutToken, put_token_request
 from tidegate.wire.management import (
-    EventHubDescription,
     ManagementRequest,
     Operation,
-    encode_management_response,
-    event_hub_in,
+    event_hub_from_map,
+    event_hub_to_map,
     partition_from_map,
-    partition_in,
     partition_to_map,
-    partitions_in,
+    partitions_from_list,
 )
-from tidegate.wire.request_response import Request, Response
+from tidegate.wire.request_response import Request, Response, encode_response, successful_value
 
-HUB = EventHubDescription("hub", 1_700_000_000_000, ("0", "1"), retention_hours=24)
+HUB = EventHubProperties("hub", time_of(1_700_000_000_000), ("0", "1"), retention_hours=24)
 PARTITION = PartitionEnds("hub", "0", 5, 17, "16", 1_700_000_000_000)
 
 
@@ -58,7 +52,8 @@ def test_a_token_is_put_and_accepted() -> None:
     assert PutToken.from_request(request) == replace(put, expires_at_s=None)
     assert (request.message_id, request.reply_to) == ("1", "here")
     assert "secret" not in repr(request) + repr(put)
-    check_put_token_response(decode_message(encode_put_token_accepted("1")))
+    accepted = Response.from_message(decode_message(encode_response("1", ACCEPTED)))
+    assert (accepted.status_code, accepted.status_description) == (202, "Accepted")
 
 
 def test_the_official_clients_put_token_is_read() -> None:
@@ -83,7 +78,7 @@ def test_the_official_clients_put_token_is_read() -> None:
 @pytest.mark.parametrize("message_id", ["text", UUID(int=7), ULong(7), b"bytes"], ids=repr)
 def test_the_correlation_id_has_the_type_of_the_message_id(message_id: MessageId) -> None:
     """Protects clients that compare the two by type, too."""
-    properties = decode_message(encode_put_token_accepted(message_id)).properties
+    properties = decode_message(encode_response(message_id, ACCEPTED)).properties
     assert properties is not None
     assert (type(properties.correlation_id), properties.correlation_id) == (type(message_id), message_id)
 
@@ -96,12 +91,12 @@ def test_refusals_carry_status_text_and_condition() -> None:
         assert response.status_code == status
         assert response.status_description.startswith(f"{error} TrackingId:t-1")
         with pytest.raises(type(error)):
-            check_put_token_response(message)
+            successful_value(message)
 
 
 def test_the_official_client_reads_our_answers() -> None:
     """Protects azure-eventhub 5.15.1's properties calls: the keys and types that it looks for."""
-    theirs = _decode.decode_payload(memoryview(encode_management_response("1", HUB)))
+    theirs = _decode.decode_payload(memoryview(encode_response("1", 200, event_hub_to_map(HUB))))
     assert theirs.application_properties == {
         b"status-code": 200,
         b"status-description": b"OK",
@@ -110,8 +105,8 @@ def test_the_official_client_reads_our_answers() -> None:
     assert theirs.value is not None
     assert theirs.value[b"name"] == b"hub"
     assert theirs.value[b"partition_ids"] == [b"0", b"1"]
-    assert theirs.value[b"created_at"] == HUB.created_at_ms
-    theirs = _decode.decode_payload(memoryview(encode_management_response("1", PARTITION)))
+    assert theirs.value[b"created_at"] == 1_700_000_000_000
+    theirs = _decode.decode_payload(memoryview(encode_response("1", 200, partition_to_map(PARTITION))))
     assert theirs.value is not None
     assert theirs.value[b"begin_sequence_number"] == 5
     assert theirs.value[b"last_enqueued_offset"] == b"16"
@@ -137,16 +132,20 @@ def test_a_management_request_comes_back(request_: ManagementRequest) -> None:
     assert "secret" not in repr(request_)
 
 
+def _answered(value: object) -> object:
+    return successful_value(decode_message(encode_response("1", 200, value)))
+
+
 def test_descriptions_come_back() -> None:
     """Protects the answers of every operation."""
     azure = replace(HUB, retention_hours=None)
     for hub in (HUB, azure):
-        assert event_hub_in(decode_message(encode_management_response("1", hub))) == hub
-    assert partition_in(decode_message(encode_management_response("1", PARTITION))) == PARTITION
+        assert event_hub_from_map(_answered(event_hub_to_map(hub))) == hub
+    assert partition_from_map(_answered(partition_to_map(PARTITION))) == PARTITION
     partitions = [PARTITION, replace(PARTITION, partition_id="7")]
-    assert partitions_in(decode_message(encode_management_response("1", partitions))) == partitions
+    assert partitions_from_list(_answered([partition_to_map(each) for each in partitions])) == partitions
     with pytest.raises(AlreadyExistsError):
-        event_hub_in(decode_message(encode_error_response("1", AlreadyExistsError("there is one"))))
+        successful_value(decode_message(encode_error_response("1", AlreadyExistsError("there is one"))))
 
 
 @pytest.mark.parametrize(
@@ -190,9 +189,9 @@ def test_properties_of_a_request_are_text_by_name() -> None:
 )
 def test_an_answer_that_lacks_something_is_refused(message: Message) -> None:
     """Protects the client from half an answer."""
-    for read in (event_hub_in, partition_in, partitions_in):
+    for read in (event_hub_from_map, partition_from_map, partitions_from_list):
         with pytest.raises(RemoteProtocolError):
-            read(message)
+            read(successful_value(message))
 
 
 def test_an_empty_partition_of_azure_begins_where_it_ends() -> None:

@@ -1,4 +1,4 @@
-"""A namespace, independent of any protocol: event hubs, partitions, receivers, policies and their catalog.
+"""A namespace, independent of protocols: event hubs, partitions, receivers, policies and their catalog.
 
 The protocols import from here (they may not import ``tidegate.storage``); everything runs on one event loop.
 """

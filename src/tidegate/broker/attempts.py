@@ -1,7 +1,7 @@
-"""How long the answer to a wrong key waits: longer with each failure of an address at a policy.
+"""How long the answer to a wrong key is delayed: longer with each failure of an address for a policy. Pure.
 
-Pure: times are seconds of a monotonic clock, passed in. A delay counts as under way until it is over, whether
-or not the peer waits for its answer, so that connecting again does not shorten it.
+A delay runs until its end, even if the peer no longer waits for the answer, so that reconnecting does not
+shorten it.
 """
 
 from __future__ import annotations
@@ -12,25 +12,23 @@ from dataclasses import dataclass, field
 from typing import Final
 
 FREE_FAILURES: Final = 5
-"""Failures that are answered at once (our choice: a typing error, a program that is being set up)."""
+"""Failures that are answered immediately (our choice: a typing error, a program that is being set up)."""
 
 DELAY_S_FIRST: Final = 0.1
 DELAY_S_MAX: Final = 10.0
-"""Seconds that the first failure after those waits, doubled by each further one, and the most."""
+"""Delay in seconds of the first failure after those, which doubles with each further one, and its maximum."""
 
 WINDOW_S: Final = 900.0
 """Seconds without a failure after which those before are forgotten."""
 
 WAITING_MAX: Final = 32
-"""Delayed answers of one address at one policy at a time. So it tries 3.2 keys a second for as long as it
-likes, which cannot find a random key; and as many programs that are left with an old key can wait for their
-answers before a right key from their address is refused as well.
-"""
+"""Delayed answers to one address for one policy at a time. Thus it can try 3.2 keys per second, which cannot
+find a random key, and this many programs with an old key do not yet block correct keys from their address."""
 
 ADDRESSES_MAX: Final = 4_096
 POLICIES_MAX: Final = 8
-"""What is remembered at most: addresses (the one that failed longest ago makes room), and policies of each,
-beyond which the others count as one. A few MB."""
+"""Maximum numbers of remembered addresses (the one that failed longest ago makes room) and of policies for
+each, beyond which the others count as one: a few MB."""
 
 
 @dataclass(slots=True)
@@ -38,11 +36,11 @@ class _Failures:
     count: int = 0
     last_at: float = 0.0
     answered_at: list[float] = field(default_factory=list)
-    """When the delays that are under way are over."""
+    """When each current delay ends."""
 
 
 class FailedAttempts:
-    """The failures of all addresses. An IPv6 address counts as its /64, which one machine has to itself."""
+    """The failures of all addresses. IPv6 addresses count by /64 network, because one machine has as much."""
 
     def __init__(self) -> None:
         self._by_address: OrderedDict[str, dict[str, _Failures]] = OrderedDict()
@@ -52,7 +50,7 @@ class FailedAttempts:
         return sum(map(len, self._by_address.values()))
 
     def refused_for_s(self, address: str, policy: str, *, now: float) -> float:
-        """Seconds for which a key of that policy is not even checked; 0.0: it is."""
+        """Seconds for which keys of the policy are not checked; 0.0: they are checked."""
         if not self._by_address:  # The usual case costs nothing.
             return 0.0
         failures = self._by_address.get(_network(address), {})
@@ -62,7 +60,7 @@ class FailedAttempts:
         return min(found.answered_at) - now if len(found.answered_at) >= WAITING_MAX else 0.0
 
     def note(self, address: str, policy: str, *, now: float) -> float:
-        """Remember a wrong key; returns the seconds by which its answer is to wait."""
+        """Count a wrong key, and return the delay of its answer in seconds."""
         network = _network(address)
         failures = self._by_address.setdefault(network, {})
         self._by_address.move_to_end(network)
@@ -83,7 +81,7 @@ class FailedAttempts:
 
     @staticmethod
     def _name(failures: dict[str, _Failures], policy: str) -> str:
-        """Under which name failures at a policy are remembered; empty: with those of many others."""
+        """The name that a policy's failures are counted under; empty: together with others."""
         name = policy[:80]
         return name if name in failures or len(failures) < POLICIES_MAX - 1 else ""
 

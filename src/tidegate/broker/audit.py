@@ -1,16 +1,14 @@
 """The audit trail: who changed what, when, from where, and what it was before.
 
-The broker's changing methods record; each protocol says who acts (``acting_as``), and all calls within,
-including those of tasks started there, act as that actor. Changes without an actor are those of
-the service itself: its settings at the start. A record never holds a key, nor anything made of one, by which
-a short key could be found: it says which key was replaced.
+The broker's methods record their changes; each protocol sets the actor (``acting_as``), also for the tasks
+that it starts. Without an actor, the service itself acts: it applies its settings at the start. A record
+never contains a key, or anything derived from one that would reveal a short key; it says which was replaced.
 
-Each record is a line of the log (``tidegate.audit``), and one of a file in the data directory, from which
-the newest are read at the next start. Changes by policies of event hubs have a file and memory of their own,
-so that the manager of one hub cannot displace records of the namespace. So have sign-ins, sign-outs and
-refused sign-ins, which are limited per hour and policy: signing in needs no right to change
-anything. A file that cannot be written is an error in the log; the change has been made, and
-stands. The files are not synced: a power loss may take their last lines.
+Each record is written to the log (``tidegate.audit``) and to a file in the data directory, whose newest
+records are read at the next start. Changes by policies of event hubs have a separate file and memory, so that
+the manager of one hub cannot displace records of the namespace. The same holds for sign-ins, sign-outs and
+refused sign-ins, which require no rights and are limited per hour and policy. If a file cannot be written, an
+error is logged and the change stands. The files are not synced: a power loss may remove their last lines.
 """
 
 from __future__ import annotations
@@ -34,26 +32,24 @@ from tidegate.model.clock import Clock
 from tidegate.storage.files import Files, WritableFile, read_whole, write_all
 
 FILE_NAME: Final = "audit.jsonl"
-OLDER_FILE_NAME: Final = "audit.1.jsonl"
 HUBS_FILE_NAME: Final = "audit-hubs.jsonl"
-OLDER_HUBS_FILE_NAME: Final = "audit-hubs.1.jsonl"
 SIGN_INS_FILE_NAME: Final = "sign-ins.jsonl"
-OLDER_SIGN_INS_FILE_NAME: Final = "sign-ins.1.jsonl"
+OLDER_SUFFIX: Final = ".1.jsonl"
 
 FILE_BYTES_MAX: Final = 4 * 1024 * 1024
-"""Size at which a file becomes the older one, and the older one goes (our choice: some 10,000 changes)."""
+"""Size at which a file replaces the older one (our choice: some 10,000 changes)."""
 
 RECORDS_MAX: Final = 5_000
-"""Changes that are held, to be shown, as many by policies of hubs, and sign-ins (our choice: a few MB)."""
+"""Records kept in memory from each file (our choice: a few MB)."""
 
 TEXT_CHARACTERS_MAX: Final = 300
-"""Characters of a text that a record holds; more are left out (our choice: records stay small)."""
+"""Longer strings are shortened (our choice)."""
 
 SIGN_INS_MAX: Final = 60
-"""Sign-ins of a policy an hour that are recorded; as many sign-outs, and refused sign-ins of all together."""
+"""Recorded sign-ins per policy and hour; as many sign-outs, and refused sign-ins of all policies together."""
 
 POLICIES_MAX: Final = 1_000
-"""Policies whose sign-ins are counted (our choice: some 100 KB); the one that began first makes room."""
+"""Policies whose sign-ins are counted (our choice: some 100 KB); the one counted longest makes room."""
 
 _HOUR_S: Final = 3_600.0
 
@@ -61,7 +57,7 @@ _log: Final = logging.getLogger("tidegate.audit")
 
 
 class Action(Enum):
-    """An act, by the HTTP administration's name for it where it has one."""
+    """A recorded action, named as in the HTTP administration if it exists there."""
 
     CREATE_EVENT_HUB = "createEventHub"
     UPDATE_EVENT_HUB = "updateEventHub"
@@ -89,18 +85,18 @@ _SIGN_INS: Final = frozenset({Action.SIGN_IN, Action.REFUSED_SIGN_IN, Action.SIG
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """Who acts."""
+    """Who makes a change."""
 
     peer: Peer = UNKNOWN_PEER
     policy: str = ""
-    """The policy whose key proved it, or several (``a, b``) where keys of several allow it; empty: the
-    service itself, or a peer without a valid key."""
+    """The policy, or several (``a, b``), whose keys were used; empty: the service itself, or a peer without a
+    valid key."""
     scope: str = ""
-    """The event hub whose policy it is (of several: that of one of them); empty: the namespace's."""
+    """The event hub of the policy (or of one of several); empty: the namespace."""
 
     @classmethod
     def of(cls, grants: Iterable[Grant], peer: Peer) -> Actor:
-        """The actor with these grants, each of which allows the act."""
+        """The actor with these grants, each of which allows the change."""
         proved = sorted({(grant.scope, grant.policy_name) for grant in grants})
         names = ", ".join(dict.fromkeys(name for _, name in proved))
         return cls(peer, names, proved[-1][0])
@@ -111,7 +107,7 @@ _ACTOR: ContextVar[Actor] = ContextVar("actor", default=Actor())  # noqa: B039 -
 
 @contextmanager
 def acting_as(actor: Actor) -> Iterator[None]:
-    """Have what is called within, and tasks that are started within, act as ``actor``."""
+    """Set the actor of the block, and of tasks that are started in it."""
     token = _ACTOR.set(actor)
     try:
         yield
@@ -120,7 +116,7 @@ def acting_as(actor: Actor) -> Iterator[None]:
 
 
 Values = Mapping[str, object]
-"""Plain values by name, as JSON has them."""
+"""JSON values by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,25 +133,22 @@ class AuditRecord:
     address: str
     door: str
     old: Values | None
-    """What was before; None: there was nothing."""
+    """The values before the change, if any."""
     new: Values | None
-    """What is now; None: nothing."""
+    """The values after it, if any."""
 
 
 class AuditTrail:
     """The trail of one namespace."""
 
     def __init__(self, clock: Clock, files: Files, directory: Path) -> None:
-        """directory: where the files are, and are read from."""
+        """Reads the files in ``directory``."""
         self._clock = clock
-        self._changes = _AuditFile(files, directory / FILE_NAME, directory / OLDER_FILE_NAME)
-        self._hubs_changes = _AuditFile(files, directory / HUBS_FILE_NAME, directory / OLDER_HUBS_FILE_NAME)
-        self._sign_ins = _AuditFile(
-            files, directory / SIGN_INS_FILE_NAME, directory / OLDER_SIGN_INS_FILE_NAME
-        )
+        names = (FILE_NAME, HUBS_FILE_NAME, SIGN_INS_FILE_NAME)
+        self._files = tuple(_AuditFile(files, directory / name) for name in names)
+        self._changes, self._hubs_changes, self._sign_ins = self._files
         self._hours: dict[tuple[Action, str, str], _Hour] = {}
-        # In order of arrival, whatever the wall clock says: the number that ``newest_first`` goes by.
-        self._count = 0
+        self._count = 0  # for the order, since the wall clock may be set back
         earlier = [record for file in self._files for record in file.read()]
         for record in sorted(earlier, key=lambda record: record.time):
             self._hold(record, self._file_of(record))
@@ -163,10 +156,10 @@ class AuditTrail:
     def record(
         self, action: Action, target: str = "", *, old: Values | None = None, new: Values | None = None
     ) -> None:
-        """Record what the current actor has just done. Never raises for the file.
+        """Record a change that the current actor has made. Never raises for the file.
 
-        Of sign-ins, sign-outs and refused sign-ins ``SIGN_INS_MAX`` an hour are, for each policy; the next
-        record says how many were not.
+        Only ``SIGN_INS_MAX`` sign-ins per hour are recorded, also of sign-outs and refused sign-ins; the next
+        record has the number of those that were not.
         """
         actor = _ACTOR.get()
         if action in _SIGN_INS:
@@ -193,18 +186,13 @@ class AuditTrail:
             self.record(Action.REFUSED_SIGN_IN, new={"asked_as": shown_policy_name(policy), "reason": reason})
 
     def newest_first(self) -> list[AuditRecord]:
-        """The records that are held."""
+        """The records in memory."""
         held = [each for file in self._files for each in file.held]
         return [record for _, record in sorted(held, key=lambda each: each[0], reverse=True)]
 
     def close(self) -> None:
-        """Release the files."""
         for file in self._files:
             file.close()
-
-    @property
-    def _files(self) -> tuple[_AuditFile, ...]:
-        return self._changes, self._hubs_changes, self._sign_ins
 
     def _file_of(self, record: AuditRecord) -> _AuditFile:
         if Action(record.action) in _SIGN_INS:
@@ -216,7 +204,7 @@ class AuditTrail:
         file.held.append((self._count, record))
 
     def _admit(self, action: Action, actor: Actor) -> int | None:
-        """How many like this one were left out since one was recorded; None: so is this one."""
+        """How many were left out since the last recorded one; None: this one is left out, too."""
         now = self._clock.monotonic()
         key = action, actor.scope, actor.policy
         hour = self._hours.pop(key, None) or _Hour(now)
@@ -257,17 +245,17 @@ class _Hour:
 
 
 class _AuditFile:
-    """Records of one kind: those that are held, and a file with an older one."""
+    """Records of one kind, in memory, in a file and in an older file."""
 
-    def __init__(self, files: Files, path: Path, older_path: Path) -> None:
+    def __init__(self, files: Files, path: Path) -> None:
         self.held: deque[tuple[int, AuditRecord]] = deque(maxlen=RECORDS_MAX)
         self._files = files
-        self._path, self._older_path = path, older_path
+        self._path, self._older_path = path, path.with_suffix(OLDER_SUFFIX)
         self._file: WritableFile | None = None
         self._position = 0
 
     def append(self, line: bytes) -> None:
-        """Write a record. Never raises: what cannot be written is an error in the log."""
+        """Write a record; an OSError is logged."""
         try:
             self._append(line)
         except OSError as error:
@@ -275,13 +263,12 @@ class _AuditFile:
             _log.error("the audit trail cannot be written to %s: %s", self._path, error)
 
     def close(self) -> None:
-        """Release the file."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
     def read(self) -> list[AuditRecord]:
-        """The newest records of both files; what is appended goes behind the last whole line."""
+        """The newest records of both files; later ones are appended after the last complete line."""
         older, _ = self._read(self._older_path)
         newer, self._position = self._read(self._path)
         return [*older, *newer]
@@ -297,7 +284,7 @@ class _AuditFile:
         self._position = write_all(self._file, [line], self._position)
 
     def _read(self, path: Path) -> tuple[list[AuditRecord], int]:
-        """The newest records of a file, and the bytes up to its last whole line."""
+        """The newest records of a file, and the position after its last complete line."""
         try:
             data = read_whole(self._files, path)
         except FileNotFoundError:
@@ -311,7 +298,7 @@ class _AuditFile:
 
 
 def _parse(line: bytes) -> AuditRecord | None:
-    """A line of the file; None for one that a crash has torn, or that was edited."""
+    """A record; None if the line was cut off by a crash, or edited."""
     try:
         values: dict[str, Any] = json.loads(line)
         record = AuditRecord(**values)

@@ -1,14 +1,14 @@
 """Shared access policies, and the check of the tokens made with their keys.
 
-A key never leaves this module except through ``SharedAccessPolicy`` (for the connection string that its
-owner asked for); no repr, log line or error holds one.
+A key leaves this module only in a ``SharedAccessPolicy`` (for a requested connection string); no repr, log
+line or error contains one.
 
-A policy belongs to the namespace or to one event hub. A token names the policy (``skn``) and what it is for
-(``sr``); it may be signed with either key of the namespace's policy of that name, or of the hub's that ``sr``
-belongs to. A change of policies takes effect at once: a grant is valid only while its key is.
+A policy belongs to the namespace or to one event hub. A token names the policy (``skn``) and its audience
+(``sr``); it may be signed with either key of the namespace's policy of that name, or of the policy of the hub
+in ``sr``. Changes take effect immediately: a grant is valid only while its key is.
 
-The rule: a policy of a hub gives nothing outside that hub, whatever a token says that it is for. ``Grant``
-enforces it for every caller; the text of ``sr`` is read once, for the choice of the policy and its reach.
+The rule: a policy of a hub gives no right outside that hub, whatever the audience of a token. ``Grant``
+enforces it for every caller; ``sr`` is parsed once, for both the choice of the policy and its reach.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import Enum
-from typing import Final
+from typing import Annotated, Final
+
+from msgspec import Meta
 
 from tidegate.broker.listeners import Listeners
 from tidegate.model.audience import NAMESPACE, Audience, EntityPath, entity_path, lies_in
@@ -29,12 +31,10 @@ from tidegate.model.hosts import HostNames, host_of
 from tidegate.model.sas import SharedAccessSignature
 
 ROOT_POLICY_NAME: Final = "RootManageSharedAccessKey"
-"""The policy every namespace is born with (Azure "Authorize access with shared access signatures",
-2026-09).
-"""
+"""The policy of every new namespace (Azure "Authorize access with shared access signatures", 2026-09)."""
 
 NEVER_EXPIRES: Final = 253_402_300_799
-"""Unix time of the end of the year 9999: a policy's key, unlike a token, does not run out."""
+"""Unix time of the end of the year 9999: a policy's key, unlike a token, does not expire."""
 
 _NAMESPACE: Final = ""
 """The scope of the namespace's own policies; a hub's scope is its name in lower case."""
@@ -49,25 +49,30 @@ class Claim(Enum):
     LISTEN = "Listen"
     MANAGE = "Manage"
 
+    @classmethod
+    def _missing_(cls, value: object) -> Claim | None:
+        return next((each for each in cls if each.value.lower() == str(value).lower()), None)
+
 
 def generate_key() -> str:
     """A new random key: 32 bytes, in base64."""
     return base64.b64encode(secrets.token_bytes(_KEY_BYTES)).decode()
 
 
+Key = Annotated[str, Meta(min_length=1)]
+"""Never empty, also where a file says so: that could be guessed."""
+
+
 @dataclass(frozen=True, slots=True)
 class SharedAccessPolicy:
-    """A name with two keys, and the rights that go with each of them.
-
-    Two, so that one can be regenerated while clients use the other.
-    """
+    """A name with rights and two keys, so that one can be regenerated while clients use the other."""
 
     name: str
-    key: str = field(repr=False)
+    key: Key = field(repr=False)
     """The primary key: raw UTF-8 key material, as clients put it into their connection string."""
     claims: frozenset[Claim]
-    secondary_key: str = field(default_factory=generate_key, repr=False)
-    """Worth the same as the primary key."""
+    secondary_key: Key = field(default_factory=generate_key, repr=False)
+    """Gives the same rights as the primary key."""
 
     @classmethod
     def generate(
@@ -89,30 +94,30 @@ class SharedAccessPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What a verified token allows, and until when; see also ``Authorizer.is_in_force``."""
+    """The rights of a verified token, until it expires; see also ``Authorizer.is_in_force``."""
 
     policy_name: str
     resource: Audience
-    """What the token is for; its sub-paths are included."""
+    """The token's audience; its sub-paths are included."""
     claims: frozenset[Claim]
     expiry: int
-    """Unix time in seconds: from then on the grant is worth nothing."""
+    """Unix time in seconds, from which on the grant gives no right."""
     scope: str = ""
-    """The event hub whose policy it is, in lower case; empty for a policy of the namespace."""
+    """The event hub of the policy, in lower case; empty for a policy of the namespace."""
     key: str = field(default="", repr=False)
     """The key that proved it."""
     resource_text: str | None = None
-    """What ``resource`` was read from; None: a key was given, and no token."""
+    """The unparsed ``resource``; None if a key was given instead of a token."""
     policy_id: object = field(default=None, repr=False, compare=False)
     """Distinguishes the policy from a later one of the same name."""
 
     @property
     def reach(self) -> EntityPath:
-        """What the policy is for: the namespace, or its event hub. Nothing outside it is ever permitted."""
+        """The namespace, or the policy's event hub. Nothing outside it is ever permitted."""
         return entity_path(self.scope) if self.scope else NAMESPACE
 
     def permits(self, path: EntityPath, claim: Claim, *, now_utc: datetime) -> bool:
-        """Whether ``claim`` is given on the entity at ``path`` now."""
+        """Whether the grant includes ``claim`` on the entity at ``path`` now."""
         # The check that excludes most grants comes first: a connection may have thousands.
         return (
             lies_in(path, self.resource.path)
@@ -131,9 +136,9 @@ class Authorizer:
         *,
         is_event_hub: Callable[[str], bool] = lambda name: False,
     ) -> None:
-        """policies: those of the namespace; hubs' policies come with ``set_policies``.
+        """policies: of the namespace; those of hubs are added by ``set_policies``.
 
-        is_event_hub: whether there is an event hub of that name now, in whatever letter case.
+        is_event_hub: whether an event hub of that name exists now, ignoring case.
         """
         self._host_names = HostNames()
         self._is_event_hub = is_event_hub
@@ -141,20 +146,18 @@ class Authorizer:
         self._policy_ids: dict[tuple[str, str], object] = {
             (_NAMESPACE, name): object() for name in self._scopes[_NAMESPACE]
         }
-        # Checked in place of a policy that does not exist, so that its absence takes no less time.
+        # Checked instead of a policy that does not exist, so that this takes no less time.
         self._nobody = SharedAccessPolicy.generate("", ())
         self._listeners = Listeners("who may do what")
 
     @property
     def policies(self) -> tuple[SharedAccessPolicy, ...]:
-        """All policies of the namespace, in the order of the catalog."""
+        """The policies of the namespace, in the order of the catalog."""
         return tuple(self._scopes[_NAMESPACE].values())
 
     @property
     def host_names(self) -> HostNames:
-        """The names of the service itself. With one of them an audience without a scheme may begin, as long
-        as no event hub has it.
-        """
+        """The service's names, with which an audience without a scheme may begin if no event hub has it."""
         return self._host_names
 
     def set_host_names(self, names: HostNames) -> None:
@@ -163,24 +166,23 @@ class Authorizer:
         self.announce_change()
 
     def policy(self, name: str) -> SharedAccessPolicy | None:
-        """The namespace's policy of that name; None where there is none. Names are compared as they stand."""
+        """The namespace's policy of that name, which is case-sensitive; None if there is none."""
         return self._scopes[_NAMESPACE].get(name)
 
     def audience(self, text: str) -> Audience:
-        """What a text that a client sent is an audience of, as the event hubs are now.
+        """Parse an audience. Azure's own examples also write ``sr`` without a scheme: HOST and HOST/HUB.
 
-        Azure's own examples also write ``sr`` without a scheme: HOST and HOST/HUB. Raises UnauthorizedError.
+        Raises UnauthorizedError.
         """
         return Audience.parse(text, is_own_host=self._is_own_host)
 
     def authorize(self, token: str, audience: Audience | str, *, now_utc: datetime) -> Grant:
-        """Verify a SAS token that a client presents for ``audience``, and say what it allows.
+        """Verify a client's SAS token for ``audience``, and return its rights.
 
-        Hosts are compared where token and audience both name one, which only helps clients that mixed up
-        services: every host leads to this namespace, so none gives or takes a right.
-        Raises UnauthorizedError with the service's words: MalformedToken, InvalidSignature (wrong key or
-        unknown policy, which are not distinguished), ExpiredToken, InvalidAudience. The message never holds
-        the token.
+        Hosts are compared if token and audience both have one, only to help clients that mixed up services:
+        every host leads to this namespace.
+        Raises UnauthorizedError, worded as by Event Hubs: MalformedToken, InvalidSignature (wrong key or
+        unknown policy), ExpiredToken, InvalidAudience. The message never contains the token.
         """
         signature = SharedAccessSignature.parse(token)
         wanted = self.audience(audience) if isinstance(audience, str) else audience
@@ -189,18 +191,9 @@ class Authorizer:
         for scope in (_NAMESPACE, resource.path.partition("/")[0]):
             policy = self._find(scope, signature.key_name)
             for key in (policy or self._nobody).keys:
-                # All keys are tried, whichever fits: the time taken reveals nothing about them.
+                # All keys are tried, even after a match: the time reveals nothing about them.
                 if signature.is_signed_with(key) and policy is not None and grant is None:
-                    grant = Grant(
-                        policy.name,
-                        resource,
-                        policy.claims,
-                        signature.expiry,
-                        scope,
-                        key,
-                        signature.resource,
-                        self._policy_ids[scope, policy.name],
-                    )
+                    grant = self._grant(policy, scope, key, resource, signature.expiry, signature.resource)
         if grant is None:
             raise _invalid_signature()
         if now_utc.timestamp() >= signature.expiry:
@@ -221,7 +214,7 @@ class Authorizer:
     def authorize_key(self, name: str, key: str) -> tuple[Grant, ...]:
         """The rights of a peer with a policy's name and one of its keys: one grant per such policy.
 
-        Raises UnauthorizedError where no policy of that name, of the namespace or a hub, has that key.
+        Raises UnauthorizedError if no policy of that name, of the namespace or a hub, has that key.
         """
         grants: list[Grant] = []
         for scope in self._scopes:
@@ -229,27 +222,14 @@ class Authorizer:
             for known in (policy or self._nobody).keys:
                 if hmac.compare_digest(known.encode(), key.encode()) and policy is not None:
                     resource = Audience("", entity_path(scope) if scope else NAMESPACE)
-                    policy_id = self._policy_ids[scope, name]
-                    grants.append(
-                        Grant(
-                            name,
-                            resource,
-                            policy.claims,
-                            NEVER_EXPIRES,
-                            scope,
-                            known,
-                            policy_id=policy_id,
-                        )
-                    )
+                    grants.append(self._grant(policy, scope, known, resource, NEVER_EXPIRES, None))
         if not grants:
             raise _invalid_signature()
         return tuple(grants)
 
     def is_in_force(self, grant: Grant) -> bool:
-        """Whether the grant's policy still exists (not a later one of the same name), with the key that
-        proved it and the same claims, and its token is still for the same: a host's name may have become a
-        hub's.
-        """
+        """Whether the grant's policy still exists (not a later one of the same name) with the same key and
+        claims, and its token still has the same audience: a host's name may have become a hub's."""
         policy = self._find(grant.scope, grant.policy_name)
         return (
             policy is not None
@@ -260,10 +240,7 @@ class Authorizer:
         )
 
     def set_policies(self, policies: Iterable[SharedAccessPolicy], *, event_hub: str | None = None) -> None:
-        """Replace the policies of the namespace, or of an event hub (none: it has none, or is gone).
-
-        Calls the listeners.
-        """
+        """Replace the policies of the namespace, or of an event hub. Calls the listeners."""
         scope = _NAMESPACE if event_hub is None else event_hub.lower()
         by_name = {policy.name: policy for policy in policies}
         before = self._scopes.get(scope, {})
@@ -278,19 +255,19 @@ class Authorizer:
         self.announce_change()
 
     def add_change_listener(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call ``listener`` after each change of who may do what; returns what removes it.
+        """Call ``listener`` after each change of rights; returns a function that removes it.
 
         It is called from within the change, and must neither block nor raise.
         """
         return self._listeners.add(listener)
 
     def announce_change(self) -> None:
-        """Call the listeners because something else that admission depends on has changed."""
+        """Call the listeners, because something else that rights depend on has changed."""
         self._listeners.call()
 
     def _is_meant_as_before(self, grant: Grant) -> bool:
-        """Whether the audience of its token would be read as it was: all that can change is whether its first
-        part is a host of the service."""
+        """Whether the token's audience would be parsed as before: its first part may have become a host of
+        the service, or a hub."""
         text = grant.resource_text
         if text is None or "://" in text:
             return True
@@ -299,6 +276,20 @@ class Authorizer:
 
     def _is_own_host(self, host: str) -> bool:
         return host in self._host_names and not self._is_event_hub(host)
+
+    def _grant(
+        self,
+        policy: SharedAccessPolicy,
+        scope: str,
+        key: str,
+        resource: Audience,
+        expiry: int,
+        resource_text: str | None,
+    ) -> Grant:
+        policy_id = self._policy_ids[scope, policy.name]
+        return Grant(
+            policy.name, resource, policy.claims, expiry, scope, key, resource_text, policy_id=policy_id
+        )
 
     def _find(self, scope: str, name: str) -> SharedAccessPolicy | None:
         return self._scopes.get(scope, {}).get(name)

@@ -1,6 +1,6 @@
-"""The catalog: what a namespace and its event hubs are, with policies; one JSON file, replaced atomically.
+"""The catalog: a namespace, its event hubs and policies, in one JSON file that is replaced atomically.
 
-The rule: memory changes only after the file did, so what was reported to a caller survives a power loss.
+The rule: memory changes only after the file, so that reported changes survive a power loss.
 
     format version 1   hubs, consumer groups; policies of the namespace, with one key each
     format version 2   also a second key per policy; policies, revoked publishers, the largest event and the
@@ -12,10 +12,11 @@ A file of version 1 is read, and written as version 2 when the service starts.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
+
+import msgspec
 
 from tidegate.broker.authorization import ROOT_POLICY_NAME, Claim, SharedAccessPolicy
 from tidegate.model.capture import CaptureSettings
@@ -28,35 +29,36 @@ from tidegate.storage.write_errors import is_full_error, is_shortage_error, shor
 CATALOG_NAME: Final = "catalog.json"
 _FORMAT_VERSION = 2
 _READABLE_VERSIONS = (1, 2)
+_REFUSALS = (InvalidArgumentError, msgspec.ValidationError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventHubRecord(HubSettings):
-    """What the catalog keeps of an event hub: its settings, as they were chosen, and the rest."""
+    """An event hub in the catalog, with its settings as they were chosen."""
 
     hub_id: str
-    """Names the hub's log directory; a hub created again under the same name gets another."""
+    """Name of the hub's log directory; a recreated hub gets another."""
     name: str
-    """As its creator wrote it; compared without regard to case."""
+    """As spelled at its creation; compared ignoring case."""
     partition_count: int
     retention_hours: int
-    """Never None: what the tier's default was when it was chosen."""
+    """Never None: the default was the tier's at that time."""
     created_at_ms: int
     """Milliseconds since 1970-01-01 UTC."""
     consumer_groups: tuple[str, ...] = (DEFAULT_CONSUMER_GROUP,)
     policies: tuple[SharedAccessPolicy, ...] = ()
-    """Policies for this hub alone."""
+    """Policies of this hub."""
     revoked_publishers: tuple[str, ...] = ()
-    """Publishers that may not send, as they were named; compared without regard to case."""
+    """Publishers that may not send; compared ignoring case."""
     capture: CaptureSettings | None = None
     """None: its events are not captured."""
 
     def choices(self) -> dict[str, object]:
-        """What can be chosen of the hub itself, as plain values."""
+        """The hub's own settings and its number of partitions, as plain values."""
         return {"partition_count": self.partition_count, **self.settings()}
 
     def changed(self, changes: HubChanges, limits: TierLimits) -> EventHubRecord:
-        """The record with other settings. Raises InvalidArgumentError for what the tier does not allow."""
+        """The record with other settings. Raises InvalidArgumentError if the tier does not allow them."""
         chosen = checked_changes(changes)
         values: dict[str, Any] = {
             setting.name: setting.resolve(chosen.get(setting.name), limits)
@@ -71,7 +73,7 @@ class CatalogContents:
     """Everything the catalog holds."""
 
     policies: tuple[SharedAccessPolicy, ...]
-    """Policies for the whole namespace."""
+    """Policies of the namespace."""
     event_hubs: tuple[EventHubRecord, ...] = ()
     tier: Tier = TIER_DEFAULT
     throughput_units: int | None = None
@@ -88,9 +90,9 @@ class Catalog:
 
     @classmethod
     def open(cls, files: Files, data_directory: Path) -> Catalog:
-        """Read the catalog; on first start write one with a root policy whose keys are random.
+        """Read the catalog, or create one with a root policy that has random keys.
 
-        Raises LogCorruptError (the file does not parse: nothing is guessed), LogFullError.
+        Raises LogCorruptError (the file does not parse), LogFullError.
         """
         path = data_directory / CATALOG_NAME
         try:
@@ -115,9 +117,8 @@ class Catalog:
         return _read(files, data_directory / CATALOG_NAME)[1]
 
     def replace_contents(self, contents: CatalogContents) -> None:
-        """Make ``contents`` the catalog; durable on return. Raises LogFullError, ServerBusyError; the
-        old contents then stand.
-        """
+        """Replace the catalog; durable on return. Raises LogFullError, ServerBusyError; the old contents then
+        stay."""
         try:
             replace_whole(self._files, self._path, _encode(contents), is_durable=True)
         except OSError as error:
@@ -132,44 +133,20 @@ class Catalog:
         self.contents = contents
 
     def replace_event_hub(self, record: EventHubRecord) -> None:
-        """Store a changed record in place of the one with the same id."""
+        """Replace the record with the same id."""
         hubs = tuple(record if hub.hub_id == record.hub_id else hub for hub in self.contents.event_hubs)
         self.replace_contents(replace(self.contents, event_hubs=hubs))
 
 
 def _encode(contents: CatalogContents) -> bytes:
-    document = {
-        "format_version": _FORMAT_VERSION,
-        "tier": contents.tier.value,
-        "throughput_units": contents.throughput_units,
-        "policies": _policies_document(contents.policies),
-        "event_hubs": [
-            {
-                "id": hub.hub_id,
-                "name": hub.name,
-                **hub.choices(),
-                "created_at_ms": hub.created_at_ms,
-                "consumer_groups": list(hub.consumer_groups),
-                "policies": _policies_document(hub.policies),
-                "revoked_publishers": list(hub.revoked_publishers),
-                "capture": None if hub.capture is None else hub.capture.to_mapping(),
-            }
-            for hub in contents.event_hubs
-        ],
-    }
-    return json.dumps(document, indent=2, ensure_ascii=False).encode() + b"\n"
+    document: dict[str, Any] = {"format_version": _FORMAT_VERSION, **asdict(contents)}
+    for hub in document["event_hubs"]:
+        hub["id"] = hub.pop("hub_id")
+    return json.dumps(document, indent=2, ensure_ascii=False, default=_plain).encode() + b"\n"
 
 
-def _policies_document(policies: Iterable[SharedAccessPolicy]) -> list[dict[str, object]]:
-    return [
-        {
-            "name": policy.name,
-            "key": policy.key,
-            "secondary_key": policy.secondary_key,
-            "claims": sorted(claim.value for claim in policy.claims),
-        }
-        for policy in policies
-    ]
+def _plain(value: Tier | frozenset[Claim]) -> object:
+    return value.value if isinstance(value, Tier) else sorted(claim.value for claim in value)
 
 
 def _read(files: Files, path: Path) -> tuple[int, CatalogContents]:
@@ -183,14 +160,10 @@ def _read(files: Files, path: Path) -> tuple[int, CatalogContents]:
                 f"{_READABLE_VERSIONS[0]} to {_FORMAT_VERSION}.",
                 next_step="Run the release that wrote it.",
             )
-        contents = CatalogContents(
-            policies=_parse_policies(document["policies"]),
-            event_hubs=tuple(_parse_event_hub(hub) for hub in document["event_hubs"]),
-            tier=Tier(document.get("tier", TIER_DEFAULT.value)),
-            throughput_units=_optional_integer(document, "throughput_units"),
-        )
-    except (ValueError, KeyError, TypeError, AttributeError, InvalidArgumentError) as error:
-        # The parser's own message may quote the file, which holds keys: only its type is reported.
+        hubs = tuple(_parse_event_hub(hub) for hub in document.pop("event_hubs"))
+        contents = replace(msgspec.convert(document, CatalogContents), event_hubs=hubs)
+    except (ValueError, KeyError, TypeError, AttributeError, *_REFUSALS) as error:
+        # The parser's message may quote the file, which contains keys: only its type is reported.
         raise LogCorruptError(
             f"Cannot parse the catalog {path} ({type(error).__name__}).",
             next_step="Restore it from a backup; the logs beside it are not affected.",
@@ -198,37 +171,7 @@ def _read(files: Files, path: Path) -> tuple[int, CatalogContents]:
     return version, contents
 
 
-def _parse_event_hub(hub: Mapping[str, Any]) -> EventHubRecord:
-    capture = hub.get("capture")
-    settings: dict[str, Any] = {**hub_changes_in(hub)}
-    if settings.get("retention_hours") is None:
-        raise ValueError("an event hub without retention")
-    return EventHubRecord(
-        **settings,
-        hub_id=str(hub["id"]),
-        name=str(hub["name"]),
-        partition_count=int(hub["partition_count"]),
-        created_at_ms=int(hub["created_at_ms"]),
-        consumer_groups=tuple(str(group) for group in hub["consumer_groups"]),
-        policies=_parse_policies(hub.get("policies", ())),
-        revoked_publishers=tuple(str(name) for name in hub.get("revoked_publishers", ())),
-        capture=None if capture is None else CaptureSettings.from_mapping(capture),
-    )
-
-
-def _parse_policies(policies: Iterable[Mapping[str, Any]]) -> tuple[SharedAccessPolicy, ...]:
-    return tuple(
-        SharedAccessPolicy.generate(
-            str(policy["name"]),
-            (Claim(claim) for claim in policy["claims"]),
-            key=str(policy["key"]),
-            # Version 1 had none: a new random one, so that there is never a key that could be guessed.
-            secondary_key=str(policy["secondary_key"]) if "secondary_key" in policy else None,
-        )
-        for policy in policies
-    )
-
-
-def _optional_integer(document: Mapping[str, Any], name: str) -> int | None:
-    value = document.get(name)
-    return None if value is None else int(value)
+def _parse_event_hub(hub: dict[str, Any]) -> EventHubRecord:
+    capture = hub.pop("capture", None)
+    record = msgspec.convert({**hub, **hub_changes_in(hub), "hub_id": hub["id"]}, EventHubRecord)
+    return record if capture is None else replace(record, capture=CaptureSettings.from_mapping(capture))

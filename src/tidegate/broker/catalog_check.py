@@ -1,7 +1,6 @@
-"""Whether a data directory's catalog can be read and fits the logs beside it. Writes nothing.
+"""Checks whether a data directory's catalog is readable and matches its logs. Writes nothing.
 
-A repair is not offered: the catalog holds keys and names that nothing else knows, so only a backup brings
-them back.
+It cannot be repaired: only a backup has its keys and names.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ from tidegate.storage.log_manager import LOGS_NAME
 
 @dataclass(frozen=True, slots=True)
 class CatalogDamage:
-    """Something that is wrong with the catalog, or between it and the logs."""
+    """A damage of the catalog, or a mismatch with the logs."""
 
     path: Path
     description: str
 
 
 def check_catalog(data_directory: Path) -> list[CatalogDamage]:
-    """Everything that is wrong with the catalog of ``data_directory``; empty where it is sound.
+    """All damages; empty if the catalog is sound, or if no service has started in the directory yet.
 
-    A directory without logs and without a catalog is sound: no service has started there yet. Raises OSError.
+    Raises OSError.
     """
     return list(_damages(data_directory))
 

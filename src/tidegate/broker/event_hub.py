@@ -39,7 +39,7 @@ from tidegate.storage.partition_log import PartitionLog
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventHubDescription(HubSettings):
-    """What an event hub is, and the settings that hold for it now."""
+    """An event hub and its effective settings at one moment."""
 
     name: str
     hub_id: str
@@ -64,7 +64,7 @@ class EventHubStatistics:
     outgoing_events: int = 0
     outgoing_bytes: int = 0
     incoming_requests: int = 0
-    """Batches that were offered, refused ones included."""
+    """Batches received, including refused ones."""
     throttled_requests: int = 0
     """Batches refused because the namespace's throughput units were used up."""
 
@@ -88,7 +88,7 @@ class EventHub:
         on_change: Callable[[], None],
         audit: AuditTrail,
     ) -> None:
-        """on_change: called after something of the hub has changed."""
+        """on_change: called after each change of the hub."""
         self._record = record
         self._on_change = on_change
         self._audit = audit
@@ -102,7 +102,7 @@ class EventHub:
                 clock,
                 self._find_consumer_group,
                 throughput=throughput,
-                find_event_bytes_max=self._find_event_bytes_max,
+                find_event_bytes_max=lambda: self.event_bytes_max,
             )
             for index, log in enumerate(logs)
         )
@@ -110,13 +110,13 @@ class EventHub:
         self._by_id = {partition.partition_id: partition for partition in self.partitions}
         self._next_round_robin = 0
         self.is_deleted = False
-        """It is no longer in the namespace; a later hub of the same name is another."""
+        """Whether it was deleted; a later hub of the same name is another."""
         self.publishers: Final = PublisherRecords()
-        """Who has published since the service started. Protocols note each batch that names a publisher."""
+        """The publishers since the service started. Protocols note each batch that names one."""
         self._revoked = _lower(record.revoked_publishers)
 
     def deleted_error(self, path: str) -> NotFoundError:
-        """What ends the links to ``path`` once ``is_deleted``."""
+        """The error that ends links to ``path`` after deletion."""
         return NotFoundError(
             f"The messaging entity '{path}' could not be found: event hub '{self.name}' was deleted.",
             next_step="Create it again; the events of the deleted one are gone.",
@@ -124,7 +124,7 @@ class EventHub:
 
     @property
     def name(self) -> str:
-        """As its creator wrote it."""
+        """As spelled at its creation."""
         return self._record.name
 
     def choices(self) -> dict[str, object]:
@@ -133,7 +133,7 @@ class EventHub:
 
     @property
     def description(self) -> EventHubDescription:
-        """What it is, at this moment."""
+        """Its description now."""
         record = self._record
         settings: dict[str, Any] = {**record.settings(), "event_bytes_max": self.event_bytes_max}
         return EventHubDescription(
@@ -148,7 +148,7 @@ class EventHub:
 
     @property
     def event_bytes_max(self) -> int:
-        """Largest event or batch, in bytes, that it takes now: its own limit, or the tier's if less."""
+        """Maximum bytes of an event or batch now: its own limit, or the tier's if that is less."""
         allowed = self._limits.event_bytes_max
         own = self._record.event_bytes_max
         return allowed if own is None else min(own, allowed)
@@ -161,10 +161,9 @@ class EventHub:
         return partition
 
     def partition_for(self, partition_key: str | None, *, chosen: Partition | None = None) -> Partition:
-        """The partition that a key's events go to; without a key the partitions take turns.
+        """The partition of a key; without a key, the partitions in turn.
 
-        chosen: the partition that the sender has named; it wins over the key. Buffered producers of the SDKs
-        choose the partition of a key themselves, and send both.
+        chosen: the sender's choice, which overrides the key: the SDKs' buffered producers send both.
         Raises InvalidArgumentError for a key over the limit.
         """
         if partition_key is not None and len(partition_key) > PARTITION_KEY_CHARACTERS_MAX:
@@ -181,7 +180,7 @@ class EventHub:
         return self.partitions[partition_for_key(partition_key, len(self.partitions))]
 
     def create_consumer_group(self, name: str) -> None:
-        """Add a consumer group; durable on return.
+        """Create a consumer group; durable on return.
 
         Raises InvalidArgumentError (the name), AlreadyExistsError, QuotaExceededError, LogFullError.
         """
@@ -198,9 +197,9 @@ class EventHub:
         self._audit.record(Action.CREATE_CONSUMER_GROUP, f"{self.name}/consumergroups/{name}")
 
     def delete_consumer_group(self, name: str) -> None:
-        """Remove a consumer group; receivers in it stay until they close.
+        """Delete a consumer group; its receivers stay until they close.
 
-        Raises NotFoundError, InvalidArgumentError (``$Default`` stays), LogFullError.
+        Raises NotFoundError, InvalidArgumentError (``$Default``), LogFullError.
         """
         found = self._find_consumer_group(name)
         if found == DEFAULT_CONSUMER_GROUP:
@@ -246,24 +245,24 @@ class EventHub:
 
     @property
     def policies(self) -> tuple[SharedAccessPolicy, ...]:
-        """The policies for this hub alone."""
+        """The policies of this hub."""
         return self._record.policies
 
     def replace_policies(self, policies: Iterable[SharedAccessPolicy]) -> None:
-        """Make ``policies`` the hub's, at once, also for open connections. Raises LogFullError."""
+        """Replace the hub's policies, also for open connections. Raises LogFullError."""
         self._replace_record(replace(self._record, policies=tuple(policies)))
         self._authorizer.set_policies(self._record.policies, event_hub=self.name)
 
     @property
     def revoked_publishers(self) -> tuple[str, ...]:
-        """The publishers that may not send, in the order of their revocation."""
+        """Publishers that may not send, in the order of revocation."""
         return self._record.revoked_publishers
 
     def revoke_publisher(self, name: str) -> None:
-        """Revoke a publisher: it may not send, whatever its token; its open links end. Durable on return.
+        """Stop a publisher from sending, whatever its token, and end its open links. Durable on return.
 
-        Names compare without regard to case. Raises InvalidArgumentError (the name), AlreadyExistsError (it
-        is revoked already), QuotaExceededError, LogFullError.
+        Names ignore case. Raises InvalidArgumentError (the name), AlreadyExistsError (already revoked),
+        QuotaExceededError, LogFullError.
         """
         validate_publisher_name(name)
         if self.is_publisher_revoked(name):
@@ -289,13 +288,11 @@ class EventHub:
         self._audit.record(Action.RESTORE_PUBLISHER, f"{self.name}/publishers/{name}")
 
     def is_publisher_revoked(self, name: str) -> bool:
-        """Whether the publisher, in any letter case, may not send."""
+        """Whether the publisher may not send, ignoring case."""
         return name.lower() in self._revoked
 
     def check_publisher(self, name: str) -> None:
-        """Raise InvalidArgumentError for a name that no publisher can have, PublisherRevokedError for a
-        publisher that may not send.
-        """
+        """Raise InvalidArgumentError for an invalid name, PublisherRevokedError for a revoked publisher."""
         validate_publisher_name(name)
         if self.is_publisher_revoked(name):
             raise PublisherRevokedError(
@@ -304,7 +301,7 @@ class EventHub:
             )
 
     def statistics(self) -> EventHubStatistics:
-        """What came in and went out since the service started."""
+        """Counts since the service started."""
         appended = [partition.appended for partition in self.partitions]
         delivered = [partition.delivered for partition in self.partitions]
         return EventHubStatistics(
@@ -319,9 +316,6 @@ class EventHub:
     @property
     def _limits(self) -> TierLimits:
         return TIER_LIMITS[self._catalog.contents.tier]
-
-    def _find_event_bytes_max(self) -> int:
-        return self.event_bytes_max
 
     def _replace_record(self, record: EventHubRecord) -> None:
         self._catalog.replace_event_hub(record)

@@ -1,9 +1,9 @@
-"""Where every key and token of a peer is proved: wrong ones are counted, logged, and answered late.
+"""Checks all keys and tokens of peers: wrong ones are counted, logged, and answered with a delay.
 
-A right key is never late, and does not forgive wrong ones: an attacker behind the same address gains
-nothing from it. Only while an address has ``WAITING_MAX`` answers outstanding at a policy are keys of that
-policy from that address refused unseen, right ones included; otherwise parallel connections could guess
-without any delay. The refusal says when to try again, and other policies and addresses are not touched.
+A correct key is never delayed, and does not reset the count: an attacker with the same address gains nothing
+from it. While an address has ``WAITING_MAX`` delayed answers for a policy, its keys for that policy are
+refused unchecked, correct ones included; otherwise parallel connections could guess without delay. The
+refusal says when to try again, and other policies and addresses are not affected.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class KeyGuard:
         self._is_released = asyncio.Event()
 
     def failures(self, door: Door) -> int:
-        """Keys and tokens that were refused there since the service started, unseen ones included."""
+        """Keys and tokens refused since the service started, unchecked ones included."""
         return self._failures[door]
 
     def judge(self, peer: Peer, policy: str, verify: Callable[[], T]) -> T:
-        """What ``verify`` returns, which looks at a key of ``policy`` (as the peer names it).
+        """The result of ``verify``, which checks a key of ``policy`` (as the peer names it).
 
-        Raises what it raises, an InvalidKeyError with the delay for its answer; ServerBusyError where too
-        many answers to that address are outstanding.
+        Raises what ``verify`` raises, an InvalidKeyError with the delay of its answer; ServerBusyError if too
+        many answers to the address are delayed.
         """
         now = self._clock.monotonic()
         wait_s = self._attempts.refused_for_s(peer.address, policy, now=now)
@@ -64,12 +64,12 @@ class KeyGuard:
             raise
 
     async def wait_before_answer(self, error: TidegateError) -> None:
-        """Return when ``error`` may be answered: at once, unless it is of a wrong key that is to wait."""
+        """Return when ``error`` may be answered: immediately, or after the delay of a wrong key."""
         if isinstance(error, InvalidKeyError) and error.answer_after_s:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(error.answer_after_s):
                     await self._is_released.wait()
 
     def release(self) -> None:
-        """Release all waiting answers, because the service stops."""
+        """End all delays, because the service stops."""
         self._is_released.set()

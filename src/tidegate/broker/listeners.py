@@ -1,4 +1,4 @@
-"""Listeners that are called as soon as a change has been made."""
+"""Listeners that are called after each change."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ class Listeners:
         self._listeners: dict[object, Callable[[], None]] = {}
 
     def add(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call ``listener`` at each change from now on; returns what removes it, harmless twice."""
+        """Add a listener; returns a function that removes it, and may be called twice."""
         key = object()
         self._listeners[key] = listener
         return partial(self._remove, key)
 
     def call(self) -> None:
-        """Call all of them. A failure of one does not affect the others, and the change stands."""
+        """Call all of them; if one fails, the others are still called and the change stands."""
         for listener in list(self._listeners.values()):
             try:
                 listener()
-            except Exception:  # Another may have to drop an old key.
+            except Exception:  # another listener may revoke access
                 _logger.exception("A listener for changes of %s failed.", self._subject)
 
     def _remove(self, key: object) -> None:

@@ -1,4 +1,4 @@
-"""Which names Event Hubs would take."""
+"""The naming rules of Event Hubs."""
 
 from __future__ import annotations
 
@@ -25,14 +25,13 @@ def validate_name(name: str, noun: str, characters_max: int) -> None:
 
 
 def shown_policy_name(given: str) -> str:
-    """What a log may say of the policy that a stranger named: nothing but a name. People paste keys and
-    connection strings into the field above the right one; keys in base64 end with ``=``, which no name has.
-    """
+    """A policy name from a stranger as a log may show it. People paste keys and connection strings into the
+    wrong field; keys in base64 end with ``=``, which no name has."""
     return given[:80] if _NAME.fullmatch(given) is not None else "(not a policy's name)"
 
 
 def validate_publisher_name(name: str) -> None:
-    """Raise InvalidArgumentError unless ``name``, free text, can be a publisher's part of an address."""
+    """Raise InvalidArgumentError unless ``name`` can be a publisher's name in an address."""
     if (
         not 1 <= len(name) <= PUBLISHER_NAME_CHARACTERS_MAX
         or not is_name_in_paths(name)

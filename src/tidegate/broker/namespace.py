@@ -3,7 +3,7 @@
 Everything is called on the event loop that ran ``Broker.open``. On disk:
 
     lock            held while a service runs
-    catalog.json    what the namespace and its event hubs are, policies with their keys (mode 0600)
+    catalog.json    the namespace, its event hubs, and policies with their keys (mode 0600)
     logs/<hub id>/<partition id>/    the partition logs (see ``tidegate.storage``)
 """
 
@@ -14,7 +14,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Final, Unpack
 
@@ -42,10 +42,10 @@ from tidegate.model.errors import (
 from tidegate.model.hub_settings import HubChanges
 from tidegate.model.limits import HUB_NAME_CHARACTERS_MAX, TIER_LIMITS, Tier, TierLimits
 from tidegate.model.sas import key_name_in
+from tidegate.model.times import milliseconds_of
 from tidegate.storage.files import Files, OsFiles
 from tidegate.storage.log_manager import LogManager
 from tidegate.storage.options import LogOptions
-from tidegate.storage.partition_log import PartitionLog
 
 _logger = logging.getLogger(__name__)
 
@@ -56,10 +56,10 @@ class Broker:
     def __init__(self, catalog: Catalog, logs: LogManager, clock: Clock, audit: AuditTrail) -> None:
         """Use ``open``."""
         self.is_lost_position_refused = False
-        """True: a reader whose next event retention has removed gets an error. False: as in Event Hubs it
-        continues with the first event held."""
+        """True: a reader whose next event was removed by retention gets an error. False: it continues with
+        the first event held, as in Event Hubs."""
         self.capture_destinations: CaptureDestinations | None = None
-        """Where hubs may be captured to; None: anywhere but to a cloud's metadata."""
+        """Where hubs may be captured to; None: anywhere except a cloud's metadata."""
         self._catalog = catalog
         self._logs = logs
         self._clock = clock
@@ -68,11 +68,11 @@ class Broker:
         )
         """The policies and the check of tokens."""
         self.key_guard: Final = KeyGuard(clock)
-        """What counts and delays wrong keys."""
+        """Counts and delays wrong keys."""
         self.audit: Final = audit
-        """Who changed what. Methods that change the namespace record it themselves."""
+        """The audit trail, in which methods that change the namespace record it themselves."""
         self.throughput: Final = Throughput(clock, catalog.contents.throughput_units)
-        """What the namespace takes in and gives out per second."""
+        """The throughput limits."""
         self._statistics_of_deleted = EventHubStatistics()
         self._listeners = Listeners("event hubs")
         self._event_hubs: dict[str, EventHub] = {}
@@ -86,11 +86,11 @@ class Broker:
         options: LogOptions | None = None,
         files: Files | None = None,
     ) -> Broker:
-        """Open (on first start: make) the namespace in ``data_directory`` and recover its logs.
+        """Open the namespace in ``data_directory`` and recover its logs.
 
-        On first start there are no event hubs, and one policy RootManageSharedAccessKey with a random key.
-        Raises DirectoryInUseError (another service runs on it), LogCorruptError (names the file, the place
-        and the command that repairs), LogFullError, OSError.
+        A new one has no event hubs, and one policy RootManageSharedAccessKey with a random key.
+        Raises DirectoryInUseError (another service uses it), LogCorruptError (with the file, the position and
+        the command that repairs it), LogFullError, OSError.
         """
         files = files or OsFiles()
         logs = await LogManager.open(data_directory, options=options, files=files)
@@ -102,7 +102,7 @@ class Broker:
             broker._warn_of_short_keys()
             known = [record.hub_id for record in catalog.contents.event_hubs]
             for hub_id in logs.unknown_hub_ids(known):
-                # An older catalog may have been restored: removing the logs is for their owner to decide.
+                # An older catalog may have been restored: their owner must decide whether to remove them.
                 _logger.warning("The logs %s belong to no event hub in the catalog; they are kept.", hub_id)
         except BaseException:
             await logs.close()
@@ -110,16 +110,14 @@ class Broker:
         return broker
 
     async def close(self) -> None:
-        """Refuse new appends, finish those that were queued, and release the data directory. Harmless
-        twice.
-        """
+        """Refuse new appends, finish those queued, and release the data directory. Idempotent."""
         await self._logs.close()
         self.audit.close()
 
     # -- authorization
 
     def authorize(self, token: str, audience: Audience | str, peer: Peer = UNKNOWN_PEER) -> Grant:
-        """What a SAS token presented for ``audience`` allows now.
+        """The rights of a SAS token for ``audience`` now.
 
         Raises UnauthorizedError, and as ``KeyGuard.judge``.
         """
@@ -152,10 +150,10 @@ class Broker:
         key: str | None = None,
         secondary_key: str | None = None,
     ) -> SharedAccessPolicy:
-        """Make a policy of an event hub, or (None) of the namespace; durable, and in force, on return.
+        """Create a policy of an event hub, or (None) of the namespace; durable and valid on return.
 
-        claims: at least one; Manage brings Send and Listen. Keys that are None are made at random.
-        Raises InvalidArgumentError, AlreadyExistsError (whatever the letter case), QuotaExceededError (12),
+        claims: at least one; Manage includes Send and Listen. Keys that are None are random.
+        Raises InvalidArgumentError, AlreadyExistsError (ignoring case), QuotaExceededError (12),
         NotFoundError (no such hub), LogFullError.
         """
         policies = add_policy(self.policies(event_hub), name, claims, key=key, secondary_key=secondary_key)
@@ -168,11 +166,11 @@ class Broker:
         return policies[-1]
 
     def delete_policy(self, event_hub: str | None, name: str) -> None:
-        """Remove a policy of an event hub, or (None) of the namespace; durable on return.
+        """Delete a policy of an event hub, or (None) of the namespace; durable on return.
 
-        Its keys are worth nothing from then on: links that were opened with them end. The last policy of the
-        namespace with Manage stays, because the service could not be administered without it (our choice).
-        Raises NotFoundError, InvalidArgumentError (that last one), LogFullError.
+        Links that were opened with its keys end. The namespace's last policy with Manage cannot be deleted,
+        because the service could then not be administered (our choice).
+        Raises NotFoundError, InvalidArgumentError (the last one), LogFullError.
         """
         policies = remove_policy(self.policies(event_hub), name)
         if event_hub is None and not any(Claim.MANAGE in policy.claims for policy in policies):
@@ -187,11 +185,10 @@ class Broker:
     def regenerate_key(
         self, event_hub: str | None, name: str, *, is_secondary: bool = False, key: str | None = None
     ) -> SharedAccessPolicy:
-        """Replace a policy's primary (or secondary) key, by a random one where ``key`` is None; durable on
-        return.
+        """Replace a policy's primary (or secondary) key; None is a random one. Durable on return.
 
-        The old key is worth nothing from then on: links that were opened with it end, those opened with the
-        policy's other key do not. Raises NotFoundError, InvalidArgumentError (the key), LogFullError.
+        Links that were opened with the old key end. Raises NotFoundError, InvalidArgumentError (the key),
+        LogFullError.
         """
         policies = replace_key(self.policies(event_hub), name, is_secondary=is_secondary, key=key)
         self._replace_policies(event_hub, policies)
@@ -205,7 +202,7 @@ class Broker:
 
     @property
     def tier(self) -> Tier:
-        """The tier of Event Hubs whose limits the namespace keeps."""
+        """The tier of Event Hubs whose limits apply."""
         return self._catalog.contents.tier
 
     @property
@@ -214,17 +211,17 @@ class Broker:
         return TIER_LIMITS[self.tier]
 
     def set_tier(self, tier: Tier) -> None:
-        """Keep the limits of another tier; durable on return.
+        """Apply the limits of another tier; durable on return.
 
-        The largest event changes at once (links that are open learn it when they exceed it); partitions,
-        consumer groups and retention of what exists stay as they are. Raises LogFullError.
+        The maximum event size changes immediately (open links notice when they exceed it); existing
+        partitions, consumer groups and retention do not change. Raises LogFullError.
         """
         old = self.tier
         self._catalog.replace_contents(replace(self._catalog.contents, tier=tier))
         self.audit.record(Action.UPDATE_NAMESPACE, old={"tier": old.value}, new={"tier": tier.value})
 
     def set_throughput_units(self, units: int | None) -> None:
-        """Set the throughput units, from now on and after a restart; None removes the limit.
+        """Set the throughput units, also for later starts; None removes the limit.
 
         Raises InvalidArgumentError, LogFullError.
         """
@@ -245,10 +242,9 @@ class Broker:
         partition_count: int,
         **settings: Unpack[HubChanges],
     ) -> EventHub:
-        """Make an event hub; durable on return.
+        """Create an event hub; durable on return.
 
-        partition_count: fixed from then on. settings: as far as they are not the defaults. What a tier
-        allows: ``limits``.
+        partition_count: cannot be changed later. settings: those that differ from the defaults.
         Raises InvalidArgumentError, AlreadyExistsError, LogFullError.
         """
         limits = self.limits
@@ -262,19 +258,19 @@ class Broker:
             name=name,
             partition_count=partition_count,
             retention_hours=limits.retention_hours_default,
-            created_at_ms=int(self._clock.now_utc().timestamp() * 1000),
+            created_at_ms=milliseconds_of(self._clock.now_utc()),
         ).changed(settings, limits)
         if name.lower() in self._event_hubs:
             raise AlreadyExistsError(f"The event hub {name!r} already exists.")
         self._logs.create_logs(record.hub_id, partition_count)
         for index in range(partition_count):
-            # Now, since it may fail: the catalog must not name a hub that cannot be used.
+            # First, since it may fail: the catalog must not have a hub that cannot be used.
             self._logs.log(record.hub_id, str(index))
         contents = self._catalog.contents
         self._catalog.replace_contents(replace(contents, event_hubs=(*contents.event_hubs, record)))
         event_hub = self._add_event_hub(record)
         if name in self.authorizer.host_names:
-            # Tokens whose audience began with it meant the service, and mean the event hub from now on.
+            # An audience that begins with the name has meant the service, and now means the event hub.
             self.authorizer.announce_change()
         self.audit.record(Action.CREATE_EVENT_HUB, name, new=record.choices())
         self._listeners.call()
@@ -285,8 +281,8 @@ class Broker:
         return list(self._event_hubs.values())
 
     def event_hub(self, name: str) -> EventHub:
-        """The event hub of that name, in whatever letter case. Raises NotFoundError."""
-        # Names are ASCII, and some other letters have one of ASCII as their small one: U+212A is "k" then.
+        """The event hub of that name, ignoring case. Raises NotFoundError."""
+        # Names are ASCII; the lower case of some other letters is ASCII, too: that of U+212A is "k".
         event_hub = self._event_hubs.get(name.lower()) if name.isascii() else None
         if event_hub is None:
             raise NotFoundError(
@@ -304,8 +300,8 @@ class Broker:
     ) -> EventHub:
         """Change settings of an event hub, all or none; durable on return.
 
-        changes: what is left out stays. Retention follows at the next ``apply_retention``, the largest event
-        at once. partition_count: may only repeat what it is (None: not asked).
+        changes: omitted settings stay. Retention applies from the next ``apply_retention`` on, the maximum
+        event size immediately. partition_count: must be unchanged, or None.
         Raises NotFoundError, InvalidArgumentError, LogFullError.
         """
         event_hub = self.event_hub(name)
@@ -313,10 +309,10 @@ class Broker:
         return event_hub
 
     def set_capture(self, name: str, settings: CaptureSettings | None) -> None:
-        """Have an event hub's events captured, or (None) no longer; durable on return.
+        """Set how an event hub is captured; None: not at all. Durable on return.
 
-        Capture itself follows the listeners (``add_change_listener``). Raises NotFoundError,
-        InvalidArgumentError (a destination outside of ``capture_destinations``), LogFullError.
+        Raises NotFoundError, InvalidArgumentError (a destination outside ``capture_destinations``),
+        LogFullError.
         """
         if settings is not None:
             CapturePlace.parse(settings.destination)
@@ -325,18 +321,19 @@ class Broker:
         self.event_hub(name).set_capture(settings)
 
     def add_change_listener(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call ``listener`` after an event hub was made, changed or deleted; returns what removes it.
+        """Call ``listener`` after an event hub was created, changed or deleted; returns a function that
+        removes it.
 
-        It is called from within the change, and must neither block nor raise. Of policies and revocations,
+        It is called from within the change, and must neither block nor raise. For policies and revocations,
         see ``authorizer.add_change_listener``.
         """
         return self._listeners.add(listener)
 
     async def delete_event_hub(self, name: str) -> None:
-        """Remove an event hub with everything in it; waiters on its partitions get ClosedError.
+        """Delete an event hub with all its events; waiters on its partitions get ClosedError.
 
-        Raises NotFoundError, LogFullError. Cancellation: the hub is gone from the catalog; files that were
-        left are removed at the next start.
+        Raises NotFoundError, LogFullError. Cancellation: the hub is deleted; remaining files are removed at
+        the next start.
         """
         event_hub = self.event_hub(name)
         hub_id = event_hub.description.hub_id
@@ -352,16 +349,15 @@ class Broker:
         await self._logs.delete_logs(hub_id)
 
     async def apply_retention(self) -> int:
-        """Remove the segments that every limit of their hub has passed; returns how many. Call it now and
-        then.
+        """Remove the segments beyond their hub's retention; returns how many. Call it periodically.
 
-        A failure of one partition is logged with its reason; the others are still processed.
+        A failure of one partition is logged; the others are still processed.
         """
         now_utc = self._clock.now_utc()
         removed = 0
         for event_hub in self.list_event_hubs():
             description = event_hub.description
-            before_ms = _ms(now_utc - timedelta(hours=description.retention_hours))
+            before_ms = milliseconds_of(now_utc - timedelta(hours=description.retention_hours))
             for partition in event_hub.partitions:
                 if partition.is_closed:
                     continue  # deleted meanwhile
@@ -378,16 +374,16 @@ class Broker:
     # -- load
 
     def statistics(self) -> EventHubStatistics:
-        """What came in and went out since the service started: all event hubs, deleted ones included."""
+        """Counts of all event hubs since the service started, including deleted ones."""
         return sum((hub.statistics() for hub in self.list_event_hubs()), self._statistics_of_deleted)
 
     @property
     def is_congested(self) -> bool:
-        """True while more appends wait for the disk than is good: stop reading from producers."""
+        """Whether too many appends wait for the disk: stop reading from producers."""
         return self._logs.is_congested
 
     async def wait_uncongested(self) -> None:
-        """Return once producers may be read from again. Cancellation: leaves no trace."""
+        """Return once producers may be read from again. Cancellation: no effect."""
         await self._logs.wait_uncongested()
 
     def _warn_of_short_keys(self) -> None:
@@ -396,7 +392,7 @@ class Broker:
                 warn_of_short_keys(policy, event_hub)
 
     def _add_event_hub(self, record: EventHubRecord) -> EventHub:
-        logs = self._partition_logs(record.hub_id, record.partition_count)
+        logs = [self._logs.log(record.hub_id, str(index)) for index in range(record.partition_count)]
         event_hub = EventHub(
             record,
             logs,
@@ -419,9 +415,6 @@ class Broker:
         self._catalog.replace_contents(replace(self._catalog.contents, policies=policies))
         self.authorizer.set_policies(policies)
 
-    def _partition_logs(self, hub_id: str, partition_count: int) -> list[PartitionLog]:
-        return [self._logs.log(hub_id, str(index)) for index in range(partition_count)]
-
     def __repr__(self) -> str:
         return f"<Broker event_hubs={len(self._event_hubs)}>"
 
@@ -432,7 +425,3 @@ def _claim_names(policy: SharedAccessPolicy) -> list[str]:
 
 def _policy_target(event_hub: str | None, name: str) -> str:
     return f"policies/{name}" if event_hub is None else f"{event_hub}/policies/{name}"
-
-
-def _ms(time_utc: datetime) -> int:
-    return int(time_utc.timestamp() * 1000)

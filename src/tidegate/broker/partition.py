@@ -1,13 +1,13 @@
-"""One partition of an event hub: its log, its receivers and producers, and the places in it.
+"""One partition of an event hub: its log, its receivers and its producers.
 
-Everything is called on the event loop; what may wait is an awaitable, what ends in ``_nowait`` never waits.
+Everything is called on the event loop; methods that end in ``_nowait`` never wait.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 
 from tidegate.broker.producers import OnProducerStolen, ProducerHandle, ProducerRegistry
 from tidegate.broker.receivers import OnStolen, ReceiverHandle, ReceiverRegistry
@@ -21,15 +21,14 @@ from tidegate.model.errors import (
 )
 from tidegate.model.partition_ends import PartitionEnds
 from tidegate.model.position import EventPosition, PositionKind
+from tidegate.model.times import milliseconds_of, time_of
 from tidegate.storage.partition_log import PartitionLog
 from tidegate.storage.record import AppendResult, ProducerBatch, RecordBatch
 
 _START_OFFSET = "-1"
 _END_OFFSET = "@latest"
 _ENVELOPE_BYTES_PER_EVENT = 8
-"""What the stored form (an AMQP data section) adds to an event: 5 to 8 bytes."""
-
-_UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+"""The stored form (an AMQP data section) adds 5 to 8 bytes to an event."""
 
 
 class Partition:
@@ -58,7 +57,7 @@ class Partition:
         self._throughput = throughput
         self._find_event_bytes_max = find_event_bytes_max
         self.incoming_requests = 0
-        """Batches that were offered since the start, refused ones included."""
+        """Batches received since the start, including refused ones."""
         self.throttled_requests = 0
         """Those refused because the namespace's throughput units were used up."""
 
@@ -68,11 +67,11 @@ class Partition:
         """Append events in order and return once they are durable.
 
         payload: the encoded events end to end; lengths: the bytes of each. Must not change until this
-        returns. producer: given by an idempotent producer; a repeat of a stored batch returns the stored
-        range (``is_duplicate``) and stores nothing.
+        returns. producer: from an idempotent producer; a repeat of a stored batch returns the stored range
+        (``is_duplicate``) and stores nothing.
         Raises EventTooLargeError, InvalidArgumentError, LogFullError or ServerBusyError (transient),
         OutOfOrderSequenceError, ProducerEpochStolenError, LogFailedError, ClosedError.
-        Cancellation: the batch is either wholly in the log or wholly absent; later appends are unaffected.
+        Cancellation: the log has either the whole batch or nothing of it.
         """
         return await self.append_nowait(payload, lengths, producer=producer)
 
@@ -87,10 +86,8 @@ class Partition:
         """As ``append``, without a task: queue the batch and return the future of its result.
 
         Batches are stored in the order of the calls. EventTooLargeError, InvalidArgumentError,
-        ServerBusyError and ClosedError are raised here, the others come through the future. A batch over the
-        namespace's throughput units is refused here, so callers need not ask.
-        added_bytes: what the service wrote into the events itself; it does not count against the largest
-        event or batch.
+        ServerBusyError (also for throughput units) and ClosedError are raised here, the others by the future.
+        added_bytes: bytes that the service added to the events, which do not count against the maximum size.
         """
         self.incoming_requests += 1
         bytes_max = self._find_event_bytes_max()
@@ -105,56 +102,56 @@ class Partition:
         except ServerBusyError:
             self.throttled_requests += 1
             raise
-        now_ms = _to_ms(self._clock.now_utc())
+        now_ms = milliseconds_of(self._clock.now_utc())
         return self._log.append_nowait(payload, lengths, enqueued_time_ms=now_ms, producer=producer)
 
     def read_nowait(self, start_sequence_number: int, *, bytes_max: int) -> list[RecordBatch]:
-        """The stored batches from ``start_sequence_number`` on, about ``bytes_max`` bytes of them.
+        """About ``bytes_max`` bytes of stored batches from ``start_sequence_number`` on.
 
-        At least one batch where there is one, so that a large one is never stuck; empty at the end of the
-        log. The first batch may begin before ``start_sequence_number``: skip what comes before it. Where
-        retention removed the start, what it kept comes instead: the sequence numbers show the jump.
-        Raises LogCorruptError where the stored bytes fail their checksum: altered events are never served.
+        At least one batch if there is one; empty at the end of the log. The first batch may begin before
+        ``start_sequence_number``. If retention removed the start, the first batch held follows, as its
+        sequence numbers show.
+        Raises LogCorruptError if the stored bytes fail their checksum.
         """
         return self._log.read_nowait(start_sequence_number, bytes_max=bytes_max)
 
     async def wait_appended(self, sequence_number: int) -> None:
-        """Return once the event ``sequence_number`` can be read (at once where it can already).
+        """Return once the event ``sequence_number`` can be read.
 
-        Raises ClosedError when the log closes or the hub is deleted. Cancellation: leaves no trace.
+        Raises ClosedError when the log closes or the hub is deleted. Cancellation: no effect.
         """
         await self._log.wait_appended(sequence_number)
 
     def add_append_listener(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call ``listener`` on the event loop each time new events can be read; returns what removes it.
+        """Call ``listener`` when new events can be read; returns a function that removes it.
 
-        One call may stand for many appends. The listener must neither block nor raise. It is also called
-        once when the log closes (``is_closed``).
+        One call may be for many appends. The listener must neither block nor raise. It is also called once
+        when the log closes (``is_closed``).
         """
         return self._log.add_append_listener(listener)
 
     @property
     def is_failed(self) -> bool:
-        """Whether its log takes no more events until the service is restarted."""
+        """Whether its log refuses events until the service is restarted."""
         return self._log.is_failed
 
     @property
     def is_closed(self) -> bool:
-        """True once the hub was deleted or the service is stopping: nothing more will come."""
+        """Whether the hub was deleted or the service is stopping."""
         return self._log.is_closed
 
     @property
     def begin_sequence_number(self) -> int:
-        """The first sequence number still held (or the next one to be given, where the log is empty)."""
+        """The first sequence number still held; the next one if the log is empty."""
         return self._log.begin_sequence_number
 
     @property
     def next_sequence_number(self) -> int:
-        """One past the last event that can be read."""
+        """One past the last readable event."""
         return self._log.next_sequence_number
 
     def ends(self) -> PartitionEnds:
-        """Where the log begins and ends now."""
+        """The beginning and end of the log now."""
         until = self._log.next_sequence_number
         return PartitionEnds(
             event_hub=self.event_hub,
@@ -166,12 +163,12 @@ class Partition:
         )
 
     def resolve(self, position: EventPosition, *, is_lost_refused: bool = False) -> int:
-        """The sequence number of the first event that a reader at ``position`` gets.
+        """The sequence number of the first event for a reader at ``position``.
 
-        That is ``next_sequence_number`` at the end of the log. A sequence number or an offset older than what
-        retention kept resolves to the first event held, or (is_lost_refused) is an error that names it.
-        Raises PositionOutOfRangeError for that and for what is beyond the end, InvalidArgumentError for an
-        offset that this service never gave.
+        At the end of the log, this is ``next_sequence_number``. A sequence number or offset that retention
+        removed resolves to the first event held, or (is_lost_refused) is an error that names it.
+        Raises PositionOutOfRangeError for that and for a position beyond the end, InvalidArgumentError for an
+        invalid offset.
         """
         begin, until = self._log.begin_sequence_number, self._log.next_sequence_number
         value = position.value
@@ -182,8 +179,10 @@ class Partition:
                 return until
             case PositionKind.ENQUEUED_TIME:
                 assert isinstance(value, datetime)
-                time_ms = _to_ms(value, round_up=position.is_inclusive)
-                return self._log.sequence_number_at_time(time_ms if position.is_inclusive else time_ms + 1)
+                # The log has whole milliseconds: after a fraction, the next one is the first.
+                time_ms = milliseconds_of(value)
+                is_included = position.is_inclusive and time_of(time_ms) == value
+                return self._log.sequence_number_at_time(time_ms if is_included else time_ms + 1)
             case PositionKind.SEQUENCE_NUMBER:
                 assert isinstance(value, int)
                 sequence_number, noun = value, "sequence number"
@@ -205,7 +204,7 @@ class Partition:
         return max(start, begin)
 
     def check_held(self, sequence_number: int) -> None:
-        """Raise PositionOutOfRangeError where retention has removed the event, naming the first one held."""
+        """Raise PositionOutOfRangeError, naming the first event held, if retention removed the event."""
         begin = self._log.begin_sequence_number
         if sequence_number < begin:
             raise PositionOutOfRangeError(
@@ -227,8 +226,8 @@ class Partition:
     ) -> ReceiverHandle:
         """Admit a receiver; close the handle when its link ends.
 
-        owner_level: the epoch; None for a receiver that shares the partition. ``on_stolen`` is called at
-        most once, from within the call that steals, and must not raise.
+        owner_level: the epoch; None shares the partition. on_stolen: called at most once, from within the
+        call that steals; must not raise.
         Raises NotFoundError (no such consumer group), ReceiverStolenError (refused by the epoch rules),
         QuotaExceededError (a 6th receiver without owner level).
         """
@@ -248,8 +247,7 @@ class Partition:
     ) -> ProducerHandle:
         """Admit an idempotent producer; close the handle when its link ends.
 
-        What is None is filled in; see ``broker.producers``. ``on_stolen`` is called at most once, from within
-        the call that steals, and must not raise.
+        For what is None see ``broker.producers``. on_stolen: as in ``open_receiver``.
         Raises InvalidArgumentError (a number out of range), ProducerEpochStolenError, ClosedError.
         Cancellation: the producer is not attached.
         """
@@ -261,21 +259,21 @@ class Partition:
         )
 
     def receivers(self) -> list[ReceiverHandle]:
-        """The receivers open now, of all consumer groups."""
+        """The open receivers of all consumer groups."""
         return [handle for registry in self._registries.values() for handle in registry.receivers]
 
     def count_delivered(self, events: int, payload_bytes: int) -> None:
-        """Add to the statistics of what was handed to receivers; call once per batch, not per event."""
+        """Count events that were sent to receivers; call it once per batch."""
         self._delivered_events += events
         self._delivered_bytes += payload_bytes
 
     @property
     def delivered(self) -> tuple[int, int]:
-        """Events and bytes handed to receivers since the start."""
+        """Events and bytes sent to receivers since the start."""
         return self._delivered_events, self._delivered_bytes
 
     def stored_bytes(self) -> int:
-        """Bytes of its log on disk; may ask the file system, and may be called from any thread."""
+        """Bytes of its log on disk. Thread-safe; may access the file system."""
         return self._log.stored_bytes()
 
     @property
@@ -285,13 +283,6 @@ class Partition:
 
     def __repr__(self) -> str:
         return f"<Partition {self.event_hub}/{self.partition_id} next={self.next_sequence_number}>"
-
-
-def _to_ms(time_utc: datetime, *, round_up: bool = False) -> int:
-    # Whole microseconds first: a float of seconds would lose the last digits.
-    delta = time_utc - _UNIX_EPOCH
-    microseconds = (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds
-    return -(-microseconds // 1000) if round_up else microseconds // 1000
 
 
 def _parse_offset(offset: str) -> int:

@@ -1,4 +1,4 @@
-"""Peers of the namespace: their protocol, and their address."""
+"""Peers of the namespace: their protocol and address."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Peer:
 
     door: Door
     address: str = ""
-    """Without a port, as trusted proxies report it; empty where it is not known."""
+    """Without a port, as trusted proxies report it; empty if unknown."""
 
     def __str__(self) -> str:
         return f"{self.address or 'an unknown address'} ({self.door.value})"

@@ -1,4 +1,4 @@
-"""What can be done to the policies of a namespace or of an event hub: pure, from one tuple to the next."""
+"""Changes of the policies of a namespace or event hub: pure functions from one tuple to the next."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ EMULATOR_KEY: Final = "SAS_KEY_VALUE"
 
 _log: Final = logging.getLogger(__name__)
 
-# What would end the key's part of a connection string; blanks at its ends would be lost there.
+# It would end the key in a connection string, where blanks at its ends would be lost, too.
 _KEY_END: Final = ";"
 
 
 def find_policy(policies: Policies, name: str) -> SharedAccessPolicy:
-    """The policy of that name, compared as it stands. Raises NotFoundError."""
+    """The policy of that name, which is case-sensitive. Raises NotFoundError."""
     for policy in policies:
         if policy.name == name:
             return policy
@@ -52,9 +52,9 @@ def add_policy(
     key: str | None,
     secondary_key: str | None,
 ) -> Policies:
-    """With one more policy, at the end. Manage brings Send and Listen, without which Azure has no Manage.
+    """Append a policy. Manage includes Send and Listen, as in Azure.
 
-    Raises InvalidArgumentError (name, no claims, a key), AlreadyExistsError (whatever the letter case),
+    Raises InvalidArgumentError (name, no claims, a key), AlreadyExistsError (ignoring case),
     QuotaExceededError.
     """
     validate_name(name, "policy", POLICY_NAME_CHARACTERS_MAX)
@@ -76,16 +76,13 @@ def add_policy(
 
 
 def remove_policy(policies: Policies, name: str) -> Policies:
-    """Without the policy of that name. Raises NotFoundError."""
+    """Remove a policy. Raises NotFoundError."""
     found = find_policy(policies, name)
     return tuple(policy for policy in policies if policy is not found)
 
 
 def replace_key(policies: Policies, name: str, *, is_secondary: bool, key: str | None) -> Policies:
-    """With another primary or secondary key of the policy. key: None makes one at random.
-
-    Raises NotFoundError, InvalidArgumentError (the key).
-    """
+    """Replace a key; None is a random one. Raises NotFoundError, InvalidArgumentError (the key)."""
     found = find_policy(policies, name)
     if key is not None:
         _validate_key(key)
@@ -95,14 +92,10 @@ def replace_key(policies: Policies, name: str, *, is_secondary: bool, key: str |
 
 
 def warn_of_short_keys(policy: SharedAccessPolicy, event_hub: str | None) -> None:
-    """Log a warning for each key of a policy that has fewer bytes than is safe.
-
-    event_hub: whose policy it is, None for the namespace.
-    """
+    """Log a warning for each key that is too short to be safe. event_hub: None for the namespace."""
     for which, key in zip(("primary", "secondary"), policy.keys, strict=True):
         size = len(key.encode())
-        # A publicly known key is another matter: the service checks it together with the address that it
-        # listens on.
+        # The service checks a publicly known key together with the address that it listens on.
         if size < POLICY_KEY_BYTES_SAFE and key != EMULATOR_KEY:
             _log.warning(
                 "the %s key of the policy %s of %s has %d bytes and could be guessed: use "
@@ -118,7 +111,7 @@ def warn_of_short_keys(policy: SharedAccessPolicy, event_hub: str | None) -> Non
 def _validate_key(key: str) -> None:
     is_long_enough = POLICY_KEY_CHARACTERS_MIN <= len(key) <= POLICY_KEY_CHARACTERS_MAX
     if not is_long_enough or not key.isprintable() or _KEY_END in key or key != key.strip():
-        # The message may be logged, so it does not hold the key.
+        # The message may be logged: it must not contain the key.
         raise InvalidArgumentError(
             "Invalid key.",
             next_step=f"Use {POLICY_KEY_CHARACTERS_MIN} to {POLICY_KEY_CHARACTERS_MAX} printable characters "

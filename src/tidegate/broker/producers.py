@@ -1,18 +1,18 @@
-"""Idempotent producers that are attached to a partition: where each continues, and which one excludes which.
+"""Idempotent producers attached to a partition: where each continues, and which one excludes which.
 
-What a producer does not say when it attaches is filled in; what it says is believed, as it alone knows which
-acknowledgement it has seen: a batch that it sends again is then recognised by its number (``storage``).
+Values that a producer omits when it attaches are filled in. Others are accepted, as only the producer knows
+which acknowledgements it has received: a repeated batch is then recognised by its number (``storage``).
 
-    says                         gets
+    when attaching               result
     no producer id               a new, unused one
-    no epoch                     the highest that is known of the producer; 0 where it is not known
-    an epoch                     that; lower than is known: refused; attached ones with a lower one: stolen
-    no last sequence number      the last that is stored; -1 where none is
-    a last sequence number       that
+    no epoch                     the highest known one of the producer, else 0
+    an epoch                     accepted if not lower than the known one; lower ones are stolen from
+    no last sequence number      the last stored one, else -1
+    a last sequence number       accepted
 
 Source of names and rules: @azure/event-hubs 6.0.4 (``eventHubSender``) and the design of .NET's idempotent
-producer (azure-sdk-for-net#13188, #18016: -1 where nothing was sent yet). Our choice: equal epochs do not
-steal from each other, so that a producer whose line was cut can come back while its old link is half open.
+producer (azure-sdk-for-net#13188, #18016: -1 before anything was sent). Our choice: equal epochs do not steal
+from each other, so that a producer can reconnect while its old link is half open.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tidegate.storage.record import ProducerBatch
 OnProducerStolen = Callable[[ProducerEpochStolenError], None]
 
 _PRODUCER_ID_BITS = 48
-"""Of ids that the service gives: enough that two never meet, and JavaScript's numbers hold them exactly."""
+"""Of generated ids: enough to be unique, and exact as JavaScript's numbers."""
 
 _NOTHING_SENT = -1
 
@@ -53,14 +53,14 @@ class ProducerHandle:
         self.producer_id = producer_id
         self.epoch = epoch
         self.last_sequence_number = _NOTHING_SENT
-        """What it received, or stated, when it attached: its first batch begins with the next number."""
+        """From when it attached: its first batch begins with the next number."""
         self.stored_count = 0
-        """Events stored under its epoch when it attached: the number that its next batch begins with."""
+        """Events stored under its epoch when it attached: the number of its next batch."""
         self.stolen_error: ProducerEpochStolenError | None = None
-        """Why it may not send any more; None while it may."""
+        """Why it may no longer send, if so."""
 
     def batch(self, sequence: int) -> ProducerBatch:
-        """What identifies its batch whose first event has the number ``sequence``."""
+        """The identity of its batch whose first event has the number ``sequence``."""
         first = (self.last_sequence_number + 1) % SEQUENCE_MODULUS
         return ProducerBatch(self.producer_id, self.epoch, sequence, is_start=sequence == first)
 
@@ -84,7 +84,7 @@ class ProducerRegistry:
     """The idempotent producers attached to one partition."""
 
     def __init__(self, read_state: Callable[[int], Awaitable[ProducerState | None]]) -> None:
-        """read_state: what the log knows of a producer once all appends queued so far are decided."""
+        """read_state: reads a producer's state in the log, after the appends queued before."""
         self._read_state = read_state
         self._attached: dict[int, list[ProducerHandle]] = {}
 
@@ -96,15 +96,11 @@ class ProducerRegistry:
         last_sequence_number: int | None,
         on_stolen: OnProducerStolen,
     ) -> ProducerHandle:
-        """Admit a producer by the table above; one that loses its place is notified (``on_stolen``) at once.
-
-        Raises InvalidArgumentError (a number out of range), ProducerEpochStolenError (refused, or stolen from
-        while this waited for the log), ClosedError. Cancellation: the producer is not attached.
-        """
+        """Admit a producer by the table above; see ``Partition.open_producer``."""
         _check_numbers(producer_id, epoch, last_sequence_number)
         if producer_id is None:
             producer_id = secrets.randbits(_PRODUCER_ID_BITS)
-        # Lower epochs go first, so that nothing of theirs is queued behind the look into the log.
+        # Before the log is read, so that nothing of lower epochs is queued behind that.
         self._shut_out(producer_id, epoch)
         handle = ProducerHandle(self, producer_id, epoch or 0, on_stolen)
         self._attached.setdefault(producer_id, []).append(handle)
@@ -149,7 +145,7 @@ class ProducerRegistry:
 
 
 def _check_numbers(producer_id: int | None, epoch: int | None, last_sequence_number: int | None) -> None:
-    # The ranges are those of a batch; a last number of -1 says that nothing was sent yet.
+    # The ranges are those of a batch.
     last = last_sequence_number
     ProducerBatch(
         producer_id or 0, epoch or 0, 0 if last is None or last == _NOTHING_SENT else last

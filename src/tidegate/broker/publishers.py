@@ -1,7 +1,7 @@
-"""Who has published to an event hub since the service started: a bounded record in memory, paid per batch.
+"""The publishers of an event hub since the service started, in bounded memory.
 
-A publisher that sends to its own address is known by it: its token was checked. A name that a message to the
-hub's address says of itself is its sender's word, so it is kept separately: it cannot displace the others.
+The name of a publisher with its own address was checked by its token. Names that only events to the hub's
+address state are unchecked, and kept separately, so that they cannot displace the others.
 """
 
 from __future__ import annotations
@@ -19,37 +19,35 @@ from tidegate.storage.record import AppendResult
 
 @dataclass(frozen=True, slots=True)
 class PublisherActivity:
-    """What a publisher has done since it was first seen."""
+    """A publisher's activity since it was first seen."""
 
     name: str
-    """As it was last spelled."""
+    """As last spelled."""
     is_own_address: bool
-    """True: it sends to its own address. False: messages to the hub's address say so."""
+    """True: it sends to its own address. False: events to the hub's address name it."""
     last_enqueued_time_ms: int
     """Of its last batch: milliseconds since 1970-01-01 UTC."""
     last_partition_id: str
-    """Where that is. Of an address of its own the name is the key, as it is spelled: another spelling is the
-    same publisher, and may be in another partition."""
+    """That batch's partition. The name as spelled is the partition key, so another spelling of the same
+    publisher may be in another partition."""
     events: int
     event_bytes: int
     """As stored."""
 
 
 class PublisherRecords:
-    """The publishers of one event hub; of each kind, the one not seen for longest falls out first."""
+    """The publishers of one event hub; of each kind, the one not seen for longest is forgotten first."""
 
     def __init__(
         self, *, own_max: int = PUBLISHERS_SEEN_MAX, stated_max: int = PUBLISHERS_STATED_MAX
     ) -> None:
-        """own_max: how many with addresses of their own are remembered; stated_max: how many names that only
-        events say.
-        """
+        """own_max: of publishers with their own address; stated_max: of names that only events state."""
         self.own_max = own_max
         self.stated_max = stated_max
         self.own_forgotten = 0
-        """How many were displaced; one that returns is counted from 0."""
+        """Number of forgotten ones; one that returns is counted from 0."""
         self.stated_forgotten = 0
-        # By the name in lower case: it is revoked in any letter case. The last one seen is last.
+        # By the name in lower case, since revocations ignore case; the last one seen is last.
         self._own: OrderedDict[str, PublisherActivity] = OrderedDict()
         self._stated: OrderedDict[str, PublisherActivity] = OrderedDict()
 
@@ -62,10 +60,7 @@ class PublisherRecords:
         event_bytes: int,
         is_own_address: bool,
     ) -> None:
-        """Count a batch once it is stored; nothing where it is refused, or was stored before.
-
-        A name that no publisher can have is not counted: only the hub's address lets one pass.
-        """
+        """Count a batch once it is stored, unless it repeats a stored one or the name is invalid."""
         try:
             validate_publisher_name(name)
         except InvalidArgumentError:
@@ -73,13 +68,13 @@ class PublisherRecords:
         appended.add_done_callback(partial(self._note, name, partition_id, event_bytes, is_own_address))
 
     def newest_first(self) -> list[PublisherActivity]:
-        """All that are remembered, the last one seen first."""
-        # Both are in order but for clocks that were set, so this is one pass.
+        """All publishers, the last one seen first."""
+        # Both are nearly in order, so sorting is fast.
         known = [*self._own.values(), *self._stated.values()]
         return sorted(known, key=lambda each: each.last_enqueued_time_ms, reverse=True)
 
     def find(self, name: str, *, is_own_address: bool = True) -> PublisherActivity | None:
-        """What is known of one, in any letter case."""
+        """The activity of one, ignoring case."""
         return (self._own if is_own_address else self._stated).get(name.lower())
 
     def _note(

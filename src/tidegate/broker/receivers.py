@@ -39,15 +39,15 @@ class ReceiverHandle:
         self._on_stolen = on_stolen
         self.consumer_group = consumer_group
         self.name = name
-        """The receiver's own name for itself; None where it gave none (messages then say 'nil')."""
+        """The receiver's own name; messages have 'nil' for None."""
         self.owner_level = owner_level
         """Its epoch; None for a receiver without one."""
         self.stolen_error: ReceiverStolenError | None = None
-        """Why it lost the partition; None while it did not."""
+        """Why it lost the partition, if so."""
 
     @property
     def is_open(self) -> bool:
-        """False once it was closed or stolen from."""
+        """Whether it is neither closed nor stolen from."""
         return self._registry is not None
 
     def close(self) -> None:
@@ -79,11 +79,7 @@ class ReceiverRegistry:
         return tuple(self._receivers)
 
     def open(self, *, name: str | None, owner_level: int | None, on_stolen: OnStolen) -> ReceiverHandle:
-        """Admit a receiver by the table above; a receiver that loses its place is notified (``on_stolen``)
-        before this returns.
-
-        Raises ReceiverStolenError (refused) or QuotaExceededError (a 6th receiver without owner level).
-        """
+        """Admit a receiver by the table above; see ``Partition.open_receiver``."""
         current = self._epoch_receiver()
         if owner_level is None:
             if current is not None:
@@ -102,7 +98,7 @@ class ReceiverRegistry:
         return handle
 
     def _epoch_receiver(self) -> ReceiverHandle | None:
-        # An epoch receiver is always alone, so looking at the first is looking at all.
+        # An epoch receiver is always alone.
         first = self._receivers[0] if self._receivers else None
         return first if first is not None and first.owner_level is not None else None
 

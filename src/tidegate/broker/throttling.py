@@ -1,11 +1,11 @@
-"""Throughput units: how much a namespace takes in and gives out per second.
+"""Throughput units: limits on a namespace's ingress and egress per second.
 
-Ingress beyond its units is refused with ServerBusyError; egress beyond its units is slowed and never errors.
-Each direction has two token buckets, of bytes and of events, that fill at the units' rate and hold one second
-of it. Off until units are set. No clock is read but the one that was passed in; nothing awaits.
+Ingress over the limit is refused with ServerBusyError; egress over the limit is delayed. Each direction has
+two token buckets, of bytes and of events, that hold one second of their rate. Without units, there is no
+limit.
 
-A batch may hold more events than a bucket: it passes when the bucket is full, and leaves a debt that is paid
-before the next one. So over any time t, what is admitted is at most
+A batch may have more events than a bucket holds: it passes when the bucket is full, and leaves a debt. So
+over any time t, at most this much is admitted:
 
     rate * t + max(one second of rate, the largest batch)
 """
@@ -32,16 +32,15 @@ class ThroughputStatistics:
     """Counts since the service started, at one moment."""
 
     throttled_requests: int
-    """Batches refused (Azure's metric ThrottledRequests)."""
+    """Batches refused (Azure's metric ThrottledRequests), and their events and bytes."""
     throttled_events: int
     throttled_bytes: int
-    """What was in them."""
     delayed_deliveries: int
     """How often a receiver had to wait."""
 
 
 class _Direction:
-    """Bytes and events of ingress, or of egress: both must allow what passes."""
+    """Bytes and events of ingress, or of egress: both must allow a batch."""
 
     def __init__(self, bytes_per_unit: int, events_per_unit: int) -> None:
         self._per_unit = (bytes_per_unit, events_per_unit)
@@ -92,9 +91,9 @@ class Throughput:
         return self._units
 
     def set_units(self, units: int | None) -> None:
-        """Another number of units, from now on, until the service stops.
+        """Set the units until the service stops (``Broker.set_throughput_units`` also stores them).
 
-        ``Broker.set_throughput_units`` also remembers it. Raises InvalidArgumentError.
+        Raises InvalidArgumentError.
         """
         validate_units(units)
         now = self._clock.monotonic()
@@ -103,16 +102,16 @@ class Throughput:
         self._units = units
 
     def use_up(self, ahead_s: float) -> None:
-        """Have the units used up for the next ``ahead_s`` seconds; nothing where there are none."""
+        """Use up the units of the next ``ahead_s`` seconds, if there is a limit."""
         now = self._clock.monotonic()
         self._ingress.use_up(ahead_s, now=now)
         self._egress.use_up(ahead_s, now=now)
 
     def admit_ingress(self, events: int, size: int) -> None:
-        """Let a batch of ``events`` and ``size`` bytes in, and count it.
+        """Admit a batch of ``events`` and ``size`` bytes.
 
-        Raises ServerBusyError, and then counts nothing against the units: a caller that comes back after its
-        ``retry_after_s`` is admitted, if others have not taken its place.
+        Raises ServerBusyError, and then uses no units: after its ``retry_after_s`` the caller is admitted, if
+        no other has used them.
         """
         if self._units is None:
             return
@@ -125,17 +124,16 @@ class Throughput:
                 "The request was terminated because the namespace is being throttled: its "
                 f"{self._units} throughput units are used up. Error code: 50002.",
                 next_step="Please wait and try again, or set more throughput units.",
-                # Rounded up, and one more for a caller's clock: it must not be refused again for a rounding.
+                # Rounded up, plus one for the caller's clock, so that rounding causes no second refusal.
                 retry_after_s=(math.ceil(wait_s * 1000) + 1) / 1000,
             )
         self._ingress.take(events, size, now=now)
 
     def egress_delay_s(self, events: int, size: int) -> float:
-        """Count what a receiver was just sent, and say for how many seconds it gets nothing more.
+        """Count what a receiver was just sent, and return the seconds until it may get more.
 
-        0.0: it may continue. Receivers that wait so long share the units in turns, and together get
-        no more than the units (and, at first, a second of them and what each was sent before it waited).
-        ``(0, 0)`` only asks, for a receiver that begins.
+        Receivers that wait this long share the units, and together exceed them only at first, by a second's
+        worth and by what each was sent before it waited. ``(0, 0)`` counts nothing.
         """
         if self._units is None:
             return 0.0
@@ -147,7 +145,7 @@ class Throughput:
         return delay_s
 
     def statistics(self) -> ThroughputStatistics:
-        """What was refused and delayed since the service started."""
+        """Refusals and delays since the service started."""
         return ThroughputStatistics(*self._throttled, self._delayed_deliveries)
 
     def __repr__(self) -> str:
@@ -155,7 +153,7 @@ class Throughput:
 
 
 def validate_units(units: int | None) -> None:
-    """Raise InvalidArgumentError unless ``units`` is None (no limit) or a number that can be set."""
+    """Raise InvalidArgumentError for an invalid number of units."""
     if units is not None and not 1 <= units <= THROUGHPUT_UNITS_MAX:
         raise InvalidArgumentError(
             f"Invalid number of throughput units {units}: use 1 to {THROUGHPUT_UNITS_MAX}, "

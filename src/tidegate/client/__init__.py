@@ -16,18 +16,13 @@ from tidegate.client.credentials import (
     SharedSignatureCredential,
     TokenCredential,
 )
-from tidegate.client.entities import (
-    EventHubProperties,
-    FailedEvents,
-    PolicyProperties,
-    SendFailedError,
-    ThroughputProperties,
-)
+from tidegate.client.entities import FailedEvents, PolicyProperties, SendFailedError, ThroughputProperties
 from tidegate.client.namespace import ConnectionOptions, Namespace
 from tidegate.client.producer import EventHubProducer
 from tidegate.client.receiver import PartitionReceiver
 from tidegate.client.repeatable import HubLayout, ProducerIdentity, RepeatableProducer, RepeatableWork
 from tidegate.client.retry import RetryPolicy
+from tidegate.model.hub_properties import EventHubProperties
 from tidegate.model.hub_settings import HubChanges
 from tidegate.model.partition_ends import PartitionEnds
 

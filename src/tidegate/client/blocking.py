@@ -17,7 +17,6 @@ from typing import Final, TypeVar, Unpack
 from tidegate.client.background import run_blocking
 from tidegate.client.closing import Closing
 from tidegate.client.consumer import EventHubConsumer
-from tidegate.client.entities import EventHubProperties
 from tidegate.client.namespace import ConnectionOptions, Namespace, event_hub_of
 from tidegate.client.receiver import PREFETCH_BYTES, PartitionReceiver
 from tidegate.model.connection_string import ConnectionString
@@ -29,6 +28,7 @@ from tidegate.model.errors import (
     TidegateError,
 )
 from tidegate.model.events import ReceivedEvent
+from tidegate.model.hub_properties import EventHubProperties
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP, EVENT_BYTES_MAX
 from tidegate.model.partition_ends import PartitionEnds
 from tidegate.model.position import EventPosition
@@ -327,29 +327,21 @@ class BlockingConsumer(Closing):
         deadline = loop.time() + quota_wait_s
         while True:
             try:
-                return await self._open(consumer, wanted, prefetch_bytes)
+                return await consumer.open_receiver(
+                    wanted.partition_id,
+                    EventPosition.from_sequence_number(wanted.start),
+                    owner_level=self._owner_level,
+                    receiver_name=self._name_of_receiver(),
+                    prefetch_bytes=prefetch_bytes,
+                    must_start_at_position=True,
+                    until_sequence_number=wanted.until,
+                )
             except QuotaExceededError:
                 # With more workers than receivers, idle receivers would block others.
                 state.keeps_none_until = loop.time() + _CROWDED_S
                 if loop.time() >= deadline:
                     raise
                 await asyncio.sleep(_QUOTA_DELAY_S)
-
-    async def _open(
-        self, consumer: EventHubConsumer, wanted: _Range, prefetch_bytes: int
-    ) -> PartitionReceiver:
-        return await consumer.open_receiver(
-            wanted.partition_id,
-            EventPosition.from_sequence_number(wanted.start),
-            owner_level=self._owner_level,
-            receiver_name=self._name_of_receiver(),
-            prefetch_bytes=prefetch_bytes,
-            must_start_at_position=True,
-            until_sequence_number=wanted.until,
-        )
-
-    def _is_crowded(self) -> bool:
-        return asyncio.get_running_loop().time() < self._own_state().keeps_none_until
 
     def _name_of_receiver(self) -> str | None:
         if self._receiver_name is None:
@@ -358,12 +350,12 @@ class BlockingConsumer(Closing):
 
     async def _check_in(self, read: _Range, receiver: PartitionReceiver, continues_at: int | None) -> None:
         """Keep a receiver for the range that starts at ``continues_at``, or close it."""
-        idle, key = self._own_state().idle, (read.event_hub, read.partition_id)
-        if continues_at is None or self._is_closed or key in idle or self._is_crowded():
+        state, loop, key = self._own_state(), asyncio.get_running_loop(), (read.event_hub, read.partition_id)
+        is_crowded = loop.time() < state.keeps_none_until
+        if continues_at is None or self._is_closed or key in state.idle or is_crowded:
             await receiver.close()
             return
-        timer = asyncio.get_running_loop().call_later(_IDLE_S, self._expire, key)
-        idle[key] = (receiver, continues_at, timer)
+        state.idle[key] = (receiver, continues_at, loop.call_later(_IDLE_S, self._expire, key))
 
     def _expire(self, key: tuple[str, str]) -> None:
         kept = self._own_state().idle.pop(key, None)

@@ -15,8 +15,8 @@ from __future__ import annotations
 import asyncio
 import ssl
 import uuid
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Final, TypeVar
 
 from tidegate.amqp.configuration import ConnectionConfiguration
 from tidegate.amqp.connection import Connection
@@ -46,6 +46,8 @@ from tidegate.model.errors import (
 )
 from tidegate.transport.driver import AmqpDriver, connect_amqp
 from tidegate.wire.conditions import error_from_amqp
+
+L = TypeVar("L", bound=Link)
 
 _MAX_FRAME_SIZE: Final = 1_048_576
 """Largest frame accepted: as azure-eventhub 5.15.1, so that a batch arrives in one or two frames."""
@@ -131,7 +133,6 @@ class LiveConnection:
         address: str,
         handler: LinkHandler,
         *,
-        name: str | None = None,
         properties: Mapping[str, object] | None = None,
         desired_capabilities: tuple[str, ...] = (),
     ) -> SenderLink:
@@ -139,17 +140,17 @@ class LiveConnection:
 
         Raises the reason if the connection has ended.
         """
-        name = name or f"sender-link-{uuid.uuid4()}"
-        session = self._live_engine().begin_session()
-        link = session.attach_sender(
-            name,
-            target=Target(address=address),
-            source=Source(address=name),
-            properties=properties,
-            desired_capabilities=desired_capabilities,
+        name = f"sender-link-{uuid.uuid4()}"
+        return self._attach(
+            handler,
+            lambda session: session.attach_sender(
+                name,
+                target=Target(address=address),
+                source=Source(address=name),
+                properties=properties,
+                desired_capabilities=desired_capabilities,
+            ),
         )
-        self._adopt(link, session, handler)
-        return link
 
     def attach_receiver(
         self,
@@ -157,24 +158,30 @@ class LiveConnection:
         handler: LinkHandler,
         *,
         name: str | None = None,
-        target_address: str | None = None,
         properties: Mapping[str, object] | None = None,
         desired_capabilities: tuple[str, ...] = (),
     ) -> ReceiverLink:
-        """Begin attaching a receiver to ``source``, without credit; the handler gets the result.
-
-        Raises the reason if the connection has ended.
-        """
+        """As ``attach_sender``, a receiver without credit. name: of the link and its target."""
         name = name or f"receiver-link-{uuid.uuid4()}"
-        session = self._live_engine().begin_session()
-        link = session.attach_receiver(
-            name,
-            source=source,
-            target=Target(address=target_address or name),
-            properties=properties,
-            desired_capabilities=desired_capabilities,
+        return self._attach(
+            handler,
+            lambda session: session.attach_receiver(
+                name,
+                source=source,
+                target=Target(address=name),
+                properties=properties,
+                desired_capabilities=desired_capabilities,
+            ),
         )
-        self._adopt(link, session, handler)
+
+    def _attach(self, handler: LinkHandler, attach: Callable[[Session], L]) -> L:
+        if self._failure is not None:
+            raise self._failure
+        assert self._engine is not None
+        session = self._engine.begin_session()
+        link = attach(session)
+        self._links[link], self._sessions[link] = handler, session
+        self.flush()
         return link
 
     def detach(self, link: Link) -> None:
@@ -229,17 +236,6 @@ class LiveConnection:
         links, self._links, self._sessions = self._links, {}, {}
         for handler in links.values():
             handler.on_detached(error)
-
-    def _live_engine(self) -> Connection:
-        if self._failure is not None:
-            raise self._failure
-        assert self._engine is not None
-        return self._engine
-
-    def _adopt(self, link: Link, session: Session, handler: LinkHandler) -> None:
-        self._links[link] = handler
-        self._sessions[link] = session
-        self.flush()
 
     def _on_event(self, event: Event) -> None:
         match event:

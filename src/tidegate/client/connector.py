@@ -19,8 +19,9 @@ from tidegate.model.clock import Clock
 from tidegate.model.errors import BrokenError, ClosedError, TidegateError
 from tidegate.transport.clock import SystemClock
 from tidegate.transport.tasks import TaskOwner
-from tidegate.wire.cbs import PutToken, check_put_token_response, put_token_request
+from tidegate.wire.cbs import PutToken, put_token_request
 from tidegate.wire.names import CBS_NODE, MANAGEMENT_NODE
+from tidegate.wire.request_response import successful_value
 
 T = TypeVar("T")
 
@@ -76,7 +77,7 @@ class AuthorizedConnection:
         assert self._cbs is not None
         token = await self.token_for(audience)
         request = put_token_request(PutToken(token.token_type, audience, token.value, token.expiry))
-        check_put_token_response(await self._cbs.request(request))
+        successful_value(await self._cbs.request(request))
         self._valid_until[audience] = token.expiry
         return token
 

@@ -6,12 +6,12 @@ from typing import Self, Unpack
 
 from tidegate.client.closing import AsyncClosing
 from tidegate.client.connector import Connector
-from tidegate.client.entities import EventHubProperties
 from tidegate.client.management import read_event_hub, read_partition, read_partitions
 from tidegate.client.namespace import ConnectionOptions, Namespace, event_hub_of
 from tidegate.client.receiver import PREFETCH_BYTES, PREFETCH_EVENTS, PartitionReceiver
 from tidegate.model.clock import Clock
 from tidegate.model.connection_string import ConnectionString
+from tidegate.model.hub_properties import EventHubProperties
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
 from tidegate.model.partition_ends import PartitionEnds
 from tidegate.model.position import EventPosition, PositionKind

@@ -1,23 +1,10 @@
-"""Properties of hubs, policies and namespaces, and events that could not be sent."""
+"""Properties of policies and namespaces, and events that could not be sent."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import datetime
 
 from tidegate.model.errors import TidegateError
-from tidegate.model.hub_settings import HubSettings
-
-
-@dataclass(frozen=True, slots=True)
-class EventHubProperties(HubSettings):
-    """An event hub."""
-
-    name: str
-    created_at: datetime
-    """Aware, in UTC."""
-    partition_ids: tuple[str, ...]
-    """In the order of their numbers: "0", "1", …"""
 
 
 @dataclass(frozen=True, slots=True)

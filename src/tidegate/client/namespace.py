@@ -17,9 +17,6 @@ from tidegate.client.retry import RetryPolicy
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import ConnectionStringError, InvalidArgumentError
 
-_AMQPS_PORT = 5671
-_AMQP_PORT = 5672
-
 
 class ConnectionOptions(TypedDict, total=False):
     """Options in addition to the connection string: keywords of every ``from_connection_string``."""
@@ -96,13 +93,14 @@ class Namespace:
 
         port: None means 5671 with TLS and 5672 without. Other arguments: see ``ConnectionOptions``.
         """
-        return cls(
-            host=host,
-            port=port if port is not None else (_AMQPS_PORT if use_tls else _AMQP_PORT),
-            credential=_adapt(credential),
-            ssl_context=_make_ssl_context(ssl_context, ca_file) if use_tls else None,
+        place = ConnectionString(host, port, use_development_emulator=not use_tls)
+        return cls.from_connection_string(
+            place,
+            credential=credential,
             retry=retry,
             timeout_s=timeout_s,
+            ssl_context=ssl_context,
+            ca_file=ca_file,
         )
 
 

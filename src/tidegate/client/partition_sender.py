@@ -81,8 +81,8 @@ class PartitionSender(LinkHandler):
         audience: str,
         partition_id: str,
         is_idempotent: bool,
-        on_done: Callable[[OutgoingBatch], None],
-        on_failed: Callable[[FailedEvents], None],
+        on_done: Callable[[OutgoingBatch], None] = lambda batch: None,
+        on_failed: Callable[[FailedEvents], None] = lambda failed: None,
     ) -> None:
         """on_done: called once per batch, stored or failed. on_failed: called before, for buffered events."""
         self.partition_id = partition_id

@@ -27,14 +27,15 @@ from tidegate.client.batching import (
 )
 from tidegate.client.closing import AsyncClosing
 from tidegate.client.connector import Connector
-from tidegate.client.entities import EventHubProperties, FailedEvents, SendFailedError
+from tidegate.client.entities import FailedEvents, SendFailedError
 from tidegate.client.management import read_event_hub
 from tidegate.client.namespace import ConnectionOptions, Namespace, event_hub_of
 from tidegate.client.partition_sender import OutgoingBatch, PartitionSender
 from tidegate.model.clock import Clock
 from tidegate.model.connection_string import ConnectionString
-from tidegate.model.errors import ClosedError, InvalidArgumentError, NotFoundError, WouldBlockError
+from tidegate.model.errors import ClosedError, InvalidArgumentError, WouldBlockError
 from tidegate.model.events import EventData
+from tidegate.model.hub_properties import EventHubProperties, no_partition
 from tidegate.model.limits import EVENT_BYTES_MAX
 from tidegate.model.partition_key import partition_for_key
 from tidegate.wire.addresses import NodeAddress, entity_audience
@@ -395,10 +396,7 @@ class EventHubProducer(AsyncClosing):
         if partition_id is not None:
             named = self._lanes_by_id.get(partition_id)
             if named is None:
-                raise NotFoundError(
-                    f"The event hub {self.event_hub!r} has no partition {partition_id!r}.",
-                    next_step=f"Its partitions are {', '.join(self._lanes_by_id)}.",
-                )
+                raise no_partition(self.event_hub, partition_id, self._lanes_by_id)
             return named
         # Without a key: one lane until its batch is sealed (full or lingered), then the next.
         return self._lanes[self._turn % len(self._lanes)]

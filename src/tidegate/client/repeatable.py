@@ -31,7 +31,6 @@ from tidegate.client.background import run_blocking
 from tidegate.client.batching import largest_batch_bytes
 from tidegate.client.closing import Closing
 from tidegate.client.connector import Connector
-from tidegate.client.entities import FailedEvents
 from tidegate.client.management import read_event_hub
 from tidegate.client.namespace import ConnectionOptions, Namespace, event_hub_of
 from tidegate.client.partition_sender import OutgoingBatch, PartitionSender
@@ -40,11 +39,11 @@ from tidegate.model.errors import (
     BrokenError,
     ClosedError,
     InvalidArgumentError,
-    NotFoundError,
     OutOfOrderSequenceError,
     RepeatDiffersError,
     TidegateError,
 )
+from tidegate.model.hub_properties import no_partition
 from tidegate.wire.addresses import NodeAddress, entity_audience
 from tidegate.wire.names import PRODUCER_EPOCH, PRODUCER_ID, PRODUCER_SEQUENCE_NUMBER
 
@@ -146,8 +145,6 @@ class RepeatableProducer(Closing):
             audience=self._audience,
             partition_id=found.partition_ids[0],
             is_idempotent=self._is_idempotent,
-            on_done=_ignore,
-            on_failed=_ignore_failed,
         )
         limit = await first.learn_message_bytes_max()
         first.release()
@@ -179,10 +176,7 @@ class RepeatableWork(Closing):
         ``batch_bytes_max`` bytes. Raises the error of an earlier batch, and NotFoundError (partition).
         """
         if partition_id not in self._layout.partition_ids:
-            raise NotFoundError(
-                f"The event hub {self._producer.event_hub!r} has no partition {partition_id!r}.",
-                next_step=f"Its partitions are {', '.join(self._layout.partition_ids)}.",
-            )
+            raise no_partition(self._producer.event_hub, partition_id, self._layout.partition_ids)
         run_blocking(self._submit(partition_id, sections, event_count))
 
     def flush(self) -> int:
@@ -261,8 +255,6 @@ class RepeatableSender(PartitionSender):
             audience=audience,
             partition_id=partition_id,
             is_idempotent=is_idempotent,
-            on_done=_ignore,
-            on_failed=_ignore_failed,
         )
         self._producer_id = identity.producer_id
         self._producer_epoch = identity.epoch
@@ -366,11 +358,3 @@ class RepeatableSender(PartitionSender):
 
 def _until(batch: OutgoingBatch) -> int:
     return (batch.sequence or 0) + batch.event_count
-
-
-def _ignore(batch: OutgoingBatch) -> None:
-    """Ignored, because the batch's future is awaited."""
-
-
-def _ignore_failed(failed: FailedEvents) -> None:
-    """As ``_ignore``."""

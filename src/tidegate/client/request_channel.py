@@ -49,12 +49,7 @@ class RequestChannel(LinkHandler):
     async def open(cls, connection: LiveConnection, node: str) -> RequestChannel:
         """Attach both links. Raises the service's refusal. Cancellation: both are detached."""
         channel = cls(connection, node)
-        channel._receiver = connection.attach_receiver(
-            Source(address=node),
-            channel,
-            name=channel._reply_to,
-            target_address=channel._reply_to,
-        )
+        channel._receiver = connection.attach_receiver(Source(address=node), channel, name=channel._reply_to)
         try:
             channel._sender = connection.attach_sender(node, channel)
             await channel._wait(lambda: channel._attached == 2)

@@ -12,16 +12,9 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Final
 
+from tidegate.model import limits
 from tidegate.model.capture_destination import check_no_password
 from tidegate.model.errors import InvalidArgumentError
-from tidegate.model.limits import (
-    CAPTURE_SIZE_WINDOW_BYTES_DEFAULT,
-    CAPTURE_SIZE_WINDOW_BYTES_MAX,
-    CAPTURE_SIZE_WINDOW_BYTES_MIN,
-    CAPTURE_TIME_WINDOW_S_DEFAULT,
-    CAPTURE_TIME_WINDOW_S_MAX,
-    CAPTURE_TIME_WINDOW_S_MIN,
-)
 
 NAME_FIELDS: Final = (
     "Namespace",
@@ -58,9 +51,9 @@ class CaptureSettings:
     such as ``abfs://container@account.dfs.core.windows.net/folder`` or ``s3://bucket/folder``."""
     is_enabled: bool = True
     """False: paused; once enabled again, it continues where it stopped."""
-    size_window_bytes: int = CAPTURE_SIZE_WINDOW_BYTES_DEFAULT
+    size_window_bytes: int = limits.CAPTURE_SIZE_WINDOW_BYTES_DEFAULT
     """Bytes of events, as stored, after which a file is closed: 10 MB to 500 MB."""
-    time_window_s: int = CAPTURE_TIME_WINDOW_S_DEFAULT
+    time_window_s: int = limits.CAPTURE_TIME_WINDOW_S_DEFAULT
     """Seconds of enqueued time that one file covers at most: 60 to 900."""
     is_empty_skipped: bool = False
     """False: a time window without events leaves a file without events, as a sign of life."""
@@ -69,8 +62,8 @@ class CaptureSettings:
 
     def __post_init__(self) -> None:
         for name, low, high in (
-            ("size_window_bytes", CAPTURE_SIZE_WINDOW_BYTES_MIN, CAPTURE_SIZE_WINDOW_BYTES_MAX),
-            ("time_window_s", CAPTURE_TIME_WINDOW_S_MIN, CAPTURE_TIME_WINDOW_S_MAX),
+            ("size_window_bytes", limits.CAPTURE_SIZE_WINDOW_BYTES_MIN, limits.CAPTURE_SIZE_WINDOW_BYTES_MAX),
+            ("time_window_s", limits.CAPTURE_TIME_WINDOW_S_MIN, limits.CAPTURE_TIME_WINDOW_S_MAX),
         ):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from uuid import UUID
+
+from tidegate.model.times import time_of
 
 PropertyValue = None | bool | int | float | str | bytes | datetime | UUID
 """The types of an application property: simple types only (AMQP 1.0 part 3 section 3.2.5)."""
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class ReceivedEvent:
     @property
     def enqueued_time(self) -> datetime:
         """When the service accepted it, aware, in UTC."""
-        return _EPOCH + timedelta(milliseconds=self.enqueued_time_ms)
+        return time_of(self.enqueued_time_ms)
 
     @property
     def encoded(self) -> bytes | memoryview | None:

@@ -92,6 +92,10 @@ class Tier(Enum):
     PREMIUM = "Premium"
     DEDICATED = "Dedicated"
 
+    @classmethod
+    def _missing_(cls, value: object) -> Tier | None:
+        return next((each for each in cls if each.value.lower() == str(value).lower()), None)
+
 
 @dataclass(frozen=True, slots=True)
 class TierLimits:

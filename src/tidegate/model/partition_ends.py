@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+from tidegate.model.times import time_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +31,7 @@ class PartitionEnds:
     @property
     def last_enqueued_time(self) -> datetime | None:
         """Aware, in UTC; None if no event was ever enqueued."""
-        time_ms = self.last_enqueued_time_ms
-        return None if time_ms is None else _EPOCH + timedelta(milliseconds=time_ms)
+        return None if self.last_enqueued_time_ms is None else time_of(self.last_enqueued_time_ms)
 
     @property
     def is_empty(self) -> bool:

@@ -146,7 +146,7 @@ class Ticket:
         self.admitted_at = admitted_at
         self.has_token = False
         self.is_waiting = True
-        self.close: Callable[[], object] = _do_nothing
+        self.close: Callable[[], object] = lambda: None
         """Aborts the connection. Set it as soon as there is one."""
 
     def __repr__(self) -> str:
@@ -487,7 +487,3 @@ def _is_reached(count: int, address: _Address, most: int, most_of_loopback: int 
 
 def _is_displaceable(ticket: Ticket, now: float) -> bool:
     return ticket.face is not Face.AMQP or now - ticket.admitted_at >= GRACE_S
-
-
-def _do_nothing() -> None:
-    """Closes a connection that does not exist yet."""

@@ -72,7 +72,6 @@ class AmqpDriver:
         *,
         clock: Clock,
         on_event: EventHandler,
-        on_writable: Callable[[], None] | None = None,
         on_ended: Callable[[AmqpDriver], None] | None = None,
         budget: MemoryBudget | None = None,
         turns: Turns | None = None,
@@ -84,7 +83,7 @@ class AmqpDriver:
         self.connection = connection
         self.clock = clock
         self.on_event = on_event
-        self.on_writable = on_writable
+        self.on_writable: Callable[[], None] | None = None
         """Called when the stream becomes writable again; None to ignore."""
         self.on_turn: Callable[[], bool] | None = None
         """Does up to a millisecond of the owner's work and returns whether there is more. Called in this
@@ -558,7 +557,6 @@ async def connect_amqp(
     configuration: ConnectionConfiguration,
     clock: Clock,
     on_event: EventHandler,
-    server_name: str | None = None,
     timeout_s: float = 30.0,
 ) -> AmqpDriver:
     """Connect and start to open; ``ConnectionOpened`` follows through ``on_event``.
@@ -573,9 +571,7 @@ async def connect_amqp(
         driver.start(stream)
         return driver
 
-    await connect_stream(
-        host, port, ssl=ssl, on_connected=on_connected, server_name=server_name, timeout_s=timeout_s
-    )
+    await connect_stream(host, port, ssl=ssl, on_connected=on_connected, timeout_s=timeout_s)
     return driver
 
 

@@ -180,7 +180,7 @@ class Listener:
         task = asyncio.current_task()
         assert task is not None
         # Without TLS the transport exists in the next turn of the loop, with a way to abort it.
-        ticket.close = _do_nothing if self._ssl is None else task.cancel
+        ticket.close = (lambda: None) if self._ssl is None else task.cancel
         timeout_s = None if self._ssl is None else self._handshake_timeout_s
         try:
             protocol = self._make_protocol(ticket)
@@ -256,7 +256,3 @@ def _end_unless_done(ticket: Ticket, task: asyncio.Task[None]) -> None:
     """End the ticket if the connection attempt was cancelled or our code failed."""
     if task.cancelled() or task.exception() is not None:
         ticket.end()
-
-
-def _do_nothing() -> None:
-    """Ends a connection that does not exist yet."""

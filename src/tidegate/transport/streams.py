@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl as ssl_module
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, Protocol, cast
@@ -55,60 +56,8 @@ class StreamReceiver(Protocol):
         ...
 
 
-class ByteStream(Protocol):
-    """A stream as drivers use it."""
-
-    @property
-    def peer_name(self) -> str:
-        """The peer, for logs."""
-        ...
-
-    @property
-    def is_writable(self) -> bool:
-        """Whether the unsent bytes are below the limit."""
-        ...
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes kept for the peer: unsent ones, and incomplete input."""
-        ...
-
-    @property
-    def age_s(self) -> float:
-        """Seconds since the peer connected, its TLS handshake included."""
-        ...
-
-    def write(self, buffers: Sequence[Payload]) -> None:
-        """Send or queue; the buffers may be reused when it returns. Does nothing after the end."""
-        ...
-
-    def limit_unsent(self, high: int) -> None:
-        """Set the number of unsent bytes up to which the stream is writable."""
-        ...
-
-    def admit_peer(self) -> None:
-        """The peer has authenticated, and may send larger pieces."""
-        ...
-
-    def pause_reading(self) -> None:
-        """Stop reading; the peer's sends will stall."""
-        ...
-
-    def resume_reading(self) -> None:
-        """Read again."""
-        ...
-
-    def close(self) -> None:
-        """Send the queue, then end the stream."""
-        ...
-
-    def abort(self) -> None:
-        """End the stream immediately; queued bytes are lost."""
-        ...
-
-
-class TransportStream:
-    """The common part of ``ByteStream`` implementations on an asyncio transport."""
+class ByteStream(ABC):
+    """A stream as drivers use it, on an asyncio transport."""
 
     def __init__(self, ticket: Ticket | None) -> None:
         """ticket: of an accepted connection."""
@@ -121,21 +70,59 @@ class TransportStream:
         self._ticket = ticket
 
     @property
+    def peer_name(self) -> str:
+        """The peer, for logs: ``address:port``."""
+        return self._peer_name
+
+    @property
     def is_writable(self) -> bool:
+        """Whether the unsent bytes are below the limit."""
         return not self._is_writing_paused and not self._has_ended
 
     @property
+    def held_bytes(self) -> int:
+        """Bytes kept for the peer: unsent ones, and incomplete input."""
+        if self._transport is None or self._has_ended:
+            return 0
+        return self._transport.get_write_buffer_size()
+
+    @property
     def age_s(self) -> float:
-        """Seconds since the peer connected, or asked for a WebSocket."""
+        """Seconds since the peer connected, its TLS handshake included, or asked for a WebSocket."""
         return asyncio.get_running_loop().time() - self._connected_at
 
+    @abstractmethod
+    def write(self, buffers: Sequence[Payload]) -> None:
+        """Send or queue; the buffers may be reused when it returns. Does nothing after the end."""
+
     def limit_unsent(self, high: int) -> None:
+        """Set the number of unsent bytes up to which the stream is writable."""
         if self._transport is not None and not self._has_ended and not self._transport.is_closing():
             self._transport.set_write_buffer_limits(high=high, low=high // 4)
 
+    def admit_peer(self) -> None:
+        """The peer has authenticated, and may send larger pieces."""
+        if self._ticket is not None:
+            self._ticket.authenticate()
+
+    @abstractmethod
+    def pause_reading(self) -> None:
+        """Stop reading; the peer's sends will stall."""
+
+    @abstractmethod
+    def resume_reading(self) -> None:
+        """Read again."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Send the queue, then end the stream."""
+
     def abort(self) -> None:
+        """End the stream immediately; queued bytes are lost."""
         if self._transport is not None:
             self._transport.abort()
+
+    # --- for the transport ---
 
     def pause_writing(self) -> None:
         """The unsent bytes exceed the limit."""
@@ -147,13 +134,22 @@ class TransportStream:
         if self._receiver is not None and not self._has_ended:
             self._receiver.writing_resumed()
 
+    def _end(self, error: TidegateError | None) -> None:
+        """The transport is gone."""
+        self._has_ended = True
+        if self._ticket is not None:
+            self._ticket.end()
+        receiver, self._receiver = self._receiver, None  # break the reference cycle
+        if receiver is not None:
+            receiver.stream_ended(error)
+
     def _broken(self, cause: Exception) -> BrokenError:
         error = BrokenError(f"The connection to {self._peer_name} broke: {cause}.", next_step="Reconnect.")
         error.__cause__ = cause
         return error
 
 
-class SocketStream(TransportStream, asyncio.BufferedProtocol):
+class SocketStream(ByteStream, asyncio.BufferedProtocol):
     """A ``ByteStream`` on a TCP or TLS transport."""
 
     def __init__(
@@ -175,29 +171,15 @@ class SocketStream(TransportStream, asyncio.BufferedProtocol):
 
     # --- ByteStream ---
 
-    @property
-    def peer_name(self) -> str:
-        """``address:port``."""
-        return self._peer_name
-
-    @property
-    def held_bytes(self) -> int:
-        """Unsent bytes."""
-        if self._transport is None or self._has_ended:
-            return 0
-        return self._transport.get_write_buffer_size()
-
     def admit_peer(self) -> None:
-        """Count the connection as one with a token, and read whole buffers."""
+        super().admit_peer()
         self._used_buffer = self._buffer
-        if self._ticket is not None:
-            self._ticket.authenticate()
 
     def write(self, buffers: Sequence[Payload]) -> None:
-        """Send or queue, joined: ``sendmsg`` accepts at most 1,024 slices."""
         transport = self._transport
         if transport is None or self._has_ended or transport.is_closing():
             return
+        # Joined: ``sendmsg`` accepts at most 1,024 slices.
         transport.write(buffers[0] if len(buffers) == 1 else b"".join(buffers))
 
     def pause_reading(self) -> None:
@@ -238,13 +220,7 @@ class SocketStream(TransportStream, asyncio.BufferedProtocol):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        error = None if exc is None else self._broken(exc)
-        self._has_ended = True
-        if self._ticket is not None:
-            self._ticket.end()
-        receiver, self._receiver = self._receiver, None  # break the reference cycle
-        if receiver is not None:
-            receiver.stream_ended(error)
+        self._end(None if exc is None else self._broken(exc))
 
 
 def new_read_buffer() -> memoryview:

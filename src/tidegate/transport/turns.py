@@ -184,7 +184,7 @@ class Share(_Tagged):
     def close(self) -> None:
         """Do no more work, and drop the reference to ``work``."""
         self.is_closed = True
-        self._work = _nothing
+        self._work = lambda: False
 
     def run(self, until_s: float) -> bool:
         """Work until a time on the turns' clock; returns whether more is left."""
@@ -360,8 +360,3 @@ class Turns:
             share.move(turns)
         if has_more:
             turns.put(share)
-
-
-def _nothing() -> bool:
-    """The work of a closed share."""
-    return False

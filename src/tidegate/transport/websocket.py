@@ -27,7 +27,7 @@ from websockets.typing import Subprotocol
 from tidegate.model.errors import RemoteProtocolError, TidegateError
 from tidegate.transport.admission import Ticket
 from tidegate.transport.peers import peer_name_of, site_in
-from tidegate.transport.streams import WRITE_HIGH_BYTES, Payload, StreamReceiver, TransportStream
+from tidegate.transport.streams import WRITE_HIGH_BYTES, ByteStream, Payload, StreamReceiver
 from tidegate.transport.turns import Share, Turns
 
 SUBPROTOCOLS: Final = ("AMQPWSB10", "amqp")
@@ -65,7 +65,7 @@ _GOING_AWAY: Final = 1001
 _NORMAL: Final = 1000
 
 
-class WebSocketStream(TransportStream, asyncio.Protocol):
+class WebSocketStream(ByteStream, asyncio.Protocol):
     """The server's end of one WebSocket, from its HTTP request on."""
 
     def __init__(
@@ -125,18 +125,13 @@ class WebSocketStream(TransportStream, asyncio.Protocol):
     @property
     def held_bytes(self) -> int:
         """Unsent bytes, and those of an incomplete frame."""
-        if self._transport is None or self._has_ended:
-            return 0
-        return self._transport.get_write_buffer_size() + len(self._protocol.reader.buffer)
+        return 0 if self._has_ended else super().held_bytes + len(self._protocol.reader.buffer)
 
     def admit_peer(self) -> None:
-        """Accept frames of up to FRAME_BYTES_MAX, and count as a connection with a token."""
-        if self._ticket is not None:
-            self._ticket.authenticate()
+        super().admit_peer()
         self._protocol.max_fragment_size = FRAME_BYTES_MAX
 
     def write(self, buffers: Sequence[Payload]) -> None:
-        """Send or queue, in binary messages."""
         if self._is_closing or self._has_ended or self._protocol.state is not OPEN:
             return
         joined = memoryview(buffers[0] if len(buffers) == 1 else b"".join(buffers))
@@ -193,18 +188,13 @@ class WebSocketStream(TransportStream, asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._has_ended:
             return
-        self._has_ended = True
-        if self._ticket is not None:
-            self._ticket.end()
         self._share.close()
         self._unparsed = memoryview(b"")
         if self._abort_timer is not None:
             self._abort_timer.cancel()
         if exc is not None and self._error is None:
             self._error = self._broken(exc)
-        receiver, self._receiver = self._receiver, None  # break the reference cycle
-        if receiver is not None:
-            receiver.stream_ended(self._error)
+        self._end(self._error)
         self._on_ended(self)
 
     def resume_writing(self) -> None:

@@ -62,7 +62,9 @@ class NodeAddress:
     @classmethod
     def parse(cls, text: str) -> NodeAddress:
         """Parse an address. Raises InvalidArgumentError for an unknown form."""
-        parts = [unquote(part) for part in _path(text).split("/") if part]
+        _, separator, rest = text.partition("://")
+        path = rest.partition("/")[2] if separator else text
+        parts = [unquote(part) for part in path.split("/") if part]
         match [
             part.lower() if index % 2 or part.startswith("$") else part for index, part in enumerate(parts)
         ]:
@@ -119,8 +121,3 @@ class NodeAddress:
 def entity_audience(host: str, event_hub: str = "") -> str:
     """The audience of a token for a hub, or for the whole namespace."""
     return f"sb://{host}/{event_hub}" if event_hub else f"sb://{host}"
-
-
-def _path(text: str) -> str:
-    _, separator, rest = text.partition("://")
-    return rest.partition("/")[2] if separator else text

@@ -8,7 +8,7 @@ from typing import Final
 
 from tidegate.amqp.decode import PROTOCOL_LIMITS, check_key, decode_value, skip_value
 from tidegate.amqp.errors import DecodeError
-from tidegate.amqp.message import Section
+from tidegate.amqp.message import DELIVERY_ANNOTATIONS, HEADER, MESSAGE_ANNOTATIONS, Section
 
 ANNOTATIONS_32: Final = 0x005372D1
 DELIVERY_ANNOTATIONS_32: Final = 0x005371D1
@@ -53,3 +53,19 @@ def merged_entries(
                 kept.append(message[at:value_end])
             at = value_end
     return b"".join(kept), 2 * len(kept)
+
+
+def reassembled(
+    message: bytes,
+    sections: Sequence[Section],
+    annotations: Sequence[bytes],
+    delivery_annotations: Sequence[bytes] | None = None,
+) -> bytes:
+    """The message with other message annotations and, unless None, other delivery annotations."""
+
+    moved: dict[int, list[bytes]] = {HEADER: [], DELIVERY_ANNOTATIONS: [], MESSAGE_ANNOTATIONS: []}
+    others: list[bytes] = []
+    for code, start, _, end in sections:
+        moved.get(code, others).append(message[start:end])
+    before = moved[DELIVERY_ANNOTATIONS] if delivery_annotations is None else delivery_annotations
+    return b"".join((*moved[HEADER], *before, *annotations, *others))

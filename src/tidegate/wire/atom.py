@@ -2,8 +2,7 @@
 
     <entry><id>…</id><title>hub</title>…<content><EventHubDescription>…</EventHubDescription></content></entry>
 
-A document type is refused, because it could define entities that expand endlessly or name files. Unknown
-content is skipped, never kept.
+A document type is refused, because it could define entities that expand endlessly or name files.
 Source: Azure "Event Hubs service REST", "Create Event Hub", "Get revoked publishers", "List consumer groups",
 "List partition runtime metadata" (2026-09); azure-servicebus 0.21.1, _serialization.py.
 """
@@ -14,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
-from xml.parsers.expat import ExpatError, ParserCreate
+from xml.etree.ElementTree import Element, ParseError, TreeBuilder, XMLParser
 from xml.sax.saxutils import escape, quoteattr
 
 from tidegate.model.errors import InvalidArgumentError
@@ -85,58 +84,41 @@ def parse_description(body: bytes, kind: str) -> dict[str, str]:
     """
     if not body.strip():
         return {}
-    parser, found = ParserCreate(namespace_separator=" "), _Found(f"{_SERVICE_BUS} {kind}")
-    parser.buffer_text = True
-    parser.StartDoctypeDeclHandler = _refuse_document_type
-    parser.StartElementHandler, parser.EndElementHandler = found.start, found.end
-    parser.CharacterDataHandler = found.add_text
+    parser = XMLParser(target=_Builder())
     try:
-        parser.Parse(body, True)
-    except (ExpatError, LookupError, ValueError) as error:  # the latter two: an unknown encoding
+        parser.feed(body)
+        root: Element = parser.close()
+    except (ParseError, LookupError, ValueError) as error:  # the latter two: an unknown encoding
         raise InvalidArgumentError(f"The body is not XML: {error}.") from error
-    if found.properties is None:
+    description = next(root.iter(f"{{{_SERVICE_BUS}}}{kind}"), None)
+    if description is None:
         raise InvalidArgumentError(f"The body has no {kind} in {_SERVICE_BUS}.")
-    return found.properties
+    properties: dict[str, str] = {}
+    for child in description:
+        name = child.tag.rpartition("}")[2]
+        properties[name] = properties.get(name, "") + "".join(text.strip() for text in child.itertext())
+    return properties
 
 
-class _Found:
-    """Collects the properties of the first element with a name."""
+class _Builder(TreeBuilder):
+    """Builds the tree of a body, whose size is limited, and refuses what could exceed the limit."""
 
-    def __init__(self, wanted: str) -> None:
-        self._wanted = wanted
-        self._path: list[str] = []
-        self._is_open = False
-        self._at = 0
-        """Depth of the wanted element."""
-        self.properties: dict[str, str] | None = None
+    _depth = 0
 
-    def start(self, name: str, attributes: Mapping[str, str]) -> None:
-        self._path.append(name)
-        depth = len(self._path)
-        if depth > _DEPTH_MAX:
+    def doctype(self, *_: object) -> None:
+        raise InvalidArgumentError(
+            "The body has a document type, which is not allowed.", next_step="Remove the document type."
+        )
+
+    def start(self, tag: str, attrs: dict[str, str]) -> Element:
+        self._depth += 1
+        if self._depth > _DEPTH_MAX:
             raise InvalidArgumentError(f"The body nests more than {_DEPTH_MAX} elements.")
-        if name == self._wanted and self.properties is None:
-            self.properties, self._is_open, self._at = {}, True, depth
-        elif self.properties is not None and self._is_open and depth == self._at + 1:
-            self.properties.setdefault(_local_name(name), "")
+        return super().start(tag, attrs)
 
-    def add_text(self, text: str) -> None:
-        if self.properties is not None and self._is_open and len(self._path) > self._at:
-            self.properties[_local_name(self._path[self._at])] += text.strip()
-
-    def end(self, name: str) -> None:
-        self._is_open = self._is_open and len(self._path) != self._at
-        self._path.pop()
-
-
-def _refuse_document_type(*_: object) -> None:
-    raise InvalidArgumentError(
-        "The body has a document type, which is not allowed.", next_step="Remove the document type."
-    )
-
-
-def _local_name(name: str) -> str:
-    return name.rpartition(" ")[2]
+    def end(self, tag: str) -> Element:
+        self._depth -= 1
+        return super().end(tag)
 
 
 def _format_property(name: str, value: Value) -> str:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from tidegate.amqp.message import Message, MessageId
+from tidegate.amqp.message import Message
 from tidegate.amqp.types import Timestamp
 from tidegate.model.errors import InvalidArgumentError
-from tidegate.wire.request_response import Request, Response, encode_response, make_request
+from tidegate.wire.request_response import Request, make_request
 
 PUT_TOKEN: Final = "put-token"
 SAS_TOKEN_TYPE: Final = "servicebus.windows.net:sastoken"
@@ -52,20 +52,10 @@ class PutToken:
 
 def put_token_request(put_token: PutToken) -> Message:
     """The request that puts a token; the sender sets message-id and reply-to."""
-    properties: dict[str, object] = {"type": put_token.token_type, "name": put_token.audience}
-    if put_token.expires_at_s is not None:
-        properties["expiration"] = Timestamp(put_token.expires_at_s * 1000)
+    expires_at_s = put_token.expires_at_s
+    properties = {
+        "type": put_token.token_type,
+        "name": put_token.audience,
+        "expiration": None if expires_at_s is None else Timestamp(expires_at_s * 1000),
+    }
     return make_request(PUT_TOKEN, properties, put_token.token)
-
-
-def check_put_token_response(message: Message) -> None:
-    """Raise the error of a refused token.
-
-    It is UnauthorizedError, NotFoundError (no such hub) or another error of ``wire.conditions``.
-    """
-    Response.from_message(message).raise_for_status()
-
-
-def encode_put_token_accepted(message_id: MessageId | None) -> bytes:
-    """The response to an accepted token."""
-    return encode_response(correlation_id=message_id, status_code=ACCEPTED, status_description="Accepted")

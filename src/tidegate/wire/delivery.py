@@ -36,6 +36,7 @@ from tidegate.wire.annotations import (
     annotations_section,
     merged_entries,
     pack_map32,
+    reassembled,
 )
 from tidegate.wire.batch import DATA_SECTION_8, DATA_SECTION_32, wrap_event
 from tidegate.wire.names import (
@@ -206,19 +207,15 @@ def _splice_carefully(message: bytes, ours: bytes, metric_entries: bytes) -> byt
         annotations, annotation_count = merged_entries(message, sections, MESSAGE_ANNOTATIONS, _OUR_KEYS)
         metrics, metric_count = merged_entries(message, sections, DELIVERY_ANNOTATIONS, _METRIC_KEYS)
     except DecodeError:
-        sections, metrics, metric_count, annotations, annotation_count = [], b"", 0, b"", 0
         message = wrap_event(message)
-        others = message
-    else:
-        moved = (HEADER, DELIVERY_ANNOTATIONS, MESSAGE_ANNOTATIONS)
-        others = b"".join(message[start:end] for code, start, _, end in sections if code not in moved)
-    parts = [message[start:end] for code, start, _, end in sections if code == HEADER]
+        sections = list(iter_sections(message))
+        metrics, metric_count, annotations, annotation_count = b"", 0, b"", 0
+    delivery_annotations = None
     if metric_entries:
-        parts += annotations_section(DELIVERY_ANNOTATIONS_32, metrics + metric_entries, metric_count + 8)
-    else:
-        parts += [message[start:end] for code, start, _, end in sections if code == DELIVERY_ANNOTATIONS]
-    parts += annotations_section(ANNOTATIONS_32, annotations + ours, annotation_count + 6)
-    return b"".join((*parts, others))
+        entries, count = metrics + metric_entries, metric_count + 8
+        delivery_annotations = annotations_section(DELIVERY_ANNOTATIONS_32, entries, count)
+    section = annotations_section(ANNOTATIONS_32, annotations + ours, annotation_count + 6)
+    return reassembled(message, sections, section, delivery_annotations)
 
 
 def batched_delivery_prefix(*, first_sequence_number: int, enqueued_time_ms: int, event_count: int) -> bytes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from functools import lru_cache
 from typing import Any, Final, cast
 from uuid import UUID
@@ -38,10 +38,9 @@ from tidegate.amqp.performatives import encode_composite
 from tidegate.amqp.types import Decimal, Symbol, Timestamp
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.events import EventContents, EventData, PropertyValue
+from tidegate.model.times import milliseconds_of, time_of
 from tidegate.wire.batch import DATA_SECTION_8, DATA_SECTION_32
 from tidegate.wire.names import PARTITION_KEY
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 _two_u32 = struct.Struct(">II").unpack_from
 _u32 = struct.Struct(">I").unpack_from
@@ -75,7 +74,11 @@ def encode_event(event: EventData, partition_key: str | None = None) -> bytes:
     if partition_key is not None:
         parts.append(_partition_key_section(partition_key))
     if event.content_type is not None or event.message_id is not None or event.correlation_id is not None:
-        parts.append(_properties_section(event.message_id, event.correlation_id, event.content_type))
+        content = None if event.content_type is None else Symbol(event.content_type)
+        standard = Properties(
+            message_id=event.message_id, correlation_id=event.correlation_id, content_type=content
+        )
+        parts.append(encode_composite(standard))
     if event.properties:
         parts += _application_properties(event.properties)
     body = event.body
@@ -97,15 +100,6 @@ def _partition_key_section(partition_key: str) -> bytes:
     if not isinstance(partition_key, str):
         raise InvalidArgumentError(f"A partition key must be a string, got {type(partition_key).__name__}.")
     return b"\x00\x53\x72" + encode_value({PARTITION_KEY: partition_key})
-
-
-def _properties_section(
-    message_id: str | None, correlation_id: str | None, content_type: str | None
-) -> bytes:
-    content = None if content_type is None else Symbol(content_type)
-    return encode_composite(
-        Properties(message_id=message_id, correlation_id=correlation_id, content_type=content)
-    )
 
 
 def _application_properties(properties: Mapping[str, PropertyValue]) -> tuple[bytes, bytes]:
@@ -158,7 +152,7 @@ def _encode_integer(value: int) -> bytes:
 def _encode_time(value: datetime) -> bytes:
     if value.tzinfo is None:
         raise EncodeError(f"The time {value!r} has no time zone.")
-    return encode_value(Timestamp((value - _EPOCH) // timedelta(milliseconds=1)))
+    return encode_value(Timestamp(milliseconds_of(value)))
 
 
 _PROPERTY_ENCODERS: dict[type, Callable[[Any], bytes]] = {
@@ -374,7 +368,7 @@ def _plain(value: object) -> PropertyValue:
     """A decoded value as a plain Python type."""
     if isinstance(value, Timestamp):
         try:
-            return _EPOCH + timedelta(milliseconds=value)
+            return time_of(value)
         except OverflowError:
             return int(value)
     for kind in (bool, int, float, str, Decimal, bytes):

@@ -12,14 +12,16 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
-from tidegate.amqp.message import Message, MessageId
+from tidegate.amqp.message import Message
 from tidegate.amqp.types import Array, Int, Timestamp
 from tidegate.model.errors import InvalidArgumentError, RemoteProtocolError
-from tidegate.model.hub_settings import HubSettings, hub_changes_in
+from tidegate.model.hub_properties import EventHubProperties
+from tidegate.model.hub_settings import hub_changes_in
 from tidegate.model.partition_ends import PartitionEnds
+from tidegate.model.times import milliseconds_of, time_of
 from tidegate.wire.delivery import NEVER_ENQUEUED_MS
 from tidegate.wire.names import EVENT_HUB_ENTITY, PARTITION_ENTITY
-from tidegate.wire.request_response import Request, encode_response, make_request, successful
+from tidegate.wire.request_response import Request, make_request
 
 SEQUENCE_NUMBER_EPOCH: Final = Int(-1)
 """Of a partition that was never replicated from another namespace. The official Rust client rejects a
@@ -61,50 +63,42 @@ class ManagementRequest:
     def to_message(self) -> Message:
         """The request; its sender sets message-id and reply-to."""
         name, entity = self.operation.value
-        properties: dict[str, object] = {"type": entity, "name": self.event_hub}
-        if self.partition_id is not None:
-            properties["partition"] = self.partition_id
-        if self.security_token is not None:
-            properties["security_token"] = self.security_token
+        properties = {
+            "type": entity,
+            "name": self.event_hub,
+            "partition": self.partition_id,
+            "security_token": self.security_token,
+        }
         return make_request(name, properties)
 
 
-@dataclass(frozen=True, slots=True)
-class EventHubDescription(HubSettings):
-    """An event hub as ``$management`` describes it."""
+def event_hub_to_map(event_hub: EventHubProperties) -> dict[object, object]:
+    """An event hub in the form that ``$management`` sends."""
+    known: dict[object, object] = {
+        name: value for name, value in event_hub.settings().items() if value is not None
+    }
+    return {
+        "name": event_hub.name,
+        "type": EVENT_HUB_ENTITY,
+        "created_at": Timestamp(milliseconds_of(event_hub.created_at)),
+        "partition_count": Int(len(event_hub.partition_ids)),
+        "partition_ids": Array.of(str, event_hub.partition_ids),
+        "georeplication_factor": Int(1),
+        **known,
+    }
 
-    name: str
-    created_at_ms: int
-    """Milliseconds since 1970-01-01 UTC."""
-    partition_ids: tuple[str, ...]
 
-    def to_map(self) -> dict[object, object]:
-        settings: dict[str, object] = {**self.settings()}
-        known: dict[object, object] = {name: value for name, value in settings.items() if value is not None}
-        return {
-            "name": self.name,
-            "type": EVENT_HUB_ENTITY,
-            "created_at": Timestamp(self.created_at_ms),
-            "partition_count": Int(len(self.partition_ids)),
-            "partition_ids": Array.of(str, self.partition_ids),
-            "georeplication_factor": Int(1),
-            **known,
-        }
-
-    @classmethod
-    def from_map(cls, value: object) -> EventHubDescription:
-        """Raises RemoteProtocolError if a response's body is not a hub's description."""
-        entries = _entries(value)
-        ids = entries.get("partition_ids")
-        items: Sequence[object] = (
-            ids.items if isinstance(ids, Array) else ids if isinstance(ids, list) else ()
-        )
-        return cls(
-            _text(entries, "name"),
-            _integer(entries, "created_at"),
-            tuple(str(item) for item in items),
-            **hub_changes_in({str(name): item for name, item in entries.items()}),
-        )
+def event_hub_from_map(value: object) -> EventHubProperties:
+    """Raises RemoteProtocolError if a response's body is not an event hub's description."""
+    entries = _entries(value)
+    ids = entries.get("partition_ids")
+    items: Sequence[object] = ids.items if isinstance(ids, Array) else ids if isinstance(ids, list) else ()
+    return EventHubProperties(
+        _text(entries, "name"),
+        time_of(_integer(entries, "created_at")),
+        tuple(str(item) for item in items),
+        **hub_changes_in({str(name): item for name, item in entries.items()}),
+    )
 
 
 def partition_to_map(ends: PartitionEnds) -> dict[object, object]:
@@ -145,36 +139,8 @@ def partition_from_map(value: object) -> PartitionEnds:
     )
 
 
-def encode_management_response(
-    message_id: MessageId | None, body: EventHubDescription | PartitionEnds | Sequence[PartitionEnds]
-) -> bytes:
-    """The response to a request that succeeded."""
-    value: object
-    if isinstance(body, EventHubDescription):
-        value = body.to_map()
-    elif isinstance(body, PartitionEnds):
-        value = partition_to_map(body)
-    else:
-        value = [partition_to_map(ends) for ends in body]
-    return encode_response(correlation_id=message_id, status_code=200, status_description="OK", value=value)
-
-
-def event_hub_in(message: Message) -> EventHubDescription:
-    """The hub in a response.
-
-    Raises the error of an unsuccessful response, RemoteProtocolError for an invalid body.
-    """
-    return EventHubDescription.from_map(successful(message).value)
-
-
-def partition_in(message: Message) -> PartitionEnds:
-    """The partition in a response. Raises as ``event_hub_in``."""
-    return partition_from_map(successful(message).value)
-
-
-def partitions_in(message: Message) -> list[PartitionEnds]:
-    """The partitions in a response to a query. Raises as ``event_hub_in``."""
-    value = successful(message).value
+def partitions_from_list(value: object) -> list[PartitionEnds]:
+    """Raises RemoteProtocolError if a response's body is not a list of partitions' ends."""
     if not isinstance(value, list):
         raise RemoteProtocolError("Expected a list of partitions from $management.")
     return [partition_from_map(item) for item in value]

@@ -24,9 +24,9 @@ from dataclasses import replace
 from tidegate.amqp.decode import Limits, decode_value, decode_value_until
 from tidegate.amqp.encode import append_value
 from tidegate.amqp.errors import DecodeError
-from tidegate.amqp.message import DELIVERY_ANNOTATIONS, HEADER, MESSAGE_ANNOTATIONS, Section, iter_sections
+from tidegate.amqp.message import MESSAGE_ANNOTATIONS, Section, iter_sections
 from tidegate.model.errors import InvalidArgumentError
-from tidegate.wire.annotations import ANNOTATIONS_32, annotations_section, merged_entries
+from tidegate.wire.annotations import ANNOTATIONS_32, annotations_section, merged_entries, reassembled
 from tidegate.wire.batch import BatchSections, iter_events, wrap_event
 from tidegate.wire.names import ENQUEUED_TIME, OFFSET, PARTITION_KEY, PUBLISHER, SEQUENCE_NUMBER
 
@@ -127,7 +127,8 @@ def _annotated(message: bytes, publisher: str, ours: bytes) -> bytes:
         if code == MESSAGE_ANNOTATIONS:
             check_key(_partition_key(message, value_start), publisher)
     theirs, count = merged_entries(message, sections, MESSAGE_ANNOTATIONS, _OURS)
-    return _with_annotations(message, sections, theirs + ours, count + 2 * len(_OURS))
+    annotations = annotations_section(ANNOTATIONS_32, theirs + ours, count + 2 * len(_OURS))
+    return reassembled(message, sections, annotations)
 
 
 def _unnamed(message: bytes) -> bytes:
@@ -135,13 +136,12 @@ def _unnamed(message: bytes) -> bytes:
         sections = list(iter_sections(message))
         _, all_count = merged_entries(message, sections, MESSAGE_ANNOTATIONS, ())
         kept, count = merged_entries(message, sections, MESSAGE_ANNOTATIONS, (PUBLISHER,))
-    except DecodeError:
-        return wrap_event(message)  # also beyond our limits, which other readers do not have
-    try:
         _check_whole(message, sections)
     except DecodeError:
-        return wrap_event(message)
-    return message if count == all_count else _with_annotations(message, sections, kept, count)
+        return wrap_event(message)  # also beyond our limits, which other readers do not have
+    if count == all_count:
+        return message
+    return reassembled(message, sections, annotations_section(ANNOTATIONS_32, kept, count) if count else ())
 
 
 def _check_whole(message: bytes, sections: list[Section]) -> None:
@@ -175,22 +175,6 @@ def _count_plain_values(message: bytes, at: int, end: int, values_max: int) -> i
             raise DecodeError(f"An event has more than {_CHECKED_VALUES_MAX:,} values.")
         at += 1 + width
     return count
-
-
-def _with_annotations(message: bytes, sections: list[Section], entries: bytes, count: int) -> bytes:
-    """The message with its annotations replaced."""
-    header = annotations_section(ANNOTATIONS_32, entries, count) if count else ()
-    before = (*_pieces(message, sections, HEADER), *_pieces(message, sections, DELIVERY_ANNOTATIONS))
-    return b"".join((*before, *header, *_others(message, sections)))
-
-
-def _pieces(message: bytes, sections: list[Section], wanted: int) -> list[bytes]:
-    return [message[start:end] for code, start, _, end in sections if code == wanted]
-
-
-def _others(message: bytes, sections: list[Section]) -> list[bytes]:
-    moved = (HEADER, DELIVERY_ANNOTATIONS, MESSAGE_ANNOTATIONS)
-    return [message[start:end] for code, start, _, end in sections if code not in moved]
 
 
 def _partition_key(message: bytes, value_start: int) -> str | None:

@@ -11,13 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from tidegate.amqp.message import (
-    NO_VALUE,
-    Message,
-    MessageId,
-    Properties,
-    encode_message,
-)
+from tidegate.amqp.message import NO_VALUE, Message, MessageId, Properties, encode_message
 from tidegate.amqp.types import Int, Symbol
 from tidegate.model.errors import InvalidArgumentError, RemoteProtocolError
 from tidegate.wire.conditions import error_from_status
@@ -25,6 +19,7 @@ from tidegate.wire.conditions import error_from_status
 _STATUS_CODE: Final = "status-code"
 _STATUS_DESCRIPTION: Final = "status-description"
 _ERROR_CONDITION: Final = "error-condition"
+_DESCRIPTIONS: Final = {201: "Created", 202: "Accepted"}
 
 
 def request_id(properties: Properties) -> MessageId | None:
@@ -98,51 +93,47 @@ class Response:
             message.value,
         )
 
-    @property
-    def is_success(self) -> bool:
-        return 200 <= self.status_code < 300
-
     def raise_for_status(self) -> None:
         """Raise the error of an unsuccessful response (see ``wire.conditions``)."""
-        if not self.is_success:
+        if not 200 <= self.status_code < 300:
             raise error_from_status(self.status_code, self.status_description, self.error_condition)
 
 
-def successful(message: Message) -> Response:
-    """The response in a message. Raises as ``Response.from_message`` and ``raise_for_status``."""
+def successful_value(message: Message) -> object:
+    """The body of a successful response. Raises as ``Response.from_message`` and ``raise_for_status``."""
     response = Response.from_message(message)
     response.raise_for_status()
-    return response
+    return response.value
 
 
 def make_request(operation: str, properties: Mapping[str, object], value: object = NO_VALUE) -> Message:
-    """A request; the sender sets message-id and reply-to.
+    """A request; the sender sets message-id and reply-to. Properties that are None or empty are omitted.
 
     Without a value the body is an empty data section, which every service accepts.
     """
-    application_properties: dict[object, object] = {"operation": operation}
-    application_properties.update(properties)
+    given: dict[object, object] = {name: each for name, each in properties.items() if each not in (None, "")}
     return Message(
-        application_properties=application_properties,
+        application_properties={"operation": operation} | given,
         data=(b"",) if value is NO_VALUE else (),
         value=value,
     )
 
 
 def encode_response(
-    *,
     correlation_id: MessageId | None,
     status_code: int,
-    status_description: str,
-    error_condition: str | None = None,
     value: object = None,
+    *,
+    status_description: str | None = None,
+    error_condition: str | None = None,
 ) -> bytes:
-    """An encoded response; its body is an amqp-value section."""
+    """An encoded response; its body is an amqp-value section. status_description: None for a success."""
+    description = status_description or _DESCRIPTIONS.get(status_code, "OK")
     properties: dict[object, object] = {
         _STATUS_CODE: Int(status_code),
-        _STATUS_DESCRIPTION: status_description,
+        _STATUS_DESCRIPTION: description,
         # The official Python client expects the draft's spelling in responses of $management.
-        "statusDescription": status_description,
+        "statusDescription": description,
     }
     if error_condition is not None:
         properties[_ERROR_CONDITION] = Symbol(error_condition)

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Final
 
 from tidegate.amqp.types import Described
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.position import EventPosition, PositionKind
+from tidegate.model.times import milliseconds_of, time_of
 from tidegate.wire.names import ENQUEUED_TIME, OFFSET, SELECTOR_FILTER, SEQUENCE_NUMBER
 
 START_OF_STREAM: Final = "-1"
@@ -28,8 +29,6 @@ OLD_ENQUEUED_TIME: Final = "x-opt-enqueuedtimeutc"
 
 SELECTOR_FILTER_CODE: Final = 0x468C00000004
 """The registered descriptor of ``apache.org:selector-filter:string``."""
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 _EXPRESSION_CHARACTERS_MAX = 1024
 _COMPARISON = re.compile(
@@ -79,7 +78,7 @@ def _position(comparison: re.Match[str], expression: str) -> EventPosition:
         return EventPosition.from_sequence_number(number, is_inclusive=is_inclusive)
     if name in (ENQUEUED_TIME, OLD_ENQUEUED_TIME):
         try:
-            time_utc = _EPOCH + timedelta(milliseconds=_number(value, expression))
+            time_utc = time_of(_number(value, expression))
         except OverflowError as exc:
             raise _bad_selector(expression) from exc
         return EventPosition.from_enqueued_time(time_utc, is_inclusive=is_inclusive)
@@ -106,8 +105,7 @@ def format_selector(position: EventPosition) -> str:
             return f"amqp.annotation.{SEQUENCE_NUMBER} {operator} '{position.value}'"
         case PositionKind.ENQUEUED_TIME:
             assert isinstance(position.value, datetime)
-            since_epoch_ms = (position.value - _EPOCH) // timedelta(milliseconds=1)
-            return f"amqp.annotation.{ENQUEUED_TIME} {operator} '{since_epoch_ms}'"
+            return f"amqp.annotation.{ENQUEUED_TIME} {operator} '{milliseconds_of(position.value)}'"
 
 
 def selector_filter(position: EventPosition) -> dict[object, object]:

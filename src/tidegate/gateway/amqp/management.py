@@ -16,12 +16,14 @@ from tidegate.gateway.amqp.claims import ConnectionClaims
 from tidegate.model.audience import NAMESPACE, entity_path
 from tidegate.model.capture import CaptureStatistics
 from tidegate.model.errors import InvalidArgumentError
+from tidegate.model.hub_properties import EventHubProperties
+from tidegate.model.times import time_of
 from tidegate.model.validation import validated
 from tidegate.wire import management
 from tidegate.wire.addresses import NodeAddress, NodeKind
-from tidegate.wire.administration import AdministrationRequest, encode_administration_response
-from tidegate.wire.management import EventHubDescription, ManagementRequest, encode_management_response
-from tidegate.wire.request_response import Request
+from tidegate.wire.administration import AdministrationRequest
+from tidegate.wire.management import ManagementRequest, event_hub_to_map, partition_to_map
+from tidegate.wire.request_response import Request, encode_response
 
 _BY_ID: Final[Mapping[str, Operation]] = {operation.operation_id: operation for operation in OPERATIONS}
 _PARAMETER: Final = re.compile(r"{(\w+)}")
@@ -60,7 +62,7 @@ class ManagementService:
             answer = operation.handler(call)
         if isinstance(answer, Awaitable):
             return _finish(operation, answer, message_id, actor)
-        return encode_administration_response(message_id, operation.status, answer)
+        return encode_response(message_id, operation.status, answer)
 
     def _read(
         self, wanted: ManagementRequest, message_id: MessageId | None, claims: ConnectionClaims
@@ -72,14 +74,12 @@ class ManagementService:
         event_hub = self._broker.event_hub(wanted.event_hub)
         match wanted.operation:
             case management.Operation.READ_EVENT_HUB:
-                return encode_management_response(message_id, describe_event_hub(event_hub))
+                answer: object = event_hub_to_map(properties_of(event_hub))
             case management.Operation.READ_PARTITION:
-                assert wanted.partition_id is not None
-                return encode_management_response(message_id, event_hub.partition(wanted.partition_id).ends())
+                answer = partition_to_map(event_hub.partition(wanted.partition_id or "").ends())
             case management.Operation.QUERY_PARTITIONS:
-                return encode_management_response(
-                    message_id, [partition.ends() for partition in event_hub.partitions]
-                )
+                answer = [partition_to_map(partition.ends()) for partition in event_hub.partitions]
+        return encode_response(message_id, 200, answer)
 
 
 def _operation_of(request: AdministrationRequest) -> Operation:
@@ -100,15 +100,12 @@ async def _finish(
     operation: Operation, answer: Awaitable[object], message_id: MessageId | None, actor: Actor
 ) -> bytes:
     with acting_as(actor):  # In a task of its own.
-        return encode_administration_response(message_id, operation.status, await answer)
+        return encode_response(message_id, operation.status, await answer)
 
 
-def describe_event_hub(event_hub: EventHub) -> EventHubDescription:
+def properties_of(event_hub: EventHub) -> EventHubProperties:
     """An event hub as ``$management`` describes it."""
-    description = event_hub.description
-    return EventHubDescription(
-        description.name,
-        description.created_at_ms,
-        description.partition_ids,
-        **description.settings(),
+    found = event_hub.description
+    return EventHubProperties(
+        found.name, time_of(found.created_at_ms), found.partition_ids, **found.settings()
     )

@@ -23,7 +23,7 @@ from tidegate.gateway.amqp.management import ManagementService
 from tidegate.gateway.amqp.owner import LinkNode, NodeOwner
 from tidegate.model.errors import InvalidKeyError
 from tidegate.wire.addresses import NodeKind
-from tidegate.wire.cbs import PutToken, encode_put_token_accepted
+from tidegate.wire.cbs import ACCEPTED, PutToken
 from tidegate.wire.conditions import response_status_for, to_amqp_error
 from tidegate.wire.request_response import Request, encode_response, request_id
 
@@ -90,7 +90,7 @@ class RequestNodes:
         self._owner.claims.put_token(
             put_token.token, token_type=put_token.token_type, audience=put_token.audience
         )
-        return encode_put_token_accepted(request.message_id)
+        return encode_response(request.message_id, ACCEPTED)
 
     async def _finish(self, route: _Route, answer: Awaitable[bytes]) -> None:
         try:
@@ -112,8 +112,8 @@ class RequestNodes:
         # The official Python client drops status and text of a $cbs answer that has a condition, and shows
         # its user only "Status code: None"; the other clients deduce the condition from the status.
         response = encode_response(
-            correlation_id=route.message_id,
-            status_code=response_status_for(error),
+            route.message_id,
+            response_status_for(error),
             status_description=refusal.description or "",
             error_condition=None if route.kind is NodeKind.CBS else refusal.condition,
         )
