@@ -34,12 +34,12 @@ from rich.console import Console
 from rich.text import Text
 from sqlalchemy import BigInteger, Column, Integer, MetaData, String, Table
 
+from tidegate.broker import EMULATOR_KEY
 from tidegate.client import EventHubProducer
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.events import EventData
 from tidegate.model.pipeline_status import PipelineState, PipelineStatus
 from tidegate.processor import EventProcessorHost, EventProcessorOptions
-from tidegate.server.emulator_config import EMULATOR_KEY
 from tidegate.sql import Database, Pipeline, SqlStore
 from tidegate.testing.hub import HubService
 from tidegate.transport.clock import SystemClock

@@ -75,7 +75,7 @@ def test_every_setting_and_ready_field_is_in_the_reference() -> None:
         assert re.search(rf"^\| `{name}` \|.*\| \S[^|]+ \|$", page, flags=re.MULTILINE), name
     page = (ROOT / "docs/reference/service.md").read_text(encoding="utf-8")
     for values in (DeclaredNamespace, DeclaredEventHub, DeclaredPolicy, ReadyInformation):
-        names = {field.name for field in dataclasses.fields(values)} - {"settings"}
+        names = set(values.__annotations__) - {"settings"}
         for name in names | {setting.name for setting in HUB_SETTINGS}:
             assert f"`{name}`" in page, name
 

@@ -15,7 +15,7 @@ from urllib.parse import urlencode, urlsplit
 
 from tests.support.absent import not_tested
 
-from tidegate.server.emulator_config import EMULATOR_KEY
+from tidegate.broker import EMULATOR_KEY
 from tidegate.testing.hub import HubService
 
 if TYPE_CHECKING:

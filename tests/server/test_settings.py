@@ -33,9 +33,9 @@ def test_no_amqp_face_is_refused(tmp_path: Path) -> None:
 
 def test_given_ports_switch_the_others_off(tmp_path: Path) -> None:
     """Scripts that ask for one face do not get another one on a fixed port."""
-    settings = ServerSettings(tmp_path).with_ports(amqps_port=0)
+    settings = settings_from_mapping({"amqps_port": 0}, data_dir=tmp_path)
     assert (settings.amqp_port, settings.amqps_port, settings.http_port) == (None, 0, None)
-    assert ServerSettings(tmp_path).with_ports() == ServerSettings(tmp_path)
+    assert settings_from_mapping({}, data_dir=tmp_path) == ServerSettings(tmp_path)
 
 
 def test_configuration_file(tmp_path: Path) -> None:

@@ -8,8 +8,7 @@ import click
 
 from tidegate.cli.consumers.audit import audit
 from tidegate.cli.consumers.checkpoint import checkpoint_group
-from tidegate.cli.consumers.lag import lag
-from tidegate.cli.consumers.lease import lease_group
+from tidegate.cli.consumers.lag import lag, lease_group
 from tidegate.cli.dead_letters.dlq import dlq_group
 from tidegate.cli.entities.capture import capture_group
 from tidegate.cli.entities.group import group_group
@@ -20,13 +19,15 @@ from tidegate.cli.entities.profile import profile_group
 from tidegate.cli.entities.publisher import publisher_group
 from tidegate.cli.events.receive import receive
 from tidegate.cli.events.send import send
-from tidegate.cli.pipelines.pipeline import pipeline_group
+from tidegate.cli.pipelines.replay import replay
+from tidegate.cli.pipelines.run import run as run_pipeline
 from tidegate.cli.pipelines.spark import spark_group
+from tidegate.cli.pipelines.status import status, stop
 from tidegate.cli.service.check import check
 from tidegate.cli.service.serve import serve
 from tidegate.cli.shell.completion import completion, prepare_completion
 from tidegate.cli.shell.connection import connection_options
-from tidegate.cli.shell.contents import ContentsGroup
+from tidegate.cli.shell.contents import CommandGroup, ContentsGroup
 from tidegate.cli.shell.exit_codes import ExitCode, exit_code_of
 from tidegate.cli.shell.options import with_output
 from tidegate.cli.shell.render import Output
@@ -50,13 +51,17 @@ EXIT_CODE_HELP = "; ".join(
 def version(output: Output) -> None:
     """Show the versions of Tidegate and Python.
 
-    \b
     Example:
       tidegate version --json
     """
     import platform
 
     output.record({"tidegate": VERSION, "python": platform.python_version()})
+
+
+pipeline_group = CommandGroup(
+    "pipeline", commands=[run_pipeline, replay, status, stop], help="Run and monitor pipelines on Spark."
+)
 
 
 @click.group(

@@ -9,7 +9,7 @@ resolved by a function that the caller passes.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import Final
@@ -168,11 +168,6 @@ def check_host(host: str) -> None:
             f"Capture does not write to link-local or cloud metadata addresses: {host[:80]}.",
             next_step="Use the storage account's own host.",
         )
-
-
-def capture_destinations(prefixes: Iterable[str], *, unset: str) -> CaptureDestinations:
-    """The prefixes; without any, the directory ``unset``."""
-    return CaptureDestinations(tuple(prefixes) or (unset,))
 
 
 def _refused(destination: str, problem: str) -> InvalidArgumentError:

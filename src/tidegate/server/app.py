@@ -17,15 +17,18 @@ import ssl
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
-from tidegate.broker import ROOT_POLICY_NAME, Broker
+from tidegate.broker import EMULATOR_KEY, ROOT_POLICY_NAME, Broker
 from tidegate.capture import CaptureService
+from tidegate.console.app import ConsoleApp
+from tidegate.console.frame.parts import ConsoleParts, OwnAddress
+from tidegate.console.views import open_views
 from tidegate.gateway.amqp.idle_guard import IdleLimits
 from tidegate.gateway.amqp.server import AmqpGateway
 from tidegate.gateway.http.app import HttpGateway
 from tidegate.gateway.http.origins import AllowedOrigins
-from tidegate.model.capture_destination import capture_destinations
+from tidegate.model.capture_destination import CaptureDestinations
 from tidegate.model.clock import Clock
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import BrokenError, ClosedError, InvalidArgumentError
@@ -36,8 +39,6 @@ from tidegate.server.certificates import (
     ensure_server_certificate,
     given_server_certificate,
 )
-from tidegate.server.console import console_of
-from tidegate.server.emulator_config import EMULATOR_KEY
 from tidegate.server.event_loop import share_interpreter
 from tidegate.server.exposure import exposure_warnings
 from tidegate.server.live_certificate import CHECK_INTERVAL_S, LiveCertificate
@@ -183,8 +184,8 @@ class TidegateServer:
         options = LogOptions(open_segments_max=min(LogOptions().open_segments_max, open_files_max() // 8))
         broker = await Broker.open(settings.data_dir, clock=self._clock, options=options)
         stack.push_async_callback(broker.close)
-        broker.capture_destinations = capture_destinations(
-            settings.capture_destinations, unset=str(settings.data_dir.absolute() / "capture")
+        broker.capture_destinations = CaptureDestinations(
+            settings.capture_destinations or (str(settings.data_dir.absolute() / "capture"),)
         )
         broker.is_lost_position_refused = settings.is_lost_position_refused
         broker.authorizer.set_host_names(self._host_names(certificate))
@@ -218,12 +219,21 @@ class TidegateServer:
     ) -> HttpGateway:
         """HTTP with the console, and the order in which they, and AMQP, are closed."""
         settings, stack = self.settings, self._exit_stack
+        proxies = TrustedProxies.parse(settings.trusted_proxies)
         console = None
         if settings.is_console_served and (settings.http_port is not None or settings.https_port is not None):
-            console = await stack.enter_async_context(
-                console_of(broker, capture, amqp, settings, self._clock, lambda: self.ready)
+            parts = ConsoleParts(
+                broker,
+                capture,
+                lambda: amqp.connection_counts().active,
+                self._clock,
+                self._own_address,
+                settings.data_dir,
+                settings.database,
+                settings.redrive_pipelines,
             )
-        if console is not None:
+            views = await stack.enter_async_context(open_views(parts))
+            console = ConsoleApp(views, clock=self._clock, proxies=proxies, budget=amqp.budget)
             # Closed after the HTTP server: a page that is still being served may start a task.
             stack.push_async_callback(console.close)
         http = HttpGateway(
@@ -232,7 +242,7 @@ class TidegateServer:
             amqp=amqp,
             capture_statistics=capture.statistics,
             origins=AllowedOrigins.parse(settings.allowed_origins),
-            proxies=TrustedProxies.parse(settings.trusted_proxies),
+            proxies=proxies,
             further_routes=() if console is None else (console.route(),),
             hsts_max_age_s=settings.hsts_max_age_s,
             tls_handshake_failures=lambda: 0 if handshake_failures is None else handshake_failures.count,
@@ -246,6 +256,13 @@ class TidegateServer:
         # Closed before the HTTP server, whose WebSockets it uses.
         stack.push_async_callback(amqp.close, drain_timeout_s=settings.drain_timeout_s)
         return http
+
+    def _own_address(self) -> OwnAddress:
+        """Where the console's own clients connect."""
+        ready = self.ready
+        if ready.connection_string_plain is not None:
+            return OwnAddress(ready.connection_string_plain, None)
+        return OwnAddress(ready.connection_string, ready.ca_file)
 
     def _admission(self, broker: Broker) -> Admission:
         """The connection limits, which depend on the number of partitions."""
@@ -316,10 +333,7 @@ class TidegateServer:
         connection_string = secure or plain
         assert connection_string is not None  # ServerSettings: one AMQP port is set
         return ReadyInformation(
-            amqp=addresses["amqp"],
-            amqps=addresses["amqps"],
-            http=addresses["http"],
-            https=addresses["https"],
+            **addresses,
             flight=None,
             connection_string=connection_string,
             connection_string_plain=plain,
@@ -418,13 +432,9 @@ def _running(part: T | None) -> T:
     return part
 
 
-class _Listener(Protocol):
-    async def listen(
-        self, host: str, port: int, *, ssl_context: ssl.SSLContext | None = None
-    ) -> tuple[str, int]: ...
-
-
-async def _listen(server: _Listener, host: str, port: int | None, tls: ssl.SSLContext | None) -> str | None:
+async def _listen(
+    server: AmqpGateway | HttpGateway, host: str, port: int | None, tls: ssl.SSLContext | None
+) -> str | None:
     """Start listening and return the bound ``host:port``; None without a port."""
     if port is None:
         return None

@@ -193,57 +193,46 @@ def _make_authority(now: datetime, names: Sequence[str]) -> _Pair:
             x509.NameAttribute(NameOID.COMMON_NAME, f"Tidegate local authority {serial % 0x10000:04x}"),
         ]
     )
-    key_identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
-    certificate = (
+    constraints = x509.NameConstraints(list(dict.fromkeys(map(_constraint, names))), excluded_subtrees=None)
+    builder = (
         x509.CertificateBuilder()
         .subject_name(name)
         .issuer_name(name)
-        .public_key(key.public_key())
         .serial_number(serial)
         .not_valid_before(now - _CLOCK_SKEW)
         .not_valid_after(now + _AUTHORITY_LIFETIME)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_key_usage(is_authority=True), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(
-            x509.NameConstraints(list(dict.fromkeys(map(_constraint, names))), excluded_subtrees=None),
-            critical=True,
-        )
-        .add_extension(key_identifier, critical=False)
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(key_identifier), critical=False
-        )
-        .sign(key, hashes.SHA256())
+        .add_extension(constraints, critical=True)
     )
-    return _Pair(certificate, key)
+    return _signed(builder, key, key, is_authority=True)
 
 
 def _make_server(authority: _Pair, names: Sequence[str], now: datetime) -> _Pair:
     key = ec.generate_private_key(ec.SECP256R1())
     not_after = min(now + _SERVER_LIFETIME, authority.certificate.not_valid_after_utc)
-    certificate = (
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0])])
+    builder = (
         x509.CertificateBuilder()
-        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0])]))
+        .subject_name(subject)
         .issuer_name(authority.certificate.subject)
-        .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - _CLOCK_SKEW)
         .not_valid_after(not_after)
         .add_extension(x509.SubjectAlternativeName([_general_name(name) for name in names]), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_key_usage(is_authority=False), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.key.public_key()), critical=False
-        )
-        .sign(authority.key, hashes.SHA256())
     )
-    return _Pair(certificate, key)
+    return _signed(builder, key, authority.key, is_authority=False)
 
 
-def _key_usage(*, is_authority: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
+def _signed(
+    builder: x509.CertificateBuilder,
+    key: ec.EllipticCurvePrivateKey,
+    issuer: ec.EllipticCurvePrivateKey,
+    *,
+    is_authority: bool,
+) -> _Pair:
+    """The certificate of ``key``, signed by ``issuer``, with the extensions that both kinds have."""
+    usage = x509.KeyUsage(
         digital_signature=not is_authority,
         content_commitment=False,
         key_encipherment=False,
@@ -254,6 +243,17 @@ def _key_usage(*, is_authority: bool) -> x509.KeyUsage:
         encipher_only=False,
         decipher_only=False,
     )
+    certificate = (
+        builder.public_key(key.public_key())
+        .add_extension(usage, critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer.public_key()), critical=False
+        )
+        .sign(issuer, hashes.SHA256())
+    )
+    return _Pair(certificate, key)
 
 
 def _normalise(name: str) -> str:

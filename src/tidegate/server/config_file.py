@@ -30,7 +30,6 @@ from typing import Any, Final
 from msgspec import Struct, defstruct
 from msgspec.structs import asdict
 
-from tidegate.broker import Claim
 from tidegate.model.capture import CaptureSettings
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.hub_settings import HUB_SETTINGS, hub_changes_in
@@ -90,35 +89,20 @@ def _read(path: Path) -> Mapping[str, object]:
     return document
 
 
-class _Policy(Struct, forbid_unknown_fields=True):
-    name: str
-    claims: tuple[str, ...] = ()
-    key: str | None = None
-
-    def declared(self, where: str) -> DeclaredPolicy:
-        claims = {claim.value.lower(): claim for claim in Claim}
-        for claim in self.claims:
-            if claim.lower() not in claims:
-                raise InvalidArgumentError(
-                    f"{where}.claims has {claim!r}.", next_step="Known: Send, Listen, Manage."
-                )
-        return DeclaredPolicy(self.name, frozenset(claims[claim.lower()] for claim in self.claims), self.key)
-
-
 class _EventHub(Struct, forbid_unknown_fields=True):
     """An event hub, without its settings."""
 
     name: str
     partition_count: int
     consumer_groups: tuple[str, ...] = ()
-    policies: tuple[_Policy, ...] = ()
+    policies: tuple[DeclaredPolicy, ...] = ()
     capture: dict[str, Any] | Switch | None = None
 
 
 class _Namespace(Struct, forbid_unknown_fields=True):
     event_hubs: tuple[dict[str, Any], ...] = ()
-    policies: tuple[_Policy, ...] = ()
-    tier: str | None = None
+    policies: tuple[DeclaredPolicy, ...] = ()
+    tier: Tier | None = None
     throughput_units: int | Switch | None = None
 
 
@@ -135,8 +119,8 @@ def _declared(document: Mapping[str, object]) -> DeclaredNamespace:
         event_hubs=tuple(
             _event_hub(hub, f"event_hubs[{index}]") for index, hub in enumerate(found.event_hubs)
         ),
-        policies=_policies(found.policies, "policies"),
-        tier=_tier(found.tier),
+        policies=found.policies,
+        tier=found.tier,
         throughput_units=found.throughput_units,
     )
 
@@ -154,24 +138,9 @@ def _event_hub(values: dict[str, object], where: str) -> DeclaredEventHub:
         partition_count=found.partition_count,
         settings=hub_changes_in(given),
         consumer_groups=found.consumer_groups,
-        policies=_policies(found.policies, f"{where}.policies"),
+        policies=found.policies,
         capture=_capture(found.capture, f"{where}.capture"),
     )
-
-
-def _policies(policies: tuple[_Policy, ...], where: str) -> tuple[DeclaredPolicy, ...]:
-    return tuple(policy.declared(f"{where}[{index}]") for index, policy in enumerate(policies))
-
-
-def _tier(name: str | None) -> Tier | None:
-    if name is None:
-        return None
-    by_name = {tier.value.lower(): tier for tier in Tier}
-    if name.lower() not in by_name:
-        raise InvalidArgumentError(
-            f"The tier is {name!r}.", next_step=f"Known: {', '.join(tier.value for tier in Tier)}."
-        )
-    return by_name[name.lower()]
 
 
 def _capture(value: dict[str, object] | Switch | None, where: str) -> CaptureSettings | Switch | None:

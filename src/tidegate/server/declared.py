@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
+from msgspec import Struct
+
 from tidegate.broker import Claim
 from tidegate.model.capture import CaptureSettings
 from tidegate.model.errors import InvalidArgumentError
@@ -23,14 +25,16 @@ class Switch(Enum):
     OFF = "off"
 
 
-@dataclass(frozen=True, slots=True)
-class DeclaredPolicy:
+class DeclaredPolicy(Struct, frozen=True, forbid_unknown_fields=True):
     """A policy that should exist."""
 
     name: str
-    claims: frozenset[Claim]
-    key: str | None = field(default=None, repr=False)
+    claims: frozenset[Claim] = frozenset()
+    key: str | None = None
     """None: random for a new policy; unchanged for an existing one."""
+
+    def __repr__(self) -> str:
+        return f"<DeclaredPolicy {self.name}>"  # without the key
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from tidegate.broker import EMULATOR_KEY
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
 from tidegate.model.validation import validated
@@ -77,6 +76,3 @@ def declared_by_emulator_config(document: Mapping[str, object]) -> tuple[str | N
     if not namespace.entities:
         raise InvalidArgumentError(f"{where}[0] has no Entities.")
     return namespace.name, DeclaredNamespace(tuple(entity.declared() for entity in namespace.entities))
-
-
-__all__ = ["EMULATOR_KEY", "declared_by_emulator_config", "is_emulator_config"]

@@ -15,6 +15,7 @@ from enum import Enum
 from typing import Final, TextIO
 
 from tidegate.model.clock import Clock
+from tidegate.model.times import time_text
 
 
 class LogFormat(Enum):
@@ -119,7 +120,8 @@ class TextFormatter(logging.Formatter):
         message = record.getMessage().translate(_CONTROLS)
         if (audit := getattr(record, "audit", None)) is not None:
             message += f" {json.dumps(audit)}"
-        line = f"{_time_text(record)} {record.levelname} {record.name}: {message}"
+        time = time_text(datetime.fromtimestamp(record.created, UTC))
+        line = f"{time} {record.levelname} {record.name}: {message}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
@@ -130,7 +132,7 @@ class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """The line, without its end."""
         entry: dict[str, object] = {
-            "time": _time_text(record),
+            "time": time_text(datetime.fromtimestamp(record.created, UTC)),
             "level": record.levelname,
             "logger": record.name,
             "message": record.getMessage(),
@@ -140,8 +142,3 @@ class JsonFormatter(logging.Formatter):
             entry["exception"] = self.formatException(record.exc_info)
         # ASCII: no Unicode line separators, and nothing that the stream's encoding cannot represent.
         return json.dumps(entry, default=str)
-
-
-def _time_text(record: logging.LogRecord) -> str:
-    moment = datetime.fromtimestamp(record.created, UTC)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

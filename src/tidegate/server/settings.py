@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -181,22 +181,6 @@ class ServerSettings:
     def is_tls_used(self) -> bool:
         """Whether any port needs a certificate."""
         return self.amqps_port is not None or self.https_port is not None
-
-    def with_ports(
-        self,
-        *,
-        amqp_port: int | None = None,
-        amqps_port: int | None = None,
-        http_port: int | None = None,
-        https_port: int | None = None,
-    ) -> ServerSettings:
-        """A copy with the command line's ports: if any is given, protocols without a port are not served."""
-        given = (amqp_port, amqps_port, http_port, https_port)
-        if all(port is None for port in given):
-            return self
-        return replace(
-            self, amqp_port=amqp_port, amqps_port=amqps_port, http_port=http_port, https_port=https_port
-        )
 
 
 def settings_from_mapping(values: Mapping[str, object], *, data_dir: Path | None = None) -> ServerSettings:

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tidegate.broker import EMULATOR_KEY
 from tidegate.client import BlockingConsumer, EventHubProducer, run_blocking
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import InvalidArgumentError, NotFoundError, ReceiverStolenError
@@ -25,7 +26,6 @@ from tidegate.model.events import EventData, ReceivedEvent
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
 from tidegate.server.app import TidegateServer
 from tidegate.server.config_file import is_emulator_file
-from tidegate.server.emulator_config import EMULATOR_KEY
 from tidegate.testing.hub import HubService
 from tidegate.testing.proxy import CuttingProxy
 from tidegate.transport.tasks import TaskOwner

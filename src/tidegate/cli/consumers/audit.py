@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from tidegate.cli.shell.connection import FIRST_CONTACT_TIMEOUT_S, Service, with_service
+from tidegate.cli.shell.decorators import flag, option
 from tidegate.cli.shell.exit_codes import CheckFailedError
-from tidegate.cli.shell.options import database_option, flag, group_option, hub_argument, with_output
+from tidegate.cli.shell.options import database_option, group_option, hub_argument, with_output
 from tidegate.cli.shell.render import Output, OutputFormat, attributes, remark
 from tidegate.cli.shell.stores import open_database
 
@@ -38,21 +39,11 @@ _FINDING_COLUMNS = ("partition", "kind", "from", "until", "events")
 @click.command()
 @hub_argument
 # No --table for the format: here it names the table, and a table is the default output.
-@click.option("--table", metavar="NAME", required=True, help="The table to audit: table, or schema.table.")
+@option("--table", "NAME", "The table to audit: table, or schema.table.", required=True)
 @database_option
 @group_option("The consumer group that wrote the rows.")
-@click.option(
-    "--sequence-column",
-    metavar="NAME",
-    default="sequence_number",
-    help="The column that holds the sequence number.",
-)
-@click.option(
-    "--partition-column",
-    metavar="NAME",
-    default="partition_id",
-    help="The column that holds the partition.",
-)
+@option("--sequence-column", "NAME", "The column that holds the sequence number.", default="sequence_number")
+@option("--partition-column", "NAME", "The column that holds the partition.", default="partition_id")
 @flag("--allow-gaps", "Accept gaps: the handler drops some events on purpose.")
 @flag("--allow-duplicates", "Accept duplicates: the handler returns several rows per event.")
 @flag(
@@ -60,12 +51,12 @@ _FINDING_COLUMNS = ("partition", "kind", "from", "until", "events")
     "Start each partition at its first row or dead letter, for a consumer that did not read the log from "
     "the beginning.",
 )
-@click.option(
+@option(
     "--limit",
-    type=click.IntRange(min=0),
-    metavar="N",
+    "N",
+    "Ranges to list for each kind of finding and partition.",
+    click.IntRange(min=0),
     default=100,
-    help="Ranges to list for each kind of finding and partition.",
 )
 @with_service
 @with_output(OutputFormat.JSON, OutputFormat.NL, OutputFormat.CSV)
@@ -96,7 +87,6 @@ def audit(
     already removed that event. If a handler returns no row for some events, use --allow-gaps. Everything is
     read from one snapshot, so pipelines can keep running. Exit code 4 if the audit finds a problem.
 
-    \b
     Examples:
       tidegate audit flights --database sqlite:///flights.db --table flight_delay
       tidegate audit flights --database postgresql://user@host/name --table scores --json

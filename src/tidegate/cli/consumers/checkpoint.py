@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 import click
@@ -10,9 +11,9 @@ import click
 from tidegate.cli.consumers.checkpoint_moves import compared_with, plan_moves, refuse_moves, target_of
 from tidegate.cli.shell.connection import Service, impatient_namespace, with_service
 from tidegate.cli.shell.contents import CommandGroup
+from tidegate.cli.shell.decorators import flag, option
 from tidegate.cli.shell.interrupt import run_interruptible
 from tidegate.cli.shell.options import (
-    flag,
     group_option,
     groups_option,
     hub_argument,
@@ -21,8 +22,9 @@ from tidegate.cli.shell.options import (
     yes_option,
 )
 from tidegate.cli.shell.render import Output, remark
-from tidegate.cli.shell.stores import StoreChoice, time_of, view_groups
+from tidegate.cli.shell.stores import StoreChoice, view_groups
 from tidegate.model.errors import InvalidArgumentError, TidegateError
+from tidegate.model.times import time_of
 
 if TYPE_CHECKING:
     from tidegate.model.position import EventPosition
@@ -53,7 +55,6 @@ def list_checkpoints(
     checkpoint is its sequence number (-1: none yet). A partition without a checkpoint is not listed. The
     service is not contacted.
 
-    \b
     Example:
       tidegate checkpoint list telemetry --group reports --database sqlite:///reports.db
     """
@@ -63,8 +64,8 @@ def list_checkpoints(
             "partition": partition_id,
             "checkpoint": checkpoint.sequence_number,
             "offset": checkpoint.offset,
-            "enqueued_time": time_of(checkpoint.enqueued_time_ms),
-            "event_hub_created": time_of(checkpoint.event_hub_created_at_ms),
+            "enqueued_time": _time(checkpoint.enqueued_time_ms),
+            "event_hub_created": _time(checkpoint.event_hub_created_at_ms),
         }
         for name, view in store.read(service, hub, groups)
         for partition_id in view.partition_ids
@@ -75,34 +76,28 @@ def list_checkpoints(
 
 @checkpoint_group.command("set")
 @hub_argument
-@click.option("--partition", "partitions", metavar="ID", multiple=True, help="A partition; repeatable.")
+@option("--partition", "ID", "A partition; repeatable.", argument="partitions", multiple=True)
 @flag("--all", "All partitions.", "is_all")
 @group_option("The consumer group.")
-@click.option(
-    "--sequence-number",
-    type=click.IntRange(min=0),
-    metavar="N",
-    help="Continue with the event that has this sequence number.",
+@option(
+    "--sequence-number", "N", "Continue with the event that has this sequence number.", click.IntRange(min=0)
 )
-@click.option(
-    "--offset", metavar="O", help="Continue after the event with this offset, as a checkpoint does."
-)
-@click.option(
+@option("--offset", "O", "Continue after the event with this offset, as a checkpoint does.")
+@option(
     "--enqueued-time",
-    metavar="T",
-    help="Continue with the first event enqueued at or after this time: ISO 8601, or an age (90s, 15m, 2h, "
-    "7d).",
+    "T",
+    "Continue with the first event enqueued at or after this time: ISO 8601, or an age (90s, 15m, 2h, 7d).",
 )
 @flag("--earliest", "Continue with the oldest retained event.")
 @flag("--latest", "Continue after the last event in the log.")
 @flag("--rewind", "Allow moving backwards; events are processed again.")
 @flag("--force", "Move it even if a host owns the partition.")
-@click.option(
+@option(
     "--lease-duration",
-    type=click.FloatRange(min=0),
-    metavar="S",
+    "S",
+    "Seconds without renewal after which a lease counts as expired.",
+    click.FloatRange(min=0),
     default=30.0,
-    help="Seconds without renewal after which a lease counts as expired.",
 )
 @flag("--dry-run", "Report what would change, and change nothing.")
 @yes_option
@@ -136,7 +131,6 @@ def set_checkpoint(
     running host uses the new checkpoint only from its next batch on and, without transactions, may overwrite
     it. If one partition cannot be moved, none is.
 
-    \b
     Examples:
       tidegate checkpoint set telemetry --all --latest --database sqlite:///reports.db --dry-run
       tidegate checkpoint set telemetry --partition 0 --partition 3 --enqueued-time 2h --rewind
@@ -237,3 +231,7 @@ async def _carry_out(
         for each in plan.moves
         if numbers.get(each.partition_id) == each.after.sequence_number
     }
+
+
+def _time(milliseconds: int | None) -> datetime | None:
+    return None if milliseconds is None else time_of(milliseconds)

@@ -8,19 +8,19 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from tidegate.cli.shell.connection import FIRST_CONTACT_TIMEOUT_S
-from tidegate.cli.shell.stores import milliseconds_of
 from tidegate.model.errors import (
     InvalidArgumentError,
-    NotFoundError,
     OperationTimeoutError,
     PositionOutOfRangeError,
     QuotaExceededError,
     ReceiverStolenError,
     TidegateError,
 )
+from tidegate.model.hub_properties import no_partition
 from tidegate.model.partition_ends import PartitionEnds
 from tidegate.model.position import EventPosition, PositionKind
 from tidegate.model.position_text import parse_time
+from tidegate.model.times import milliseconds_of
 from tidegate.transport.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -111,12 +111,9 @@ async def plan_moves(
 
     hub = await consumer.get_event_hub_properties()
     chosen = hub.partition_ids if partition_ids is None else tuple(dict.fromkeys(partition_ids))
-    unknown = [each for each in chosen if each not in hub.partition_ids]
-    if unknown:
-        raise NotFoundError(
-            f"The event hub {hub.name} has no partition {', '.join(map(repr, unknown))}.",
-            next_step=f"It has: {', '.join(hub.partition_ids)}.",
-        )
+    for partition_id in chosen:
+        if partition_id not in hub.partition_ids:
+            raise no_partition(hub.name, partition_id, hub.partition_ids)
     moves = []
     for partition_id in chosen:
         partition = await consumer.get_partition_properties(partition_id)

@@ -1,4 +1,4 @@
-"""``tidegate lag``: how far consumer groups are behind the end of the log, and who owns their partitions."""
+"""``tidegate lag`` and ``lease``: how far consumer groups are behind, and who owns their partitions."""
 
 from __future__ import annotations
 
@@ -9,18 +9,49 @@ from typing import TYPE_CHECKING
 import click
 
 from tidegate.cli.shell.connection import Service, impatient_namespace, with_service
+from tidegate.cli.shell.contents import CommandGroup
+from tidegate.cli.shell.decorators import flag, option
 from tidegate.cli.shell.interrupt import run_interruptible
-from tidegate.cli.shell.options import flag, groups_option, hub_argument, with_output, with_store
+from tidegate.cli.shell.options import groups_option, hub_argument, with_output, with_store
 from tidegate.cli.shell.render import Output, OutputFormat, remark
-from tidegate.cli.shell.stores import LEASE_COLUMNS, StoreChoice, lease_record, milliseconds_of, view_groups
+from tidegate.cli.shell.stores import StoreChoice, view_groups
 from tidegate.model.errors import InvalidArgumentError
+from tidegate.model.times import milliseconds_of
 
 if TYPE_CHECKING:
     from tidegate.client import EventHubProperties, PartitionEnds
     from tidegate.processor.group_view import GroupView, Lag
 
-_COLUMNS = (*LEASE_COLUMNS, "checkpoint", "end_of_log", "lag_events", "lag_s", "lost_events")
+_LEASE_COLUMNS = ("consumer_group", "partition", "owner", "acquired", "offset", "lease_age_s", "epoch")
+_COLUMNS = (*_LEASE_COLUMNS, "checkpoint", "end_of_log", "lag_events", "lag_s", "lost_events")
 _CLEAR_SCREEN = "\x1b[H\x1b[2J"
+
+lease_group = CommandGroup("lease", help="List the leases of Event Processor Hosts.")
+
+
+@lease_group.command("list")
+@hub_argument
+@groups_option
+@with_store
+@with_service
+@with_output()
+def list_leases(
+    output: Output, service: Service, store: StoreChoice, hub: str, groups: tuple[str, ...]
+) -> None:
+    """List each partition's owner, and the age of its lease.
+
+    A partition that was never owned is not listed; a released one has no owner. The service is not contacted.
+
+    Example:
+      tidegate lease list telemetry --group reports --database sqlite:///reports.db
+    """
+    records = [
+        _lease_record(name, view, partition_id)
+        for name, view in store.read(service, hub, groups)
+        for partition_id in view.partition_ids
+        if partition_id in view.leases.leases
+    ]
+    output.records(records, columns=_LEASE_COLUMNS, title=f"Leases of {hub}")
 
 
 @click.command()
@@ -28,13 +59,7 @@ _CLEAR_SCREEN = "\x1b[H\x1b[2J"
 @groups_option
 @with_store
 @flag("--watch", "Refresh until Ctrl-C; requires a terminal or --nl.")
-@click.option(
-    "--interval",
-    type=click.FloatRange(min=0.1),
-    metavar="S",
-    default=2.0,
-    help="Seconds between refreshes with --watch.",
-)
+@option("--interval", "S", "Seconds between refreshes with --watch.", click.FloatRange(min=0.1), default=2.0)
 @with_service
 @with_output()
 def lag(
@@ -55,7 +80,6 @@ def lag(
     events that retention removed before they were read. Unknown values are empty; a blob container stores no
     times. A table ends with totals; the total of lag_s is the maximum, shown if all values are known.
 
-    \b
     Examples:
       tidegate lag telemetry --database sqlite:///reports.db
       tidegate lag telemetry --group reports --group alarms --checkpoint-dir ./checkpoints --json
@@ -111,7 +135,7 @@ def _write(
             lag = view.lag(partition, event_hub_created_at_ms=created_at_ms)
             lags.append(lag)
             records.append(
-                lease_record(name, view, partition.partition_id)
+                _lease_record(name, view, partition.partition_id)
                 | {
                     "checkpoint": None if checkpoint is None else checkpoint.sequence_number,
                     "end_of_log": partition.last_enqueued_sequence_number,
@@ -131,3 +155,18 @@ def _write(
 
 def _lag_record(lag: Lag) -> dict[str, object]:
     return {"lag_events": lag.events, "lag_s": lag.seconds, "lost_events": lag.lost_events}
+
+
+def _lease_record(group: str, view: GroupView, partition_id: str) -> dict[str, object]:
+    """A partition's row of the lease table; a released lease has no owner."""
+    lease, checkpoint = view.lease(partition_id), view.checkpoints.get(partition_id)
+    owned = lease if lease is not None and lease.owner else None
+    return {
+        "consumer_group": group,
+        "partition": partition_id,
+        "owner": owned and owned.owner,
+        "acquired": owned and owned.acquired_at,
+        "offset": checkpoint and checkpoint.offset,
+        "lease_age_s": owned and view.lease_age_s(partition_id),
+        "epoch": lease and lease.epoch,
+    }

@@ -13,11 +13,10 @@ from tidegate.cli.dead_letters.filter import with_filter
 from tidegate.cli.dead_letters.redrive import data_dir_option, event_reader, redrive
 from tidegate.cli.shell.connection import Service, with_service
 from tidegate.cli.shell.contents import CommandGroup
-from tidegate.cli.shell.decorators import FILE
+from tidegate.cli.shell.decorators import FILE, flag, option
 from tidegate.cli.shell.options import (
     COUNT,
     database_option,
-    flag,
     group_option,
     hub_argument,
     with_output,
@@ -55,13 +54,13 @@ _HISTORY_ATTRIBUTES: Final = {
     "detail": "detail",
 }
 
-_limit_option = click.option("--limit", type=COUNT, metavar="N", default=100, help="Maximum number to show.")
-_output_file_option = click.option(
+_limit_option = option("--limit", "N", "Maximum number to show.", COUNT, default=100)
+_output_file_option = option(
     "--output",
-    "output_file",
-    type=FILE,
-    metavar="FILE",
-    help="Write to this file, readable only by you (events may contain personal data).",
+    "FILE",
+    "Write to this file, readable only by you (events may contain personal data).",
+    FILE,
+    argument="output_file",
 )
 
 
@@ -89,7 +88,6 @@ def list_dead_letters(
 ) -> None:
     """List dead letters, by default the open ones.
 
-    \b
     Examples:
       tidegate dlq list --database sqlite:///flights.db
       tidegate dlq list --database postgresql://user@host/name --by-reason --json
@@ -148,7 +146,6 @@ def show(
     The event is read from the log. If the log is unreachable or no longer has it, the copy in the dead letter
     is used, if there is one.
 
-    \b
     Example:
       tidegate dlq show flights 0 4711 --database sqlite:///flights.db
     """
@@ -197,7 +194,6 @@ def history(
 ) -> None:
     """Show who redrove or discarded which dead letters, latest first.
 
-    \b
     Example:
       tidegate dlq history flights --database sqlite:///flights.db
     """
@@ -216,7 +212,7 @@ dlq_group.add_command(redrive)
 
 
 @dlq_group.command()
-@click.option("--because", metavar="TEXT", required=True, help="The reason, recorded in the audit trail.")
+@option("--because", "TEXT", "The reason, recorded in the audit trail.", required=True)
 @database_option
 @flag("--dry-run", "Report how many would be discarded, and discard none.")
 @yes_option
@@ -224,7 +220,6 @@ dlq_group.add_command(redrive)
 def discard(because: str, database: str | None, dry_run: bool, yes: bool, chosen: DeadLetterFilter) -> None:
     """Close open dead letters permanently, without processing them.
 
-    \b
     Example:
       tidegate dlq discard --database sqlite:///flights.db --reason diverted --because "not our flights"
     """

@@ -7,31 +7,27 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tidegate.cli.shell.decorators import adding_argument, all_of
+from tidegate.cli.shell.decorators import adding_argument, all_of, option
 
 if TYPE_CHECKING:
     from tidegate.sql import DeadLetterFilter
 
 _options = all_of(
-    click.option("--hub", metavar="HUB", help="Only this event hub."),
-    click.option("--group", metavar="NAME", help="Only this consumer group."),
-    click.option("--partition", metavar="ID", help="Only this partition."),
-    click.option("--error-type", metavar="NAME", help="Only this error type, e.g. ValueError."),
-    click.option("--reason", metavar="TEXT", help="Only those whose reason contains this text."),
-    click.option("--reason-is", metavar="TEXT", help="Only those whose reason is exactly this text."),
-    click.option(
-        "--sequence-number",
-        type=int,
-        metavar="N",
-        multiple=True,
-        help="Only events with this sequence number; repeatable.",
+    option("--hub", "HUB", "Only this event hub."),
+    option("--group", "NAME", "Only this consumer group."),
+    option("--partition", "ID", "Only this partition."),
+    option("--error-type", "NAME", "Only this error type, e.g. ValueError."),
+    option("--reason", "TEXT", "Only those whose reason contains this text."),
+    option("--reason-is", "TEXT", "Only those whose reason is exactly this text."),
+    option(
+        "--sequence-number", "N", "Only events with this sequence number; repeatable.", int, multiple=True
     ),
-    click.option(
+    option(
         "--failed-since",
-        metavar="TIME",
-        help="Only those that last failed at or after this time: ISO 8601, or an age (2h, 7d).",
+        "TIME",
+        "Only those that last failed at or after this time: ISO 8601, or an age (2h, 7d).",
     ),
-    click.option("--failed-until", metavar="TIME", help="Only those that last failed before this time."),
+    option("--failed-until", "TIME", "Only those that last failed before this time."),
 )
 
 

@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from tidegate.cli.dead_letters.filter import with_filter
 from tidegate.cli.shell.connection import Service, with_service
-from tidegate.cli.shell.decorators import FILE
+from tidegate.cli.shell.decorators import FILE, flag, option
 from tidegate.cli.shell.exit_codes import CheckFailedError
-from tidegate.cli.shell.options import COUNT, database_option, flag, with_output
-from tidegate.cli.shell.render import Output, OutputFormat, remark
+from tidegate.cli.shell.options import COUNT, database_option, with_output
+from tidegate.cli.shell.render import Output, OutputFormat, attributes, remark
 from tidegate.cli.shell.stores import default_actor, open_database
 from tidegate.model.errors import InvalidArgumentError, TidegateError
 
@@ -29,41 +29,45 @@ if TYPE_CHECKING:
 
 _COUNTS = ("considered", "redriven", "failed", "waiting")
 _REASON_COLUMNS = ("error_type", "reason", *_COUNTS)
-_FAILURE_COLUMNS = ("error_type", "reason", "count", "partition", "sequence_number")
+_REPORT_COLUMNS = (
+    *("considered", "redriven", "rows", "failed", "waiting"),
+    *("lost", "exhausted", "taken_by_others", "is_dry_run"),
+)
+_FAILURE_ATTRIBUTES: Final = {
+    "error_type": "error_type",
+    "reason": "reason",
+    "count": "count",
+    "partition": "partition_id",
+    "sequence_number": "sequence_number",
+}
 
 
 class IncompleteRedriveError(TidegateError):
     """A redrive finished and left dead letters open."""
 
 
-data_dir_option = click.option(
+data_dir_option = option(
     "--data-dir",
-    type=FILE,
-    metavar="DIR",
-    help="Read events from this data directory instead of a service. No running service may be using it.",
+    "DIR",
+    "Read events from this data directory instead of a service. No running service may be using it.",
+    FILE,
 )
 
 
 @click.command()
-@click.option(
+@option(
     "--pipeline",
-    metavar="MODULE:ATTRIBUTE",
-    required=True,
-    help="The Pipeline or TransactionalPipeline to process them with: package.module:attribute or "
+    "MODULE:ATTRIBUTE",
+    "The Pipeline or TransactionalPipeline to process them with: package.module:attribute or "
     "path/to/file.py:attribute.",
+    required=True,
 )
 @database_option
 @data_dir_option
 @flag("--dry-run", "Process everything, then roll back: nothing is written.")
-@click.option("--max", "maximum", type=COUNT, metavar="N", help="Maximum number to redrive.")
-@click.option(
-    "--attempts-max",
-    type=COUNT,
-    metavar="N",
-    default=10,
-    help="Skip dead letters that have already failed N times.",
-)
-@click.option("--actor", metavar="TEXT", help="The name recorded in the audit trail. Default: USER@HOST.")
+@option("--max", "N", "Maximum number to redrive.", COUNT, argument="maximum")
+@option("--attempts-max", "N", "Skip dead letters that have already failed N times.", COUNT, default=10)
+@option("--actor", "TEXT", "The name recorded in the audit trail. Default: USER@HOST.")
 @flag("--progress", "Write a line of JSON to standard error after each transaction, for programs.")
 @with_filter
 @with_service
@@ -89,7 +93,6 @@ def redrive(
     open. Only dead letters of the pipeline's own name, hub and consumer group are processed; --hub and
     --group make the command fail if the pipeline is for another.
 
-    \b
     Example:
       tidegate dlq redrive --database sqlite:///flights.db --pipeline my_pipelines:flights --dry-run
     """
@@ -186,28 +189,9 @@ def _check_consumer(consumer: ConsumerKey, hub: str | None, group: str | None) -
 
 
 def _write_report(output: Output, report: RedriveReport) -> None:
-    counts: dict[str, object] = {
-        "considered": report.considered,
-        "redriven": report.redriven,
-        "rows": report.rows,
-        "failed": report.failed,
-        "waiting": report.waiting,
-        "lost": len(report.lost),
-        "exhausted": report.exhausted,
-        "taken_by_others": report.taken_by_others,
-        "is_dry_run": report.is_dry_run,
-    }
-    reasons = [{name: getattr(each, name) for name in _REASON_COLUMNS} for each in report.by_reason]
-    failures = [
-        {
-            "error_type": each.error_type,
-            "reason": each.reason,
-            "count": each.count,
-            "partition": each.partition_id,
-            "sequence_number": each.sequence_number,
-        }
-        for each in report.failures
-    ]
+    counts = attributes(report, {name: name for name in _REPORT_COLUMNS}) | {"lost": len(report.lost)}
+    reasons = [attributes(each, {name: name for name in _REASON_COLUMNS}) for each in report.by_reason]
+    failures = [attributes(each, _FAILURE_ATTRIBUTES) for each in report.failures]
     title = "Redrive (dry run: nothing was written)" if report.is_dry_run else "Redrive"
     if output.is_table:
         output.record(counts, title=title)
@@ -216,9 +200,8 @@ def _write_report(output: Output, report: RedriveReport) -> None:
             output.records(reasons, columns=_REASON_COLUMNS, title="By previous reason")
         if failures:
             output.line("")
-            output.records(
-                failures, columns=_FAILURE_COLUMNS, title="New failures, with the first event of each"
-            )
+            title = "New failures, with the first event of each"
+            output.records(failures, columns=tuple(_FAILURE_ATTRIBUTES), title=title)
     elif output.format is OutputFormat.CSV:
         output.record(counts)
     else:

@@ -8,17 +8,11 @@ import click
 
 from tidegate.cli.shell.connection import Service, with_service
 from tidegate.cli.shell.contents import CommandGroup
-from tidegate.cli.shell.options import flag, hub_argument, with_output
+from tidegate.cli.shell.decorators import flag, option
+from tidegate.cli.shell.options import hub_argument, with_output
 from tidegate.cli.shell.render import Output, remark
+from tidegate.model import limits
 from tidegate.model.capture import NAME_FORMAT_DEFAULT, CaptureSettings
-from tidegate.model.limits import (
-    CAPTURE_SIZE_WINDOW_BYTES_DEFAULT,
-    CAPTURE_SIZE_WINDOW_BYTES_MAX,
-    CAPTURE_SIZE_WINDOW_BYTES_MIN,
-    CAPTURE_TIME_WINDOW_S_DEFAULT,
-    CAPTURE_TIME_WINDOW_S_MAX,
-    CAPTURE_TIME_WINDOW_S_MIN,
-)
 
 if TYPE_CHECKING:
     from tidegate.client import EventHubAdministrator
@@ -33,7 +27,6 @@ capture_group = CommandGroup("capture", help="Capture events in Avro files, each
 def show(output: Output, service: Service, hub: str) -> None:
     """Show the capture settings of an event hub. Without capture, destination is empty.
 
-    \b
     Example:
       tidegate capture show telemetry
     """
@@ -48,26 +41,23 @@ def show(output: Output, service: Service, hub: str) -> None:
     help="An absolute directory on the service's machine, or a URL that fsspec supports, such as "
     "abfs://container@account.dfs.core.windows.net/folder.",
 )
-@click.option(
+@option(
     "--size-window-bytes",
-    type=click.IntRange(CAPTURE_SIZE_WINDOW_BYTES_MIN, CAPTURE_SIZE_WINDOW_BYTES_MAX),
-    metavar="N",
-    default=CAPTURE_SIZE_WINDOW_BYTES_DEFAULT,
-    help="Close a file after this many bytes of events.",
+    "N",
+    "Close a file after this many bytes of events.",
+    click.IntRange(limits.CAPTURE_SIZE_WINDOW_BYTES_MIN, limits.CAPTURE_SIZE_WINDOW_BYTES_MAX),
+    default=limits.CAPTURE_SIZE_WINDOW_BYTES_DEFAULT,
 )
-@click.option(
+@option(
     "--time-window-s",
-    type=click.IntRange(CAPTURE_TIME_WINDOW_S_MIN, CAPTURE_TIME_WINDOW_S_MAX),
-    metavar="S",
-    default=CAPTURE_TIME_WINDOW_S_DEFAULT,
-    help="Close a file after this many seconds.",
+    "S",
+    "Close a file after this many seconds.",
+    click.IntRange(limits.CAPTURE_TIME_WINDOW_S_MIN, limits.CAPTURE_TIME_WINDOW_S_MAX),
+    default=limits.CAPTURE_TIME_WINDOW_S_DEFAULT,
 )
 @flag("--skip-empty", "Write no file for a time window without events.")
-@click.option(
-    "--name-format",
-    metavar="FORMAT",
-    default=NAME_FORMAT_DEFAULT,
-    help="Format of file names; must contain every field.",
+@option(
+    "--name-format", "FORMAT", "Format of file names; must contain every field.", default=NAME_FORMAT_DEFAULT
 )
 @flag("--paused", "Save the settings but write nothing until they are set again without --paused.")
 @with_service
@@ -89,7 +79,6 @@ def set_capture(
 
     The service reads credentials for the destination from its environment (see docs/concepts/capture.md).
 
-    \b
     Examples:
       tidegate capture set telemetry /var/lib/capture --time-window-s 60 --skip-empty
       tidegate capture set telemetry abfs://archive@account.dfs.core.windows.net/events
@@ -117,7 +106,6 @@ def off(service: Service, hub: str) -> None:
     """Turn off capture for an event hub. Existing files stay; turned on again, capture continues where it
     stopped.
 
-    \b
     Example:
       tidegate capture off telemetry
     """

@@ -22,7 +22,6 @@ group_argument = click.argument("group", shell_complete=complete_group, help="Th
 def create(service: Service, hub: str, group: str) -> None:
     """Create a consumer group.
 
-    \b
     Example:
       tidegate group create telemetry reports
     """
@@ -37,7 +36,6 @@ def create(service: Service, hub: str, group: str) -> None:
 def list_groups(output: Output, service: Service, hub: str) -> None:
     """List the consumer groups of an event hub.
 
-    \b
     Example:
       tidegate group list telemetry --json
     """
@@ -52,7 +50,6 @@ def list_groups(output: Output, service: Service, hub: str) -> None:
 def delete(service: Service, hub: str, group: str) -> None:
     """Delete a consumer group. Its checkpoints, which are stored elsewhere, stay.
 
-    \b
     Example:
       tidegate group delete telemetry reports
     """

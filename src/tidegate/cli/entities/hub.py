@@ -11,6 +11,7 @@ from tidegate.cli.entities.hub_settings import with_hub_settings
 from tidegate.cli.shell.completing import complete_hub
 from tidegate.cli.shell.connection import Service, impatient_namespace, open_administrator, with_service
 from tidegate.cli.shell.contents import CommandGroup
+from tidegate.cli.shell.decorators import option
 from tidegate.cli.shell.interrupt import run_interruptible
 from tidegate.cli.shell.options import with_output, yes_option
 from tidegate.cli.shell.profiles import ServiceConnection
@@ -38,12 +39,12 @@ _PARTITION_COLUMNS = (
 
 @hub_group.command()
 @name_argument
-@click.option(
+@option(
     "--partitions",
-    type=click.IntRange(1, PARTITIONS_MAX),
-    metavar="N",
+    "N",
+    "Number of partitions; cannot be changed later.",
+    click.IntRange(1, PARTITIONS_MAX),
     default=PARTITION_COUNT_DEFAULT,
-    help="Number of partitions; cannot be changed later.",
 )
 @with_hub_settings(is_change=False)
 @with_service
@@ -51,7 +52,6 @@ _PARTITION_COLUMNS = (
 def create(output: Output, service: Service, name: str, partitions: int, settings: HubChanges) -> None:
     """Create an event hub.
 
-    \b
     Example:
       tidegate hub create telemetry --partitions 8 --retention-hours 24
     """
@@ -67,7 +67,6 @@ def create(output: Output, service: Service, name: str, partitions: int, setting
 def update(output: Output, service: Service, name: str, settings: HubChanges) -> None:
     """Update the given settings of an event hub. The number of partitions cannot be changed.
 
-    \b
     Examples:
       tidegate hub update telemetry --retention-hours 48
       tidegate hub update telemetry --retention-bytes 10000000000 --event-bytes-max off
@@ -83,7 +82,6 @@ def update(output: Output, service: Service, name: str, settings: HubChanges) ->
 def list_hubs(output: Output, service: Service) -> None:
     """List the event hubs.
 
-    \b
     Example:
       tidegate hub list --json
     """
@@ -101,7 +99,6 @@ def show(output: Output, service: Service, name: str) -> None:
     Prints a warning if the number of throughput units differs from the number of partitions: Azure's
     documentation recommends as many of one as of the other.
 
-    \b
     Example:
       tidegate hub show telemetry
     """
@@ -119,7 +116,6 @@ def show(output: Output, service: Service, name: str) -> None:
 def delete(service: Service, name: str, yes: bool) -> None:
     """Permanently delete an event hub and all its events.
 
-    \b
     Example:
       tidegate hub delete telemetry --yes
     """

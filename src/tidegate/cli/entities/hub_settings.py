@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from tidegate.cli.shell.decorators import Decorator, adding_argument, all_of
+from tidegate.cli.shell.decorators import Decorator, adding_argument, all_of, option
 from tidegate.cli.shell.options import OFF, number_or_off
 from tidegate.model.hub_settings import HUB_SETTINGS, HubChanges, HubSetting
 from tidegate.model.limits import TIER_DEFAULT, TIER_LIMITS
@@ -45,7 +45,7 @@ def _option(setting: HubSetting, is_change: bool) -> Decorator:
         metavar, kind = f"{metavar}|{OFF}", click.STRING
     elif setting.kind is str:
         text += f' "": {setting.default}.'
-    return click.option(_name(setting), type=kind, metavar=metavar, help=text)
+    return option(_name(setting), metavar, text, kind)
 
 
 def _default(setting: HubSetting) -> str:

@@ -24,7 +24,6 @@ def show_units(output: Output, service: Service) -> None:
 
     Rejected and delayed traffic is counted since the service started.
 
-    \b
     Example:
       tidegate throughput show
     """
@@ -41,7 +40,6 @@ def set_units(output: Output, service: Service, units: str) -> None:
     A unit is 1 MB or 1,000 events per second in, and 2 MB or 4,096 events per second out. Above the limit,
     producers get a server-busy error (some SDKs retry automatically), and readers are slowed.
 
-    \b
     Examples:
       tidegate throughput set 4
       tidegate throughput set off
@@ -56,7 +54,6 @@ def set_units(output: Output, service: Service, units: str) -> None:
 def show_tier(output: Output, service: Service) -> None:
     """Show the tier and its limits.
 
-    \b
     Example:
       tidegate tier show
     """
@@ -75,7 +72,6 @@ def show_tier(output: Output, service: Service) -> None:
 def set_tier(output: Output, service: Service, tier: str) -> None:
     """Apply another tier's limits. Effective immediately and after restarts. Existing entities are unchanged.
 
-    \b
     Example:
       tidegate tier set Standard
     """

@@ -9,7 +9,8 @@ import click
 from tidegate.cli.shell.completing import complete_hub, complete_policy
 from tidegate.cli.shell.connection import Service, with_service
 from tidegate.cli.shell.contents import CommandGroup
-from tidegate.cli.shell.options import flag, with_output
+from tidegate.cli.shell.decorators import flag, option
+from tidegate.cli.shell.options import with_output
 from tidegate.cli.shell.render import Output, remark
 from tidegate.model.connection_string import ConnectionString
 
@@ -19,10 +20,10 @@ if TYPE_CHECKING:
 policy_group = CommandGroup("policy", help="Manage policies: who may send, listen and manage.")
 
 name_argument = click.argument("name", shell_complete=complete_policy, help="The policy.")
-hub_option = click.option(
+hub_option = option(
     "--hub",
-    metavar="HUB",
-    help="The event hub that the policy belongs to. Default: the namespace.",
+    "HUB",
+    "The event hub that the policy belongs to. Default: the namespace.",
     shell_complete=complete_hub,
 )
 with_connection_string_option = flag(
@@ -35,12 +36,12 @@ _COLUMNS = ("name", "event_hub", "claims")
 
 @policy_group.command()
 @name_argument
-@click.option(
+@option(
     "--claim",
-    metavar="CLAIM",
+    "CLAIM",
+    "Send, Listen or Manage (which includes both); repeatable.",
     required=True,
     multiple=True,
-    help="Send, Listen or Manage (which includes both); repeatable.",
 )
 @hub_option
 @with_connection_string_option
@@ -56,7 +57,6 @@ def create(
 ) -> None:
     """Create a policy with random keys, effective immediately.
 
-    \b
     Examples:
       tidegate policy create dashboard --claim Listen --hub telemetry
       tidegate policy create ingest --claim Send --with-connection-string
@@ -72,7 +72,6 @@ def create(
 def list_policies(output: Output, service: Service, hub: str | None) -> None:
     """List the policies of the namespace or of an event hub. Keys are not shown.
 
-    \b
     Example:
       tidegate policy list --hub telemetry
     """
@@ -89,7 +88,6 @@ def list_policies(output: Output, service: Service, hub: str | None) -> None:
 def show(output: Output, service: Service, name: str, hub: str | None, with_connection_string: bool) -> None:
     """Show a policy and, on request, its connection strings.
 
-    \b
     Example:
       tidegate policy show ingest --with-connection-string
     """
@@ -104,7 +102,6 @@ def show(output: Output, service: Service, name: str, hub: str | None, with_conn
 def delete(service: Service, name: str, hub: str | None) -> None:
     """Delete a policy. Clients that use it lose access immediately.
 
-    \b
     Example:
       tidegate policy delete dashboard --hub telemetry
     """
@@ -132,7 +129,6 @@ def regenerate(
     To rotate keys without interruption: switch all clients to the secondary key, regenerate the primary key,
     switch the clients to it, then regenerate the secondary key.
 
-    \b
     Examples:
       tidegate policy regenerate ingest --with-connection-string
       tidegate policy regenerate dashboard --hub telemetry --secondary

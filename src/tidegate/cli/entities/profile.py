@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from tidegate.cli.shell.contents import CommandGroup
-from tidegate.cli.shell.decorators import FILE
+from tidegate.cli.shell.decorators import FILE, option
 from tidegate.cli.shell.options import with_output
 from tidegate.cli.shell.profiles import (
     ServiceConnection,
@@ -34,23 +34,17 @@ _COLUMNS = ("name", "used", "endpoint", "event_hub", "key_name", "ca_file")
 
 @profile_group.command()
 @click.argument("name", help="The profile; an existing one is replaced.")
-@click.option(
+@option(
     "--connection-string",
-    metavar="TEXT",
-    help="The service's connection string. Default: read from standard input, or prompted for.",
+    "TEXT",
+    "The service's connection string. Default: read from standard input, or prompted for.",
 )
-@click.option(
-    "--ca-file",
-    metavar="FILE",
-    type=FILE,
-    help="Certificate authority to trust for TLS. Default: the system's.",
-)
+@option("--ca-file", "FILE", "Certificate authority to trust for TLS. Default: the system's.", FILE)
 def save(name: str, connection_string: str | None, ca_file: Path | None) -> None:
     """Save a connection under a name, readable only by this user.
 
     Prefer standard input: a key given on the command line stays in the shell's history.
 
-    \b
     Examples:
       tidegate profile save production
       echo "$CONNECTION_STRING" | tidegate profile save production
@@ -75,7 +69,6 @@ def list_profiles(output: Output) -> None:
 
     The active profile is the one that commands use by default.
 
-    \b
     Example:
       tidegate profile list
     """
@@ -94,7 +87,6 @@ def list_profiles(output: Output) -> None:
 def show(output: Output, name: str) -> None:
     """Show a profile, without its key.
 
-    \b
     Example:
       tidegate profile show production
     """
@@ -109,7 +101,6 @@ def use(name: str) -> None:
     The profile local is written by `tidegate serve`. --connection-string, --profile,
     TIDEGATE_CONNECTION_STRING and TIDEGATE_PROFILE take precedence over the default profile.
 
-    \b
     Example:
       tidegate profile use production
     """
@@ -122,7 +113,6 @@ def use(name: str) -> None:
 def delete(name: str) -> None:
     """Delete a profile. The service is not affected.
 
-    \b
     Example:
       tidegate profile delete production
     """

@@ -23,7 +23,6 @@ name_argument = click.argument("name", help="The publisher.")
 def revoke(service: Service, hub: str, name: str) -> None:
     """Block a publisher from sending, even with a valid token. Its open links are closed.
 
-    \b
     Example:
       tidegate publisher revoke telemetry device-17
     """
@@ -38,7 +37,6 @@ def revoke(service: Service, hub: str, name: str) -> None:
 def restore(service: Service, hub: str, name: str) -> None:
     """Let a revoked publisher send again.
 
-    \b
     Example:
       tidegate publisher restore telemetry device-17
     """
@@ -53,7 +51,6 @@ def restore(service: Service, hub: str, name: str) -> None:
 def list_publishers(output: Output, service: Service, hub: str) -> None:
     """List the revoked publishers of an event hub. Other publishers are not recorded.
 
-    \b
     Example:
       tidegate publisher list telemetry --json
     """

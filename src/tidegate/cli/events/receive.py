@@ -5,26 +5,27 @@ from __future__ import annotations
 import click
 
 from tidegate.cli.shell.connection import Service, with_service
+from tidegate.cli.shell.decorators import flag, option
 from tidegate.cli.shell.interrupt import run_interruptible
-from tidegate.cli.shell.options import COUNT, flag, group_option, hub_argument, with_output
+from tidegate.cli.shell.options import COUNT, group_option, hub_argument, with_output
 from tidegate.cli.shell.render import Output
 from tidegate.model.position_text import parse_position
 
 
 @click.command()
 @hub_argument
-@click.option(
+@option(
     "--from",
-    "position",
-    metavar="POSITION",
+    "POSITION",
+    "earliest, latest, @SEQUENCE_NUMBER, a time in ISO 8601, or an age (90s, 15m, 2h, 7d).",
+    argument="position",
     default="earliest",
-    help="earliest, latest, @SEQUENCE_NUMBER, a time in ISO 8601, or an age (90s, 15m, 2h, 7d).",
 )
-@click.option("--max", "maximum", type=COUNT, metavar="N", help="Stop after this many events.")
+@option("--max", "N", "Stop after this many events.", COUNT, argument="maximum")
 @click.option(
     "--follow/--no-follow", default=True, help="Wait for new events, or stop at the end of the log."
 )
-@click.option("--partition", metavar="ID", help="Only this partition.")
+@option("--partition", "ID", "Only this partition.")
 @group_option("Consumer group to read as.")
 @flag("--body", "Print only the bodies, one per line.")
 @with_service
@@ -44,7 +45,6 @@ def receive(
 
     Reading does not affect other readers. Events are ordered within a partition, not across partitions.
 
-    \b
     Examples:
       tidegate receive telemetry
       tidegate receive telemetry --from 2h --no-follow --nl | head

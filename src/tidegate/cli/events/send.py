@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from tidegate.cli.shell.connection import Service, with_service
-from tidegate.cli.shell.decorators import FILE
+from tidegate.cli.shell.decorators import FILE, option, require_at_most_one
 from tidegate.cli.shell.interrupt import run_interruptible
 from tidegate.cli.shell.options import hub_argument
 from tidegate.model.errors import InvalidArgumentError
@@ -17,19 +17,13 @@ from tidegate.model.errors import InvalidArgumentError
 
 @click.command()
 @hub_argument
-@click.option(
-    "--file", type=FILE, metavar="FILE", help="Read lines from this file instead of standard input."
-)
-@click.option(
-    "--key",
-    metavar="PATH",
-    help="JSON field of each line to use as partition key, e.g. .carrier or .device.id",
-)
-@click.option("--partition-key", metavar="TEXT", help="One partition key for all events.")
-@click.option(
+@option("--file", "FILE", "Read lines from this file instead of standard input.", FILE)
+@option("--key", "PATH", "JSON field of each line to use as partition key, e.g. .carrier or .device.id")
+@option("--partition-key", "TEXT", "One partition key for all events.")
+@option(
     "--partition",
-    metavar="ID",
-    help="Send to this partition. Without a key or a partition, events are distributed round-robin.",
+    "ID",
+    "Send to this partition. Without a key or a partition, events are distributed round-robin.",
 )
 @with_service
 def send(
@@ -45,7 +39,6 @@ def send(
     Empty lines are skipped. The command returns when every event is acknowledged, that is, on the service's
     disk. Ctrl-C sends the lines read so far and reports their number.
 
-    \b
     Examples:
       echo '{"device": "a1", "celsius": 21.5}' | tidegate send telemetry --key .device
       tidegate send telemetry --file readings.jsonl --key .device
@@ -53,8 +46,7 @@ def send(
     from tidegate.cli.events.sending import Routing, send_lines
     from tidegate.model.json_path import JsonPath
 
-    if sum(option is not None for option in (key, partition_key, partition)) > 1:
-        raise InvalidArgumentError("--key, --partition-key and --partition are mutually exclusive.")
+    require_at_most_one({"--key": key, "--partition-key": partition_key, "--partition": partition})
     routing = Routing(None if key is None else JsonPath.parse(key), partition_key, partition)
     connection = service.connection()
     try:

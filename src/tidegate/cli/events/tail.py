@@ -14,8 +14,8 @@ from tidegate.cli.shell.profiles import ServiceConnection
 from tidegate.cli.shell.render import Output, OutputFormat, Record, remark
 from tidegate.cli.shell.stream_lines import until_reader_goes
 from tidegate.client import EventHubConsumer, EventHubProperties, PartitionEnds
-from tidegate.model.errors import NotFoundError
 from tidegate.model.events import ReceivedEvent
+from tidegate.model.hub_properties import no_partition
 from tidegate.model.position import EventPosition, PositionKind
 
 _TEXT_COLUMNS = ("partition", "sequence_number", "enqueued_time", "partition_key", "body")
@@ -78,10 +78,7 @@ def _chosen_partitions(hub: EventHubProperties, wanted: str | None) -> tuple[str
     if wanted is None:
         return hub.partition_ids
     if wanted not in hub.partition_ids:
-        raise NotFoundError(
-            f"The event hub {hub.name} has no partition {wanted!r}.",
-            next_step=f"It has: {', '.join(hub.partition_ids)}.",
-        )
+        raise no_partition(hub.name, wanted, hub.partition_ids)
     return (wanted,)
 
 

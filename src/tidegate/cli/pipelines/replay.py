@@ -15,7 +15,8 @@ from tidegate.cli.pipelines.start import (
     with_run_options,
 )
 from tidegate.cli.shell.connection import Service, with_service
-from tidegate.cli.shell.options import flag, with_output
+from tidegate.cli.shell.decorators import flag, option
+from tidegate.cli.shell.options import with_output
 from tidegate.cli.shell.render import Output
 from tidegate.cli.shell.stores import STORAGE_VARIABLE
 
@@ -24,19 +25,19 @@ _AZURE = ("az://", "abfs://", "abfss://")
 
 @click.command()
 @pipeline_argument
-@click.option(
+@option(
     "--capture",
-    metavar="PATH",
-    required=True,
-    help="Capture's destination: a directory, or a URL such as az://container/folder, in the account "
+    "PATH",
+    "Capture's destination: a directory, or a URL such as az://container/folder, in the account "
     f"given by {STORAGE_VARIABLE}.",
+    required=True,
 )
-@click.option("--name-format", metavar="FORMAT", help="Capture's file name format, if not the default.")
-@click.option("--namespace", metavar="NAME", help="The namespace in the file names, if there are several.")
-@click.option(
+@option("--name-format", "FORMAT", "Capture's file name format, if not the default.")
+@option("--namespace", "NAME", "The namespace in the file names, if there are several.")
+@option(
     "--starting-time",
-    metavar="TIME",
-    help="Ignore files from before this time, e.g. 2026-11-20T12:00:00Z. Default: read all files.",
+    "TIME",
+    "Ignore files from before this time, e.g. 2026-11-20T12:00:00Z. Default: read all files.",
 )
 @flag("--allow-gap", "Skip events that are neither in the log nor in the files.")
 @with_run_options
@@ -63,7 +64,6 @@ def replay(
     error that lists them. The pipeline must write rows to SQL per partition (a tidegate.sql.Pipeline, or a
     StreamPipeline with a SqlSink).
 
-    \b
     Examples:
       tidegate pipeline replay delays.py:pipeline --capture /var/lib/capture --database sqlite:///delays.db
       tidegate pipeline replay delays.py:pipeline --capture az://archive/telemetry --available-now

@@ -12,6 +12,7 @@ from tidegate.cli.pipelines.start import (
     with_run_options,
 )
 from tidegate.cli.shell.connection import Service, with_service
+from tidegate.cli.shell.decorators import option
 from tidegate.cli.shell.options import with_output
 from tidegate.cli.shell.render import Output
 
@@ -19,18 +20,9 @@ from tidegate.cli.shell.render import Output
 @click.command()
 @pipeline_argument
 @with_run_options
-@click.option("--metrics-host", metavar="ADDRESS", default="127.0.0.1", help="Address to serve metrics on.")
-@click.option(
-    "--spark-log",
-    metavar="LEVEL",
-    default="ERROR",
-    help="Spark's log level: OFF, ERROR, WARN or INFO.",
-)
-@click.option(
-    "--adopt",
-    metavar="TOKEN",
-    help="Continue once, where a SqlBatchSink's ledger stopped the query with this token.",
-)
+@option("--metrics-host", "ADDRESS", "Address to serve metrics on.", default="127.0.0.1")
+@option("--spark-log", "LEVEL", "Spark's log level: OFF, ERROR, WARN or INFO.", default="ERROR")
+@option("--adopt", "TOKEN", "Continue once, where a SqlBatchSink's ledger stopped the query with this token.")
 @with_service
 @with_output()
 def run(
@@ -53,7 +45,6 @@ def run(
     immediately. The next run continues where it stopped. A checkpoint directory that belongs to another
     pipeline, or to an event hub that was deleted and recreated, is rejected.
 
-    \b
     Examples:
       tidegate pipeline run delays.py:pipeline --database sqlite:///delays.db
       tidegate pipeline run delays.py:pipeline --available-now --nl

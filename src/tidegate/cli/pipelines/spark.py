@@ -7,8 +7,7 @@ from pathlib import Path
 import click
 
 from tidegate.cli.shell.contents import CommandGroup
-from tidegate.cli.shell.decorators import FILE
-from tidegate.cli.shell.options import flag
+from tidegate.cli.shell.decorators import FILE, flag, option
 from tidegate.cli.shell.render import remark
 
 spark_group = CommandGroup("spark", help="Package pipelines for a Spark cluster.")
@@ -22,28 +21,17 @@ spark_group = CommandGroup("spark", help="Package pipelines for a Spark cluster.
     metavar="[FILE.py]...",
     help="The program for spark-submit, followed by the modules and packages that it imports.",
 )
-@click.option(
-    "--output",
-    type=FILE,
-    metavar="DIR",
-    default=Path("dist"),
-    help="Directory to write the package to.",
-)
+@option("--output", "DIR", "Directory to write the package to.", FILE, default=Path("dist"))
 @flag(
     "--environment",
     "Also pack the Python packages that executors need, as installed here. Without it, they must be "
     "installed on the executors.",
 )
-@click.option(
-    "--master",
-    metavar="URL",
-    default="spark://HOST:7077",
-    help="The cluster's master, for the spark-submit command.",
-)
-@click.option(
+@option("--master", "URL", "The cluster's master, for the spark-submit command.", default="spark://HOST:7077")
+@option(
     "--python",
-    metavar="NAME",
-    help="Name of the Python command on the executors and the driver. Default: this Python's python3.N.",
+    "NAME",
+    "Name of the Python command on the executors and the driver. Default: this Python's python3.N.",
 )
 def package(
     files: tuple[Path, ...], output: Path, environment: bool, master: str, python: str | None
@@ -53,7 +41,6 @@ def package(
     Prints the package's path to standard output, and its contents and the spark-submit command to use next to
     standard error.
 
-    \b
     Examples:
       tidegate spark package flights_pipeline.py --master spark://spark.example.org:7077
       tidegate spark package flights_pipeline.py --environment --output build

@@ -6,17 +6,18 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from tidegate.cli.shell.connection import Service
-from tidegate.cli.shell.decorators import adding_argument, all_of
-from tidegate.cli.shell.installed import check_installed
+from tidegate.cli.shell.decorators import adding_argument, all_of, option
 from tidegate.cli.shell.options import PORT, database_option
 from tidegate.cli.shell.render import Output
 from tidegate.cli.shell.stores import DATABASE_VARIABLE
+from tidegate.model.errors import InvalidArgumentError, NotFoundError
 
 if TYPE_CHECKING:
     from tidegate.spark.pipelines.stream_pipeline import StreamPipeline
@@ -27,24 +28,17 @@ pipeline_argument = click.argument(
 
 _run_options = all_of(
     database_option,
-    click.option(
+    option(
         "--checkpoint-dir",
-        metavar="DIR",
-        help="Spark's checkpoint directory, or a URL that Spark can write to. Default: a directory with the "
+        "DIR",
+        "Spark's checkpoint directory, or a URL that Spark can write to. Default: a directory with the "
         "pipeline's name in this user's state directory.",
     ),
-    click.option(
-        "--master", metavar="URL", help="Spark's master. Default: local, with all cores of this machine."
-    ),
+    option("--master", "URL", "Spark's master. Default: local, with all cores of this machine."),
     click.option(
         "--available-now", "--once", is_flag=True, help="Process all events available now, then stop."
     ),
-    click.option(
-        "--metrics-port",
-        type=PORT,
-        metavar="N",
-        help="Port to serve Prometheus metrics on; 0: any free port.",
-    ),
+    option("--metrics-port", "N", "Port to serve Prometheus metrics on; 0: any free port.", PORT),
 )
 
 
@@ -117,7 +111,12 @@ def load_stream_pipeline(address: str) -> StreamPipeline:
 
     Raises InvalidArgumentError, and NotFoundError if Spark is not installed.
     """
-    check_installed("pyspark", "pyarrow", extras="spark")
+    for package in ("pyspark", "pyarrow"):
+        if find_spec(package) is None:
+            raise NotFoundError(
+                f"This command requires the package {package}, which is not installed.",
+                next_step="Run `pip install 'tidegate[spark]'`; in a clone, `make demo`.",
+            )
     from tidegate.spark.pipelines.stream_pipeline import StreamPipeline, declared_pipeline
     from tidegate.sql.handlers.pipeline import Pipeline, load_declared
 
@@ -133,7 +132,6 @@ def load_stream_pipeline(address: str) -> StreamPipeline:
 
 def _database_url(pipeline: StreamPipeline, given: str | None) -> str | None:
     """The database of a pipeline that writes to one, with a relative SQLite path made absolute."""
-    from tidegate.model.errors import InvalidArgumentError
     from tidegate.spark.pipelines.stream_pipeline import SqlBatchSink, SqlSink
     from tidegate.sql.core.database import absolute_url
 

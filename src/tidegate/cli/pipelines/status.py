@@ -9,6 +9,7 @@ from typing import Final
 import click
 
 from tidegate.cli.shell.completing import complete_pipeline
+from tidegate.cli.shell.decorators import option
 from tidegate.cli.shell.options import with_output
 from tidegate.cli.shell.render import Output, OutputFormat, attributes, remark
 from tidegate.model.errors import OperationTimeoutError
@@ -49,7 +50,6 @@ def status(output: Output, name: str | None) -> None:
     that micro-batch, and events is counted since the process started. With a NAME, the lag of each partition
     and the other fields of the status file are shown, too.
 
-    \b
     Examples:
       tidegate pipeline status
       tidegate pipeline status delays --json
@@ -71,13 +71,7 @@ def status(output: Output, name: str | None) -> None:
 
 @click.command()
 @click.argument("name", shell_complete=complete_pipeline, help="The pipeline.")
-@click.option(
-    "--timeout",
-    type=click.FloatRange(min=0.1),
-    metavar="S",
-    default=60.0,
-    help="Seconds to wait for it to stop.",
-)
+@option("--timeout", "S", "Seconds to wait for it to stop.", click.FloatRange(min=0.1), default=60.0)
 @with_output(OutputFormat.TABLE, OutputFormat.JSON)
 def stop(output: Output, name: str, timeout: float) -> None:
     """Stop a running pipeline gracefully, and wait until it has stopped.
@@ -85,7 +79,6 @@ def stop(output: Output, name: str, timeout: float) -> None:
     It finishes its micro-batch, or abandons it safely. If it is not running, the command does nothing and
     exits with code 0.
 
-    \b
     Example:
       tidegate pipeline stop delays
     """

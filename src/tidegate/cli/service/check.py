@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tidegate.cli.shell.decorators import FILE
+from tidegate.cli.shell.decorators import FILE, flag
 from tidegate.cli.shell.exit_codes import CheckFailedError
-from tidegate.cli.shell.options import flag, with_output
+from tidegate.cli.shell.options import with_output
 from tidegate.cli.shell.progress import no_bar, progress_bar
 from tidegate.cli.shell.render import Output, remark
 from tidegate.model.errors import NotFoundError
 
 if TYPE_CHECKING:
-    from tidegate.broker.catalog_check import CatalogDamage
     from tidegate.storage.check import CheckReport, Damage
 
 _COLUMNS = ("file", "position", "damage", "lost_from", "lost_until", "set_aside")
@@ -39,7 +38,6 @@ def check(output: Output, directory: Path, repair: bool) -> None:
     damage that was not repaired. A damaged catalog cannot be repaired; restore it from a backup. The command
     can be interrupted: a check changes nothing, and a repair continues when it is run again.
 
-    \b
     Examples:
       tidegate check ./log
       tidegate check ./log --repair
@@ -54,7 +52,10 @@ def check(output: Output, directory: Path, repair: bool) -> None:
             f"{directory} is not a service's data directory.",
             next_step="Use the directory given to `tidegate serve --data-dir`.",
         ) from error
-    records = [*map(_catalog_record, catalog_damages), *map(_record, report.damages)]
+    records: list[dict[str, object]] = [
+        {"file": str(damage.path), "damage": damage.description} for damage in catalog_damages
+    ]
+    records += map(_record, report.damages)
     if records or not output.is_table:
         output.records(records, columns=_COLUMNS, title="Damage")
     remark(_summary(report, is_catalog_sound=not catalog_damages))
@@ -88,10 +89,6 @@ def _check_logs(directory: Path, *, repair: bool, is_shown: bool) -> CheckReport
         )
         remark(f"Interrupted. {left}")
         raise
-
-
-def _catalog_record(damage: CatalogDamage) -> dict[str, object]:
-    return {"file": str(damage.path), "damage": damage.description}
 
 
 def _record(damage: Damage) -> dict[str, object]:

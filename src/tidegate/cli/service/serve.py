@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tidegate.cli.shell.decorators import FILE
+from tidegate.cli.shell.decorators import FILE, option
 from tidegate.cli.shell.interrupt import run_interruptible
 from tidegate.cli.shell.options import PORT
 from tidegate.cli.shell.stores import DATABASE_VARIABLE
@@ -25,77 +25,59 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option(
+@option(
     "--data-dir",
-    type=FILE,
-    metavar="DIR",
-    help="Directory for the log, the catalog and the certificates. Default: tidegate in this user's data "
+    "DIR",
+    "Directory for the log, the catalog and the certificates. Default: tidegate in this user's data "
     "directory.",
+    FILE,
 )
-@click.option("--host", metavar="ADDRESS", help="Address to listen on. Default: 127.0.0.1.")
-@click.option(
-    "--amqp-port",
-    type=PORT,
-    metavar="N",
-    help="Port for plain AMQP. Default if no port is given: 5672.",
-)
-@click.option(
-    "--amqps-port", type=PORT, metavar="N", help="Port for AMQP over TLS; SDKs use 5671 by default."
-)
-@click.option(
-    "--http-port",
-    type=PORT,
-    metavar="N",
-    help="Port for plain HTTP. Default if no port is given: 5300.",
-)
-@click.option("--https-port", type=PORT, metavar="N", help="Port for HTTP over TLS.")
-@click.option(
+@option("--host", "ADDRESS", "Address to listen on. Default: 127.0.0.1.")
+@option("--amqp-port", "N", "Port for plain AMQP. Default if no port is given: 5672.", PORT)
+@option("--amqps-port", "N", "Port for AMQP over TLS; SDKs use 5671 by default.", PORT)
+@option("--http-port", "N", "Port for plain HTTP. Default if no port is given: 5300.", PORT)
+@option("--https-port", "N", "Port for HTTP over TLS.", PORT)
+@option(
     "--config",
-    type=FILE,
-    metavar="FILE",
-    help="Settings, event hubs and policies in TOML or JSON, or the official emulator's Config.json. "
+    "FILE",
+    "Settings, event hubs and policies in TOML or JSON, or the official emulator's Config.json. "
     "Options on the command line take precedence.",
+    FILE,
 )
-@click.option(
+@option(
     "--root-key",
-    metavar="KEY",
-    envvar=ROOT_KEY_VARIABLE,
-    help="Key of RootManageSharedAccessKey; use SAS_KEY_VALUE for the official emulator's connection "
+    "KEY",
+    "Key of RootManageSharedAccessKey; use SAS_KEY_VALUE for the official emulator's connection "
     f"strings. Other users of this machine can see the command line, so set {ROOT_KEY_VARIABLE} instead for "
     "a secret key.",
+    envvar=ROOT_KEY_VARIABLE,
 )
-@click.option(
+@option(
     "--ready-file",
-    type=FILE,
-    metavar="FILE",
-    help="File to write when the service is ready: a JSON object with its addresses and connection string.",
+    "FILE",
+    "File to write when the service is ready: a JSON object with its addresses and connection string.",
+    FILE,
 )
-@click.option(
+@option(
     "--tls-name",
-    "tls_names",
-    metavar="NAME",
+    "NAME",
+    "Additional name for the self-signed certificate; repeatable.",
+    argument="tls_names",
     multiple=True,
-    help="Additional name for the self-signed certificate; repeatable.",
 )
-@click.option(
+@option(
     "--tls-certificate",
-    type=FILE,
-    metavar="FILE",
-    help="Your own certificate with its chain (PEM) instead of a self-signed one; requires --tls-key.",
+    "FILE",
+    "Your own certificate with its chain (PEM) instead of a self-signed one; requires --tls-key.",
+    FILE,
 )
-@click.option(
-    "--tls-key",
-    type=FILE,
-    metavar="FILE",
-    help="The key of --tls-certificate (PEM, without a password).",
-)
-@click.option(
+@option("--tls-key", "FILE", "The key of --tls-certificate (PEM, without a password).", FILE)
+@option(
     "--capture-destination",
-    "capture_destinations",
-    metavar="PREFIX",
+    "PREFIX",
+    "Directory or URL under which capture may write; repeatable. Default: capture in the data directory.",
+    argument="capture_destinations",
     multiple=True,
-    help="Directory or URL under which capture may write; repeatable. Default: capture in the data "
-    "directory.",
 )
 @click.option(
     "--console/--no-console",
@@ -103,19 +85,19 @@ if TYPE_CHECKING:
     default=None,
     help="Serve the console on the HTTP ports. Default: yes.",
 )
-@click.option(
+@option(
     "--database",
-    metavar="URL",
-    envvar=DATABASE_VARIABLE,
-    help="SQL database whose leases, checkpoints and dead letters the console shows. Default: "
+    "URL",
+    "SQL database whose leases, checkpoints and dead letters the console shows. Default: "
     f"{DATABASE_VARIABLE}.",
+    envvar=DATABASE_VARIABLE,
 )
-@click.option(
+@option(
     "--redrive-pipeline",
-    "redrive_pipelines",
-    metavar="MODULE:NAME",
+    "MODULE:NAME",
+    "Pipeline that the console may use to redrive dead letters; repeatable.",
+    argument="redrive_pipelines",
     multiple=True,
-    help="Pipeline that the console may use to redrive dead letters; repeatable.",
 )
 @click.option(
     "--log-format",
@@ -135,7 +117,6 @@ def serve(
     service with Ctrl-C or SIGTERM: connections get time to finish, and everything acknowledged is on disk in
     any case.
 
-    \b
     Examples:
       tidegate serve
       tidegate serve --data-dir ./log --amqp-port 0 --ready-file ready.json
@@ -179,15 +160,14 @@ def default_data_dir() -> Path:
 
 def _settings(config: Path | None, options: dict[str, Any]) -> ServerSettings:
     from tidegate.server.config_file import load_settings
-    from tidegate.server.settings import ServerSettings
+    from tidegate.server.settings import settings_from_mapping
 
     given = {name: value for name, value in options.items() if value not in (None, ())}
-    if config is not None:
-        settings = load_settings(config, data_dir=default_data_dir())
+    if config is None:
+        settings = settings_from_mapping(given, data_dir=default_data_dir())
     else:
-        ports = {name: options[name] for name in ("amqp_port", "amqps_port", "http_port", "https_port")}
-        settings = ServerSettings(data_dir=default_data_dir()).with_ports(**ports)
-    return replace(settings, is_profile_written=True, **given)
+        settings = replace(load_settings(config, data_dir=default_data_dir()), **given)
+    return replace(settings, is_profile_written=True)
 
 
 def _announce(ready: ReadyInformation, *, is_first_start: bool) -> None:

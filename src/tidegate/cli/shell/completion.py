@@ -21,7 +21,6 @@ def completion(context: click.Context, shell: str) -> None:
     Names of event hubs, consumer groups and policies come from the service, if it answers quickly. In zsh,
     run compinit before sourcing the script, or put the file into fpath before running compinit.
 
-    \b
     Examples:
       source <(tidegate completion bash)
       tidegate completion bash > ~/.local/share/bash-completion/completions/tidegate

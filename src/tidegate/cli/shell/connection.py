@@ -18,7 +18,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from tidegate.cli.shell.decorators import FILE, Decorator, adding_argument, all_of
+from tidegate.cli.shell.decorators import (
+    FILE,
+    Decorator,
+    adding_argument,
+    all_of,
+    option,
+    require_at_most_one,
+)
 from tidegate.cli.shell.exit_codes import NoConnectionError
 from tidegate.cli.shell.interrupt import run_interruptible
 from tidegate.cli.shell.profiles import (
@@ -30,7 +37,6 @@ from tidegate.cli.shell.profiles import (
     load_profile,
 )
 from tidegate.model.connection_string import ConnectionString
-from tidegate.model.errors import InvalidArgumentError
 from tidegate.server.ready import profile_path
 
 if TYPE_CHECKING:
@@ -75,40 +81,37 @@ def _remember(context: click.Context, parameter: click.Parameter, value: object)
 
 
 connection_options: Decorator = all_of(
-    click.option(
+    option(
         "--profile",
-        metavar="NAME",
+        "NAME",
+        f"A connection saved with `tidegate profile`. Default: {PROFILE_VARIABLE}, then the active "
+        "profile, then the one written by `tidegate serve`.",
         expose_value=False,
         callback=_remember,
         shell_complete=complete_profile,
-        help=f"A connection saved with `tidegate profile`. Default: {PROFILE_VARIABLE}, then the active "
-        "profile, then the one written by `tidegate serve`.",
     ),
-    click.option(
+    option(
         "--connection-string",
-        metavar="TEXT",
+        "TEXT",
+        f"The service's connection string. Default: {CONNECTION_STRING_VARIABLE}, then a profile.",
         expose_value=False,
         callback=_remember,
-        help=f"The service's connection string. Default: {CONNECTION_STRING_VARIABLE}, then a profile.",
     ),
-    click.option(
+    option(
         "--ca-file",
-        metavar="FILE",
-        type=FILE,
+        "FILE",
+        "Certificate authority to trust for TLS. Default: the system's.",
+        FILE,
         expose_value=False,
         callback=_remember,
-        help="Certificate authority to trust for TLS. Default: the system's.",
     ),
 )
 
 
 def with_service(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the connection options; it takes a ``Service`` as its argument ``service``."""
-    return connection_options(adding_argument(command, "service", _service))
-
-
-def _service(context: click.Context, _: dict[str, Any]) -> Service:
-    return context.ensure_object(Service)
+    make = adding_argument(command, "service", lambda context, _: context.ensure_object(Service))
+    return connection_options(make)
 
 
 def resolve_connection(
@@ -123,10 +126,7 @@ def resolve_connection(
     Raises ConnectionStringError for one that does not parse, InvalidArgumentError for a profile that is
     damaged or does not exist, and NoConnectionError if no source has a connection.
     """
-    if connection_string and profile:
-        raise InvalidArgumentError(
-            "--profile and --connection-string are mutually exclusive.", next_step="Use only one of them."
-        )
+    require_at_most_one({"--profile": profile, "--connection-string": connection_string})
     text = None if profile else connection_string or environment.get(CONNECTION_STRING_VARIABLE)
     if text:
         ConnectionString.parse(text)

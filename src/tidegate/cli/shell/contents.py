@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -20,23 +22,29 @@ _BROKEN_PIPE: Final = 128 + signal.SIGPIPE
 class CommandGroup(click.Group):
     """Commands in the order in which they were declared; without one, the help is shown."""
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
+    def __init__(self, *arguments: Any, commands: Sequence[click.Command] = (), **options: Any) -> None:
         super().__init__(*arguments, **{"no_args_is_help": True, **options})
+        for command in commands:
+            self.add_command(command)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The names of the commands."""
         return list(self.commands)
+
+    def add_command(self, cmd: click.Command, name: str | None = None) -> None:
+        """Add a command, in whose help the examples keep their lines (``\\b``, to Click)."""
+        text = inspect.cleandoc(cmd.help or "")
+        cmd.help = re.sub(r"\n\n(?=Examples?:\n)", "\n\n\b\n", text)
+        super().add_command(cmd, name)
 
 
 class ContentsGroup(CommandGroup):
     """A root group whose help lists its commands under headings."""
 
     def __init__(self, *arguments: Any, contents: Contents, **options: Any) -> None:
-        super().__init__(*arguments, **options)
+        commands = [command for _, section in contents for command in section]
+        super().__init__(*arguments, commands=commands, **options)
         self._contents = contents
-        for _, commands in contents:
-            for command in commands:
-                self.add_command(command)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the table of contents."""

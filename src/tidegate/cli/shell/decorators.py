@@ -1,18 +1,43 @@
-"""Combines options: several into one decorator, or into one argument."""
+"""Declares options, and combines several into one decorator, or into one argument."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import click
 
+from tidegate.model.errors import InvalidArgumentError
+
 Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 FILE = click.Path(path_type=Path)
 """A file or directory, which shells complete; whether it exists is for the command to say."""
+
+
+def option(
+    name: str, metavar: str, text: str, kind: Any = None, *, argument: str | None = None, **more: Any
+) -> Decorator:
+    """An option with a value. text: the help; kind: None is a string; argument: the parameter, if named
+    differently; more: as for ``click.option``."""
+    names = (name,) if argument is None else (name, argument)
+    return click.option(*names, metavar=metavar, type=kind, help=text, **more)
+
+
+def flag(name: str, text: str, argument: str | None = None) -> Decorator:
+    """An option without a value. text: the help; argument: the parameter, if named differently."""
+    return click.option(name, argument or name[2:].replace("-", "_"), is_flag=True, help=text)
+
+
+def require_at_most_one(options: Mapping[str, object]) -> None:
+    """Raise InvalidArgumentError if several options, by name, have a value."""
+    given = [name for name, value in options.items() if value]
+    if len(given) > 1:
+        raise InvalidArgumentError(
+            f"{' and '.join(given)} are mutually exclusive.", next_step="Use only one of them."
+        )
 
 
 def all_of(*decorators: Decorator) -> Decorator:

@@ -8,7 +8,15 @@ from typing import Any
 import click
 
 from tidegate.cli.shell.completing import complete_group, complete_hub
-from tidegate.cli.shell.decorators import FILE, Decorator, adding_argument, all_of
+from tidegate.cli.shell.decorators import (
+    FILE,
+    Decorator,
+    adding_argument,
+    all_of,
+    flag,
+    option,
+    require_at_most_one,
+)
 from tidegate.cli.shell.render import Output, OutputFormat
 from tidegate.cli.shell.stores import DATABASE_VARIABLE, STORAGE_VARIABLE, StoreChoice
 from tidegate.model.errors import InvalidArgumentError
@@ -22,42 +30,42 @@ COUNT = click.IntRange(min=1)
 
 hub_argument: Decorator = click.argument("hub", shell_complete=complete_hub, help="The event hub.")
 
-database_option: Decorator = click.option(
+database_option: Decorator = option(
     "--database",
-    metavar="URL",
-    help="SQLAlchemy URL of the database, e.g. sqlite:///flights.db or postgresql://user@host/name. "
+    "URL",
+    "SQLAlchemy URL of the database, e.g. sqlite:///flights.db or postgresql://user@host/name. "
     f"Default: {DATABASE_VARIABLE}.",
 )
 
-groups_option: Decorator = click.option(
+groups_option: Decorator = option(
     "--group",
-    "groups",
-    metavar="NAME",
+    "NAME",
+    "A consumer group; repeatable. Default: $Default.",
+    argument="groups",
     multiple=True,
-    help="A consumer group; repeatable. Default: $Default.",
     shell_complete=complete_group,
 )
 
 
 _store_options = all_of(
     database_option,
-    click.option(
+    option(
         "--checkpoint-dir",
-        metavar="DIR",
-        type=FILE,
-        help="Read leases and checkpoints from this directory (hosts with a DirectoryStore) instead of a "
+        "DIR",
+        "Read leases and checkpoints from this directory (hosts with a DirectoryStore) instead of a "
         "database.",
+        FILE,
     ),
-    click.option(
+    option(
         "--blob-container",
-        metavar="NAME|URL",
-        help="Read leases and checkpoints from this Azure blob container (official processors): its URL "
+        "NAME|URL",
+        "Read leases and checkpoints from this Azure blob container (official processors): its URL "
         f"with a shared access signature, or its name in the account given by {STORAGE_VARIABLE}.",
     ),
-    click.option(
+    option(
         "--namespace",
-        metavar="HOST",
-        help="The namespace used in directory and blob names. Default: the connection's host name.",
+        "HOST",
+        "The namespace used in directory and blob names. Default: the connection's host name.",
     ),
 )
 
@@ -71,14 +79,7 @@ _FORMAT_HELP = {
 
 def group_option(text: str) -> Decorator:
     """One consumer group, ``$Default`` unless given. text: the help."""
-    return click.option(
-        "--group", metavar="NAME", default=DEFAULT_CONSUMER_GROUP, shell_complete=complete_group, help=text
-    )
-
-
-def flag(name: str, text: str, argument: str | None = None) -> Decorator:
-    """An option without a value. text: the help; argument: the parameter, if named differently."""
-    return click.option(name, argument or name[2:].replace("-", "_"), is_flag=True, help=text)
+    return option("--group", "NAME", text, default=DEFAULT_CONSUMER_GROUP, shell_complete=complete_group)
 
 
 yes_option = flag("--yes", "Do not ask for confirmation. Without a terminal, it never asks.")
@@ -104,11 +105,7 @@ def with_output(*formats: OutputFormat) -> Decorator:
 
     def make(_: click.Context, arguments: dict[str, Any]) -> Output:
         chosen = [each for each in offered if arguments.pop(f"is_{each.value}")]
-        if len(chosen) > 1:
-            options = " and ".join(f"--{each.value}" for each in chosen)
-            raise InvalidArgumentError(
-                f"{options} are mutually exclusive.", next_step="Use only one of them."
-            )
+        require_at_most_one({f"--{each.value}": True for each in chosen})
         return Output(chosen[0] if chosen else OutputFormat.TABLE)
 
     flags = [

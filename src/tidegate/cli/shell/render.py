@@ -21,6 +21,7 @@ from typing import TextIO
 import orjson
 
 from tidegate.model.errors import InvalidArgumentError
+from tidegate.model.times import time_text
 from tidegate.transport.private_files import open_private
 
 Record = Mapping[str, object]
@@ -130,7 +131,7 @@ class Output:
             self._write_json(record)
         elif self.format is OutputFormat.TABLE:
             rows = [{"field": key, "value": cell_text(value)} for key, value in record.items()]
-            self._table(rows, ("field", "value"), title, is_header_shown=False)
+            self._table(rows, ("field", "value"), title, has_header=False)
         else:
             self.record_stream(tuple(record)).write(record)
 
@@ -153,17 +154,12 @@ class Output:
         self.stream.write(json_text(value, is_indented=self.is_terminal) + "\n")
 
     def _table(
-        self,
-        rows: Sequence[Record],
-        columns: Sequence[str],
-        title: str | None,
-        *,
-        is_header_shown: bool = True,
+        self, rows: Sequence[Record], columns: Sequence[str], title: str | None, *, has_header: bool = True
     ) -> None:
         if self.is_terminal:
-            _draw_table(self.stream, rows, columns, title, is_header_shown=is_header_shown)
+            _draw_table(self.stream, rows, columns, title, has_header=has_header)
         else:
-            _write_plain_table(self.stream, rows, columns, is_header_shown=is_header_shown)
+            _write_plain_table(self.stream, rows, columns, has_header=has_header)
 
 
 class RecordStream:
@@ -224,11 +220,6 @@ def plain(value: object) -> object:
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
-def time_text(value: datetime) -> str:
-    """A time in UTC with milliseconds, e.g. ``2026-01-31T12:00:00.250Z``."""
-    return value.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
 def cell_text(value: object) -> str:
     """A field for people: ``-`` for None, yes/no, one decimal, control characters made visible."""
     value = plain(value)
@@ -265,7 +256,7 @@ def _draw_table(
     columns: Sequence[str],
     title: str | None,
     *,
-    is_header_shown: bool,
+    has_header: bool,
 ) -> None:
     from rich import box
     from rich.console import Console
@@ -277,14 +268,14 @@ def _draw_table(
         title_justify="left",
         title_style="bold",
         box=box.SIMPLE_HEAD,
-        show_header=is_header_shown,
+        show_header=has_header,
     )
     for column in columns:
         table.add_column(
             column.replace("_", " "),
             justify="right" if _is_number(rows, column) else "left",
             overflow="fold",
-            style="bold" if not is_header_shown and column == columns[0] else "",
+            style="bold" if not has_header and column == columns[0] else "",
         )
     for row in rows:
         # Text: a value in square brackets is not markup.
@@ -293,9 +284,9 @@ def _draw_table(
 
 
 def _write_plain_table(
-    stream: TextIO, rows: Sequence[Record], columns: Sequence[str], *, is_header_shown: bool
+    stream: TextIO, rows: Sequence[Record], columns: Sequence[str], *, has_header: bool
 ) -> None:
-    header = [[column.replace("_", " ") for column in columns]] if is_header_shown else []
+    header = [[column.replace("_", " ") for column in columns]] if has_header else []
     lines = header + [[cell_text(row.get(column)) for column in columns] for row in rows]
     widths = [max((len(line[index]) for line in lines), default=0) for index in range(len(columns))]
     is_right = [_is_number(rows, column) for column in columns]

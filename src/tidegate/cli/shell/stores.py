@@ -8,11 +8,11 @@ import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tidegate.cli.shell.connection import Service, impatient_namespace
+from tidegate.cli.shell.decorators import require_at_most_one
 from tidegate.cli.shell.exit_codes import NoConnectionError
 from tidegate.cli.shell.interrupt import run_interruptible
 from tidegate.model.errors import InvalidArgumentError, NotFoundError, StoreError
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from tidegate.processor.store import ProcessorStore
     from tidegate.sql import Database
 
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 DATABASE_VARIABLE = "TIDEGATE_DATABASE"
 STORAGE_VARIABLE = "AZURE_STORAGE_CONNECTION_STRING"
 """The variable of Azure's own command line."""
@@ -71,16 +70,9 @@ class StoreChoice:
     """As in the store; None: the connection's host."""
 
     def __post_init__(self) -> None:
-        named = {
-            "--database": self.database_url,
-            "--checkpoint-dir": self.directory,
-            "--blob-container": self.blob_container,
-        }
-        given = [name for name, value in named.items() if value]
-        if len(given) > 1:
-            raise InvalidArgumentError(
-                f"{' and '.join(given)} are mutually exclusive.", next_step="Use only one of them."
-            )
+        options = ("--database", "--checkpoint-dir", "--blob-container")
+        values = (self.database_url, self.directory, self.blob_container)
+        require_at_most_one(dict(zip(options, values, strict=True)))
 
     @property
     def is_offset_needed(self) -> bool:
@@ -163,24 +155,6 @@ def _blob_store(container: str) -> ProcessorStore:
     return BlobStore.from_connection_string(account, container)
 
 
-LEASE_COLUMNS = ("consumer_group", "partition", "owner", "acquired", "offset", "lease_age_s", "epoch")
-
-
-def lease_record(group: str, view: GroupView, partition_id: str) -> dict[str, object]:
-    """A partition's row of the lease table; a released lease has no owner."""
-    lease, checkpoint = view.lease(partition_id), view.checkpoints.get(partition_id)
-    owned = lease if lease is not None and lease.owner else None
-    return {
-        "consumer_group": group,
-        "partition": partition_id,
-        "owner": owned and owned.owner,
-        "acquired": owned and owned.acquired_at,
-        "offset": checkpoint and checkpoint.offset,
-        "lease_age_s": owned and view.lease_age_s(partition_id),
-        "epoch": lease and lease.epoch,
-    }
-
-
 async def view_groups(
     store: ProcessorStore, namespace: str, hub: str, groups: Sequence[str]
 ) -> list[tuple[str, GroupView]]:
@@ -190,16 +164,6 @@ async def view_groups(
 
     names = groups or [DEFAULT_CONSUMER_GROUP]
     return [(name, await view_group(store, GroupKey(namespace, hub, name))) for name in names]
-
-
-def time_of(milliseconds: int | None) -> datetime | None:
-    """The aware time this many milliseconds after 1970-01-01 UTC; None: unknown."""
-    return None if milliseconds is None else EPOCH + timedelta(milliseconds=milliseconds)
-
-
-def milliseconds_of(time: datetime) -> int:
-    """Milliseconds since 1970-01-01 UTC of an aware time."""
-    return (time - EPOCH) // timedelta(milliseconds=1)
 
 
 def default_actor() -> str:
