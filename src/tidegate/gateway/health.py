@@ -16,34 +16,27 @@ FULL_RECENTLY_S: Final = 10.0
 """How long a limit is reported after it refused a connection (our choice: checks come every few seconds)."""
 
 
-class Health:
-    """Asked each time."""
+def health_report(broker: Broker, admission: Admission, now: float) -> dict[str, object]:
+    """``status`` is ``healthy``, or ``degraded`` with ``problems`` as sentences that name no client.
 
-    def __init__(self, broker: Broker, admission: Admission) -> None:
-        self._broker = broker
-        self._admission = admission
-
-    def report(self, now: float) -> dict[str, object]:
-        """``status`` is ``healthy``, or ``degraded`` with ``problems`` as sentences that name no client.
-
-        now: on the clock that connections are admitted by.
-        """
-        event_hubs = self._broker.list_event_hubs()
-        problems: list[str] = []
-        failed = sum(partition.is_failed for hub in event_hubs for partition in hub.partitions)
-        if failed:
-            problems.append(f"{failed} partitions accept no events until the service restarts; see its log")
-        statistics = self._admission.statistics()
-        problems += [
-            f"connections were refused: {refusal.words}"
-            for refusal, at in statistics.full_at.items()
-            if now - at < FULL_RECENTLY_S
-        ]
-        if _are_descriptors_short(statistics.limits.descriptors_max):
-            problems.append("file descriptors are running out (ulimit -n)")
-        if problems:
-            return {"status": "degraded", "event_hubs": len(event_hubs), "problems": problems}
-        return {"status": "healthy", "event_hubs": len(event_hubs)}
+    now: on the clock that connections are admitted by.
+    """
+    event_hubs = broker.list_event_hubs()
+    problems: list[str] = []
+    failed = sum(partition.is_failed for hub in event_hubs for partition in hub.partitions)
+    if failed:
+        problems.append(f"{failed} partitions accept no events until the service restarts; see its log")
+    statistics = admission.statistics()
+    problems += [
+        f"connections were refused: {refusal.words}"
+        for refusal, at in statistics.full_at.items()
+        if now - at < FULL_RECENTLY_S
+    ]
+    if _are_descriptors_short(statistics.limits.descriptors_max):
+        problems.append("file descriptors are running out (ulimit -n)")
+    if problems:
+        return {"status": "degraded", "event_hubs": len(event_hubs), "problems": problems}
+    return {"status": "healthy", "event_hubs": len(event_hubs)}
 
 
 def _are_descriptors_short(descriptors_max: int | None) -> bool:

@@ -77,25 +77,28 @@ class MetricRow:
 
     def family(self, sources: Sources) -> Metric:
         """The metric with its numbers now."""
-        name = PREFIX + self.name
-        family: CounterMetricFamily | GaugeMetricFamily
-        if self.kind is Kind.COUNTER:
-            family = CounterMetricFamily(name, self.description, labels=self.labels)
-        else:
-            family = GaugeMetricFamily(name, self.description, labels=self.labels)
+        kind = CounterMetricFamily if self.kind is Kind.COUNTER else GaugeMetricFamily
+        family = kind(PREFIX + self.name, self.description, labels=self.labels)
         for labels, value in self.read(sources):
             family.add_metric(labels, value)
         return family
 
 
-def _of_hub(name: str, kind: Kind, description: str, field: str, azure_name: str = "") -> MetricRow:
-    """A number of ``EventHubStatistics``."""
-    read = attrgetter(field)
+def _of_hub(
+    name: str, kind: Kind, description: str, read: Callable[[EventHub], float], azure_name: str = ""
+) -> MetricRow:
+    """A number of each event hub."""
 
     def samples(sources: Sources) -> Samples:
-        return [((hub.name,), read(hub.statistics())) for hub in sources.broker.list_event_hubs()]
+        return [((hub.name,), read(hub)) for hub in sources.broker.list_event_hubs()]
 
     return MetricRow(name, kind, description, samples, azure_name, ("event_hub",))
+
+
+def _counter(name: str, description: str, field: str, azure_name: str) -> MetricRow:
+    """A number of ``EventHubStatistics``."""
+    read = attrgetter(field)
+    return _of_hub(name, Kind.COUNTER, description, lambda hub: read(hub.statistics()), azure_name)
 
 
 def _of_capture(name: str, kind: Kind, description: str, field: str, azure_name: str = "") -> MetricRow:
@@ -134,31 +137,22 @@ def _of_namespace(
     return MetricRow(name, kind, description, samples, azure_name)
 
 
-def _receivers(event_hub: EventHub) -> int:
-    return sum(len(partition.receivers()) for partition in event_hub.partitions)
-
-
 METRICS: Final[tuple[MetricRow, ...]] = (
-    _of_hub(
-        "incoming_messages_total", Kind.COUNTER, "Events stored.", "incoming_events", "IncomingMessages"
+    _counter("incoming_messages_total", "Events stored.", "incoming_events", "IncomingMessages"),
+    _counter("incoming_bytes_total", "Bytes stored.", "incoming_bytes", "IncomingBytes"),
+    _counter("outgoing_messages_total", "Events delivered.", "outgoing_events", "OutgoingMessages"),
+    _counter("outgoing_bytes_total", "Bytes delivered.", "outgoing_bytes", "OutgoingBytes"),
+    _counter(
+        "incoming_requests_total", "Batches offered, refused ones included.", "incoming_requests",
+        "IncomingRequests",
     ),
-    _of_hub("incoming_bytes_total", Kind.COUNTER, "Bytes stored.", "incoming_bytes", "IncomingBytes"),
-    _of_hub(
-        "outgoing_messages_total", Kind.COUNTER, "Events delivered.", "outgoing_events", "OutgoingMessages"
-    ),
-    _of_hub("outgoing_bytes_total", Kind.COUNTER, "Bytes delivered.", "outgoing_bytes", "OutgoingBytes"),
-    _of_hub(
-        "incoming_requests_total", Kind.COUNTER, "Batches offered, refused ones included.",
-        "incoming_requests", "IncomingRequests",
+    _counter(
+        "throttled_requests_total", "Batches refused for the throughput units.", "throttled_requests",
+        "ThrottledRequests",
     ),
     _of_hub(
-        "throttled_requests_total", Kind.COUNTER, "Batches refused for the throughput units.",
-        "throttled_requests", "ThrottledRequests",
-    ),
-    MetricRow(
         "receivers", Kind.GAUGE, "Receivers that are open, of all consumer groups.",
-        lambda sources: [((hub.name,), _receivers(hub)) for hub in sources.broker.list_event_hubs()],
-        labels=("event_hub",),
+        lambda hub: sum(len(partition.receivers()) for partition in hub.partitions),
     ),
     _of_partition(
         "partition_begin_sequence_number",
@@ -193,13 +187,9 @@ METRICS: Final[tuple[MetricRow, ...]] = (
         "open_connections_max", Kind.GAUGE, "Connections that may be open; process_max_fds bounds it.",
         lambda sources: sources.admission().limits.connections_max,
     ),
-    MetricRow(
+    _of_hub(
         "failed_partitions", Kind.GAUGE, "Partitions that accept no events until the service restarts.",
-        lambda sources: [
-            ((hub.name,), sum(partition.is_failed for partition in hub.partitions))
-            for hub in sources.broker.list_event_hubs()
-        ],
-        labels=("event_hub",),
+        lambda hub: sum(partition.is_failed for partition in hub.partitions),
     ),
     _of_namespace(
         "memory_held_bytes", Kind.GAUGE,
@@ -278,26 +268,21 @@ METRICS: Final[tuple[MetricRow, ...]] = (
 """All, besides those of the process (``process_…``), which are prometheus-client's own."""
 
 
-class MetricsPage:
+class MetricsPage(Collector):
     """What ``/metrics`` answers."""
 
     def __init__(self, sources: Sources) -> None:
+        self._sources = sources
         self._registry = CollectorRegistry()
-        self._registry.register(_Table(sources))
+        self._registry.register(self)
         ProcessCollector(registry=self._registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """The table, for prometheus-client."""
+        for row in METRICS:
+            yield row.family(self._sources)
 
     def render(self, accept: str) -> tuple[bytes, str]:
         """Body and content type: OpenMetrics where ``accept`` asks for it, else Prometheus' text format."""
         encode, content_type = choose_encoder(accept)
         return encode(self._registry), content_type
-
-
-class _Table(Collector):
-    """The table as prometheus-client takes it."""
-
-    def __init__(self, sources: Sources) -> None:
-        self._sources = sources
-
-    def collect(self) -> Iterator[Metric]:
-        for row in METRICS:
-            yield row.family(self._sources)

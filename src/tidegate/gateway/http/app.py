@@ -21,7 +21,7 @@ from tidegate.amqp.errors import INTERNAL_ERROR, NOT_ALLOWED, NOT_FOUND
 from tidegate.broker import Broker, Claim
 from tidegate.gateway.administration.operations import PREFIX
 from tidegate.gateway.amqp.server import AmqpGateway
-from tidegate.gateway.health import Health
+from tidegate.gateway.health import health_report
 from tidegate.gateway.http.admin import Administration, admin_error
 from tidegate.gateway.http.atom import AtomAdministration
 from tidegate.gateway.http.authorization import RequestAuthorizer
@@ -76,7 +76,6 @@ class HttpGateway:
                 tls_handshake_failures,
             )
         )
-        self._state = Health(broker, amqp.admission)
         self._tasks = TaskOwner("HTTP gateway")
         self._servers: list[HttpServer] = []
         self._hsts_max_age_s = hsts_max_age_s
@@ -130,7 +129,8 @@ class HttpGateway:
         return self._origins.admits(origin, host, self._broker.authorizer.host_names)
 
     async def _health(self, request: Request) -> Response:
-        return JSONResponse(self._state.report(asyncio.get_running_loop().time()))
+        now = asyncio.get_running_loop().time()
+        return JSONResponse(health_report(self._broker, self._amqp.admission, now))
 
     async def _show_metrics(self, request: Request) -> Response:
         # They show event hubs and their load: a client that is not on this machine needs a token.
