@@ -32,7 +32,6 @@ from tests.console.support import PlainBrowser, assert_accessible, console_servi
 
 from tidegate.broker import Claim
 from tidegate.client import BlockingConsumer
-from tidegate.console.dead_letters import actions as dead_letter_actions
 from tidegate.console.dead_letters import letters as dead_letters
 from tidegate.console.dead_letters import page as dead_letters_page
 from tidegate.console.dead_letters.filter import LetterQuery, format_place, parse_place
@@ -439,7 +438,7 @@ def test_a_refused_form_that_still_counts_shows_nothing_to_an_ended_session(
 
     manager = signed_in(service, HUB, Claim.MANAGE)
     assert "sensor" in manager.get(f"{path}?hub={HUB}").text
-    monkeypatch.setattr(dead_letter_actions, "COUNT_S", DEADLINE_S)
+    monkeypatch.setattr(dead_letters_page, "COUNT_S", DEADLINE_S)
     monkeypatch.setattr(DeadLetters, "counts_by_reason", count_late)
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(manager.post, path, {"hub": HUB, "because": " "})

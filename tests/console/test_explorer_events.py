@@ -16,7 +16,7 @@ from tests.console.explorer_support import StepClock, append, fill, make_hub, pl
 from tidegate.amqp.message import Message, encode_message
 from tidegate.broker import Broker, Partition, RecordBatch
 from tidegate.console.explorer.bodies import Look, body_view
-from tidegate.console.explorer.decoding import (
+from tidegate.console.explorer.codec import (
     event_detail,
     explored_event,
     system_properties,

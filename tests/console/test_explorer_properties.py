@@ -28,7 +28,7 @@ from tidegate.amqp.types import (
     ULong,
     UShort,
 )
-from tidegate.console.explorer.encoding import EventEncoder
+from tidegate.console.explorer.codec import EventEncoder
 from tidegate.console.explorer.properties import (
     MESSAGE_NAMES,
     TYPE_NAMES,

@@ -14,7 +14,7 @@ from tidegate.amqp.message import Message, Properties
 from tidegate.amqp.types import Symbol
 from tidegate.broker import Broker
 from tidegate.console.explorer import sending as events_sending
-from tidegate.console.explorer.encoding import EventEncoder
+from tidegate.console.explorer.codec import EventEncoder
 from tidegate.console.explorer.events import BrokerEvents
 from tidegate.console.explorer.sending import EventSender
 from tidegate.console.explorer.values import (

@@ -22,11 +22,8 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tidegate.console.audit.page import AuditPages
-from tidegate.console.consumers.move_page import MovePages
 from tidegate.console.consumers.page import ConsumerPages
-from tidegate.console.dead_letters.actions import DeadLetterActionPages
 from tidegate.console.dead_letters.page import DeadLetterPages
-from tidegate.console.explorer.event_page import EventPages
 from tidegate.console.explorer.page import ExplorerPages
 from tidegate.console.explorer.send_page import SendPages
 from tidegate.console.frame.absent import AbsentPages
@@ -131,7 +128,6 @@ def page_routes(console: Console, views: Views) -> list[Route]:
         PublisherPages(console, namespace),
         CapturePages(console, namespace),
         ExplorerPages(console, events),
-        EventPages(console, events),
         SendPages(console, events, views.sender),
         PipelinePages(console, views.pipelines),
         SignInPages(console),
@@ -143,10 +139,8 @@ def page_routes(console: Console, views: Views) -> list[Route]:
         consumers, letters, jobs = processing.consumers, processing.letters, processing.jobs
         pages += [
             OverviewPages(console, namespace, consumers, letters),
-            ConsumerPages(console, consumers),
-            MovePages(console, consumers, jobs),
-            DeadLetterPages(console, letters),
-            DeadLetterActionPages(console, letters, jobs),
+            ConsumerPages(console, consumers, jobs),
+            DeadLetterPages(console, letters, jobs),
             JobPages(console, jobs),
         ]
     return [route for each in pages for route in each.routes()]

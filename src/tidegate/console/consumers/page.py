@@ -1,9 +1,12 @@
-"""``/consumers``: all consumer groups with their lag; ``/consumers/HUB/GROUP``: its lease table, live."""
+"""``/consumers``: all consumer groups with their lag; ``/consumers/HUB/GROUP``: its lease table, live; and
+``…/move``: moves its checkpoints back or forward, after a dry run.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
@@ -11,13 +14,25 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tidegate.console.consumers.groups import Consumers
+from tidegate.console.consumers.moves import KeptPlan, MoveRequest
 from tidegate.console.consumers.progress import GroupProgress, GroupSummary
-from tidegate.console.frame.forms import start_of
-from tidegate.console.frame.pages import Pages, get
+from tidegate.console.frame.errors import status_of
+from tidegate.console.frame.forms import sequence_number_of, start_of
+from tidegate.console.frame.pages import Pages, get, post
 from tidegate.console.frame.paging import page_at, pager
 from tidegate.console.frame.rendering import fragments, page
-from tidegate.console.frame.sessions import require_listen, rights_of
-from tidegate.model.errors import NotFoundError, TidegateError
+from tidegate.console.frame.sessions import (
+    actor_of,
+    form_of,
+    require_listen,
+    require_manage,
+    rights_of,
+)
+from tidegate.console.jobs.jobs import Jobs
+from tidegate.console.jobs.page import follow_job
+from tidegate.model.errors import InvalidArgumentError, NotFoundError, TidegateError
+from tidegate.model.position import EventPosition, PositionKind
+from tidegate.model.position_text import parse_time
 
 LIVE_EVERY_S = 2.0
 FIRST_PAINT_S = 0.15
@@ -25,6 +40,17 @@ FIRST_PAINT_S = 0.15
 LIVE_WAIT_S = 30.0
 
 _ONE_PARTS: Final = {"sums": "consumers/consumer_sums.html", "leases": "consumers/consumer_leases.html"}
+
+STEPS_SHOWN_MAX = 200
+"""Partitions that a dry run lists; its sums include all."""
+
+_TARGETS: Final = {
+    "earliest": PositionKind.EARLIEST,
+    "latest": PositionKind.LATEST,
+    "sequence-number": PositionKind.SEQUENCE_NUMBER,
+    "time": PositionKind.ENQUEUED_TIME,
+}
+"""The targets of a move, by name in the form."""
 
 
 def group_address(hub: str, group: str) -> str:
@@ -42,9 +68,10 @@ def names_of(request: Request) -> tuple[str, str]:
 
 @dataclass(eq=False)
 class ConsumerPages(Pages):
-    """Consumer groups and their lag."""
+    """Consumer groups, their lag, and moves of their checkpoints."""
 
     consumers: Consumers
+    jobs: Jobs
 
     @get("/consumers")
     async def show_list(self, request: Request) -> Response:
@@ -110,6 +137,73 @@ class ConsumerPages(Pages):
             "sentence": _sentence_of_one(progress),
         }
 
+    # -- moving checkpoints
+
+    @get("/consumers/{hub}/{group}/move")
+    async def ask_to_move(self, request: Request) -> Response:
+        """The form, and its dry run."""
+        hub, group = names_of(request)
+        require_manage(request, hub)
+        fields = {name: request.query_params.get(name, "").strip() for name in ("to", "value", "partition")}
+        plan, problem = None, None
+        if fields["to"]:
+            try:
+                position = self._position(fields["to"], fields["value"])
+                move = MoveRequest(hub, group, fields["partition"] or None, position)
+                plan = await self.consumers.plan_move(move)
+            except TidegateError as error:
+                problem = error
+        return self._move_page(request, fields, plan, problem)
+
+    @post("/consumers/{hub}/{group}/move")
+    async def move(self, request: Request) -> Response:
+        """Execute the moves of a dry run."""
+        hub, group = names_of(request)
+        require_manage(request, hub)
+        form = await form_of(request)
+        plan = self.consumers.plan(str(form.get("plan", "")))
+        if (plan.request.event_hub, plan.request.consumer_group) != (hub, group):
+            raise NotFoundError("The dry run is of another consumer group.")
+        try:
+            job = self.consumers.start_move(
+                plan.plan_id,
+                actor=actor_of(request),
+                is_rewind_allowed=form.get("rewind") == "yes",
+                is_forced=form.get("force") == "yes",
+            )
+        except InvalidArgumentError as error:
+            return self._move_page(request, _fields_of(plan.request), plan, error)
+        return await follow_job(self.jobs, request, job)
+
+    def _move_page(
+        self, request: Request, fields: dict[str, str], kept: KeptPlan | None, problem: TidegateError | None
+    ) -> Response:
+        hub, group = names_of(request)
+        return page(
+            request,
+            "consumers/move.html",
+            status_code=status_of(problem),
+            hub=hub,
+            group=group,
+            address=group_address(hub, group),
+            fields=fields,
+            choices=list(_TARGETS),
+            plan_id="" if kept is None else kept.plan_id,
+            plan=None if kept is None else kept.plan,
+            steps=() if kept is None else kept.plan.moves[:STEPS_SHOWN_MAX],
+            problem=problem,
+        )
+
+    def _position(self, to: str, value: str) -> EventPosition:
+        kind = _TARGETS.get(to)
+        if kind is None:
+            raise InvalidArgumentError(f"{to[:40]!r} is not a valid target.")
+        if kind is PositionKind.ENQUEUED_TIME:
+            return EventPosition.from_enqueued_time(parse_time(value, now_utc=self.console.clock.now_utc()))
+        if kind is PositionKind.SEQUENCE_NUMBER:
+            return EventPosition.from_sequence_number(sequence_number_of(value))
+        return EventPosition.earliest() if kind is PositionKind.EARLIEST else EventPosition.latest()
+
     def _stream(
         self, request: Request, context: Callable[[], Awaitable[Mapping[str, Any]]], parts: Mapping[str, str]
     ) -> Response:
@@ -123,6 +217,15 @@ class ConsumerPages(Pages):
             return fragments(request, parts, values) | {"sentence": values["sentence"]}
 
         return self.console.streams.stream(request, render, every_s=LIVE_EVERY_S)
+
+
+def _fields_of(request: MoveRequest) -> dict[str, str]:
+    value = request.position.value
+    return {
+        "to": next(to for to, kind in _TARGETS.items() if kind is request.position.kind),
+        "value": "" if value is None else value.isoformat() if isinstance(value, datetime) else str(value),
+        "partition": request.partition_id or "",
+    }
 
 
 def _sentence(groups: list[GroupSummary]) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Generic, TypeVar
 
 from tidegate.broker import Broker, Partition
-from tidegate.console.explorer.decoding import event_detail, fitting_events
+from tidegate.console.explorer.codec import event_detail, fitting_events
 from tidegate.console.explorer.reading import (
     Bounds,
     FirstTimes,

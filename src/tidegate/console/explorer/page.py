@@ -1,4 +1,4 @@
-"""``/hubs/NAME/explorer``: a hub's events, by page or as they arrive.
+"""``/hubs/NAME/explorer``: a hub's events by page, as they arrive, or one in detail.
 
 Requires Listen, but opens no receiver. A page with a filter examines a limited number of events, shows how
 many, and offers to continue; it ends when the browser disconnects.
@@ -10,24 +10,38 @@ import asyncio
 import json
 import math
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from itertools import islice
+from typing import Any, Final, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tidegate.console.explorer.bodies import preview, value_text, visible
+from tidegate.console.explorer.bodies import (
+    Look,
+    body_bytes,
+    body_view,
+    pretty_json,
+    preview,
+    value_text,
+    visible,
+)
+from tidegate.console.explorer.codec import system_properties
 from tidegate.console.explorer.events import BrokerEvents
+from tidegate.console.explorer.properties import type_name
 from tidegate.console.explorer.query import COUNTS, STARTS, ExplorerForm
 from tidegate.console.explorer.values import (
+    PROPERTIES_SHOWN_MAX,
     EventCursor,
+    EventDetail,
     EventPage,
     ExploredEvent,
     Way,
     property_text,
 )
 from tidegate.console.frame.errors import status_of
+from tidegate.console.frame.forms import digits_of, start_of
 from tidegate.console.frame.pages import Pages, get
 from tidegate.console.frame.rendering import fragment, page
 from tidegate.console.frame.sessions import require_listen, require_session
@@ -39,10 +53,13 @@ from tidegate.model.errors import (
 )
 from tidegate.model.limits import PARTITION_KEY_CHARACTERS_MAX
 
+T = TypeVar("T")
+
 _DOWNLOADS_MAX: Final = 2
 """Pages that are turned into JSON at once. Our choice: 16 MB of control characters become 100 MB."""
 _PROPERTIES_SHOWN = 3
 _PROPERTY_CHARACTERS = 40
+_AROUND = 10
 
 
 @dataclass(eq=False)
@@ -134,6 +151,56 @@ class ExplorerPages(Pages):
             }
 
         return self.console.streams.stream(request, render)
+
+    # -- one event
+
+    @get("/hubs/{hub}/explorer/events/{partition}/{number}")
+    async def show_event(self, request: Request) -> Response:
+        detail = await self._find(request)
+        wanted, at = request.query_params.get("as", ""), request.query_params.get("at", "")
+        look = Look(wanted) if wanted in {look.value for look in Look} else None
+        start = start_of(at[:9])
+        contents = detail.event.contents
+        view = None if contents is None else await asyncio.to_thread(body_view, contents, look, start)
+        message = detail.message
+        system = {} if message is None else await asyncio.to_thread(system_properties, message)
+        return page(
+            request,
+            "explorer/event.html",
+            hub=request.path_params["hub"],
+            event=detail.event,
+            detail=detail,
+            contents=contents,
+            view=view,
+            properties=_properties(detail),
+            system={visible(name): visible(value) for name, value in _shown(system)},
+            system_count=len(system),
+            properties_max=PROPERTIES_SHOWN_MAX,
+            around=max(0, detail.event.sequence_number - _AROUND),
+        )
+
+    @get("/hubs/{hub}/explorer/events/{partition}/{number}/body")
+    async def download_body(self, request: Request) -> Response:
+        detail = await self._find(request)
+        event = detail.event
+        if event.contents is None:
+            raise NotFoundError(f"The event {event.sequence_number} is not a message and has no body.")
+        body = body_bytes(event.contents)
+        name = f"{request.path_params['hub']}-{event.partition_id}-{event.sequence_number}"
+        kind = await asyncio.to_thread(_kind, body)
+        return Response(
+            body,
+            # Never the sender's content type: a browser must not show it as a page of this site.
+            media_type="application/octet-stream",
+            headers={"Content-Disposition": f'attachment; filename="{name}.{kind}"'},
+        )
+
+    async def _find(self, request: Request) -> EventDetail:
+        hub, number = request.path_params["hub"], request.path_params["number"]
+        require_listen(request, hub)
+        if (found := digits_of(number)) is None:
+            raise NotFoundError(f"{number[:40]!r} is not a sequence number.")
+        return await self.events.event(hub, request.path_params["partition"], found)
 
     def _form(self, request: Request) -> ExplorerForm:
         hub = request.path_params["hub"]
@@ -240,3 +307,26 @@ def _plain(value: object) -> object:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)  # JSON cannot represent it
     return value if value is None or isinstance(value, bool | int | float | str) else property_text(value)
+
+
+def _properties(detail: EventDetail) -> Mapping[str, tuple[str, str]]:
+    """Text of each application property, and AMQP's name of its type."""
+    if detail.event.contents is None:
+        return {}
+    types = {} if detail.message is None else detail.message.application_properties
+    return {
+        visible(name): (visible(property_text(value)), type_name(types[name]) if name in types else "")
+        for name, value in _shown(detail.event.contents.properties)
+    }
+
+
+def _shown(properties: Mapping[str, T]) -> Iterable[tuple[str, T]]:
+    return islice(properties.items(), PROPERTIES_SHOWN_MAX)
+
+
+def _kind(body: bytes) -> str:
+    try:
+        text = body.decode()
+    except UnicodeDecodeError:
+        return "bin"
+    return "json" if pretty_json(text) is not None else "txt"

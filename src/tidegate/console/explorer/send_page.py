@@ -19,7 +19,7 @@ from starlette.responses import Response
 
 from tidegate.amqp.message import Header, Message, Properties
 from tidegate.console.explorer.bodies import body_bytes, visible
-from tidegate.console.explorer.decoding import unusual_parts
+from tidegate.console.explorer.codec import unusual_parts
 from tidegate.console.explorer.events import BrokerEvents
 from tidegate.console.explorer.properties import (
     MESSAGE_NAMES,

@@ -18,7 +18,7 @@ from typing import Final
 
 from tidegate.amqp.message import Message
 from tidegate.broker import Broker, EventHub, Partition
-from tidegate.console.explorer.encoding import EventEncoder
+from tidegate.console.explorer.codec import EventEncoder
 from tidegate.console.explorer.values import (
     SEND_BYTES_MAX,
     SEND_EVENTS_MAX,

@@ -1,6 +1,8 @@
-"""Decodes stored events for pages. Pure: runs in threads.
+"""Decodes stored events for pages, and encodes events that the console sends. Pure: runs in threads.
 
-A producer's bytes are stored unchanged and need not be a valid message; pages then show the problem.
+A producer's bytes are stored unchanged and need not be a valid message; pages then show the problem. The
+producers' ``wire.event_codec`` chooses types by value, as the official Python client does; here each property
+keeps its AMQP type, however small a long is, so that a copied event is the same.
 """
 
 from __future__ import annotations
@@ -9,14 +11,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
 
-from tidegate.amqp.errors import DecodeError
-from tidegate.amqp.message import NO_VALUE, Header, Message, Properties, decode_message
+from tidegate.amqp.encode import encode_value
+from tidegate.amqp.errors import DecodeError, EncodeError
+from tidegate.amqp.message import NO_VALUE, Header, Message, Properties, decode_message, encode_message
 from tidegate.amqp.types import Symbol
 from tidegate.console.explorer.reading import StoredEvent
 from tidegate.console.explorer.values import EventDetail, EventFilter, ExploredEvent, property_text
-from tidegate.wire.batch import unwrap
+from tidegate.model.errors import InvalidArgumentError
+from tidegate.wire.batch import unwrap, wrap_event
 from tidegate.wire.event_codec import decode_event
 from tidegate.wire.names import PARTITION_KEY
+
+_ANNOTATIONS = b"\x00\x53\x72"
+"""The start of a message annotations section (AMQP 1.0 part 3 section 3.2.3)."""
 
 _NAME_CHARACTERS = 80
 """Maximum length of a user's name in a sentence."""
@@ -95,3 +102,33 @@ def _given(part: Header | Properties | None) -> Iterator[tuple[str, str]]:
         value = getattr(part, field.name)
         if value is not None:
             yield field.name.replace("_", "-"), property_text(value)
+
+
+class EventEncoder:
+    """Encodes events with common properties, which are encoded once."""
+
+    def __init__(self, message: Message) -> None:
+        """message: its header and properties. Raises InvalidArgumentError for a value that AMQP cannot
+        represent.
+        """
+        header = None if message.header == Header() else message.header
+        standard = None if message.properties == Properties() else message.properties
+        properties = Message(properties=standard, application_properties=message.application_properties)
+        try:
+            self._header = encode_message(Message(header=header))
+            self._properties = encode_message(properties)
+        except EncodeError as error:
+            raise InvalidArgumentError(f"The properties have no AMQP form: {error}") from error
+
+    def encode(self, body: bytes, partition_key: str | None) -> bytes:
+        """An event for ``wire.batch.wrap_event``. Raises InvalidArgumentError for the key."""
+        annotations = b"" if partition_key is None else _annotations(partition_key)
+        # A data section is the same whether its bytes are a message or not.
+        return b"".join((self._header, annotations, self._properties, wrap_event(body)))
+
+
+def _annotations(partition_key: str) -> bytes:
+    try:
+        return _ANNOTATIONS + encode_value({PARTITION_KEY: partition_key})
+    except EncodeError as error:
+        raise InvalidArgumentError(f"The partition key has no AMQP form: {error}") from error
