@@ -87,91 +87,59 @@ class ConnectionDriver(Protocol):
     @property
     def peer_name(self) -> str:
         """Who is at the other end, for logs."""
-        ...
 
     @property
     def is_writable(self) -> bool:
         """False while the socket's buffer is full."""
-        ...
 
     def flush(self) -> None:
         """Write what the engine has to send."""
-        ...
 
     def request_turn(self) -> None:
         """Have ``ConnectionHandler.on_turn`` called when this connection's turn comes."""
-        ...
 
     def pause_reading(self) -> None:
         """Let the peer's data wait in the socket."""
-        ...
 
     def resume_reading(self) -> None:
         """Read again."""
-        ...
 
     def add_held(self, change: int) -> None:
         """Count bytes that are held for the peer and that only the peer can free."""
-        ...
 
     def admit_peer(self) -> None:
         """The peer is authenticated: the limits of strangers no longer apply."""
-        ...
 
 
 class ConnectionOwner(Protocol):
     """What a connection needs of the gateway."""
 
-    @property
-    def broker(self) -> Broker:
-        """The namespace."""
-        ...
-
-    @property
-    def clock(self) -> Clock:
-        """Time."""
-        ...
-
-    @property
-    def management(self) -> ManagementService:
-        """What answers ``$management``."""
-        ...
+    broker: Broker
+    clock: Clock
+    management: ManagementService
+    """What answers ``$management``."""
+    budget: MemoryBudget
+    """Counts what is held for clients."""
+    sliced_work: SlicedWork
+    """What takes long, of all clients."""
+    idle_limits: IdleLimits
+    """How long a connection may be without use."""
 
     @property
     def unacknowledged_bytes_max(self) -> int:
         """What one connection may have taken in and not yet durable, now."""
-        ...
-
-    @property
-    def budget(self) -> MemoryBudget:
-        """Counts what is held for clients."""
-        ...
-
-    @property
-    def sliced_work(self) -> SlicedWork:
-        """What takes long, of all clients."""
-        ...
 
     def add_unacknowledged(self, change: int) -> None:
         """Count bytes, over all connections, that were taken in and are not yet durable."""
-        ...
-
-    @property
-    def idle_limits(self) -> IdleLimits:
-        """How long a connection may be without use."""
-        ...
 
     def on_connection_over(self, handler: ConnectionHandler) -> None:
         """The connection is gone."""
-        ...
 
     def on_congestion(self, handler: ConnectionHandler) -> None:
         """The disk is behind: have ``resume_reading`` called once it has caught up."""
-        ...
 
     def start_task(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Run work that waits; it is finished even if the connection ends."""
-        ...
 
 
 class ConnectionHandler:

@@ -42,60 +42,46 @@ class Pump(Protocol):
 
     def pump(self) -> None:
         """Send what there is, as far as credit and socket allow."""
-        ...
 
 
 class NodeOwner(Protocol):
     """The connection of a node."""
 
-    @property
-    def claims(self) -> ConnectionClaims:
-        """What the connection may do."""
-        ...
+    claims: ConnectionClaims
+    """What the connection may do."""
 
     @property
     def sliced_work(self) -> SlicedWork:
         """Runs long work."""
-        ...
 
     @property
     def is_writable(self) -> bool:
         """False while the socket's buffer is full."""
-        ...
 
     @property
     def is_memory_short(self) -> bool:
         """Whether to hold as little as possible."""
-        ...
 
     def start_task(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Run work that waits; it is finished even if the connection ends."""
-        ...
 
     def add_unacknowledged(self, size: int) -> None:
         """Count ``size`` more bytes (negative: fewer) that wait for the disk; reading may pause or resume."""
-        ...
 
     def add_held(self, change: int) -> None:
         """Count bytes that are held for the client and that only the client can free."""
-        ...
 
     def schedule_pump(self, link: Pump) -> None:
         """Run ``link.pump`` in this connection's turn."""
-        ...
 
     def schedule_flush(self) -> None:
         """Write what the engine has to send, soon, once for all callers."""
-        ...
 
     def amqp_error(self, error: BaseException) -> Error:
         """An error in the form that the client receives."""
-        ...
 
     def note_use(self) -> None:
         """Record that the connection is used, if only for requests."""
-        ...
 
     def answer_late(self, after_s: float, answer: Callable[[], None]) -> None:
         """Call ``answer`` after that time, or before the connection ends for lack of a token."""
-        ...
