@@ -17,15 +17,13 @@ from tests.console.support import PlainBrowser, assert_accessible, console_servi
 
 from tidegate.client import EventHubProducer
 from tidegate.console.frame.live import STREAMS_MAX
-from tidegate.console.hubs.namespace import Overview
-from tidegate.console.hubs.sampler import Disk, Rates, Sample
-from tidegate.console.overview.page import ProcessingFigures, list_notices
+from tidegate.console.hubs.sampler import Disk, Rates
+from tidegate.console.overview.page import list_notices
 from tidegate.gateway.http.app import HttpGateway
 from tidegate.model.events import EventData
 from tidegate.processor import ProcessorCheckpoint
 from tidegate.sql import ConsumerKey, Database, DeadLetters, NewDeadLetter, move_checkpoint
 from tidegate.testing.hub import HubService
-from tidegate.transport.clock import SystemClock
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -164,9 +162,8 @@ def _lines_until(stream: HTTPResponse, words: str) -> str:
 
 def test_notices_tell_what_somebody_should_look_at() -> None:
     """A full disk, a capture that fails, stalled partitions, throttling: the worst first; else nothing."""
-    rates = Rates(throttled_requests=1.0)
-    bad = _overview(rates, Disk(1, 4, 100), failing=("a", "b", "c", "d"))
-    notices = list_notices(bad, ProcessingFigures(stalled=2))
+    rates, captures = Rates(throttled_requests=1.0), ["a", "b", "c", "d"]
+    notices = list_notices(Disk(1, 4, 100), rates, captures, 2, is_congested=False)
     assert [notice.title for notice in notices] == [
         "The disk is nearly full.",
         "Capture is failing.",
@@ -174,22 +171,7 @@ def test_notices_tell_what_somebody_should_look_at() -> None:
         "Requests are throttled.",
     ]
     assert notices[1].text == "a, b, c and 1 more."
-    assert list_notices(_overview(Rates(), Disk(1, 50, 100)), ProcessingFigures()) == []
-
-
-def _overview(rates: Rates, disk: Disk, failing: tuple[str, ...] = ()) -> Overview:
-    return Overview(
-        history=(Sample(SystemClock().now_utc(), rates),),
-        hub_count=1,
-        partition_count=1,
-        connections=0,
-        receivers=0,
-        throttled_requests=0,
-        throughput_units=None,
-        is_congested=False,
-        disk=disk,
-        failing_captures=failing,
-    )
+    assert list_notices(Disk(1, 50, 100), Rates(), [], 0, is_congested=False) == []
 
 
 def test_a_page_is_served_until_the_http_face_closes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

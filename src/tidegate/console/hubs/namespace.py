@@ -10,7 +10,7 @@ from typing import Self
 from tidegate.broker import EventHub, EventHubDescription, Partition, PublisherActivity
 from tidegate.console.frame.paging import PAGE_SIZE, Page, page_at, page_of
 from tidegate.console.frame.parts import ConsoleParts
-from tidegate.console.hubs.sampler import Disk, HubSamples, Rates, Sample, Sampler
+from tidegate.console.hubs.sampler import HubSamples, Sampler
 from tidegate.model.capture import CapturedFile, CaptureProgress, CaptureStatistics
 from tidegate.transport.tasks import TaskOwner
 
@@ -105,33 +105,6 @@ class Hub:
         return sorted(((*reader, count) for reader, count in found.items()), key=lambda each: str(each[:2]))
 
 
-@dataclass(frozen=True, slots=True)
-class Overview:
-    """The whole namespace at one moment."""
-
-    history: tuple[Sample, ...]
-    """Oldest first, ``HISTORY_SAMPLES`` at most; the last one is now."""
-    hub_count: int
-    partition_count: int
-    connections: int
-    """AMQP connections that are open, over all transports."""
-    receivers: int
-    throttled_requests: int
-    """Batches refused because of throughput units since the service started."""
-    throughput_units: int | None
-    """None: no limit."""
-    is_congested: bool
-    """Whether reading from producers is paused because the disk is too slow."""
-    disk: Disk
-    failing_captures: tuple[str, ...]
-    """Names of the hubs whose capture is failing."""
-
-    @property
-    def rates(self) -> Rates:
-        """The current rates."""
-        return self.history[-1].rates if self.history else Rates()
-
-
 class Namespace:
     """The namespace of a running service; rates are sampled within ``async with``.
 
@@ -142,40 +115,27 @@ class Namespace:
         self.broker = parts.broker
         """For changes by pages."""
         self._capture = parts.capture
-        self._connection_count = parts.connection_count
-        self._sampler = Sampler(parts.broker, parts.clock, parts.data_dir)
+        self.connection_count = parts.connection_count
+        """AMQP connections that are open, over all transports."""
+        self.sampler = Sampler(parts.broker, parts.clock, parts.data_dir)
         self._tasks = TaskOwner("console")
 
     async def __aenter__(self) -> Self:
-        self._tasks.start(self._sampler.run(), name="sampler")
+        self._tasks.start(self.sampler.run(), name="sampler")
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         await self._tasks.close()
 
-    def overview(self) -> Overview:
-        """The whole namespace now."""
-        hubs = self.broker.list_event_hubs()
-        captures = self._capture.statistics()
-        partitions = [partition for hub in hubs for partition in hub.partitions]
-        return Overview(
-            history=tuple(self._sampler.history),
-            hub_count=len(hubs),
-            partition_count=len(partitions),
-            connections=self._connection_count(),
-            receivers=sum(len(partition.receivers()) for partition in partitions),
-            throttled_requests=self._sampler.throttled_requests,
-            throughput_units=self.broker.throughput.units,
-            is_congested=self.broker.is_congested,
-            disk=self._sampler.disk,
-            failing_captures=tuple(name for name, found in captures.items() if found.is_failing),
-        )
+    def failing_captures(self) -> list[str]:
+        """The names of the hubs whose capture is failing."""
+        return [name for name, found in self._capture.statistics().items() if found.is_failing]
 
     def busiest_hubs(self, count: int) -> list[Hub]:
         """The event hubs with most incoming and outgoing events in the last second."""
 
         def load(event_hub: EventHub) -> tuple[float, str]:
-            rates = self._sampler.hub(event_hub).rates
+            rates = self.sampler.hub(event_hub).rates
             return -(rates.incoming_events + rates.outgoing_events), event_hub.name.lower()
 
         captures = self._capture.statistics()
@@ -198,8 +158,8 @@ class Namespace:
         """Recent incoming events per second of its partitions (None: not known yet), which are measured for a
         minute after each call.
         """
-        self._sampler.watch_partitions(event_hub)
-        return lambda partition: self._sampler.partition_rate(event_hub, int(partition.partition_id))
+        self.sampler.watch_partitions(event_hub)
+        return lambda partition: self.sampler.partition_rate(event_hub, int(partition.partition_id))
 
     def publishers(self, name: str, *, search: str, is_revoked_only: bool, start: int) -> Page[PublisherRow]:
         """Publishers seen since the service started, the latest first; or (is_revoked_only) revoked ones, by
@@ -241,7 +201,7 @@ class Namespace:
         return Page(files, total=None) if total is None else page_of(files, start, total)
 
     def _hub(self, event_hub: EventHub, captures: Mapping[str, CaptureStatistics]) -> Hub:
-        samples, capture = self._sampler.hub(event_hub), captures.get(event_hub.name)
+        samples, capture = self.sampler.hub(event_hub), captures.get(event_hub.name)
         return Hub(event_hub, event_hub.description, samples, capture)
 
 

@@ -131,6 +131,11 @@ class Sampler:
         self._looked_at = now
 
     @property
+    def rates(self) -> Rates:
+        """The current rates of the whole namespace."""
+        return self.history[-1].rates if self.history else NO_RATES
+
+    @property
     def throttled_requests(self) -> int:
         """Throttled requests of the present hubs since the service started."""
         return sum(samples.counts.throttled_requests for samples in self._hubs.values())

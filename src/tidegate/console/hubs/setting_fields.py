@@ -3,29 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from tidegate.console.frame.forms import optional_number
 from tidegate.model.hub_settings import HUB_SETTINGS, HubChanges, HubSetting, HubSettings, hub_changes_in
 from tidegate.model.limits import TierLimits
 
 
-@dataclass(frozen=True, slots=True)
-class SettingField:
-    """A field of a form for a hub's setting."""
-
-    name: str
-    label: str
-    hint: str
-    is_text: bool
-    """Of several lines; else a number."""
-
-
-def setting_fields(limits: TierLimits) -> list[SettingField]:
-    """The fields for a hub's settings, in a namespace with these limits."""
-    return [
-        SettingField(each.name, each.sentence, _hint(each, limits), each.kind is str) for each in HUB_SETTINGS
-    ]
+def setting_fields(limits: TierLimits) -> list[tuple[HubSetting, str]]:
+    """Each setting of a hub, and the hint below its field in a namespace with these limits."""
+    return [(each, _hint(each, limits)) for each in HUB_SETTINGS]
 
 
 def _hint(setting: HubSetting, limits: TierLimits) -> str:

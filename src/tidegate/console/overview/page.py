@@ -16,8 +16,8 @@ from tidegate.console.frame.pages import Pages, get, see_other
 from tidegate.console.frame.rendering import bytes_text, duration, fragments, number, page
 from tidegate.console.frame.sessions import require_listen, rights_of
 from tidegate.console.frame.shared_answers import SharedAnswers
-from tidegate.console.hubs.namespace import Namespace, Overview
-from tidegate.console.hubs.sampler import Rates, Sample
+from tidegate.console.hubs.namespace import Namespace
+from tidegate.console.hubs.sampler import Disk, Rates, Sample
 from tidegate.model.errors import TidegateError
 
 HUBS_SHOWN: Final = 12
@@ -101,15 +101,30 @@ class OverviewPages(Pages):
         return drawn
 
     async def _context(self) -> dict[str, Any]:
-        overview, processing = self.namespace.overview(), await self._processing()
+        namespace, sampler, processing = self.namespace, self.namespace.sampler, await self._processing()
+        hubs = namespace.broker.list_event_hubs()
+        partitions = [partition for hub in hubs for partition in hub.partitions]
         return {
-            "overview": overview,
+            "rates": sampler.rates,
+            "throttled_requests": sampler.throttled_requests,
+            "throughput_units": namespace.broker.throughput.units,
+            "disk": sampler.disk,
+            "connections": namespace.connection_count(),
+            "receivers": sum(len(partition.receivers()) for partition in partitions),
+            "hub_count": len(hubs),
+            "partition_count": len(partitions),
             "processing": processing,
-            "hubs": self.namespace.busiest_hubs(HUBS_SHOWN),
-            "notices": list_notices(overview, processing),
-            "events_chart": _chart(overview.history, "events"),
-            "bytes_chart": _chart(overview.history, "bytes"),
-            "load_words": _words(overview),
+            "hubs": namespace.busiest_hubs(HUBS_SHOWN),
+            "notices": list_notices(
+                sampler.disk,
+                sampler.rates,
+                namespace.failing_captures(),
+                processing.stalled,
+                is_congested=namespace.broker.is_congested,
+            ),
+            "events_chart": _chart(sampler.history, "events"),
+            "bytes_chart": _chart(sampler.history, "bytes"),
+            "load_words": _words(sampler.history),
         }
 
     async def _processing(self) -> ProcessingFigures:
@@ -146,25 +161,31 @@ async def _ask(consumers: Consumers, letters: DeadLetterView) -> ProcessingFigur
     )
 
 
-def list_notices(overview: Overview, processing: ProcessingFigures) -> list[Notice]:
-    """The problems that need attention, worst first."""
+def list_notices(
+    disk: Disk, rates: Rates, failing_captures: Sequence[str], stalled: int, *, is_congested: bool
+) -> list[Notice]:
+    """The problems that need attention, worst first.
+
+    failing_captures: names of hubs. stalled: partitions. is_congested: whether reading from producers is
+    paused because the disk is too slow.
+    """
     notices = []
-    if overview.disk.is_scarce:
-        free = bytes_text(overview.disk.free_bytes)
+    if disk.is_scarce:
+        free = bytes_text(disk.free_bytes)
         text = f"{free} are free; a full disk refuses what producers send."
         notices.append(Notice("error", "The disk is nearly full.", text))
-    if overview.failing_captures:
-        names = ", ".join(overview.failing_captures[:3])
-        more = len(overview.failing_captures) - 3
+    if failing_captures:
+        names = ", ".join(failing_captures[:3])
+        more = len(failing_captures) - 3
         text = f"{names}{f' and {more} more' if more > 0 else ''}."
-        place = f"/hubs/{overview.failing_captures[0]}/capture"
+        place = f"/hubs/{failing_captures[0]}/capture"
         notices.append(Notice("error", "Capture is failing.", text, place, "Why"))
-    if processing.stalled:
-        text = f"{number(processing.stalled)} have events to read but make no progress."
+    if stalled:
+        text = f"{number(stalled)} have events to read but make no progress."
         notices.append(Notice("warning", "Partitions are stalled.", text, "/consumers", "Which"))
-    if overview.is_congested:
+    if is_congested:
         notices.append(Notice("warning", "The disk is behind.", "Producers wait until it catches up."))
-    if overview.rates.throttled_requests:
+    if rates.throttled_requests:
         text = "Producers send more than the throughput units allow."
         notices.append(Notice("warning", "Requests are throttled.", text))
     return notices
@@ -183,9 +204,8 @@ def _chart(history: Sequence[Sample], what: str) -> dict[str, object]:
     }
 
 
-def _words(overview: Overview) -> str:
+def _words(history: Sequence[Sample]) -> str:
     """The charts in words, for screen readers."""
-    history = overview.history
     if not history:
         return "The first figures come in a second."
     span = duration((history[-1].time_utc - history[0].time_utc).total_seconds() + 1)
