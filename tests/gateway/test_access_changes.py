@@ -12,7 +12,8 @@ from tests.gateway.support import HOST, Pair
 from tests.support.clocks import SetClock
 
 from tidegate.amqp.link import Link, SenderLink
-from tidegate.amqp.message import Message, encode_message
+from tidegate.amqp.message import Message, decode_message, encode_message
+from tidegate.amqp.types import Short
 from tidegate.broker import ROOT_POLICY_NAME, Broker, Claim, Grant, SharedAccessPolicy
 from tidegate.broker.authorization import Authorizer
 from tidegate.gateway.amqp.claims import ConnectionClaims
@@ -20,9 +21,11 @@ from tidegate.gateway.amqp.ingress import IngressLink
 from tidegate.model.audience import EntityPath, entity_path
 from tidegate.model.errors import UnauthorizedError
 from tidegate.model.sas import make_sas_token
+from tidegate.wire.administration import AdministrationRequest
 from tidegate.wire.batch import BATCH_MESSAGE_FORMAT, batch_envelope, wrap_event
 from tidegate.wire.cbs import SAS_TOKEN_TYPE, PutToken, put_token_request
-from tidegate.wire.names import IDEMPOTENT_PRODUCER_CAPABILITY
+from tidegate.wire.names import IDEMPOTENT_PRODUCER_CAPABILITY, PRODUCER_EPOCH, PRODUCER_ID
+from tidegate.wire.request_response import Response
 
 LARGE_BATCH = batch_envelope() + wrap_event(encode_message(Message(data=(b"event",)))) * 300
 RECEIVER = "hub/ConsumerGroups/$Default/Partitions/0"
@@ -251,6 +254,46 @@ async def test_an_attach_that_waits_is_refused_without_its_right(broker: Broker,
     assert error is not None
     assert error.condition == "amqp:unauthorized-access"
     assert not link.remote_attach.properties
+
+
+async def test_an_attach_without_its_right_detaches_no_other_producer(
+    broker: Broker, clock: SetClock
+) -> None:
+    """A newer instance shuts the older out, but not if its policy ended before its attach was judged."""
+    capabilities = [IDEMPOTENT_PRODUCER_CAPABILITY]
+
+    def attach(pair: Pair, epoch: int) -> SenderLink:
+        return pair.session.attach_sender(
+            "s",
+            target="hub/Partitions/0",
+            desired_capabilities=capabilities,
+            properties={PRODUCER_ID: 7, PRODUCER_EPOCH: Short(epoch)},
+        )
+
+    older = _connect(broker, clock, broker.create_policy("hub", "older", [Claim.SEND]))
+    newer = _connect(broker, clock, broker.create_policy("hub", "newer", [Claim.SEND]))
+    link = attach(older, 1)
+    await older.wait_for(lambda: link.is_open)
+    attach(newer, 2)
+    newer.exchange()
+    broker.delete_policy("hub", "newer")
+    await _finish_tasks(newer)
+    older.exchange()
+    assert link.is_open
+
+
+async def test_a_hub_is_not_deleted_without_the_right(broker: Broker, clock: SetClock) -> None:
+    """A deletion over AMQP is a task; it deletes nothing where the policy ended before its first step, and so
+    not the hub that somebody else has created under the name."""
+    pair = _connect(broker, clock, broker.create_policy("hub", "manager", [Claim.MANAGE]))
+    sender, receiver = pair.request_links("$management")
+    sender.send(encode_message(AdministrationRequest("deleteEventHub", {"hub": "hub"}).to_message()))
+    pair.exchange()
+    broker.delete_policy("hub", "manager")
+    await _finish_tasks(pair)
+    (delivery,) = pair.deliveries(receiver)
+    assert Response.from_message(decode_message(delivery.payload)).status_code == 401
+    assert [hub.name for hub in broker.list_event_hubs()] == ["hub"]
 
 
 async def test_many_links_end_in_turns(broker: Broker, clock: SetClock) -> None:

@@ -61,11 +61,13 @@ def reassembled(
     annotations: Sequence[bytes],
     delivery_annotations: Sequence[bytes] | None = None,
 ) -> bytes:
-    """The message with other message annotations and, unless None, other delivery annotations."""
+    """The message with other message annotations and, unless None, other delivery annotations.
 
+    Sections get a descriptor of the only form that the official Python client reads.
+    """
     moved: dict[int, list[bytes]] = {HEADER: [], DELIVERY_ANNOTATIONS: [], MESSAGE_ANNOTATIONS: []}
     others: list[bytes] = []
-    for code, start, _, end in sections:
-        moved.get(code, others).append(message[start:end])
+    for code, _, value_start, end in sections:
+        moved.get(code, others).append(b"\x00\x53" + bytes((code,)) + message[value_start:end])
     before = moved[DELIVERY_ANNOTATIONS] if delivery_annotations is None else delivery_annotations
     return b"".join((*moved[HEADER], *before, *annotations, *others))

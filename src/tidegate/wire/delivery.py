@@ -11,7 +11,8 @@ neither decoded nor encoded again, so every type in it survives:
     everything else                     everything else, unchanged
 
 Annotations of these names from an earlier delivery (of a forwarded message) are dropped: otherwise the
-message would have two sequence numbers.
+message would have two sequence numbers. An event that clients would read differently (``alike``) is delivered
+as a body: some of them would find other annotations in it than ours.
 
 **Batched** (extension ``tidegate:batch-delivery``). One delivery is a slice of a record batch: annotations
 with its position, then the stored data sections, unchanged.
@@ -24,12 +25,13 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
 
-from tidegate.amqp.decode import Buffer, decode_value_until
+from tidegate.amqp.decode import Buffer
 from tidegate.amqp.encode import append_value, encode_value
 from tidegate.amqp.errors import DecodeError
 from tidegate.amqp.message import DELIVERY_ANNOTATIONS, HEADER, MESSAGE_ANNOTATIONS, iter_sections
 from tidegate.amqp.types import Int, Timestamp
 from tidegate.model.partition_ends import PartitionEnds
+from tidegate.wire.alike import are_plain, check_alike
 from tidegate.wire.annotations import (
     ANNOTATIONS_32,
     DELIVERY_ANNOTATIONS_32,
@@ -84,10 +86,15 @@ OFFSET_KEY: Final = encode_value(OFFSET) + b"\xa1"
 ENQUEUED_TIME_KEY: Final = encode_value(ENQUEUED_TIME) + b"\x83"
 """The keys of our annotations, each with the constructor of its value."""
 
+_PROPERTIES_8: Final = (0x005373C0, 0x005374C1)
+_PROPERTIES_32: Final = (0x005373D0, 0x005374D1)
+"""The first bytes of properties and application properties, by the width of their size and count."""
+
 _LONE_PARTITION_KEY: Final = b"\x02" + encode_value(PARTITION_KEY)
 """What follows the size of a message-annotations map whose only entry is a partition key."""
 
-_OUR_KEYS: Final = frozenset((SEQUENCE_NUMBER, OFFSET, ENQUEUED_TIME))
+_OUR_KEYS: Final = frozenset((SEQUENCE_NUMBER, OFFSET, ENQUEUED_TIME, "__proto__"))
+"""The last one is not ours: JavaScript would look up missing annotations in its value, the publisher too."""
 _METRIC_KEYS: Final = frozenset(
     (
         LAST_ENQUEUED_SEQUENCE_NUMBER,
@@ -160,10 +167,9 @@ def event_deliveries(
 
 @lru_cache(maxsize=1000)
 def _is_header(section: bytes) -> bool:
-    """Whether a header is complete. Some clients find its end by its count, and would read the annotations
-    that follow as a part of it."""
+    """Whether all clients find a header's end where its size says."""
     try:
-        decode_value_until(section, 3, len(section))
+        check_alike(section, [(HEADER, 0, 3, len(section))])
     except DecodeError:
         return False
     return True
@@ -181,7 +187,7 @@ def _after_lone_key(data: bytes, at: int, until: int) -> int:
 def _is_plain_from(data: bytes, at: int, until: int) -> bool:
     """Whether only properties, application properties and one data section follow ``at``.
 
-    Checks sizes only. Nothing may come after: official clients use the last annotations that they find.
+    Nothing may come after: official clients use the last annotations that they find.
     """
     word: int
     size: int
@@ -191,9 +197,15 @@ def _is_plain_from(data: bytes, at: int, until: int) -> bool:
             return at + 5 + (size >> 24) == until
         if word == DATA_SECTION_32:
             return at + 8 + size == until
-        if not 0x005373 <= word >> 8 <= 0x005374 or word & 0xC0 != 0xC0:
+        if word in _PROPERTIES_8:
+            end, count, values_at = at + 5 + (size >> 24), data[at + 5], at + 6
+        elif word in _PROPERTIES_32 and at + 12 <= until:
+            end, count, values_at = at + 8 + size, _u32(data, at + 8)[0], at + 12
+        else:
             return False
-        at += 8 + size if word & 0x10 else 5 + (size >> 24)
+        if end > until or (word & 1 and count & 1) or not are_plain(data, values_at, end, count):
+            return False
+        at = end
     return False
 
 
@@ -201,9 +213,7 @@ def _splice_carefully(message: bytes, ours: bytes, metric_entries: bytes) -> byt
     """One event's delivery by walking all sections, for the shapes that the hot loop does not handle."""
     try:
         sections = list(iter_sections(message))
-        for code, _, value_start, end in sections:
-            if code in (HEADER, DELIVERY_ANNOTATIONS):
-                decode_value_until(message, value_start, end)
+        check_alike(message, sections)
         annotations, annotation_count = merged_entries(message, sections, MESSAGE_ANNOTATIONS, _OUR_KEYS)
         metrics, metric_count = merged_entries(message, sections, DELIVERY_ANNOTATIONS, _METRIC_KEYS)
     except DecodeError:

@@ -4,12 +4,8 @@ Receivers read the sender from ``x-opt-publisher``. Only the service writes it, 
 removed from events sent on any other link, so that no sender can impersonate a publisher. (They are not
 refused: a client that forwards an event sends its annotations along.)
 
-Some clients find the end of a list by its count, and others, like the service, by its size: the official
-Python client (azure-eventhub 5.15.1, ``_pyamqp/_decode.py``) reads what is between the two as the next
-sections of the message. They also disagree about empty arrays, arrays of described values and wide
-descriptors (rhea 3.0, ``lib/types.js``). So an event that contains one of our names anywhere is checked
-completely: each value ends where its size says, and has a form that all clients read alike. Any other event
-is not a message, and receivers get it as a body.
+A publisher's event that clients would read differently (``alike``) is refused: it would be delivered as a
+body, without the name. From any other sender it is stored as it is.
 Source: Azure "Event Hubs features", publisher policy, 2026-09: "publisher names don't need to be created
 ahead of time, but they must match the SAS token used", and "the PartitionKey value needs to be set to the
 publisher name".
@@ -21,11 +17,12 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from tidegate.amqp.decode import Limits, decode_value, decode_value_until
+from tidegate.amqp.decode import decode_value
 from tidegate.amqp.encode import append_value
 from tidegate.amqp.errors import DecodeError
-from tidegate.amqp.message import MESSAGE_ANNOTATIONS, Section, iter_sections
+from tidegate.amqp.message import MESSAGE_ANNOTATIONS, iter_sections
 from tidegate.model.errors import InvalidArgumentError
+from tidegate.wire.alike import check_alike
 from tidegate.wire.annotations import ANNOTATIONS_32, annotations_section, merged_entries, reassembled
 from tidegate.wire.batch import BatchSections, iter_events, wrap_event
 from tidegate.wire.names import ENQUEUED_TIME, OFFSET, PARTITION_KEY, PUBLISHER, SEQUENCE_NUMBER
@@ -38,32 +35,6 @@ _NAMES = tuple(
 )
 """The bytes, in every encoding, of names that receivers trust: the end of the length, and both."""
 _PART = b"-opt-"  # in each name; found a third faster than with its x
-
-_SECTION_HEAD = b"\x00\x53"
-"""How a section's descriptor begins: a small ulong."""
-
-_WIDTHS = {
-    **dict.fromkeys((0x40, 0x41, 0x42, 0x43, 0x44, 0x45), 0),
-    **dict.fromkeys((0x50, 0x51, 0x52, 0x53, 0x54, 0x55, 0x56), 1),
-    **dict.fromkeys((0x60, 0x61), 2),
-    **dict.fromkeys((0x70, 0x71, 0x72), 4),
-    **dict.fromkeys((0x80, 0x81, 0x82, 0x83), 8),
-    0x98: 16,
-    # Of lists and maps, size and count: their elements follow like any other values.
-    **dict.fromkeys((0xC0, 0xC1), 2),
-    **dict.fromkeys((0xD0, 0xD1), 8),
-}
-"""Bytes after the constructor of a value of fixed width (AMQP 1.0 part 1 section 1.6). Left out are those
-that clients read differently, or do not know: described values, arrays, characters and decimals."""
-
-_SIZES = {0xA0: 1, 0xA1: 1, 0xA3: 1, 0xB0: 4, 0xB1: 4, 0xB3: 4}
-"""Bytes of the size after the constructor of a binary, string or symbol."""
-
-_CHECKED_VALUES_MAX = 20_000
-"""Values in all sections of such an event (our choice, as below)."""
-
-_CHECKED = Limits(map_entries_max=20_000, values_max=20_000)
-"""Limits per section of an event with such a name (our choice: 10 ms at most; data is not limited)."""
 
 
 def published_events(sections: BatchSections, publisher: str) -> Iterator[bytes]:
@@ -121,8 +92,7 @@ def check_key(partition_key: str | None, publisher: str) -> None:
 
 def _annotated(message: bytes, publisher: str, ours: bytes) -> bytes:
     sections = list(iter_sections(message))
-    if may_pretend(message):
-        _check_whole(message, sections)
+    check_alike(message, sections)
     for code, _, value_start, _ in sections:
         if code == MESSAGE_ANNOTATIONS:
             check_key(_partition_key(message, value_start), publisher)
@@ -136,45 +106,11 @@ def _unnamed(message: bytes) -> bytes:
         sections = list(iter_sections(message))
         _, all_count = merged_entries(message, sections, MESSAGE_ANNOTATIONS, ())
         kept, count = merged_entries(message, sections, MESSAGE_ANNOTATIONS, (PUBLISHER,))
-        _check_whole(message, sections)
     except DecodeError:
         return wrap_event(message)  # also beyond our limits, which other readers do not have
     if count == all_count:
         return message
     return reassembled(message, sections, annotations_section(ANNOTATIONS_32, kept, count) if count else ())
-
-
-def _check_whole(message: bytes, sections: list[Section]) -> None:
-    """Raise DecodeError if clients may read a value differently, or it ends elsewhere than its size says."""
-    values_left = _CHECKED_VALUES_MAX
-    for _, start, value_start, end in sections:
-        if value_start - start != 3 or not message.startswith(_SECTION_HEAD, start):
-            raise DecodeError("The descriptor of a section is not a small ulong.")
-        values_left -= _count_plain_values(message, value_start, end, values_left)
-        decode_value_until(message, value_start, end, _CHECKED)
-
-
-def _count_plain_values(message: bytes, at: int, end: int, values_max: int) -> int:
-    """The number of values in a range, those in lists and maps included.
-
-    Raises DecodeError for a constructor that is not in the tables, and for more values.
-    """
-    count = 0
-    while at < end:
-        count += 1
-        constructor = message[at]
-        width = _WIDTHS.get(constructor)
-        if width is None:
-            size = _SIZES.get(constructor)
-            if size is None:
-                raise DecodeError(
-                    f"A value has the constructor 0x{constructor:02x}, which clients read differently."
-                )
-            width = size + int.from_bytes(message[at + 1 : at + 1 + size], "big")
-        if count > values_max:
-            raise DecodeError(f"An event has more than {_CHECKED_VALUES_MAX:,} values.")
-        at += 1 + width
-    return count
 
 
 def _partition_key(message: bytes, value_start: int) -> str | None:

@@ -101,9 +101,11 @@ class IngressLink(LinkNode):
         Its batches are numbered in their envelopes where ``tidegate:idempotent-batch`` was agreed on, and
         each of its events is where it is one of Event Hubs' own. What is None is filled in. A newer instance
         of the producer has this link detached.
-        Raises InvalidArgumentError, ProducerEpochStolenError, ClosedError. Cancellation: not attached.
+        Raises UnauthorizedError, InvalidArgumentError, ProducerEpochStolenError, ClosedError. Cancellation:
+        not attached.
         """
         assert self._partition is not None
+        self.check_usable()  # This is a task, which starts after the attach was judged; it detaches others.
         self._producer = await self._partition.open_producer(
             producer_id=producer_id,
             epoch=epoch,

@@ -6,7 +6,8 @@ Reading a hub or its partitions takes any claim on it; an operation of the table
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from functools import partial
 from typing import Final
 
 from tidegate.amqp.message import MessageId
@@ -15,7 +16,7 @@ from tidegate.gateway.administration.operations import OPERATIONS, Call, Operati
 from tidegate.gateway.amqp.claims import ConnectionClaims
 from tidegate.model.audience import NAMESPACE, entity_path
 from tidegate.model.capture import CaptureStatistics
-from tidegate.model.errors import InvalidArgumentError
+from tidegate.model.errors import InvalidArgumentError, TidegateError
 from tidegate.model.hub_properties import EventHubProperties
 from tidegate.model.times import time_of
 from tidegate.model.validation import validated
@@ -56,12 +57,13 @@ class ManagementService:
         operation = _operation_of(request)
         hub = None if operation.is_of_namespace else request.parameters.get("hub")
         path = NAMESPACE if hub is None else entity_path(hub)
-        with acting_as(actor := claims.actor(path, token=request.security_token)):
+        find_actor = partial(claims.actor, path, token=request.security_token)
+        with acting_as(find_actor()):
             wanted = None if operation.request is None else validated(request.values, operation.request)
             call = Call(self._broker, self._capture_statistics, request.parameters, wanted, is_manager=True)
             answer = operation.handler(call)
-        if isinstance(answer, Awaitable):
-            return _finish(operation, answer, message_id, actor)
+        if isinstance(answer, Coroutine):
+            return _finish(operation, answer, message_id, find_actor)
         return encode_response(message_id, operation.status, answer)
 
     def _read(
@@ -97,9 +99,18 @@ def _operation_of(request: AdministrationRequest) -> Operation:
 
 
 async def _finish(
-    operation: Operation, answer: Awaitable[object], message_id: MessageId | None, actor: Actor
+    operation: Operation,
+    answer: Coroutine[object, object, object],
+    message_id: MessageId | None,
+    find_actor: Callable[[], Actor],
 ) -> bytes:
-    with acting_as(actor):  # In a task of its own.
+    try:
+        # Again: this is a task, and the right may have ended between the request and its first step.
+        actor = find_actor()
+    except TidegateError:
+        answer.close()
+        raise
+    with acting_as(actor):
         return encode_response(message_id, operation.status, await answer)
 
 
