@@ -223,12 +223,18 @@ def test_redrive_takes_a_handler_that_writes_itself(
     """A TransactionalPipeline is named as a Pipeline is; events are chosen by number and by time."""
     chosen = ["--sequence-number", "3", "--sequence-number", "8"]
     code, report, _ = _redrive(
-        aftermath, *chosen, "--failed-since", "1h", environment=environment, pipeline="writing_pipeline"
+        aftermath,
+        *chosen,
+        *("--failed-since", "1h", "--enqueued-since", "1h"),
+        environment=environment,
+        pipeline="writing_pipeline",
     )
     assert (code, report["considered"], report["redriven"], report["failed"]) == (1, 2, 1, 1)
     code, report, _ = _redrive(
         aftermath, "--failed-until", "2020-01-01", environment=environment, pipeline="writing_pipeline"
     )
+    assert (code, report["considered"]) == (0, 0)
+    code, report, _ = _redrive(aftermath, "--enqueued-since", "2100-01-01", environment=environment)
     assert (code, report["considered"]) == (0, 0)
     code, _, error = _redrive(aftermath, "--failed-since", "soon", environment=environment)
     assert (code, "'soon' is not a valid time" in error) == (2, True)

@@ -162,8 +162,8 @@ def letters(service: HubService, place: Place) -> Iterator[DeadLetters]:
             until_sequence_number=start + 10,
             events=list(consumer.read_events(HUB, "0", range(start, start + 10))),
         )
-        found = DeadLetters(database)
-        found.add(ConsumerKey("other"), "0", [NewDeadLetter(1, "1", 0, "KeyError", "<b>'x'</b>")])
+        found, now_ms = DeadLetters(database), time.time_ns() // 1_000_000
+        found.add(ConsumerKey("other"), "0", [NewDeadLetter(1, "1", now_ms, "KeyError", "<b>'x'</b>")])
         yield found
 
 

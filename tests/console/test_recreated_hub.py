@@ -4,10 +4,11 @@ things by the name alone, and the name may have been another tenant's.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
-from tests.console.processing_support import ended_job, recreate_hub, signed_in
+from tests.console.processing_support import ended_job, hidden_fields, recreate_hub, signed_in, text_of
 from tests.console.support import PlainBrowser, console_service
 
 from tidegate.broker import Claim
@@ -16,8 +17,28 @@ from tidegate.console.consumers import page as consumers_page
 from tidegate.console.dead_letters import letters
 from tidegate.console.dead_letters import page as dead_letters_page
 from tidegate.console.frame import shared_answers
-from tidegate.sql import Database
+from tidegate.model.events import EventData
+from tidegate.sql import (
+    ConsumerKey,
+    Database,
+    DeadLetters,
+    DeadLetterStatus,
+    NewDeadLetter,
+    Pipeline,
+    load_pipeline,
+)
 from tidegate.testing.hub import HubService
+from tidegate.wire.event_codec import encode_event
+
+PIPELINE = """
+from sqlalchemy import BigInteger, Column, MetaData, Table
+from tidegate.sql import Pipeline
+
+table = Table("number", MetaData(), Column("sequence_number", BigInteger, primary_key=True))
+pipeline = Pipeline("numbers", "HUB", table, lambda event: {"sequence_number": event.sequence_number})
+"""
+REDRIVEN = "redriven-hub"
+"""The hub of the pipeline in the service's settings."""
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +55,16 @@ def database(database_url: str) -> Iterator[Database]:
 
 
 @pytest.fixture(scope="module")
+def pipeline(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A pipeline to redrive with, as the settings have it."""
+    file = tmp_path_factory.mktemp("pipelines") / "numbers.py"
+    file.write_text(PIPELINE.replace("HUB", REDRIVEN))
+    return f"{file}:pipeline"
+
+
+@pytest.fixture(scope="module")
 def service(
-    tmp_path_factory: pytest.TempPathFactory, database_url: str, database: Database
+    tmp_path_factory: pytest.TempPathFactory, database_url: str, database: Database, pipeline: str
 ) -> Iterator[HubService]:
     """A service with that database."""
     with pytest.MonkeyPatch.context() as patch:
@@ -47,8 +76,82 @@ def service(
         patch.setattr(shared_answers, "_WORK_SHARE", 0)
         for module in (dead_letters_page, consumers_page):
             patch.setattr(module, "FIRST_PAINT_S", 30.0)
-        with console_service(tmp_path_factory.mktemp("console"), database=database_url) as started:
+        settings = {"database": database_url, "redrive_pipelines": [pipeline]}
+        with console_service(tmp_path_factory.mktemp("console"), **settings) as started:
+            loaded = load_pipeline(pipeline)
+            assert isinstance(loaded, Pipeline)
+            database.ensure_table(loaded.table)
+            started.create_hub(REDRIVEN, partition_count=1)
             yield started
+
+
+def letter(number: int, words: str) -> NewDeadLetter:
+    """A dead letter, of an event enqueued now, that holds the words wherever it can."""
+    copy = encode_event(EventData(words.encode()))
+    now_ms = time.time_ns() // 1_000_000
+    return NewDeadLetter(number, str(number), now_ms, "ValueError", words, words, words, bytes(copy))
+
+
+def test_dead_letters(service: HubService, database: Database, plain_browser: PlainBrowser) -> None:
+    """They hold reasons, tracebacks, keys and copies of events; their history holds reasons and policies."""
+    hub = service.create_hub(partition_count=1)
+    stored, consumer = DeadLetters(database), ConsumerKey(hub)
+    stored.add(consumer, "0", [letter(3, "former secret"), letter(4, "former secret")])
+    former = signed_in(service, hub, Claim.MANAGE)
+    assert "former secret" in former.get("/dead-letters").text
+    form = {"number": "4", "because": "former reason"}
+    assert "Discarded 1" in text_of(ended_job(former, former.post("/dead-letters/discard", form)))
+    assert "former reason" in former.get("/dead-letters/history").text
+
+    recreate_hub(service, hub)
+    tenant = signed_in(service, hub, Claim.MANAGE)
+    lists = ("/dead-letters", "/dead-letters?state=all", "/dead-letters/history")
+    asked = ("/dead-letters/discard", "/dead-letters/redrive")
+    for path in (*lists, *asked, *(f"{path}?hub={hub}&state=all" for path in asked)):
+        answer = tenant.get(path)
+        assert (answer.status, "former" in answer.text) == (200, False), path
+    address = f"/dead-letters/{hub}/%24Default/0"
+    absent = text_of(tenant.get(f"{address}/9").text)
+    for number, path in ((3, "3"), (4, "4"), (3, "3/body")):
+        answer = tenant.get(f"{address}/{path}")
+        assert answer.status == 404
+        assert text_of(answer.text) == absent.replace("letter 9 ", f"letter {number} ")
+    for chosen in ({}, {"number": "3"}):
+        done = ended_job(tenant, tenant.post("/dead-letters/discard", {**chosen, "because": "x"}))
+        assert "Discarded 0" in text_of(done)
+    assert stored.show(consumer, "0", 3).status is DeadLetterStatus.OPEN
+
+    # One of the hub as it is now, with a number that the earlier one had discarded.
+    stored.add(consumer, "0", [letter(4, "our own")])
+    assert "1 open dead letter" in text_of(tenant.get("/dead-letters").text)
+    page = tenant.get(f"{address}/4").text
+    assert "our own" in page
+    assert "former" not in page
+    done = ended_job(tenant, tenant.post("/dead-letters/discard", {"because": "our reason"}))
+    assert "Discarded 1" in text_of(done)
+    history = tenant.get("/dead-letters/history").text
+    assert "our reason" in history
+    assert "former" not in history
+    # A policy of the namespace covers both hubs.
+    assert "former secret" in plain_browser.get(f"{address}/3").text
+    assert "former reason" in plain_browser.get(f"/dead-letters/history?hub={hub}").text
+
+
+def test_redrives(service: HubService, database: Database, pipeline: str) -> None:
+    """The process of a redrive gets the same limit: its report quotes the reasons of what it considered."""
+    stored, consumer = DeadLetters(database), ConsumerKey(REDRIVEN)
+    stored.add(consumer, "0", [letter(3, "former secret")], pipeline="numbers")
+    recreate_hub(service, REDRIVEN)
+    stored.add(consumer, "0", [letter(4, "our own")], pipeline="numbers")
+    tenant = signed_in(service, REDRIVEN, Claim.MANAGE)
+    done = ended_job(tenant, tenant.post("/dead-letters/redrive", {"pipeline": pipeline}))
+    assert "our own" in done
+    assert "former" not in done
+    # The form that executes what was tried.
+    answer = tenant.post("/dead-letters/redrive", hidden_fields(done) | {"mode": "earnest"})
+    ended_job(tenant, answer)
+    assert stored.show(consumer, "0", 3).status is DeadLetterStatus.OPEN
+    assert stored.show(consumer, "0", 4).status is DeadLetterStatus.REDRIVEN
 
 
 def test_jobs(service: HubService, plain_browser: PlainBrowser) -> None:

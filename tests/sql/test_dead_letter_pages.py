@@ -15,6 +15,7 @@ from tidegate.sql import ConsumerKey, Database, DeadLetterFilter, DeadLetters, D
 from tidegate.sql.core.schema import by_time, dead_letter, schema_version
 from tidegate.sql.dead_letters.pages import DeadLetterLine, DeadLetterPages
 
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
 FILTERS = {
     "open": DeadLetterFilter(),
@@ -26,6 +27,7 @@ FILTERS = {
     "whole reason": DeadLetterFilter(reason_is="reason 2"),
     "time": DeadLetterFilter(failed_from=NOON, failed_until=NOON + timedelta(hours=1), status=None),
     "discarded": DeadLetterFilter(status=DeadLetterStatus.DISCARDED),
+    "enqueued": DeadLetterFilter(enqueued_from=EPOCH + timedelta(milliseconds=150), status=None),
 }
 
 

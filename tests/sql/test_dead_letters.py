@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from tests.sql.support import (
@@ -79,6 +79,8 @@ def test_list_count_and_show(database: Database) -> None:
     page = letters.list(limit=2, offset=1)
     assert [(letter.partition_id, letter.sequence_number) for letter in page] == everything[1:3]
     now = letters.list()[0].last_failed_at
+    enqueued = datetime(1970, 1, 1, tzinfo=UTC)
+    enqueued += timedelta(milliseconds=min(letter.enqueued_time_ms for letter in letters.list()))
     counts = {
         DeadLetterFilter(): 5,
         DeadLetterFilter(event_hub="FLIGHTS", consumer_group="$default", pipeline="flights"): 5,
@@ -94,6 +96,8 @@ def test_list_count_and_show(database: Database) -> None:
         DeadLetterFilter(reason_contains="100%"): 0,
         DeadLetterFilter(failed_from=now + timedelta(hours=1)): 0,
         DeadLetterFilter(failed_until=now + timedelta(hours=1)): 5,
+        DeadLetterFilter(enqueued_from=enqueued): 5,
+        DeadLetterFilter(enqueued_from=enqueued + timedelta(microseconds=1)): 4,
     }
     assert {filter_: letters.count(filter_) for filter_ in counts} == counts
     assert letters.show(CONSUMER, "2", 6).reason == NO_DELAY

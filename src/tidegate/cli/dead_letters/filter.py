@@ -10,6 +10,8 @@ import click
 from tidegate.cli.shell.decorators import adding_argument, all_of, option
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from tidegate.sql import DeadLetterFilter
 
 _options = all_of(
@@ -28,6 +30,11 @@ _options = all_of(
         "Only those that last failed at or after this time: ISO 8601, or an age (2h, 7d).",
     ),
     option("--failed-until", "TIME", "Only those that last failed before this time."),
+    option(
+        "--enqueued-since",
+        "TIME",
+        "Only events that were enqueued at or after this time: ISO 8601, or an age.",
+    ),
 )
 
 
@@ -46,7 +53,11 @@ def _filter(_: click.Context, arguments: dict[str, Any]) -> DeadLetterFilter:
     from tidegate.transport.clock import SystemClock
 
     now = SystemClock().now_utc()
-    since, until = arguments.pop("failed_since"), arguments.pop("failed_until")
+
+    def time(name: str) -> datetime | None:
+        given = arguments.pop(name)
+        return None if given is None else parse_time(given, now_utc=now)
+
     return DeadLetterFilter(
         event_hub=arguments.pop("hub"),
         consumer_group=arguments.pop("group"),
@@ -55,6 +66,7 @@ def _filter(_: click.Context, arguments: dict[str, Any]) -> DeadLetterFilter:
         reason_contains=arguments.pop("reason"),
         reason_is=arguments.pop("reason_is"),
         sequence_numbers=arguments.pop("sequence_number") or None,
-        failed_from=None if since is None else parse_time(since, now_utc=now),
-        failed_until=None if until is None else parse_time(until, now_utc=now),
+        failed_from=time("failed_since"),
+        failed_until=time("failed_until"),
+        enqueued_from=time("enqueued_since"),
     )

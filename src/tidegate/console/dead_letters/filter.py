@@ -6,7 +6,7 @@ import base64
 import binascii
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Self
 from urllib.parse import quote, urlencode
@@ -38,6 +38,8 @@ class LetterQuery:
     """The fields of the filter, as strings; empty: any."""
 
     fields: Mapping[str, str]
+    since: datetime | None
+    """Of the user's rights: only events enqueued since then, not those of an earlier hub of that name."""
 
     @classmethod
     def of(cls, given: Mapping[str, object], rights: Rights) -> Self:
@@ -49,7 +51,7 @@ class LetterQuery:
         fields["reason_is"] = texts["reason_is"].replace("\r\n", "\n")[:_TEXT_CHARACTERS_MAX]
         if rights.hub is not None and not fields["hub"]:
             fields["hub"] = rights.hub
-        return cls(fields)
+        return cls(fields, rights.since)
 
     @property
     def hub(self) -> str | None:
@@ -58,7 +60,7 @@ class LetterQuery:
 
     def filter(self, *, now_utc: datetime) -> DeadLetterFilter:
         """Raises InvalidArgumentError for an invalid time, number or state."""
-        return DeadLetterFilter.from_fields(self.fields, now_utc=now_utc)
+        return replace(DeadLetterFilter.from_fields(self.fields, now_utc=now_utc), enqueued_from=self.since)
 
     def query(self, **changes: str) -> str:
         """The filter as a URL query, with some fields changed."""

@@ -31,6 +31,7 @@ from tidegate.sql import (
     DeadLetters,
     ReasonCount,
 )
+from tidegate.sql.dead_letters.dead_letters import absent_dead_letter
 from tidegate.sql.dead_letters.pages import DeadLetterLine, DeadLetterPages, DeadLetterPlace, HourCount
 from tidegate.wire.batch import unwrap
 from tidegate.wire.event_codec import decode_event
@@ -117,14 +118,28 @@ class DeadLetterView:
         return await self._sums.ask(filter, lambda: self._count(filter), at_most_s=at_most_s)
 
     async def letter(
-        self, consumer: ConsumerKey, partition_id: str, sequence_number: int
+        self, consumer: ConsumerKey, partition_id: str, sequence_number: int, *, since: datetime | None
     ) -> tuple[DeadLetter, Sequence[AuditEntry]]:
-        """One dead letter and its history, latest first. Raises NotFoundError."""
+        """One dead letter and its history, latest first. Raises NotFoundError.
+
+        since: ``Rights.since``: only if its event was enqueued then or later, and only its history since.
+        """
+        one = DeadLetterFilter(
+            event_hub=consumer.event_hub,
+            consumer_group=consumer.consumer_group,
+            partition_id=partition_id,
+            sequence_numbers=(sequence_number,),
+            status=None,
+            enqueued_from=since,
+        )
 
         def read(database: Database) -> tuple[DeadLetter, Sequence[AuditEntry]]:
             letters = DeadLetters(database)
-            found = letters.show(consumer, partition_id, sequence_number)
-            return found, letters.audit(consumer, partition_id, sequence_number, limit=_HISTORY_MAX)
+            found = letters.list(one, limit=1)
+            if not found:
+                raise absent_dead_letter(consumer, partition_id, sequence_number)
+            acts = letters.audit(consumer, partition_id, sequence_number, since=since, limit=_HISTORY_MAX)
+            return found[0], acts
 
         return await self._database.ask(read)
 
@@ -140,11 +155,13 @@ class DeadLetterView:
             next_step="Discard it. Copied payloads would outlive the log.",
         )
 
-    async def history(self, event_hub: str | None, *, limit: int) -> Sequence[AuditEntry]:
+    async def history(
+        self, event_hub: str | None, *, since: datetime | None, limit: int
+    ) -> Sequence[AuditEntry]:
         """The history of dead letters, of one hub or all, latest first."""
 
         def read(database: Database) -> Sequence[AuditEntry]:
-            return DeadLetters(database).audit(event_hub=event_hub, limit=limit)
+            return DeadLetters(database).audit(event_hub=event_hub, since=since, limit=limit)
 
         return await self._database.ask(read)
 

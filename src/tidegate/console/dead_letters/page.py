@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Any
@@ -154,7 +154,7 @@ class DeadLetterPages(Pages):
         """The history of redrives and discards."""
         query = LetterQuery.of(request.query_params, rights_of(request))
         require_listen(request, query.hub)
-        acts = await self.letters.history(query.hub, limit=HISTORY_MAX)
+        acts = await self.letters.history(query.hub, since=query.since, limit=HISTORY_MAX)
         return page(request, "dead_letters/history.html", acts=acts, hub=query.hub, address_of=letter_address)
 
     # --- discarding and redriving --------------------------------------------------------------------------
@@ -241,7 +241,7 @@ class DeadLetterPages(Pages):
         """The filter, limited to open dead letters that have already failed."""
         now = self.console.clock.now_utc()
         fields = {**query.fields, "state": DeadLetterStatus.OPEN.value}
-        return LetterQuery(fields).filter(now_utc=now).until(now)
+        return replace(query, fields=fields).filter(now_utc=now).until(now)
 
     # --- one ----------------------------------------------------------------------------------------------
 
@@ -297,7 +297,8 @@ class DeadLetterPages(Pages):
         if number is None or any("\0" in part for part in parts.values()):
             raise NotFoundError("There is no such dead letter.")
         consumer = ConsumerKey(parts["hub"], parts["group"])
-        return await self.letters.letter(consumer, parts["partition"], number)
+        since = rights_of(request).since
+        return await self.letters.letter(consumer, parts["partition"], number, since=since)
 
 
 def body_texts(contents: EventContents) -> dict[str, str | None]:
@@ -334,7 +335,7 @@ def _fixed(query: LetterQuery, now: datetime) -> Mapping[str, str]:
     """The filter's fields for the form: relative times become absolute, and later failures are excluded."""
     fields = {**query.fields, "state": ""}
     try:
-        chosen = LetterQuery(fields).filter(now_utc=now).until(now)
+        chosen = replace(query, fields=fields).filter(now_utc=now).until(now)
     except InvalidArgumentError:
         return fields
     times = {"from": chosen.failed_from, "until": chosen.failed_until}

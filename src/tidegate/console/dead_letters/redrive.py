@@ -54,6 +54,7 @@ _OPTIONS: Final = {
     "number": "--sequence-number",
     "from": "--failed-since",
     "until": "--failed-until",
+    "enqueued_from": "--enqueued-since",
 }
 """The command's options, by field of ``DeadLetterFilter.to_fields``."""
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Final
 
 from sqlalchemy import ColumnElement, Connection, and_, func, select
 
@@ -16,6 +18,9 @@ from tidegate.sql.core.values import (
     DeadLetterStatus,
     storable_text,
 )
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND: Final = timedelta(milliseconds=1)
 
 IN_LIST_MAX = 1_000
 """Sequence numbers per IN list (our choice; SQLite accepts 32,766 parameters, older versions 999)."""
@@ -47,6 +52,9 @@ def conditions_of(filter_: DeadLetterFilter) -> list[ColumnElement[bool]]:
         conditions.append(row.last_failed_at >= filter_.failed_from)
     if filter_.failed_until is not None:
         conditions.append(row.last_failed_at < filter_.failed_until)
+    if filter_.enqueued_from is not None:
+        # In whole milliseconds, rounded up.
+        conditions.append(row.enqueued_time_ms >= -((_EPOCH - filter_.enqueued_from) // _MILLISECOND))
     return conditions
 
 

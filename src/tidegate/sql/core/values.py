@@ -242,6 +242,8 @@ class DeadLetterFilter:
     """Last failed at this time or later (aware)."""
     failed_until: datetime | None = None
     """Last failed before this time (aware)."""
+    enqueued_from: datetime | None = None
+    """The event was enqueued at this time or later (aware)."""
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, str], *, now_utc: datetime) -> Self:
@@ -267,6 +269,7 @@ class DeadLetterFilter:
             reason_is=fields.get("reason_is") or None,
             failed_from=time("from"),
             failed_until=time("until"),
+            enqueued_from=time("enqueued_from"),
         )
 
     def to_fields(self) -> dict[str, str]:
@@ -283,6 +286,7 @@ class DeadLetterFilter:
             "reason_is": self.reason_is,
             "from": None if self.failed_from is None else self.failed_from.isoformat(),
             "until": None if self.failed_until is None else self.failed_until.isoformat(),
+            "enqueued_from": None if self.enqueued_from is None else self.enqueued_from.isoformat(),
         }
         if self.status is DeadLetterStatus.OPEN:
             del found["state"]

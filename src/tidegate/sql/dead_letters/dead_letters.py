@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
 from itertools import groupby
 
 from sqlalchemy import and_, func, select, tuple_, update
@@ -97,10 +98,7 @@ class DeadLetters:
         with self._database.read() as connection:
             found = connection.execute(select(dead_letter).where(here)).mappings().one_or_none()
         if found is None:
-            raise NotFoundError(
-                f"There is no dead letter {sequence_number} in partition {partition_id} of {consumer}.",
-                next_step="`tidegate dlq list` shows the existing ones.",
-            )
+            raise absent_dead_letter(consumer, partition_id, sequence_number)
         return dead_letter_of(dict(found))
 
     def read_event(self, letter: DeadLetter, reader: EventReader) -> ReceivedEvent:
@@ -135,11 +133,12 @@ class DeadLetters:
         sequence_number: int | None = None,
         *,
         event_hub: str | None = None,
+        since: datetime | None = None,
         limit: int | None = 100,
     ) -> Sequence[AuditEntry]:
         """The actions on dead letters, the latest first; None matches any value.
 
-        event_hub: includes all its consumer groups.
+        event_hub: includes all its consumer groups. since: at this time or later (aware).
         """
         row = dead_letter_audit.c
         columns = [column for column in dead_letter_audit.columns if column.name != "id"]
@@ -151,6 +150,8 @@ class DeadLetters:
         if event_hub is not None:
             # Rows are appended, so SQLite walks back from the latest instead of sorting all of the hub's.
             statement = statement.where(row.event_hub.concat("") == ConsumerKey(event_hub).event_hub)
+        if since is not None:
+            statement = statement.where(row.at >= since)
         if partition_id is not None:
             statement = statement.where(row.partition_id == partition_id)
         if sequence_number is not None:
@@ -269,3 +270,11 @@ class DeadLetters:
             progress=progress,
             actor=actor or default_owner(),
         ).run()
+
+
+def absent_dead_letter(consumer: ConsumerKey, partition_id: str, sequence_number: int) -> NotFoundError:
+    """The error for a dead letter that does not exist, or that a user may not see."""
+    return NotFoundError(
+        f"There is no dead letter {sequence_number} in partition {partition_id} of {consumer}.",
+        next_step="`tidegate dlq list` shows the existing ones.",
+    )

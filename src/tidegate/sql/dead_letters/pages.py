@@ -1,8 +1,8 @@
 """Reads dead letters by page and by hour, however many there are, for the console.
 
 Rule: a page costs only its own rows. It is read along the index ``tidegate_dead_letter_time`` from the end of
-the previous page, never by an offset. Sums read only that index, unless the filter has an error type or
-reason.
+the previous page, never by an offset. Sums read only that index, unless the filter has an error type, a
+reason or a time of enqueuing.
 """
 
 from __future__ import annotations
