@@ -54,6 +54,23 @@ def test_a_name_loads_its_own_package_and_not_those_above_it() -> None:
     assert packages.isdisjoint({"processor", "sql", "spark", "server", "broker"})
 
 
+def test_reading_with_spark_does_not_load_sqlalchemy() -> None:
+    """Spark starts half a dozen Pythons per query: SQL's modules would double what they need to start."""
+    loaded = _loaded_by("import tidegate.spark.source.reader")
+    assert "pyarrow" in loaded
+    assert "sqlalchemy" not in loaded
+
+
+@pytest.mark.parametrize("package", ["sql", "spark"])
+def test_a_package_loads_each_of_its_names(package: str) -> None:
+    """The table that the interpreter loads names by has the names for users, and no others."""
+    module = importlib.import_module(f"tidegate.{package}")
+    assert set(module._MODULE_OF) == set(module.__all__)
+    for name in module.__all__:
+        assert getattr(module, name) is not None
+    assert not hasattr(module, "Pipelines")
+
+
 @pytest.mark.parametrize("name", tidegate.__all__)
 def test_each_name_is_the_one_of_its_package(name: str) -> None:
     """The same object, documented, under both of its addresses."""

@@ -53,10 +53,7 @@ from tidegate.spark.source.offsets import (
     task_count,
 )
 from tidegate.spark.source.options import SourceOptions
-from tidegate.spark.source.ownership import checkpoint_positions
 from tidegate.spark.source.pushdown import Narrowing, narrow
-from tidegate.sql import ConsumerKey
-from tidegate.sql.stores.checkpoints import existing_database
 from tidegate.wire.encoded_events import EncodedEvents
 
 _SHORT_EVENTS: Final = 4096
@@ -253,6 +250,11 @@ def sql_positions(options: SourceOptions, description: HubDescription) -> dict[s
     url = options.starting.checkpoint_database_url
     if url is None:
         return {}
+    # Here, because SQLAlchemy doubles the start of each of Spark's Python processes, and few of them need it.
+    from tidegate.spark.source.ownership import checkpoint_positions
+    from tidegate.sql.core.values import ConsumerKey
+    from tidegate.sql.stores.checkpoints import existing_database
+
     found = checkpoint_positions(
         existing_database(url, named_by="The option eventhubs.startingPosition"),
         ConsumerKey(options.event_hub, options.consumer_group),
