@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from tidegate.amqp.link import Link, ReceiverLink, SenderLink
 from tidegate.amqp.performatives import SND_UNSETTLED, Attach, Source, Target
@@ -57,6 +58,7 @@ class NodeOpener:
         self._broker = broker
         self._clock = clock
         self._requests = requests
+        self._ingress = partial(IngressLink, owner, find_hub=broker.event_hub)
 
     def open(self, link: Link, attach: Attach) -> OpenedNode | Awaitable[OpenedNode]:
         """The node for an attach, or where that takes time an awaitable of it.
@@ -133,25 +135,6 @@ class NodeOpener:
         )
         properties: dict[str, object] = {PRODUCER_SEQUENCE_NUMBER: Int(producer.stored_count - 1)}
         return OpenedNode(node, event_hub.event_bytes_max, (IDEMPOTENT_BATCH_CAPABILITY,), properties)
-
-    def _ingress(
-        self,
-        link: ReceiverLink,
-        event_hub: EventHub,
-        partition: Partition | None,
-        *,
-        publisher: str | None = None,
-        is_idempotent: bool = False,
-    ) -> IngressLink:
-        return IngressLink(
-            self._owner,
-            link,
-            event_hub,
-            partition,
-            find_hub=self._broker.event_hub,
-            publisher=publisher,
-            is_idempotent=is_idempotent,
-        )
 
     def _open_for_receiving(self, link: SenderLink, attach: Attach) -> OpenedNode:
         if isinstance(attach.source, Source) and attach.source.dynamic and not attach.source.address:

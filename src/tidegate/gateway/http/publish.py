@@ -20,7 +20,6 @@ import logging
 import re
 from array import array
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from starlette.requests import ClientDisconnect, Request
@@ -129,13 +128,12 @@ class Publishing:
         body = await self._read_body(request, bytes_max, deadline)
         encode = _encoder(publisher)
         if is_batch:
-            publication = await self._parse_batch(body, encode)
+            sections, key = await self._parse_batch(body, encode)
         else:
-            publication = _parse_single(body, request, encode)
+            sections, key = _parse_single(body, request, encode)
         # Again: body and parsing may take long, and a right that is gone meanwhile must not store anything.
         event_hub = self._admit(request, address)
-        sections = publication.sections
-        partition = _target(event_hub, partition_id, publisher, publication.partition_key)
+        partition = _target(event_hub, partition_id, publisher, key)
         added_bytes = 0 if publisher is None else len(_publisher_section(publisher)) * len(sections)
         lengths = array("I", map(len, sections))
         payload = b"".join(sections)
@@ -183,7 +181,7 @@ class Publishing:
             raise InvalidArgumentError(
                 "The events of the batch have different partition keys.", next_step="Send one batch per key."
             )
-        return _Publication(found, keys.pop())
+        return found, keys.pop()
 
     def _admit(self, request: Request, address: NodeAddress) -> EventHub:
         """The event hub, where the request may send to ``address`` now."""
@@ -196,7 +194,10 @@ class Publishing:
 
 
 _Encode = Callable[[EventData, str | None], bytes]
-"""Takes an event and its partition key, and gives its stored form."""
+"""Takes an event and its partition key, and returns its stored form."""
+
+_Publication = tuple[list[bytes], str | None]
+"""Events in their stored form, and their partition key."""
 
 
 def _encoder(publisher: str | None) -> _Encode:
@@ -204,13 +205,6 @@ def _encoder(publisher: str | None) -> _Encode:
         return lambda event, key: wrap_event(encode_event(event, key))
     annotations = _publisher_section(publisher)  # with the key
     return lambda event, key: wrap_event(annotations + encode_event(event))
-
-
-@dataclass(frozen=True, slots=True)
-class _Publication:
-    sections: list[bytes]
-    """The events as they are stored."""
-    partition_key: str | None
 
 
 def _target(
@@ -257,7 +251,7 @@ def _parse_single(body: bytes, request: Request, encode: _Encode) -> _Publicatio
     text = headers.get("brokerproperties")
     broker_properties = None if text is None else _parse_json(text, "The header BrokerProperties")
     key = _partition_key(broker_properties)
-    return _Publication([encode(EventData(body, properties), key)], key)
+    return [encode(EventData(body, properties), key)], key
 
 
 def _batch_text(body: bytes) -> str:
