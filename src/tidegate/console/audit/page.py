@@ -14,7 +14,7 @@ from tidegate.broker import Action, AuditRecord, AuditTrail
 from tidegate.broker.audit import Values
 from tidegate.console.frame.forms import start_of
 from tidegate.console.frame.pages import Pages, get
-from tidegate.console.frame.paging import page_at, pager
+from tidegate.console.frame.paging import listing, page_at
 from tidegate.console.frame.rendering import page
 from tidegate.console.frame.sessions import require_manage
 
@@ -37,12 +37,11 @@ class AuditPages(Pages):
         records = [record for record in self.trail.newest_first() if _is_wanted(record, **given)]
         found = page_at(records, start_of(request.query_params.get("start")))
         context: dict[str, Any] = {
-            "found": found,
             "actions": [action.value for action in Action],
             "time_of": lambda record: datetime.fromisoformat(record.time),
             "text_of": _text,
         }
-        return page(request, "audit/page.html", **context | given | pager("/audit", found, **given))
+        return page(request, "audit/page.html", **context | listing(request, "/audit", found, **given))
 
 
 def _is_wanted(record: AuditRecord, *, search: str, action: str, policy: str) -> bool:

@@ -19,7 +19,7 @@ from tidegate.console.consumers.progress import GroupProgress, GroupSummary
 from tidegate.console.frame.errors import status_of
 from tidegate.console.frame.forms import sequence_number_of, start_of
 from tidegate.console.frame.pages import Pages, get, post
-from tidegate.console.frame.paging import page_at, pager
+from tidegate.console.frame.paging import listing, page_at
 from tidegate.console.frame.rendering import fragments, page
 from tidegate.console.frame.sessions import (
     actor_of,
@@ -93,15 +93,12 @@ class ConsumerPages(Pages):
         start = start_of(request.query_params.get("start"))
         found = page_at(matching, start)
         return {
-            "found": found,
             "letters_of": _letters_of,
             "address_of": lambda group: group_address(group.event_hub, group.consumer_group),
             "is_any": bool(seen),
             "is_read": groups is not None,
-            "search": search,
             "start": start,
-            **pager("/consumers", found, search=search),
-            "live": urlencode(request.query_params.multi_items()),
+            **listing(request, "/consumers", found, search=search),
             "sentence": _sentence(seen),
         }
 
@@ -128,11 +125,8 @@ class ConsumerPages(Pages):
             "summary": progress.summary,
             "address": address,
             "letters_of": _letters_of,
-            "found": found,
-            "only": only,
             "start": start,
-            **pager(address, found, only=only),
-            "live": urlencode(request.query_params.multi_items()),
+            **listing(request, address, found, only=only),
             "may_move": rights_of(request).may_manage(hub),
             "sentence": _sentence_of_one(progress),
         }
@@ -233,16 +227,17 @@ def _sentence(groups: list[GroupSummary]) -> str:
     stalled = [f"{each.event_hub} / {each.consumer_group}" for each in groups if each.stalled_count]
     if not stalled:
         return "No partition is stalled." if groups else ""
-    more = f" and {len(stalled) - 3} more" if len(stalled) > 3 else ""
-    return f"Stalled partitions: {', '.join(stalled[:3])}{more}."
+    return f"Stalled partitions: {_listed(stalled, 3)}."
 
 
 def _sentence_of_one(group: GroupProgress) -> str:
     stalled = [each.partition_id for each in group.partitions if each.stalled_s is not None]
-    if not stalled:
-        return "No partition is stalled."
-    more = f" and {len(stalled) - 5} more" if len(stalled) > 5 else ""
-    return f"Stalled: partition {', '.join(stalled[:5])}{more}."
+    return f"Stalled: partition {_listed(stalled, 5)}." if stalled else "No partition is stalled."
+
+
+def _listed(names: list[str], shown: int) -> str:
+    more = len(names) - shown
+    return ", ".join(names[:shown]) + (f" and {more} more" if more > 0 else "")
 
 
 def _letters_of(group: GroupSummary) -> str:

@@ -6,6 +6,7 @@ decompressed up to a limit.
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 import zlib
@@ -64,7 +65,7 @@ def preview(contents: EventContents) -> tuple[str, bool]:
     if contents.body_value is not None:
         return _one_line(value_text(contents.body_value)[: PREVIEW_CHARACTERS * 2]), True
     start = contents.body[: PREVIEW_CHARACTERS * 4]
-    text = _text_of(start) if len(start) == len(contents.body) else _text_of(_whole_characters(start))
+    text = _text_of(start, is_whole=len(start) == len(contents.body))
     if text is None:
         return contents.body[:24].hex(" "), False
     return _one_line(text), True
@@ -186,22 +187,17 @@ def _opened(raw: bytes) -> tuple[bytes, str]:
     return opened, f"{words}." if machine.eof else f"{words} and more."
 
 
-def _text_of(data: bytes) -> str | None:
-    """The text of bytes; None if they are not UTF-8 or contain a zero byte."""
+def _text_of(data: bytes, *, is_whole: bool = True) -> str | None:
+    """The text of bytes; None if they are not UTF-8 or contain a zero byte.
+
+    is_whole: False drops an incomplete character at the end.
+    """
     if b"\x00" in data:
         return None
     try:
-        return data.decode()
+        return codecs.utf_8_decode(data, "strict", is_whole)[0]
     except UnicodeDecodeError:
         return None
-
-
-def _whole_characters(data: bytes) -> bytes:
-    """Bytes without an incomplete character at the end."""
-    for length in range(1, 4):
-        if data[-length] & 0xC0 == 0xC0:
-            return data[:-length]
-    return data
 
 
 def _one_line(text: str) -> str:

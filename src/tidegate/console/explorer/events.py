@@ -84,7 +84,7 @@ class BrokerEvents:
         way = cursor.way if cursor is not None else Way.OLDER if query.is_newest_first else Way.NEWER
         merge = await self._merge(bounds, way, cursor)
         scan = _Scan(query)
-        while merge.has_more and not scan.is_ended:
+        while merge.has_more and scan.end is None:
             stored = merge.take(scan.wanted_events, _BYTES_PER_TURN)
             fitting = await self._fitting(stored, query.filter)
             scan.add(stored, fitting)
@@ -152,11 +152,6 @@ class _Scan:
         self._last: StoredEvent | None = None
         self._is_cut = False
         self.end: PageEnd | None = None
-
-    @property
-    def is_ended(self) -> bool:
-        """Whether it is complete."""
-        return self.end is not None
 
     def give_up(self) -> None:
         """The client has disconnected."""

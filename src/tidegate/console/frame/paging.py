@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 from urllib.parse import urlencode
+
+from starlette.requests import Request
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -60,3 +62,9 @@ def pager(path: str, found: Page[T], *, place: str = "start", **query: str) -> d
         return f"{path}?{urlencode(given | {place: start})}"
 
     return {"previous_page": address(found.previous), "next_page": address(found.next)}
+
+
+def listing(request: Request, path: str, found: Page[Any], **filters: str) -> dict[str, Any]:
+    """What the template of a list needs: the page, its neighbours, its filters, and the request's query."""
+    query = urlencode(request.query_params.multi_items())
+    return {"found": found, "query": query, **filters, **pager(path, found, **filters)}

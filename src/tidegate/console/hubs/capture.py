@@ -10,11 +10,9 @@ from urllib.parse import urlencode
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tidegate.console.frame.errors import status_of
 from tidegate.console.frame.forms import start_of, texts_of, whole_number
 from tidegate.console.frame.pages import done, get, post
 from tidegate.console.frame.paging import pager
-from tidegate.console.frame.rendering import page
 from tidegate.console.frame.sessions import form_of, require_listen, require_manage
 from tidegate.console.hubs.hub import NamespacePages
 from tidegate.model.capture import NAME_FORMAT_DEFAULT, CaptureSettings
@@ -72,7 +70,7 @@ class CapturePages(NamespacePages):
 
     @get("/hubs/{hub}/capture/off")
     async def ask_to_end_capture(self, request: Request) -> Response:
-        return page(request, "hubs/hub_capture_off.html", tab="capture", hub=self.hub_to_see(request))
+        return self.hub_page(request, "hubs/hub_capture_off.html", "capture", None)
 
     @post("/hubs/{hub}/capture/off")
     async def end_capture(self, request: Request) -> Response:
@@ -99,16 +97,9 @@ class CapturePages(NamespacePages):
     async def _page(self, request: Request, given: dict[str, str], problem: TidegateError | None) -> Response:
         """given: the form's fields, as the user left them; missing ones are as the hub has them."""
         context = await self._context(request)
-        return page(
-            request,
-            "hubs/hub_capture.html",
-            status_code=status_of(problem),
-            tab="capture",
-            fields=_capture_fields(context["hub"].description.capture) | given,
-            problem=problem,
-            capture_limits=_CAPTURE_LIMITS,
-            **context,
-        )
+        context["fields"] = _capture_fields(context["hub"].description.capture) | given
+        context["capture_limits"] = _CAPTURE_LIMITS
+        return self.hub_page(request, "hubs/hub_capture.html", "capture", problem, **context)
 
 
 def _capture_fields(settings: CaptureSettings | None) -> dict[str, str]:

@@ -14,7 +14,7 @@ from tidegate.broker import EventHub
 from tidegate.console.frame.errors import status_of
 from tidegate.console.frame.forms import FieldError, start_of, texts_of
 from tidegate.console.frame.pages import Pages, done, get, post, see_other
-from tidegate.console.frame.paging import page_at, pager
+from tidegate.console.frame.paging import listing, page_at
 from tidegate.console.frame.rendering import page
 from tidegate.console.frame.sessions import form_of, require_listen, require_manage, rights_of
 from tidegate.console.hubs.namespace import Hub, Namespace
@@ -38,6 +38,13 @@ class NamespacePages(Pages):
         """The event hub of the URL. Requires Manage."""
         require_manage(request, request.path_params["hub"])
         return self.namespace.broker.event_hub(request.path_params["hub"])
+
+    def hub_page(
+        self, request: Request, template: str, tab: str, problem: TidegateError | None, **context: Any
+    ) -> Response:
+        """A page of the hub, with what is wrong with its form. Requires Listen."""
+        context = {"hub": self.hub_to_see(request), "tab": tab, "problem": problem} | context
+        return page(request, template, status_code=status_of(problem), **context)
 
     async def change_hub(
         self,
@@ -68,7 +75,7 @@ class HubPages(NamespacePages):
         rights = rights_of(request)
         if rights.may_send(name) and not rights.may_listen(name):
             return see_other(f"/hubs/{quote(name, safe='')}/explorer/send")
-        return page(request, "hubs/hub.html", tab="partitions", **await self._partitions(request))
+        return self.hub_page(request, "hubs/hub.html", "partitions", None, **await self._partitions(request))
 
     @get("/console/live/hubs/{hub}")
     async def stream(self, request: Request) -> Response:
@@ -83,10 +90,9 @@ class HubPages(NamespacePages):
         rate_of = self.namespace.partition_rates(hub.event_hub)
         return {
             "hub": hub,
-            "found": found,
             "rate_of": rate_of,
             "start": start,
-            **pager(f"/hubs/{hub.name}", found),
+            **listing(request, f"/hubs/{hub.name}", found),
         }
 
     # -- consumer groups
@@ -123,7 +129,7 @@ class HubPages(NamespacePages):
         )
 
     async def _groups(self, request: Request, name: str, problem: TidegateError | None) -> Response:
-        return self._page(
+        return self.hub_page(
             request,
             "hubs/hub_groups.html",
             "groups",
@@ -138,7 +144,7 @@ class HubPages(NamespacePages):
         group = next((group for group in hub.groups if group.name.lower() == wanted), None)
         if group is None:
             raise NotFoundError(f"The event hub {hub.name!r} has no consumer group {wanted[:80]!r}.")
-        return self._page(request, "hubs/hub_group_delete.html", "groups", problem, group=group)
+        return self.hub_page(request, "hubs/hub_group_delete.html", "groups", problem, group=group)
 
     # -- settings
 
@@ -160,7 +166,7 @@ class HubPages(NamespacePages):
 
     def _settings(self, request: Request, fields: dict[str, str], problem: TidegateError | None) -> Response:
         """fields: as the user left them; missing ones are as the hub has them."""
-        return self._page(
+        return self.hub_page(
             request,
             "hubs/hub_settings.html",
             "settings",
@@ -189,11 +195,4 @@ class HubPages(NamespacePages):
         return done(request, f"Deleted the event hub {hub.name} with everything in it.", "/hubs")
 
     def _deletion(self, request: Request, problem: TidegateError | None) -> Response:
-        return self._page(request, "hubs/hub_delete.html", "settings", problem, fields={"name": ""})
-
-    def _page(
-        self, request: Request, template: str, tab: str, problem: TidegateError | None, **context: Any
-    ) -> Response:
-        """A page of the hub, with what is wrong with its form. Requires Listen."""
-        hub, status = self.hub_to_see(request), status_of(problem)
-        return page(request, template, status_code=status, tab=tab, hub=hub, problem=problem, **context)
+        return self.hub_page(request, "hubs/hub_delete.html", "settings", problem, fields={"name": ""})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import quote
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -11,7 +11,7 @@ from starlette.responses import Response
 from tidegate.console.frame.errors import status_of
 from tidegate.console.frame.forms import start_of, texts_of, whole_number
 from tidegate.console.frame.pages import done, get, post, see_other
-from tidegate.console.frame.paging import pager
+from tidegate.console.frame.paging import listing
 from tidegate.console.frame.rendering import page
 from tidegate.console.frame.sessions import form_of, require_listen, require_manage, rights_of
 from tidegate.console.hubs.hub import NamespacePages
@@ -82,10 +82,4 @@ class HubListPages(NamespacePages):
     async def _context(self, request: Request) -> dict[str, Any]:
         search = request.query_params.get("search", "").strip()
         found = self.namespace.hubs(search=search, start=start_of(request.query_params.get("start")))
-        return {
-            "hubs": found.items,
-            "found": found,
-            "search": search,
-            "query": urlencode(request.query_params.multi_items()),
-            **pager("/hubs", found, search=search),
-        }
+        return {"hubs": found.items, **listing(request, "/hubs", found, search=search)}

@@ -6,16 +6,13 @@ Publishers are revoked and restored on their own pages, because the live rows of
 from __future__ import annotations
 
 from typing import Any, Final
-from urllib.parse import urlencode
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tidegate.console.frame.errors import status_of
 from tidegate.console.frame.forms import start_of, texts_of
 from tidegate.console.frame.pages import get, post
-from tidegate.console.frame.paging import pager
-from tidegate.console.frame.rendering import page
+from tidegate.console.frame.paging import listing
 from tidegate.console.frame.sessions import form_of, require_listen
 from tidegate.console.hubs.hub import NamespacePages
 from tidegate.model.errors import NotFoundError, TidegateError
@@ -44,8 +41,8 @@ class PublisherPages(NamespacePages):
         if not name:
             raise NotFoundError("The address names no publisher.")
         own, stated, forgotten = self.namespace.publisher(hub.name, name[:PUBLISHER_NAME_CHARACTERS_MAX])
-        context: dict[str, Any] = {"hub": hub, "own": own, "stated": stated, "forgotten": forgotten}
-        return page(request, "hubs/hub_publisher.html", tab="publishers", **context)
+        context: dict[str, Any] = {"own": own, "stated": stated, "forgotten": forgotten}
+        return self.hub_page(request, "hubs/hub_publisher.html", "publishers", None, **context)
 
     @post("/hubs/{hub}/publishers")
     async def revoke(self, request: Request) -> Response:
@@ -80,15 +77,10 @@ class PublisherPages(NamespacePages):
             "hub": hub,
             "records": hub.event_hub.publishers,
             "revoked": len(hub.event_hub.revoked_publishers),
-            "found": found,
-            "search": search,
-            "only": only,
-            "query": urlencode(query.multi_items()),
-            **pager(f"/hubs/{hub.name}/publishers", found, search=search, only=only),
+            **listing(request, f"/hubs/{hub.name}/publishers", found, search=search, only=only),
         }
 
     async def _list(self, request: Request, publisher: str, problem: TidegateError | None) -> Response:
         """publisher: in the form."""
-        context = await self._context(request) | {"fields": {"publisher": publisher}, "problem": problem}
-        status = status_of(problem)
-        return page(request, "hubs/hub_publishers.html", status_code=status, tab="publishers", **context)
+        context = await self._context(request) | {"fields": {"publisher": publisher}}
+        return self.hub_page(request, "hubs/hub_publishers.html", "publishers", problem, **context)
