@@ -342,7 +342,7 @@ def _group(moved_s: float, lease_s: float, following: int) -> GroupView:
 
 
 def _seen(group: GroupView, begin: int, until: int, waiting_s: float | None) -> PartitionProgress:
-    log = HubLog("h", 1, {"0": PartitionEnds("h", "0", begin, until, str(until - 1), 0)})
+    log = HubLog("h", 1, frozenset(), {"0": PartitionEnds("h", "0", begin, until, str(until - 1), 0)})
     number = max(begin, (group.checkpoints["0"].sequence_number or 0) + 1)
     unread = {} if waiting_s is None else {("h", 1, "0", number): NOW - timedelta(seconds=waiting_s)}
     return progress_of(ConsumerKey("h", "g"), group, log, unread, NOW, open_dead_letters=0).partitions[0]

@@ -18,6 +18,8 @@ from tidegate.console.dead_letters import letters
 from tidegate.console.dead_letters import page as dead_letters_page
 from tidegate.console.frame import shared_answers
 from tidegate.model.events import EventData
+from tidegate.processor.checkpoint import ProcessorCheckpoint
+from tidegate.server.app import TidegateServer
 from tidegate.sql import (
     ConsumerKey,
     Database,
@@ -26,7 +28,9 @@ from tidegate.sql import (
     NewDeadLetter,
     Pipeline,
     load_pipeline,
+    move_checkpoint,
 )
+from tidegate.sql.stores.leases import LeaseTable
 from tidegate.testing.hub import HubService
 from tidegate.wire.event_codec import encode_event
 
@@ -152,6 +156,53 @@ def test_redrives(service: HubService, database: Database, pipeline: str) -> Non
     ended_job(tenant, answer)
     assert stored.show(consumer, "0", 3).status is DeadLetterStatus.OPEN
     assert stored.show(consumer, "0", 4).status is DeadLetterStatus.REDRIVEN
+
+
+def test_consumer_groups(service: HubService, database: Database, plain_browser: PlainBrowser) -> None:
+    """Names of groups and hosts, numbers and policies; but a checkpoint that stops hosts is told."""
+    hub = service.create_hub(partition_count=2)
+
+    async def created_at_ms(server: TidegateServer) -> int:
+        return server.broker.event_hub(hub).description.created_at_ms
+
+    def checkpoint(group: str, partition_id: str, number: int, owner: str) -> None:
+        target = ProcessorCheckpoint(
+            partition_id, number, event_hub_created_at_ms=service.call(created_at_ms)
+        )
+        move_checkpoint(database, ConsumerKey(hub, group), target, owner=owner, is_rewind_allowed=True)
+
+    for group in ("$Default", "former-group"):
+        checkpoint(group, "0", 31_337, "former-policy")
+        LeaseTable(database).acquire(ConsumerKey(hub, group), "0", "former-host", version=None)
+    LeaseTable(database).acquire(ConsumerKey(hub, "leased"), "0", "former-host", version=None)
+    DeadLetters(database).add(ConsumerKey(hub), "0", [letter(3, "former secret")])
+    recreate_hub(service, hub)
+    tenant = signed_in(service, hub, Claim.MANAGE)
+    default = f"/consumers/{hub}/%24Default"
+    for path in ("/consumers", default, f"{default}/move?to=earliest"):
+        answer = tenant.get(path)
+        assert answer.status == 200
+        for words in ("former", "leased<", "31,337", "31,338"):
+            assert words not in answer.text, (path, words)
+    page = text_of(tenant.get(default).text)
+    assert "0 not of this log no lease" in page
+    assert "1 checkpoints do not belong to this log" in page
+    assert "Open dead letters 0" in page
+    absent = text_of(tenant.get(f"/consumers/{hub}/absent-group").text)
+    for group in ("former-group", "leased"):
+        answer = tenant.get(f"/consumers/{hub}/{group}")
+        assert (answer.status, text_of(answer.text)) == (404, absent.replace("absent-group", group))
+    # What the hub has now is seen, as is a host that holds a partition.
+    checkpoint("ours", "0", 7, "our-policy")
+    LeaseTable(database).acquire(ConsumerKey(hub, "ours"), "0", "our-host", version=None)
+    DeadLetters(database).add(ConsumerKey(hub, "ours"), "0", [letter(3, "our own")])
+    assert "ours" in tenant.get("/consumers").text
+    page = tenant.get(f"/consumers/{hub}/ours").text
+    for words in ("our-host", "our-policy"):
+        assert words in page
+    assert "Open dead letters 1" in text_of(page)
+    # A policy of the namespace covers both hubs.
+    assert "former-host" in plain_browser.get(f"/consumers/{hub}/former-group").text
 
 
 def test_jobs(service: HubService, plain_browser: PlainBrowser) -> None:

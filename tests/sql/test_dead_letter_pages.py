@@ -152,6 +152,10 @@ def test_open_ones_are_counted_by_consumer(database: Database, seed: int) -> Non
     one = ConsumerKey("Hub1", "REPORTS")
     assert pages.open_counts(one) == {one: found[one]}
     assert pages.open_counts(ConsumerKey("nobody")) == {}
+    later = EPOCH + timedelta(milliseconds=150)
+    newer = sum(pages.open_counts(enqueued_from=later).values())
+    assert newer == DeadLetters(database).count(DeadLetterFilter(enqueued_from=later))
+    assert 0 < newer < sum(found.values())
 
 
 def test_discarding_goes_by_pages_and_can_be_ended(database: Database) -> None:

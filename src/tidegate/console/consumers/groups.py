@@ -22,11 +22,13 @@ from tidegate.console.consumers.progress import (
     GroupSummary,
     HubLog,
     UnreadKey,
+    of_this_hub,
     progress_of,
     unread_of,
 )
 from tidegate.console.frame.lazy_database import LazyDatabase
 from tidegate.console.frame.parts import ConsoleParts
+from tidegate.console.frame.rights import Rights
 from tidegate.console.frame.shared_answers import SharedAnswers
 from tidegate.console.jobs.jobs import Job, JobKind, Jobs
 from tidegate.model.errors import InvalidArgumentError, NotFoundError, TidegateError
@@ -47,6 +49,9 @@ _PARTITIONS_PER_TURN: Final = 64
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
+_Extent = tuple[str | None, datetime | None]
+"""What an answer holds: one hub (in lower case) since it was created, or (None, None) all."""
+
 
 class Consumers:
     """Reads leases, checkpoints and the log's ends; moves checkpoints.
@@ -59,31 +64,43 @@ class Consumers:
         self._clock = parts.clock
         self._database = database
         self._jobs = jobs
-        self._groups: SharedAnswers[str, Sequence[GroupSummary]] = SharedAnswers(parts.clock, kept_s=_LOOK_S)
-        self._each: SharedAnswers[ConsumerKey, GroupProgress] = SharedAnswers(parts.clock, kept_s=_LOOK_S)
+        self._groups: SharedAnswers[_Extent, Sequence[GroupSummary]] = SharedAnswers(
+            parts.clock, kept_s=_LOOK_S
+        )
+        self._each: SharedAnswers[tuple[ConsumerKey, _Extent], GroupProgress] = SharedAnswers(
+            parts.clock, kept_s=_LOOK_S
+        )
         self._unread: OrderedDict[UnreadKey, datetime] = OrderedDict()
         """Enqueued times of events after checkpoints."""
         self._plans: OrderedDict[str, KeptPlan] = OrderedDict()
 
-    async def groups(self, *, at_most_s: float | None) -> Sequence[GroupSummary] | None:
-        """All consumer groups with a lease or a checkpoint, by hub and name.
+    async def groups(
+        self, rights: Rights | None, *, at_most_s: float | None
+    ) -> Sequence[GroupSummary] | None:
+        """All consumer groups with a lease or a checkpoint that may be seen, by hub and name.
 
-        None if reading takes longer than ``at_most_s`` seconds (None: no limit); it continues, call again.
+        rights: of the user; None: the service itself asks. None if reading takes longer than ``at_most_s``
+        seconds (None: no limit); it continues, call again.
         """
 
+        extent = _extent_of(rights)
+
         async def look() -> Sequence[GroupSummary]:
-            found = await self._look(None)
+            found = await self._look(None, extent)
             summaries = [group.summary for group in found.values()]
             return sorted(summaries, key=lambda each: (each.event_hub.lower(), each.consumer_group))
 
-        return await self._groups.ask("all", look, at_most_s=at_most_s)
+        return await self._groups.ask(extent, look, at_most_s=at_most_s)
 
-    async def group(self, event_hub: str, consumer_group: str) -> GroupProgress:
-        """One consumer group, with its partitions in order. Raises NotFoundError."""
-        consumer = ConsumerKey(event_hub, consumer_group)
+    async def group(self, event_hub: str, consumer_group: str, rights: Rights) -> GroupProgress:
+        """One consumer group, with its partitions in order. Raises NotFoundError.
+
+        rights: of the user, who may see the hub.
+        """
+        consumer, extent = ConsumerKey(event_hub, consumer_group), _extent_of(rights)
 
         async def look() -> GroupProgress:
-            found = await self._look(consumer)
+            found = await self._look(consumer, extent)
             if consumer not in found:
                 raise NotFoundError(
                     f"The consumer group {consumer_group[:80]!r} of {event_hub[:80]!r} has no lease and no "
@@ -92,19 +109,28 @@ class Consumers:
                 )
             return found[consumer]
 
-        found = await self._each.ask(consumer, look, at_most_s=None)
+        found = await self._each.ask((consumer, extent), look, at_most_s=None)
         assert found is not None
         return found
 
-    async def plan_move(self, request: MoveRequest) -> KeptPlan:
-        """A dry run. Raises NotFoundError, PositionOutOfRangeError, InvalidArgumentError."""
+    async def plan_move(self, request: MoveRequest, rights: Rights) -> KeptPlan:
+        """A dry run. rights: of the user: owners are shown as in ``group``.
+
+        Raises NotFoundError, PositionOutOfRangeError, InvalidArgumentError.
+        """
         moves = await plan_moves(self._broker.event_hub(request.event_hub), request)
         group = await self._database.ask(lambda database: read_group_view(database, request.consumer))
+
+        def owner(partition_id: str) -> str | None:
+            lease = group.lease(partition_id)
+            is_seen = lease is not None and rights.is_theirs(lease.renewed_at)
+            return group.owner(partition_id, lease_duration_s=LEASE_DURATION_S) if is_seen else None
+
         compared = (
             replace(
                 move,
                 before=group.checkpoints.get(move.partition_id),
-                owner=group.owner(move.partition_id, lease_duration_s=LEASE_DURATION_S),
+                owner=owner(move.partition_id),
             )
             for move in moves
         )
@@ -170,19 +196,30 @@ class Consumers:
         await self._groups.close()
         await self._each.close()
 
-    async def _look(self, consumer: ConsumerKey | None) -> Mapping[ConsumerKey, GroupProgress]:
+    async def _look(
+        self, consumer: ConsumerKey | None, extent: _Extent
+    ) -> Mapping[ConsumerKey, GroupProgress]:
         """The given group, or (None) all groups, if they have a lease or a checkpoint."""
+        hub, since = extent
 
         def read(database: Database) -> tuple[dict[ConsumerKey, GroupView], Mapping[ConsumerKey, int]]:
-            counts = DeadLetterPages(database).open_counts(consumer)
+            counts = DeadLetterPages(database).open_counts(consumer, enqueued_from=since)
             if consumer is None:
-                return read_group_views(database), counts
+                found = read_group_views(database)
+                return {each: found[each] for each in found if hub in (None, each.event_hub)}, counts
             view = read_group_view(database, consumer)
             return ({consumer: view} if view.partition_ids else {}), counts
 
         groups, dead_letters = await self._database.ask(read)
         names = {each.event_hub for each in groups}
         logs = {name: log for name in names if (log := await self._log_of(name)) is not None}
+        if hub is not None:
+            own = {
+                each: of_this_hub(each, view, logs[each.event_hub])
+                for each, view in groups.items()
+                if each.event_hub in logs
+            }
+            groups = {each: view for each, view in own.items() if view is not None}
         now = self._clock.now_utc()
         self._find_unread(groups, logs, now)
         unread = dict(self._unread)
@@ -204,7 +241,9 @@ class Consumers:
             if index % _PARTITIONS_PER_TURN == _PARTITIONS_PER_TURN - 1:
                 await asyncio.sleep(0)
             ends[partition.partition_id] = partition.ends()
-        return HubLog(hub.name, hub.description.created_at_ms, ends)
+        described = hub.description
+        names = frozenset(ConsumerKey(name, each).consumer_group for each in described.consumer_groups)
+        return HubLog(hub.name, described.created_at_ms, names, ends)
 
     def _find_unread(
         self, groups: Mapping[ConsumerKey, GroupView], logs: Mapping[str, HubLog], now: datetime
@@ -228,6 +267,12 @@ class Consumers:
                 self._unread[key] = _EPOCH + timedelta(milliseconds=batches[0].enqueued_time_ms)
         while len(self._unread) > _UNREAD_KEPT_MAX:
             self._unread.popitem(last=False)
+
+
+def _extent_of(rights: Rights | None) -> _Extent:
+    if rights is None or rights.hub is None:
+        return None, None
+    return rights.hub.lower(), rights.since
 
 
 def _words(request: MoveRequest) -> str:

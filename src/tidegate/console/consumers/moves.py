@@ -110,7 +110,9 @@ def carry_out(
             result = "moved" if is_there else "left: it is already further"
         is_moved = result == "moved"
         moved, left = moved + is_moved, left + (not is_moved)
-        results.append((move.partition_id, move.resume_point_before, move.resume_point, move.events, result))
+        # A number of another hub's log says nothing about this one, and is not for this one's users.
+        before = None if move.is_other_hub else move.resume_point_before
+        results.append((move.partition_id, before, move.resume_point, move.events, result))
         if done % 16 == 15:
             update(done=done + 1, total=len(plan.moves))
     update(

@@ -86,7 +86,7 @@ class ConsumerPages(Pages):
 
     async def _list(self, request: Request, *, at_most_s: float) -> dict[str, Any]:
         rights, search = rights_of(request), request.query_params.get("search", "").strip()
-        groups = await self.consumers.groups(at_most_s=at_most_s)
+        groups = await self.consumers.groups(rights, at_most_s=at_most_s)
         seen = [group for group in groups or () if rights.may_listen(group.event_hub)]
         wanted = search.lower()
         matching = [each for each in seen if wanted in f"{each.event_hub} {each.consumer_group}".lower()]
@@ -116,7 +116,7 @@ class ConsumerPages(Pages):
 
     async def _one(self, request: Request) -> dict[str, Any]:
         hub, group = names_of(request)
-        progress = await self.consumers.group(hub, group)
+        progress = await self.consumers.group(hub, group, rights_of(request))
         only = request.query_params.get("only", "")
         shown = [each for each in progress.partitions if only != "trouble" or each.is_trouble]
         start = start_of(request.query_params.get("start"))
@@ -144,7 +144,7 @@ class ConsumerPages(Pages):
             try:
                 position = self._position(fields["to"], fields["value"])
                 move = MoveRequest(hub, group, fields["partition"] or None, position)
-                plan = await self.consumers.plan_move(move)
+                plan = await self.consumers.plan_move(move, rights_of(request))
             except TidegateError as error:
                 problem = error
         return self._move_page(request, fields, plan, problem)

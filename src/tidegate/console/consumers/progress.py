@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from tidegate.model.partition_ends import PartitionEnds
 from tidegate.processor.checkpoint import ProcessorCheckpoint
 from tidegate.processor.group_view import UNKNOWN_LAG, GroupView, Lag, total_of
-from tidegate.processor.lease import Lease, LeaseState
+from tidegate.processor.lease import Lease, LeaseSnapshot, LeaseState
 from tidegate.processor.options import PartitionManagerOptions
 from tidegate.sql import ConsumerKey
 
 LEASE_DURATION_S: Final = PartitionManagerOptions().lease_duration_s
 """The hosts' default, as in ``tidegate checkpoint set``, because the lease table does not store it."""
 STALL_TIMEOUT_S: Final = PartitionManagerOptions().effective_stall_timeout_s
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +27,41 @@ class HubLog:
 
     name: str
     created_at_ms: int
+    consumer_groups: frozenset[str]
+    """As ``ConsumerKey`` writes them."""
     ends: Mapping[str, PartitionEnds]
 
     def lag(self, group: GroupView, partition_id: str) -> Lag:
         """A group's lag in one of the partitions."""
         end = self.ends.get(partition_id)
         return UNKNOWN_LAG if end is None else group.lag(end, event_hub_created_at_ms=self.created_at_ms)
+
+
+def of_this_hub(consumer: ConsumerKey, group: GroupView, log: HubLog) -> GroupView | None:
+    """The group as the hub's own users see it: without leases and checkpoints of an earlier hub of its name.
+
+    Of such a checkpoint they see that the partition has one, because hosts refuse it. None: there is nothing
+    of this hub, nor has it such a consumer group.
+    """
+    created_at = _EPOCH + timedelta(milliseconds=log.created_at_ms)
+
+    def is_own(checkpoint: ProcessorCheckpoint) -> bool:
+        stored_ms = checkpoint.event_hub_created_at_ms
+        if stored_ms is not None:
+            return stored_ms == log.created_at_ms
+        return checkpoint.moved_at is not None and checkpoint.moved_at >= created_at
+
+    # A host that still renews its lease keeps others from the partition, whatever hub it was started for.
+    leases = {each: lease for each, lease in group.leases.leases.items() if lease.renewed_at >= created_at}
+    own = {each: found for each, found in group.checkpoints.items() if is_own(found)}
+    if not (leases or own or consumer.consumer_group in log.consumer_groups):
+        return None
+    others = {
+        each: ProcessorCheckpoint(each, None, event_hub_created_at_ms=found.event_hub_created_at_ms)
+        for each, found in group.checkpoints.items()
+        if each not in own and each in log.ends
+    }
+    return GroupView(LeaseSnapshot(leases, group.leases.now), {**own, **others})
 
 
 UnreadKey = tuple[str, int, str, int]

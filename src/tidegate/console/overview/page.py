@@ -143,7 +143,7 @@ def _unknown(words: str) -> ProcessingFigures:
 
 async def _ask(consumers: Consumers, letters: DeadLetterView) -> ProcessingFigures:
     try:
-        groups = await consumers.groups(at_most_s=None) or ()
+        groups = await consumers.groups(None, at_most_s=None) or ()
         open_count = await letters.open_count(None)
     except TidegateError as error:
         _log.info("the overview cannot ask the database: %s", error)

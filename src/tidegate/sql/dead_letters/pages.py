@@ -132,9 +132,14 @@ class DeadLetterPages:
         with self._database.read() as connection:
             return [HourCount(_hour_of(found), count) for found, count in connection.execute(statement)]
 
-    def open_counts(self, consumer: ConsumerKey | None = None) -> dict[ConsumerKey, int]:
-        """Open dead letters by consumer, for those that have any. consumer: None: all."""
-        conditions = [is_open()]
+    def open_counts(
+        self, consumer: ConsumerKey | None = None, *, enqueued_from: datetime | None = None
+    ) -> dict[ConsumerKey, int]:
+        """Open dead letters by consumer, for those that have any. consumer: None: all.
+
+        enqueued_from: only events that were enqueued then or later.
+        """
+        conditions = [is_open(), *conditions_of(DeadLetterFilter(status=None, enqueued_from=enqueued_from))]
         if consumer is not None:
             conditions += [
                 _ROW.event_hub == consumer.event_hub,
