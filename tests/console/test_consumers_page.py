@@ -100,7 +100,7 @@ def test_groups_and_their_lag(service: HubService, database: Database, plain_bro
     """A host's group with its lease, a pipeline's without, and one of a hub that is not here."""
     _checkpoint(database, "spark", "0", 3)
     _checkpoint(database, "hosts", "1", 9)
-    LeaseTable(database).acquire(ConsumerKey(HUB, "hosts"), "1", "host-a", version=None)
+    LeaseTable(database).acquire(ConsumerKey(HUB, "hosts"), "1", "host-a", expected=None)
     move_checkpoint(database, ConsumerKey("elsewhere", "hosts"), ProcessorCheckpoint("0", 1))
     DeadLetters(database).add(
         ConsumerKey(HUB, "hosts"),
@@ -196,7 +196,7 @@ def test_a_host_at_work_is_not_moved_under_its_feet(
     _checkpoint(database, "busy", "1", 2)
     address = f"/consumers/{HUB}/busy/move?to=latest&partition=0"
     page = plain_browser.get(address).text
-    LeaseTable(database).acquire(consumer, "0", "host-b", version=None)
+    LeaseTable(database).acquire(consumer, "0", "host-b", expected=None)
     refused = ended_job(plain_browser, plain_browser.post(address.split("?")[0], hidden_fields(page)))
     assert "1 partitions are processed now (0 by host-b); no checkpoint was moved." in text_of(refused)
     page = plain_browser.get(address).text

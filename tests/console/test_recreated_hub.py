@@ -173,8 +173,8 @@ def test_consumer_groups(service: HubService, database: Database, plain_browser:
 
     for group in ("$Default", "former-group"):
         checkpoint(group, "0", 31_337, "former-policy")
-        LeaseTable(database).acquire(ConsumerKey(hub, group), "0", "former-host", version=None)
-    LeaseTable(database).acquire(ConsumerKey(hub, "leased"), "0", "former-host", version=None)
+        LeaseTable(database).acquire(ConsumerKey(hub, group), "0", "former-host", expected=None)
+    LeaseTable(database).acquire(ConsumerKey(hub, "leased"), "0", "former-host", expected=None)
     DeadLetters(database).add(ConsumerKey(hub), "0", [letter(3, "former secret")])
     recreate_hub(service, hub)
     tenant = signed_in(service, hub, Claim.MANAGE)
@@ -194,7 +194,7 @@ def test_consumer_groups(service: HubService, database: Database, plain_browser:
         assert (answer.status, text_of(answer.text)) == (404, absent.replace("absent-group", group))
     # What the hub has now is seen, as is a host that holds a partition.
     checkpoint("ours", "0", 7, "our-policy")
-    LeaseTable(database).acquire(ConsumerKey(hub, "ours"), "0", "our-host", version=None)
+    LeaseTable(database).acquire(ConsumerKey(hub, "ours"), "0", "our-host", expected=None)
     DeadLetters(database).add(ConsumerKey(hub, "ours"), "0", [letter(3, "our own")])
     assert "ours" in tenant.get("/consumers").text
     page = tenant.get(f"/consumers/{hub}/ours").text

@@ -22,7 +22,7 @@ from tests.sql.support import CONSUMER
 from tidegate.model.errors import DatabaseUnavailableError, InvalidArgumentError
 from tidegate.processor.checkpoint import ProcessorCheckpoint
 from tidegate.processor.lease import GroupKey
-from tidegate.sql import CheckpointReader, ConsumerKey, Database, LeaseReader, SqlStore, UnitOfWork
+from tidegate.sql import CheckpointReader, ConsumerKey, Database, SqlStore, UnitOfWork, read_group_view
 from tidegate.sql.stores.azure_checkpoint_store import AsyncSqlCheckpointStore, Ownership, SqlCheckpointStore
 from tidegate.sql.stores.checkpoint_moves import move_checkpoint
 from tidegate.testing.hub import HubService
@@ -88,7 +88,7 @@ def test_epochs_rise_with_owners_only(database: Database, store: SqlCheckpointSt
     """Renewing is no new epoch, nor is releasing; the next owner's is above the checkpoint's, too."""
 
     def epoch() -> int:
-        return LeaseReader(database).read(CONSUMER)["0"].epoch
+        return read_group_view(database, CONSUMER).leases.leases["0"].epoch
 
     first = claim(store, wanted("0", "a"))
     assert epoch() == 1
@@ -282,7 +282,8 @@ class Seen:
 
 def owners(database: Database, hub: str) -> Counter[str]:
     """How many partitions each processor has; released ones under the empty name."""
-    return Counter(row.owner for row in LeaseReader(database).read_all() if row.event_hub == hub.lower())
+    leases = read_group_view(database, ConsumerKey(hub)).leases.leases
+    return Counter(lease.owner for lease in leases.values())
 
 
 def is_even(database: Database, hub: str) -> bool:

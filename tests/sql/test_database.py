@@ -164,7 +164,7 @@ def test_a_lock_waited_for_at_a_fork_does_not_outlive_its_owner(
     path = tmp_path / "x.db"
     reading, writing = os.pipe()
     waiting = WriterLock(path, wait_s=10)
-    thread = threading.Thread(target=waiting.acquire)
+    thread = threading.Thread(target=waiting.__enter__)
     is_waiting, sleep = threading.Event(), time.sleep
 
     def tell_and_sleep(delay_s: float) -> None:

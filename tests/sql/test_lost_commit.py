@@ -173,7 +173,7 @@ def test_a_lease_whose_commit_is_lost_is_looked_at_again(
     proxy.armed = cut
     failure: DatabaseUnavailableError | None = None
     try:
-        leases.acquire(CONSUMER, "0", "host-a", version=None)
+        leases.acquire(CONSUMER, "0", "host-a", expected=None)
     except DatabaseUnavailableError as error:
         failure = error
     if failure is None:
@@ -181,18 +181,18 @@ def test_a_lease_whose_commit_is_lost_is_looked_at_again(
     else:
         assert "not known" in str(failure)
     assert proxy.cuts == 1
-    rows, _ = leases.read(CONSUMER)
-    assert [(row.owner, row.epoch, row.version) for row in rows] in ([], [("host-a", 1, 1)])
+    stored = leases.read(CONSUMER).leases
+    assert [(each.owner, each.epoch, each.version) for each in stored.values()] in ([], [("host-a", 1, "1")])
     if cut is not Cut.WITH_COMMIT:
-        assert len(rows) == (cut is Cut.AFTER_COMMIT)
-    won = leases.acquire(CONSUMER, "0", "host-b", version=rows[0].version if rows else None)
+        assert len(stored) == (cut is Cut.AFTER_COMMIT)
+    won = leases.acquire(CONSUMER, "0", "host-b", expected=stored.get("0"))
     if won is None:
         # The server had the commit, and carried it out between the two statements above.
-        assert (cut, rows) == (Cut.WITH_COMMIT, [])
-        rows, _ = leases.read(CONSUMER)
-        won = leases.acquire(CONSUMER, "0", "host-b", version=rows[0].version)
+        assert (cut, stored) == (Cut.WITH_COMMIT, {})
+        stored = leases.read(CONSUMER).leases
+        won = leases.acquire(CONSUMER, "0", "host-b", expected=stored["0"])
     assert won is not None
-    assert won.epoch == len(rows) + 1
+    assert won.epoch == len(stored) + 1
 
 
 @pytest.mark.parametrize("target", [ProcessorCheckpoint("0", 7), ProcessorCheckpoint("0", None, "700")])

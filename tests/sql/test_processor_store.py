@@ -31,10 +31,11 @@ from tidegate.sql import (
     CheckpointReader,
     ConsumerKey,
     Database,
-    LeaseReader,
     SqlStore,
     UnitOfWork,
     move_checkpoint,
+    read_group_view,
+    read_group_views,
 )
 from tidegate.sql.core import schema
 from tidegate.sql.stores.leases import LeaseTable
@@ -112,7 +113,7 @@ def test_a_database_of_version_1_is_upgraded_and_kept(
                 assert not inspect(connection).has_table("tidegate_lease")
     with Database.open(database_url) as database:
         assert CheckpointReader(database).read(CONSUMER)["0"].next_sequence_number == 7
-        assert LeaseReader(database).read_all() == []
+        assert LeaseTable(database).read(CONSUMER).leases == {}
         with database.read() as connection:
             assert schema.current_version(connection) == len(schema.MIGRATIONS)
 
@@ -295,7 +296,7 @@ async def test_a_closed_store_says_so(database: Database) -> None:
     await store.close()
     with pytest.raises(ClosedError):
         await store.list_leases(GROUP)
-    assert LeaseReader(database).read(CONSUMER)["0"].owner == "host-a"
+    assert LeaseTable(database).read(CONSUMER).leases["0"].owner == "host-a"
 
 
 async def test_people_read_leases_in_order(database: Database, store: SqlStore) -> None:
@@ -306,16 +307,23 @@ async def test_people_read_leases_in_order(database: Database, store: SqlStore) 
     lease = await store.acquire(other, "0", "host-b", expected=None)
     assert lease is not None
     await store.release(other, [lease])
-    rows = LeaseReader(database).read_all()
-    assert [(row.event_hub, row.partition_id, row.owner) for row in rows] == [
+    views = read_group_views(database)
+    assert [
+        (consumer.event_hub, lease.partition_id, lease.owner)
+        for consumer, view in views.items()
+        for lease in view.leases.leases.values()
+    ] == [
         ("a-hub", "0", ""),
         (CONSUMER.event_hub, "9", "host-a"),
         (CONSUMER.event_hub, "10", "host-a"),
     ]
-    assert rows[0].consumer_group == "$Default"
-    assert all(row.age_s >= 0 and row.acquired_at.utcoffset() == timedelta(0) for row in rows)
-    assert sorted(LeaseReader(database).read(CONSUMER)) == ["10", "9"]
-    assert LeaseReader(database).read(ConsumerKey("unknown")) == {}
+    assert ConsumerKey("a-hub", "$Default") in views
+    for lease in views[CONSUMER].leases.leases.values():
+        assert views[CONSUMER].lease_age_s(lease.partition_id) >= 0
+        assert lease.acquired_at is not None
+        assert lease.acquired_at.utcoffset() == timedelta(0)
+    assert read_group_view(database, CONSUMER).leases.leases == views[CONSUMER].leases.leases
+    assert read_group_view(database, ConsumerKey("unknown")).partition_ids == []
 
 
 def test_a_person_sets_a_checkpoint_and_looks_first(database: Database) -> None:
@@ -385,15 +393,14 @@ def test_processes_that_race_win_each_version_once(database_url: str) -> None:
             assert process.returncode == 0
             epochs += json.loads(output)
         assert sorted(epochs) == list(range(1, 41))
-        assert LeaseReader(database).read(CONSUMER)["0"].epoch == 40
+        assert LeaseTable(database).read(CONSUMER).leases["0"].epoch == 40
 
 
 def win(table: LeaseTable, owner: str, times: int) -> list[int]:
     """Take partition 0 from whoever has it, until that went well ``times`` times; the epochs won."""
     epochs: list[int] = []
     while len(epochs) < times:
-        rows, _ = table.read(CONSUMER)
-        won = table.acquire(CONSUMER, "0", owner, version=rows[0].version if rows else None)
+        won = table.acquire(CONSUMER, "0", owner, expected=table.read(CONSUMER).leases.get("0"))
         if won is not None:
             epochs.append(won.epoch)
     return epochs

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from sqlalchemy import BigInteger, Column, MetaData, Table, Text, insert
 from tests.sql.support import CONSUMER
 
 from tidegate.model.events import EventContents, ReceivedEvent
-from tidegate.processor.handlers import TransactionContext
+from tidegate.processor.handlers import PartitionContext, TransactionContext
 from tidegate.processor.lease import GroupKey, Lease
 from tidegate.processor.policies import FailurePolicy
 from tidegate.sql import Database
@@ -27,28 +26,12 @@ effects = Table(
 """What the handlers of these tests write: one row per event."""
 
 
-@dataclass(frozen=True, slots=True)
-class Partition:
-    """The ``PartitionContext`` that a host would give."""
+class Partition(PartitionContext):
+    """The context that a host would give."""
 
-    lease: Lease
-    event_hub: str = CONSUMER.event_hub
-    consumer_group: str = CONSUMER.consumer_group
-
-    @property
-    def group(self) -> GroupKey:
-        """Of a hub on this machine."""
-        return GroupKey("localhost", self.event_hub, self.consumer_group)
-
-    @property
-    def partition_id(self) -> str:
-        """The lease's."""
-        return self.lease.partition_id
-
-    @property
-    def owner(self) -> str:
-        """The lease's."""
-        return self.lease.owner
+    def __init__(self, lease: Lease) -> None:
+        group = GroupKey("localhost", CONSUMER.event_hub, CONSUMER.consumer_group)
+        super().__init__(group, CONSUMER.event_hub, CONSUMER.consumer_group, lease)
 
     async def checkpoint(self, event: ReceivedEvent | None = None) -> None:
         """Nobody may come here from a transaction."""

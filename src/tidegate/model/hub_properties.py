@@ -8,6 +8,7 @@ from datetime import datetime
 
 from tidegate.model.errors import NotFoundError
 from tidegate.model.hub_settings import HubSettings
+from tidegate.model.times import milliseconds_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,11 @@ class EventHubProperties(HubSettings):
     """Aware, in UTC."""
     partition_ids: tuple[str, ...]
     """In the order of their numbers: "0", "1", …"""
+
+    @property
+    def created_at_ms(self) -> int:
+        """``created_at`` in milliseconds since 1970-01-01 UTC, as checkpoints record it."""
+        return milliseconds_of(self.created_at)
 
 
 def no_partition(event_hub: str, partition_id: str, known: Iterable[str]) -> NotFoundError:

@@ -1,6 +1,7 @@
 """Event Processor Host: leases, balancing, pumps and checkpoints, against Tidegate and Azure Event Hubs."""
 
 from tidegate.processor.checkpoint import CheckpointStore, ProcessorCheckpoint
+from tidegate.processor.group_view import GroupView, Lag, view_group
 from tidegate.processor.handlers import (
     CloseReason,
     EventProcessor,
@@ -48,5 +49,8 @@ __all__ = [
     "GroupKey",
     "Lease",
     "LeaseSnapshot",
+    "GroupView",
+    "view_group",
+    "Lag",
     "ProcessorCheckpoint",
 ]

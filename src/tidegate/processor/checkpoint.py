@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from typing import Protocol, TypeGuard
+from datetime import datetime
+from typing import Protocol
 
 from tidegate.model.errors import EventHubReplacedError, FencedError
 from tidegate.model.events import ReceivedEvent
 from tidegate.model.position import EventPosition
+from tidegate.model.times import time_of
 from tidegate.processor.lease import GroupKey, Lease
 
 
@@ -62,19 +63,27 @@ class ProcessorCheckpoint:
         if self.offset is not None:
             return EventPosition.from_offset(self.offset)
         if self.enqueued_time_ms is not None:
-            time = datetime.fromtimestamp(self.enqueued_time_ms / 1000, UTC)
-            return EventPosition.from_enqueued_time(time)
+            return EventPosition.from_enqueued_time(time_of(self.enqueued_time_ms))
         return EventPosition.earliest()
 
+    def distance_from(self, other: ProcessorCheckpoint) -> int | None:
+        """How far it is beyond ``other`` (negative: behind); None if the two cannot be compared.
+
+        Compares the first of number, offset and time that both have. Offsets are opaque: only numeric ones
+        are known to ascend.
+        """
+        for mine, theirs in (
+            (self.sequence_number, other.sequence_number),
+            (_number(self.offset), _number(other.offset)),
+            (self.enqueued_time_ms, other.enqueued_time_ms),
+        ):
+            if mine is not None and theirs is not None:
+                return mine - theirs
+        return None
+
     def is_behind(self, other: ProcessorCheckpoint) -> bool:
-        """Compares the first of number, offset and time that both have; an offset must be a number."""
-        if self.sequence_number is not None and other.sequence_number is not None:
-            return self.sequence_number < other.sequence_number
-        if _is_number(self.offset) and _is_number(other.offset):
-            return int(self.offset) < int(other.offset)
-        if self.enqueued_time_ms is not None and other.enqueued_time_ms is not None:
-            return self.enqueued_time_ms < other.enqueued_time_ms
-        return False
+        """Whether it is known to be behind ``other``."""
+        return (self.distance_from(other) or 0) < 0
 
 
 class CheckpointStore(Protocol):
@@ -132,8 +141,11 @@ def decide_move(
     return not checkpoint.is_behind(current)
 
 
-def check_same_hub(group: GroupKey, checkpoint: ProcessorCheckpoint, current: ProcessorCheckpoint) -> None:
-    """Raises EventHubReplacedError if the two belong to different hubs of the same name."""
+def check_same_hub(group: object, checkpoint: ProcessorCheckpoint, current: ProcessorCheckpoint) -> None:
+    """Raises EventHubReplacedError if the two belong to different hubs of the same name.
+
+    group: as the message names it.
+    """
     was, now = current.event_hub_created_at_ms, checkpoint.event_hub_created_at_ms
     if was is not None and now is not None and was != now:
         raise EventHubReplacedError(
@@ -143,5 +155,5 @@ def check_same_hub(group: GroupKey, checkpoint: ProcessorCheckpoint, current: Pr
         )
 
 
-def _is_number(offset: str | None) -> TypeGuard[str]:
-    return offset is not None and offset.isdecimal()
+def _number(offset: str | None) -> int | None:
+    return int(offset) if offset is not None and offset.isdecimal() else None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from tidegate.model.partition_ends import PartitionEnds
@@ -12,14 +11,13 @@ from tidegate.processor.checkpoint import ProcessorCheckpoint
 from tidegate.processor.lease import GroupKey, Lease, LeaseSnapshot, LeaseState
 from tidegate.processor.store import ProcessorStore
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
 
 @dataclass(frozen=True, slots=True)
 class GroupView:
     """The leases and checkpoints of a consumer group at one moment."""
 
     leases: LeaseSnapshot
+    """With the store's time of the reading."""
     checkpoints: Mapping[str, ProcessorCheckpoint]
     """By partition id; a partition without one is absent."""
 
@@ -121,7 +119,6 @@ def total_of(lags: Sequence[Lag]) -> Lag:
 
 
 def _seconds(partition: PartitionEnds, checkpoint: ProcessorCheckpoint) -> float | None:
-    if checkpoint.enqueued_time_ms is None or partition.last_enqueued_time is None:
+    if checkpoint.enqueued_time_ms is None or partition.last_enqueued_time_ms is None:
         return None
-    processed = _EPOCH + timedelta(milliseconds=checkpoint.enqueued_time_ms)
-    return max(0.0, (partition.last_enqueued_time - processed).total_seconds())
+    return max(0, partition.last_enqueued_time_ms - checkpoint.enqueued_time_ms) / 1000

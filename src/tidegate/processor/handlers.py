@@ -17,8 +17,9 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.events import ReceivedEvent
@@ -41,38 +42,28 @@ class CloseReason(StrEnum):
     """It made no progress, or its receiver failed; the same host opens it again."""
 
 
-class PartitionContext(Protocol):
+@dataclass(eq=False, slots=True)
+class PartitionContext:
     """The partition that a handler call is about."""
 
-    @property
-    def group(self) -> GroupKey:
-        """Namespace, event hub and consumer group."""
-        ...
-
-    @property
-    def event_hub(self) -> str:
-        """The event hub's name as given."""
-        ...
-
-    @property
-    def consumer_group(self) -> str:
-        """The consumer group's name as given."""
-        ...
+    group: GroupKey
+    """Namespace, event hub and consumer group."""
+    event_hub: str
+    """The event hub's name as given."""
+    consumer_group: str
+    """The consumer group's name as given."""
+    lease: Lease
+    """The partition's lease, as last renewed."""
 
     @property
     def partition_id(self) -> str:
         """The partition's id."""
-        ...
+        return self.lease.partition_id
 
     @property
     def owner(self) -> str:
         """The host's name."""
-        ...
-
-    @property
-    def lease(self) -> Lease:
-        """The partition's lease, as last renewed."""
-        ...
+        return self.lease.owner
 
     async def checkpoint(self, event: ReceivedEvent | None = None) -> None:
         """Record that everything up to ``event``, inclusive, is processed; None: all events of this call.
@@ -80,30 +71,45 @@ class PartitionContext(Protocol):
         Never moves backwards. Raises FencedError (another host owns the partition), StoreError; and
         InvalidArgumentError in transactional processing, where the transaction moves the checkpoint.
         """
-        ...
+        raise NotImplementedError
 
 
-class TransactionContext(PartitionContext, Protocol):
+class TransactionContext(PartitionContext):
     """``PartitionContext`` within the transaction that moves the checkpoint."""
 
     @property
     def connection(self) -> Connection:
         """The transaction's SQLAlchemy connection; its changes are committed with the checkpoint.
 
-        Do not commit, roll back or close it.
+        Do not commit, roll back or close it. You may use savepoints (``begin_nested``), and commit an ORM
+        ``Session(context.connection)``: it joins the transaction in its own savepoint.
         """
-        ...
+        raise NotImplementedError
 
     def dead_letter(self, event: ReceivedEvent, error: BaseException | str) -> None:
-        """Write an event of this call to the dead letters, with the reason, without failing the others."""
-        ...
+        """Dead-letter an event of this call, with the reason, without failing the others.
+
+        What was written for it stays. If called twice for an event, the later reason is used.
+        Raises InvalidArgumentError for an event that is not of this call.
+        """
+        raise NotImplementedError
 
 
-class EventProcessor:
-    """Handles the events of a partition, at least once. Override what you need."""
+class _Processor:
+    """What both kinds of processor have."""
 
     async def open(self, context: PartitionContext) -> None:
         """The partition is owned now. What it raises closes the partition; it is tried again later."""
+
+    async def process_error(self, context: PartitionContext, error: Exception) -> None:
+        """Something went wrong with this partition; the host then continues, restarts or closes it."""
+
+    async def close(self, context: PartitionContext, reason: CloseReason) -> None:
+        """No call follows. With SHUTDOWN a last ``checkpoint`` still counts, except in transactions."""
+
+
+class EventProcessor(_Processor):
+    """Handles the events of a partition, at least once. Override what you need."""
 
     async def process_events(self, context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
         """Handle a batch, in order. What it raises goes to ``process_error``, and the batch comes again.
@@ -112,18 +118,9 @@ class EventProcessor:
         """
         raise NotImplementedError
 
-    async def process_error(self, context: PartitionContext, error: Exception) -> None:
-        """Something went wrong with this partition; the host then continues, restarts or closes it."""
 
-    async def close(self, context: PartitionContext, reason: CloseReason) -> None:
-        """No call follows. With SHUTDOWN a last ``checkpoint`` still counts."""
-
-
-class TransactionalProcessor:
+class TransactionalProcessor(_Processor):
     """Handles the events of a partition, with exactly-once database effects. Override what you need."""
-
-    async def open(self, context: PartitionContext) -> None:
-        """The partition is owned now. What it raises closes the partition; it is tried again later."""
 
     def process_events(self, context: TransactionContext, events: Sequence[ReceivedEvent]) -> None:
         """Handle a batch, in order, with ``context.connection``. A plain function, run in a thread.
@@ -133,12 +130,6 @@ class TransactionalProcessor:
         database effects happen once. Effects elsewhere are not covered.
         """
         raise NotImplementedError
-
-    async def process_error(self, context: PartitionContext, error: Exception) -> None:
-        """Something went wrong with this partition; the host then continues, restarts or closes it."""
-
-    async def close(self, context: PartitionContext, reason: CloseReason) -> None:
-        """No call follows."""
 
 
 EventHandler = Callable[[PartitionContext, Sequence[ReceivedEvent]], Awaitable[None]]

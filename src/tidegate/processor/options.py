@@ -59,13 +59,14 @@ class EventProcessorOptions:
                 f"({self.max_batch_size}): no batch could ever be full.",
                 next_step="Raise prefetch_count, or lower max_batch_size.",
             )
-        check_positive("prefetch_bytes", self.prefetch_bytes)
-        check_positive("receive_timeout_s", self.receive_timeout_s)
-        check_positive("close_timeout_s", self.close_timeout_s)
-        if self.checkpoint_every_events is not None:
-            check_positive("checkpoint_every_events", self.checkpoint_every_events)
-        if self.checkpoint_every_s is not None:
-            check_positive("checkpoint_every_s", self.checkpoint_every_s)
+        for name in (
+            "prefetch_bytes",
+            "receive_timeout_s",
+            "close_timeout_s",
+            "checkpoint_every_events",
+            "checkpoint_every_s",
+        ):
+            check_positive(name, getattr(self, name))
 
     def position_of(self, partition_id: str) -> EventPosition:
         """Where a partition without a checkpoint starts."""
@@ -98,8 +99,7 @@ class PartitionManagerOptions:
             )
         if self.startup_spread_s < 0:
             raise InvalidArgumentError(f"startup_spread_s must not be negative, got {self.startup_spread_s}.")
-        if self.stall_timeout_s is not None:
-            check_positive("stall_timeout_s", self.stall_timeout_s)
+        check_positive("stall_timeout_s", self.stall_timeout_s)
 
     @property
     def effective_stall_timeout_s(self) -> float:

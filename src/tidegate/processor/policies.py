@@ -49,7 +49,7 @@ class PositionLostPolicy(StrEnum):
     """Resume after the last event, and report the skipped events."""
 
 
-def check_positive(name: str, value: float) -> None:
-    """Raises InvalidArgumentError unless ``value`` is more than 0."""
-    if not value > 0:
+def check_positive(name: str, value: float | None) -> None:
+    """Raises InvalidArgumentError unless ``value`` is None or more than 0."""
+    if value is not None and not value > 0:
         raise InvalidArgumentError(f"{name} must be greater than 0, got {value}.")

@@ -30,7 +30,7 @@ class HandlerRefusedError(InvalidArgumentError):
 class Processor:
     """One partition's processor, of any kind of handler. A missing method does nothing."""
 
-    __slots__ = ("_close", "_open", "_process_error", "form", "process_events")
+    __slots__ = ("close", "form", "open", "process_error", "process_events")
 
     def __init__(self, handler: object, form: object) -> None:
         """handler: as the user or the factory made it. form: the callable, see ``Registration``."""
@@ -38,32 +38,21 @@ class Processor:
         """A function of (context, events), or what the transactional store made of the handler."""
         # In a store's own kind of handler, methods with these names may mean something else.
         hooks = handler if hasattr(handler, "process_events") else None
-        self._open: Callable[[PartitionContext], Awaitable[None]] | None = getattr(hooks, "open", None)
-        self._process_error: Callable[[PartitionContext, Exception], Awaitable[None]] | None = getattr(
-            hooks, "process_error", None
+        self.open: Callable[[PartitionContext], Awaitable[None]] = getattr(hooks, "open", _do_nothing)
+        self.process_error: Callable[[PartitionContext, Exception], Awaitable[None]] = getattr(
+            hooks, "process_error", _do_nothing
         )
-        self._close: Callable[[PartitionContext, CloseReason], Awaitable[None]] | None = getattr(
-            hooks, "close", None
+        self.close: Callable[[PartitionContext, CloseReason], Awaitable[None]] = getattr(
+            hooks, "close", _do_nothing
         )
         self.process_events = cast(
             Callable[[PartitionContext, Sequence[ReceivedEvent]], Awaitable[None]], form
         )
         """The form, for at-least-once processing."""
 
-    async def open(self, context: PartitionContext) -> None:
-        """The handler's ``open``. Raises what it raises."""
-        if self._open is not None:
-            await self._open(context)
 
-    async def process_error(self, context: PartitionContext, error: Exception) -> None:
-        """The handler's ``process_error``. Raises what it raises."""
-        if self._process_error is not None:
-            await self._process_error(context, error)
-
-    async def close(self, context: PartitionContext, reason: CloseReason) -> None:
-        """The handler's ``close``. Raises what it raises."""
-        if self._close is not None:
-            await self._close(context, reason)
+async def _do_nothing(*arguments: object) -> None:
+    """The method that a handler does not have."""
 
 
 @dataclass(frozen=True, slots=True)

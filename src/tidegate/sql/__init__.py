@@ -48,11 +48,11 @@ if TYPE_CHECKING:
         TransactionalPipeline,
         load_pipeline,
     )
-    from tidegate.sql.ledger.queries import forget_query, next_batch_id
+    from tidegate.sql.ledger.ledger import forget_query, next_batch_id
     from tidegate.sql.stores.checkpoint_moves import CheckpointMove, move_checkpoint
     from tidegate.sql.stores.checkpoints import CheckpointReader
     from tidegate.sql.stores.forgetting import forget_consumer
-    from tidegate.sql.stores.leases import LeaseReader, LeaseRow
+    from tidegate.sql.stores.group_views import read_group_view, read_group_views
     from tidegate.sql.stores.processor_store import SqlStore
 
 __all__ = [
@@ -64,8 +64,8 @@ __all__ = [
     "CheckpointMove",
     "forget_consumer",
     "SqlStore",
-    "LeaseReader",
-    "LeaseRow",
+    "read_group_view",
+    "read_group_views",
     "Pipeline",
     "TransactionalPipeline",
     "AnyPipeline",
@@ -129,10 +129,7 @@ _MODULES = {
     ),
     "stores.forgetting": ("forget_consumer",),
     "stores.processor_store": ("SqlStore",),
-    "stores.leases": (
-        "LeaseReader",
-        "LeaseRow",
-    ),
+    "stores.group_views": ("read_group_view", "read_group_views"),
     "handlers.pipeline": (
         "Pipeline",
         "TransactionalPipeline",
@@ -165,10 +162,7 @@ _MODULES = {
         "FindingKind",
         "StrayRows",
     ),
-    "ledger.queries": (
-        "next_batch_id",
-        "forget_query",
-    ),
+    "ledger.ledger": ("next_batch_id", "forget_query"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

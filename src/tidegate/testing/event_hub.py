@@ -11,12 +11,11 @@ through a proxy in front of the service, which cuts and delays connections.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from tidegate.broker import EMULATOR_KEY
 from tidegate.client import BlockingConsumer, EventHubProducer, run_blocking
@@ -29,6 +28,8 @@ from tidegate.server.config_file import is_emulator_file
 from tidegate.testing.hub import HubService
 from tidegate.testing.proxy import CuttingProxy
 from tidegate.transport.tasks import TaskOwner
+
+T = TypeVar("T")
 
 _EPOCH_MAX = 2**63 - 1
 
@@ -85,9 +86,7 @@ class TestedService:
             ) from error
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         proxy, self._proxy = self._proxy, None
         try:
             self.service.call(lambda server: self._removals.close())
@@ -98,12 +97,8 @@ class TestedService:
 
     def event_hubs(self) -> Mapping[str, TestedEventHub]:
         """The existing event hubs, by name."""
-
-        async def find(server: TidegateServer) -> dict[str, int]:
-            hubs = server.broker.list_event_hubs()
-            return {hub.name: len(hub.partitions) for hub in hubs}
-
-        return {name: TestedEventHub(name, count, self) for name, count in self.service.call(find).items()}
+        hubs = self.service.ask(lambda server: server.broker.list_event_hubs())
+        return {hub.name: TestedEventHub(hub.name, len(hub.partitions), self) for hub in hubs}
 
     def create(
         self,
@@ -116,11 +111,11 @@ class TestedService:
         """Create an event hub; name: None generates one. Raises AlreadyExistsError, InvalidArgumentError."""
         made = self.service.create_hub(name, partition_count=partition_count, retention_hours=retention_hours)
 
-        async def add_groups(server: TidegateServer) -> None:
+        def add_groups(server: TidegateServer) -> None:
             for group in consumer_groups:
                 server.broker.event_hub(made).create_consumer_group(group)
 
-        self.service.call(add_groups)
+        self.service.ask(add_groups)
         return TestedEventHub(made, partition_count, self)
 
     def delete(self, name: str) -> None:
@@ -224,45 +219,29 @@ class Faults:
 
     def cut(self) -> int:
         """Reset every connection, as a failing network does; returns how many there were."""
-
-        async def cut(server: TidegateServer) -> int:
-            return self._owner.proxy.cut_now()
-
-        return self._owner.service.call(cut)
+        return self._ask(lambda server: self._owner.proxy.cut_now())
 
     def refuse(self, is_refused: bool = True) -> None:
         """Reset new connections (as if the service were down), or accept them again."""
-
-        async def refuse(server: TidegateServer) -> None:
-            self._owner.proxy.refuse(is_refused)
-
-        self._owner.service.call(refuse)
+        self._ask(lambda server: self._owner.proxy.refuse(is_refused))
 
     def delay(self, seconds: float) -> None:
         """Delay all data by this long, each way."""
-
-        async def delay(server: TidegateServer) -> None:
-            self._owner.proxy.delay_s = seconds
-
-        self._owner.service.call(delay)
+        self._owner.proxy.delay_s = seconds
 
     def hold(self, is_held: bool = True) -> None:
         """Forward nothing, without an error anywhere (a dead connection), or continue."""
-
-        async def hold(server: TidegateServer) -> None:
-            self._owner.proxy.hold(is_held)
-
-        self._owner.service.call(hold)
+        self._ask(lambda server: self._owner.proxy.hold(is_held))
 
     def throttle(self, seconds: float) -> None:
         """Refuse sends as server-busy, and send nothing to receivers, for this long."""
 
-        async def throttle(server: TidegateServer) -> None:
+        def throttle(server: TidegateServer) -> None:
             throughput = server.broker.throughput
             throughput.set_units(throughput.units or 1)
             throughput.use_up(seconds)
 
-        self._owner.service.call(throttle)
+        self._ask(throttle)
 
     def steal_epoch(self, partition_id: str, consumer_group: str = DEFAULT_CONSUMER_GROUP) -> None:
         """Disconnect the readers of a partition, as a new owner with a higher epoch does.
@@ -271,21 +250,20 @@ class Faults:
         highest possible epoch.
         """
 
-        async def steal(server: TidegateServer) -> None:
+        def steal(server: TidegateServer) -> None:
             partition = server.broker.event_hub(self._event_hub).partition(partition_id)
             partition.open_receiver(
                 consumer_group, name="tidegate.testing", owner_level=_EPOCH_MAX, on_stolen=_ignore
             ).close()
 
-        self._owner.service.call(steal)
+        self._ask(steal)
 
     def mend(self) -> None:
         """Undo all faults."""
+        self._ask(lambda server: _mend(server, self._owner.proxy))
 
-        async def mend(server: TidegateServer) -> None:
-            _mend(server, self._owner.proxy)
-
-        self._owner.service.call(mend)
+    def _ask(self, function: Callable[[TidegateServer], T]) -> T:
+        return self._owner.service.ask(function)
 
 
 def _mend(server: TidegateServer, proxy: CuttingProxy) -> None:

@@ -27,7 +27,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Self, TypeVar
 
 from tidegate.client import EventHubAdministrator
@@ -113,9 +112,7 @@ class _Hub(ABC):
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
 
@@ -188,20 +185,25 @@ class HubService(_Hub):
 
         return asyncio.run_coroutine_threadsafe(run(), loop).result(_START_TIMEOUT_S)
 
+    def ask(self, function: Callable[[TidegateServer], T]) -> T:
+        """As ``call``, for a plain function."""
+
+        async def run(server: TidegateServer) -> T:
+            return function(server)
+
+        return self.call(run)
+
     def create_hub(
         self, name: str | None = None, *, partition_count: int = 4, retention_hours: int | None = None
     ) -> str:
         """Create an event hub and return its name; None generates one."""
         chosen = name if name is not None else _make_name()
-
-        async def create(server: TidegateServer) -> None:
-            server.broker.create_event_hub(
-                chosen,
-                partition_count=partition_count,
-                retention_hours=RETENTION_HOURS_DEFAULT if retention_hours is None else retention_hours,
+        hours = RETENTION_HOURS_DEFAULT if retention_hours is None else retention_hours
+        self.ask(
+            lambda server: server.broker.create_event_hub(
+                chosen, partition_count=partition_count, retention_hours=hours
             )
-
-        self.call(create)
+        )
         return chosen
 
     def _run(self, started: threading.Event) -> None:

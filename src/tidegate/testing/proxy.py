@@ -15,7 +15,6 @@ import asyncio
 import random
 import socket
 import struct
-from types import TracebackType
 from typing import Self
 
 _CHUNK_BYTES = 65536
@@ -100,12 +99,7 @@ class CuttingProxy:
         await self.start()
         return self
 
-    async def __aexit__(
-        self,
-        exception_type: type[BaseException] | None,
-        exception: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         await self.close()
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

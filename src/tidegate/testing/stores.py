@@ -70,13 +70,13 @@ class _Suite(ABC):
         return lease.epoch + 1 if self.are_epochs_kept(store) else 0
 
     @asynccontextmanager
-    async def open_stores(self) -> AsyncIterator[tuple[ProcessorStore, ProcessorStore]]:
-        """Two stores on one location, as two hosts have them."""
+    async def open_group(self) -> AsyncIterator[tuple[GroupKey, ProcessorStore, ProcessorStore]]:
+        """An unused consumer group, and two stores on one location, as two hosts have them."""
         async with AsyncExitStack() as stack:
             stores = [await self.make_store() for _ in range(2)]
             for store in {id(store): store for store in stores}.values():
                 stack.push_async_callback(store.close)
-            yield stores[0], stores[1]
+            yield make_group(), stores[0], stores[1]
 
 
 class LeaseStoreConformance(_Suite):
@@ -84,15 +84,14 @@ class LeaseStoreConformance(_Suite):
 
     async def test_a_new_group_has_no_leases(self) -> None:
         """The first host finds no leases, and the time against which leases are judged."""
-        async with self.open_stores() as (store, _):
-            snapshot = await store.list_leases(make_group())
+        async with self.open_group() as (group, store, _):
+            snapshot = await store.list_leases(group)
             assert dict(snapshot.leases) == {}
             assert snapshot.now.tzinfo is not None
 
     async def test_an_acquired_lease_is_listed(self) -> None:
         """Every host sees the winner's lease, with times of the store's clock."""
-        group = make_group()
-        async with self.open_stores() as (store, other):
+        async with self.open_group() as (group, store, other):
             before = (await store.list_leases(group)).now
             lease = await store.acquire(group, "3", "host-a", expected=None)
             assert lease is not None
@@ -105,8 +104,7 @@ class LeaseStoreConformance(_Suite):
 
     async def test_one_of_many_gets_a_new_partition(self) -> None:
         """Hosts that start simultaneously do not get the same partition twice."""
-        group = make_group()
-        async with self.open_stores() as stores:
+        async with self.open_group() as (group, *stores):
             answers = await asyncio.gather(
                 *(
                     stores[host % 2].acquire(group, "0", f"host-{host}", expected=None)
@@ -119,8 +117,7 @@ class LeaseStoreConformance(_Suite):
 
     async def test_one_of_many_steals_a_partition(self) -> None:
         """If several hosts steal a partition simultaneously, exactly one gets it."""
-        group = make_group()
-        async with self.open_stores() as stores:
+        async with self.open_group() as (group, *stores):
             first = await acquire(stores[0], group, "0", "host-a")
             answers = await asyncio.gather(
                 *(
@@ -136,8 +133,7 @@ class LeaseStoreConformance(_Suite):
 
     async def test_a_lease_that_is_there_is_not_new(self) -> None:
         """A host that has not seen another's lease cannot overwrite it, released or not."""
-        group = make_group()
-        async with self.open_stores() as (store, other):
+        async with self.open_group() as (group, store, other):
             lease = await acquire(store, group, "0", "host-a")
             assert await other.acquire(group, "0", "host-b", expected=None) is None
             await store.release(group, [lease])
@@ -145,8 +141,7 @@ class LeaseStoreConformance(_Suite):
 
     async def test_a_renewal_comes_before_a_steal(self) -> None:
         """A steal based on the lease before its renewal is refused, because the owner is alive."""
-        group = make_group()
-        async with self.open_stores() as (store, other):
+        async with self.open_group() as (group, store, other):
             seen = await acquire(store, group, "0", "host-a")
             renewed = (await store.renew(group, [seen]))["0"]
             assert await other.acquire(group, "0", "host-b", expected=seen) is None
@@ -154,8 +149,7 @@ class LeaseStoreConformance(_Suite):
 
     async def test_a_stolen_lease_is_lost(self) -> None:
         """The former owner can neither renew nor release the lease."""
-        group = make_group()
-        async with self.open_stores() as (store, other):
+        async with self.open_group() as (group, store, other):
             old = await acquire(store, group, "0", "host-a")
             new = await acquire(other, group, "0", "host-b", expected=old)
             assert dict(await store.renew(group, [old])) == {}
@@ -164,8 +158,7 @@ class LeaseStoreConformance(_Suite):
 
     async def test_an_owner_may_acquire_its_own_lease_anew(self) -> None:
         """A host that restarts under its name gets a new epoch, which fences its former self."""
-        group = make_group()
-        async with self.open_stores() as (store, _):
+        async with self.open_group() as (group, store, _):
             old = await acquire(store, group, "0", "host-a")
             new = await acquire(store, group, "0", "host-a", expected=old)
             assert new.epoch == self.next_epoch(store, old)
@@ -173,8 +166,7 @@ class LeaseStoreConformance(_Suite):
 
     async def test_many_leases_are_renewed_at_once(self) -> None:
         """The answer contains exactly the leases that are still current; a renewal keeps the epoch."""
-        group = make_group()
-        async with self.open_stores() as (store, other):
+        async with self.open_group() as (group, store, other):
             leases = [await acquire(store, group, str(partition), "host-a") for partition in range(6)]
             await acquire(other, group, "2", "host-b", expected=leases[2])
             await other.release(group, [leases[4]])
@@ -193,16 +185,14 @@ class LeaseStoreConformance(_Suite):
 
     async def test_nothing_to_renew_or_release(self) -> None:
         """A host without partitions renews and releases nothing, and gets an empty answer."""
-        group = make_group()
-        async with self.open_stores() as (store, _):
+        async with self.open_group() as (group, store, _):
             assert dict(await store.renew(group, [])) == {}
             await store.release(group, [])
             assert dict((await store.list_leases(group)).leases) == {}
 
     async def test_a_released_lease_is_free_at_once(self) -> None:
         """The next owner need not wait for the lease to expire, and epochs continue from where they were."""
-        group = make_group()
-        async with self.open_stores() as (store, other):
+        async with self.open_group() as (group, store, other):
             leases = [await acquire(store, group, str(partition), "host-a") for partition in range(3)]
             await store.release(group, leases[:2])
             snapshot = await other.list_leases(group)
@@ -217,8 +207,7 @@ class LeaseStoreConformance(_Suite):
 
     async def test_a_lease_runs_out_by_the_stores_clock(self) -> None:
         """An expired lease can be acquired; a renewed one cannot."""
-        group = make_group()
-        async with self.open_stores() as (store, other):
+        async with self.open_group() as (group, store, other):
             kept = await acquire(store, group, "0", "host-a")
             left = await acquire(store, group, "1", "host-a")
             snapshot = await other.list_leases(group)
@@ -233,16 +222,17 @@ class LeaseStoreConformance(_Suite):
 
     async def test_groups_do_not_meet(self) -> None:
         """Each namespace, hub and group is a separate location; different spellings of a name are not."""
-        group = make_group()
-        elsewhere = replace(group, fully_qualified_namespace="other.servicebus.windows.net")
-        others = [
-            replace(group, event_hub=group.event_hub + "-2"),
-            replace(group, consumer_group="$Default2"),
-        ]
-        shouted = GroupKey(
-            group.fully_qualified_namespace.upper(), group.event_hub.upper(), group.consumer_group.upper()
-        )
-        async with self.open_stores() as (store, other):
+        async with self.open_group() as (group, store, other):
+            elsewhere = replace(group, fully_qualified_namespace="other.servicebus.windows.net")
+            others = [
+                replace(group, event_hub=group.event_hub + "-2"),
+                replace(group, consumer_group="$Default2"),
+            ]
+            shouted = GroupKey(
+                group.fully_qualified_namespace.upper(),
+                group.event_hub.upper(),
+                group.consumer_group.upper(),
+            )
             lease = await acquire(store, group, "0", "Host-A")
             await store.update_checkpoint(group, _checkpoint("0", 5), lease=lease)
             assert dict((await other.list_leases(shouted)).leases) == {"0": lease}
@@ -261,8 +251,7 @@ class LeaseStoreConformance(_Suite):
         """Hosts act on what they saw, fresh or stale: only fresh knowledge changes anything."""
         seed = random.randrange(2**32)
         print(f"random walk: seed {seed}")
-        group = make_group()
-        async with self.open_stores() as stores:
+        async with self.open_group() as (group, *stores):
             walk = _Walk(random.Random(seed), group)
             for _ in range(self.walk_steps):
                 await walk.step(walk.random.choice(stores))
@@ -275,9 +264,8 @@ class CheckpointStoreConformance(_Suite):
 
     async def test_a_checkpoint_is_kept(self) -> None:
         """Another host continues from the same event; values that a store does not keep are None."""
-        group = make_group()
         given = ProcessorCheckpoint("7", 41, "4294967296", 1_700_000_000_123, 1_600_000_000_456)
-        async with self.open_stores() as (store, other):
+        async with self.open_group() as (group, store, other):
             assert dict(await store.list_checkpoints(group)) == {}
             lease = await acquire(store, group, "7", "host-a")
             await store.update_checkpoint(group, given, lease=lease)
@@ -293,8 +281,7 @@ class CheckpointStoreConformance(_Suite):
 
     async def test_a_checkpoint_moves_forward_only(self) -> None:
         """A slow worker's old checkpoint does not undo a newer one, unless explicitly requested."""
-        group = make_group()
-        async with self.open_stores() as (store, other):
+        async with self.open_group() as (group, store, other):
             lease = await acquire(store, group, "0", "host-a")
             for number, expected in ((10, 10), (9, 10), (10, 10), (11, 11), (0, 11)):
                 await store.update_checkpoint(group, _checkpoint("0", number), lease=lease)
@@ -311,8 +298,7 @@ class CheckpointStoreConformance(_Suite):
 
     async def test_a_checkpoint_needs_no_lease(self) -> None:
         """A person may set the checkpoint of a partition that was never processed."""
-        group = make_group()
-        async with self.open_stores() as (store, other):
+        async with self.open_group() as (group, store, other):
             await store.update_checkpoint(group, _checkpoint("0", 4), lease=None)
             assert await _position(other, group) == 4
             assert dict((await other.list_leases(group)).leases) == {}
@@ -322,8 +308,7 @@ class CheckpointStoreConformance(_Suite):
 
         Without epochs the old owner gets no error, but the checkpoint still only moves forward.
         """
-        group = make_group()
-        async with self.open_stores() as (store, other):
+        async with self.open_group() as (group, store, other):
             old = await acquire(store, group, "0", "host-a")
             await store.update_checkpoint(group, _checkpoint("0", 5), lease=old)
             new = await acquire(other, group, "0", "host-b", expected=old)
@@ -344,8 +329,7 @@ class CheckpointStoreConformance(_Suite):
 
     async def test_a_slow_new_owner_fences_as_well(self) -> None:
         """The new owner's epoch counts from its first checkpoint on, even if that does not move it."""
-        group = make_group()
-        async with self.open_stores() as (store, other):
+        async with self.open_group() as (group, store, other):
             old = await acquire(store, group, "0", "host-a")
             await store.update_checkpoint(group, _checkpoint("0", 5), lease=old)
             new = await acquire(other, group, "0", "host-b", expected=old)
@@ -355,8 +339,7 @@ class CheckpointStoreConformance(_Suite):
 
     async def test_a_checkpoint_belongs_to_one_hub(self) -> None:
         """A hub that was deleted and recreated under its name starts without checkpoints."""
-        group = make_group()
-        async with self.open_stores() as (store, other):
+        async with self.open_group() as (group, store, other):
             first = replace(_checkpoint("0", 5), event_hub_created_at_ms=1_000)
             await store.update_checkpoint(group, first, lease=None)
             if (await other.list_checkpoints(group))["0"].event_hub_created_at_ms is None:
@@ -371,8 +354,7 @@ class CheckpointStoreConformance(_Suite):
 
     async def test_a_released_partition_keeps_its_checkpoint(self) -> None:
         """A checkpoint outlives its lease, so the next owner continues from it."""
-        group = make_group()
-        async with self.open_stores() as (store, other):
+        async with self.open_group() as (group, store, other):
             lease = await acquire(store, group, "0", "host-a")
             await store.update_checkpoint(group, _checkpoint("0", 5), lease=lease)
             await store.release(group, [lease])
@@ -382,10 +364,9 @@ class CheckpointStoreConformance(_Suite):
 
     async def test_the_furthest_of_many_checkpoints_stays(self) -> None:
         """Checkpoints that arrive concurrently, in any order, from two hosts, leave the furthest one."""
-        group = make_group()
         numbers = list(range(24))
         random.Random(4).shuffle(numbers)
-        async with self.open_stores() as stores:
+        async with self.open_group() as (group, *stores):
             await asyncio.gather(
                 *(
                     stores[number % 2].update_checkpoint(group, _checkpoint(partition, number), lease=None)
@@ -402,8 +383,8 @@ class ProcessorStoreConformance(LeaseStoreConformance, CheckpointStoreConformanc
 
     async def test_closing_twice_is_harmless(self) -> None:
         """A host closes its store even if its user closes it as well."""
-        async with self.open_stores() as (store, _):
-            await store.list_leases(make_group())
+        async with self.open_group() as (group, store, _):
+            await store.list_leases(group)
             await store.close()
 
 

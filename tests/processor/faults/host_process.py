@@ -22,7 +22,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from types import TracebackType
 from typing import Final
 
 from tests.processor.faults.work import CONSUMER_GROUP, Journal, PlainWork, TransactionalWork
@@ -144,12 +143,7 @@ def note_fencing() -> None:
     """
     original = UnitOfWork.__exit__
 
-    def leave(
-        self: UnitOfWork,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def leave(self: UnitOfWork, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, FencedError):
             logging.getLogger("chaos").warning("%s %s", FENCED_MARK, error)
         original(self, kind, error, trace)

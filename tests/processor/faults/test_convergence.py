@@ -12,7 +12,7 @@ from tests.processor.faults.runs import check_all_transactional
 from tests.processor.faults.surroundings import Surroundings, surroundings, wait_until
 from tests.processor.faults.work import PARTITION_COUNT, committed_calls, consumer_of
 
-from tidegate.sql import CheckpointReader, LeaseReader
+from tidegate.sql import CheckpointReader, read_group_view
 from tidegate.transport.tasks import TaskOwner
 
 LEASE_S = 3.0
@@ -24,7 +24,7 @@ START_S = 60.0
 
 def owners(around: Surroundings) -> dict[str, tuple[str, int]]:
     """Who has which partition under which epoch; released ones are left out."""
-    leases = LeaseReader(around.database).read(consumer_of(around.event_hub))
+    leases = read_group_view(around.database, consumer_of(around.event_hub)).leases.leases
     return {key: (lease.owner, lease.epoch) for key, lease in leases.items() if lease.owner}
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from tidegate.model.errors import ClosedError, FencedError, InvalidArgumentError, TidegateError
 from tidegate.model.events import ReceivedEvent
 from tidegate.processor.checkpoint import CheckpointStore, ProcessorCheckpoint
-from tidegate.processor.handlers import CloseReason
+from tidegate.processor.handlers import CloseReason, PartitionContext
 from tidegate.processor.lease import GroupKey, Lease
 
 
-class OwnedPartitionContext:
+class OwnedPartitionContext(PartitionContext):
     """``PartitionContext`` of one session, from a partition's ``open`` to its ``close``, for one event loop.
 
     After the session, ``checkpoint`` raises, so that an abandoned call cannot move a later owner's
@@ -27,11 +27,7 @@ class OwnedPartitionContext:
         event_hub_created_at_ms: int,
         is_transactional: bool,
     ) -> None:
-        self.group = group
-        self.event_hub = event_hub
-        self.consumer_group = consumer_group
-        self.lease = lease
-        """As last renewed; the pump replaces it."""
+        super().__init__(group, event_hub, consumer_group, lease)
         self.fenced: FencedError | None = None
         """The store's error after another host took over, even if the handler swallowed it."""
         self.uncheckpointed_events = 0
@@ -46,23 +42,11 @@ class OwnedPartitionContext:
         """The sequence number of this session's last checkpoint."""
         self._end: TidegateError | None = None
 
-    @property
-    def partition_id(self) -> str:
-        """The partition."""
-        return self.lease.partition_id
-
-    @property
-    def owner(self) -> str:
-        """The host's name."""
-        return self.lease.owner
-
     async def checkpoint(self, event: ReceivedEvent | None = None) -> None:
-        """Record that everything up to ``event``, inclusive, is processed; None: all events of this call.
+        """See ``PartitionContext``.
 
-        Outside of a call, None means all processed events, if any. Never moves backwards. Raises FencedError
-        (another host owns the partition), StoreError, ClosedError (the partition was closed here), and
-        InvalidArgumentError for an event that the handler did not get, or in transactional processing, where
-        the transaction moves the checkpoint.
+        Outside of a call, None means all processed events, if any. Also raises ClosedError (the partition was
+        closed here), and InvalidArgumentError for an event that the handler did not get.
         """
         if self._end is not None:
             raise self._end

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
 
 from tidegate.model.events import ReceivedEvent
 from tidegate.processor.checkpoint import ProcessorCheckpoint
@@ -14,34 +14,32 @@ from tidegate.processor.registration import Processor
 from tidegate.processor.store import PartitionTransactions, TransactionalStore
 
 
-class Delivery(Protocol):
+class Delivery(ABC):
     """Delivers batches of one partition to its processor."""
 
+    @abstractmethod
     async def begin(self) -> ProcessorCheckpoint | None:
         """The checkpoint to resume from; None if there is none.
 
         Raises FencedError, EventHubReplacedError, StoreError, DatabaseError.
         """
-        ...
 
+    @abstractmethod
     async def process(self, events: Sequence[ReceivedEvent], *, start: int | None) -> None:
         """Have ``events`` processed. Raises what the handler or the store raises.
 
         start: the resume point; None if only the events show it. Numbers between it and the first event were
         never assigned: otherwise the receiver would have reported them as lost.
         """
-        ...
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - only transactions have resources
         """Release resources; nothing is delivered afterwards."""
-        ...
 
-    def abandon(self) -> None:
+    def abandon(self) -> None:  # noqa: B027
         """Roll back the transaction, if any, of a call that does not return."""
-        ...
 
 
-class PlainDelivery:
+class PlainDelivery(Delivery):
     """At least once: the handler moves the checkpoint itself."""
 
     def __init__(
@@ -67,14 +65,8 @@ class PlainDelivery:
         finally:
             context.end_call(len(events), is_processed=is_processed)
 
-    def close(self) -> None:
-        """Does nothing."""
 
-    def abandon(self) -> None:
-        """Does nothing."""
-
-
-class TransactionalDelivery:
+class TransactionalDelivery(Delivery):
     """Exactly once in the database: handler, dead letters and checkpoint in one transaction."""
 
     def __init__(

@@ -49,8 +49,8 @@ class PartitionPump:
         self._lease = lease
         self._reacquire = reacquire
         self._progress = PartitionProgress()
-        self._session: PartitionSession | None = None
-        """The running session."""
+        self.session: PartitionSession | None = None
+        """The running session, for the watchdog; None between sessions and if the partition is stopped."""
         self._state = PartitionState.STARTING
         self._stop_reason: CloseReason | None = None
         self._stop_requested = asyncio.Event()
@@ -80,13 +80,8 @@ class PartitionPump:
     def renew_lease(self, lease: Lease) -> None:
         """Keep the lease's new version and time."""
         self._lease = lease
-        if self._session is not None:
-            self._session.renew_lease(lease)
-
-    @property
-    def session(self) -> PartitionSession | None:
-        """The running session, for the watchdog; None between sessions and if the partition is stopped."""
-        return self._session
+        if self.session is not None:
+            self.session.renew_lease(lease)
 
     def restart_stalled(self, error: PartitionStalledError) -> None:
         """Cancel a hanging session and start again under a new epoch. For the watchdog."""
@@ -143,7 +138,7 @@ class PartitionPump:
         self._state = PUMP_STEPS.get((self._state, step), self._state)
 
     def _receiver_opened(self, session: PartitionSession) -> None:
-        if session is self._session:  # not abandoned
+        if session is self.session:  # not abandoned
             self._take(PumpStep.OPEN)
 
     async def _attend(self, session: PartitionSession) -> tuple[Exception | None, bool]:
@@ -153,7 +148,7 @@ class PartitionPump:
         self._interrupted.clear()
         if self._stop_reason is not None:
             return None, False
-        self._session = session
+        self.session = session
         untold, self._untold = self._untold, None
         task = self._environment.tasks.start(
             _as_result(session.run(untold)), name=f"session of partition {self.partition_id}"
@@ -167,7 +162,7 @@ class PartitionPump:
         if not task.done():
             task.cancel()
             await asyncio.wait([task], timeout=close_timeout_s)
-        self._session = None
+        self.session = None
         if self._stall is not None:
             return self._stall, not task.done()
         if not task.done() or self._stop_reason is not None:

@@ -20,7 +20,7 @@ import logging
 import random as random_module
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Final
 
 from tidegate.client import EventHubConsumer, EventHubProperties, PartitionEnds, PartitionReceiver
@@ -66,7 +66,6 @@ RESTART: Final = RetryPolicy(delay_s=0.1, delay_s_max=10.0)
 because no event may be skipped."""
 _ENDS_SESSION = (FencedError, PartitionStoppedError, EventHubReplacedError, CheckpointGapError)
 """Errors that running the same batch again cannot fix."""
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +155,7 @@ class PartitionSession:
         self._task = asyncio.current_task()
         environment = self._environment
         hub = await environment.hub.read()
-        self._event_hub_created_at_ms = round((hub.created_at - _EPOCH) / timedelta(milliseconds=1))
+        self._event_hub_created_at_ms = hub.created_at_ms
         self._context = context = OwnedPartitionContext(
             group=environment.group,
             event_hub=environment.consumer.event_hub,
@@ -281,14 +280,13 @@ class PartitionSession:
         """Recover after retention removed the next events while the partition was being read."""
         self._close_receiver()
         hub = await self._environment.hub.read()
-        created_at_ms = round((hub.created_at - _EPOCH) / timedelta(milliseconds=1))
         wanted = self.progress.next_sequence_number
         # In a hub that was created again the numbers mean other events: the next session finds that loss.
-        if created_at_ms != self._event_hub_created_at_ms or wanted is None:
+        if hub.created_at_ms != self._event_hub_created_at_ms or wanted is None:
             raise BrokenError(f"Partition {self.partition_id} must be opened again: {error}") from error
         properties = await self._read_properties()
         checkpoint = ProcessorCheckpoint(self.partition_id, wanted - 1)
-        loss = find_loss(checkpoint, properties, event_hub_created_at_ms=created_at_ms)
+        loss = find_loss(checkpoint, properties, event_hub_created_at_ms=hub.created_at_ms)
         await self._open_receiver(await self._recover(loss or error, delivery), delivery)
 
     async def _read_properties(self) -> PartitionEnds:

@@ -110,12 +110,11 @@ def decide_recovery(
     number = start.next_sequence_number
     assert number is not None
     is_offset_known = number == properties.next_sequence_number and number > 0
-    enqueued = properties.last_enqueued_time if is_offset_known else None
     checkpoint = ProcessorCheckpoint(
         properties.partition_id,
         number - 1,
         properties.last_enqueued_offset if is_offset_known else None,
-        None if enqueued is None else round(enqueued.timestamp() * 1000),
+        properties.last_enqueued_time_ms if is_offset_known else None,
         event_hub_created_at_ms,
     )
     return Recovery(replace(start, is_after_loss=True), checkpoint)

@@ -65,6 +65,9 @@ _START: Final = "-1"
 class BlobStore:
     """A ``ProcessorStore`` without epochs, in an existing blob container."""
 
+    has_epochs: bool = False
+    """Receivers need owner level 0, as those of official processors."""
+
     def __init__(
         self, container_client: ContainerClient, *, fully_qualified_namespace: str | None = None
     ) -> None:
@@ -89,9 +92,7 @@ class BlobStore:
         """A store for the storage account's connection string and the container's name."""
         try:
             client = ContainerClient.from_connection_string(
-                connection_string,
-                container,
-                **_transport_options(),
+                connection_string, container, **_transport_options()
             )
         except ValueError as exc:
             raise InvalidArgumentError(f"Invalid connection string of a storage account: {exc}") from exc
@@ -101,10 +102,7 @@ class BlobStore:
     def from_container_url(cls, url: str, *, fully_qualified_namespace: str | None = None) -> Self:
         """A store for the container's URL, which contains a shared access signature."""
         try:
-            client = ContainerClient.from_container_url(
-                url,
-                **_transport_options(),
-            )
+            client = ContainerClient.from_container_url(url, **_transport_options())
         except ValueError:
             # Azure's message and its cause would contain the URL, and so its signature.
             raise InvalidArgumentError(
@@ -121,11 +119,6 @@ class BlobStore:
 
     def __repr__(self) -> str:
         return f"<BlobStore {self._container.account_name}/{self._container.container_name}>"
-
-    @property
-    def has_epochs(self) -> bool:
-        """False: receivers need owner level 0, as those of official processors."""
-        return False
 
     async def list_leases(self, group: GroupKey) -> LeaseSnapshot:
         """All leases of ``group``, with the Date of the service's response."""

@@ -20,7 +20,6 @@ import os
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Final
 
 import orjson
@@ -84,9 +83,7 @@ class CheckpointFile:
     def __enter__(self) -> CheckpointFile:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         # Closing alone would leave the lock with a process that was forked meanwhile.
         fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         os.close(self._descriptor)

@@ -22,7 +22,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Final, Literal, TypeVar
@@ -34,6 +34,7 @@ from tidegate.model.clock import Clock
 from tidegate.model.errors import ClosedError, StoreError, StoreUnavailableError
 from tidegate.processor.checkpoint import ProcessorCheckpoint, decide_move
 from tidegate.processor.lease import GroupKey, Lease, LeaseSnapshot
+from tidegate.processor.stores import lease_changes
 from tidegate.processor.stores.checkpoint_file import CheckpointFile, CheckpointRecord, read_unlocked
 from tidegate.transport.clock import SystemClock
 
@@ -64,6 +65,9 @@ class DirectoryStore:
     ``checkpoint_file``).
     """
 
+    has_epochs: bool = True
+    """Receivers are opened with the lease's epoch."""
+
     def __init__(self, path: Path | str, clock: Clock | None = None, *, lock_wait_s: float = 10.0) -> None:
         """path: created when first written to. clock: None uses the machine's.
 
@@ -78,11 +82,6 @@ class DirectoryStore:
 
     def __repr__(self) -> str:
         return f"<DirectoryStore {self._path}>"
-
-    @property
-    def has_epochs(self) -> bool:
-        """True: receivers are opened with the lease's epoch."""
-        return True
 
     async def list_leases(self, group: GroupKey) -> LeaseSnapshot:
         """All leases of ``group``, with the machine's time."""
@@ -160,38 +159,20 @@ class DirectoryStore:
     def _acquire(self, folder: Path, partition_id: str, owner: str, expected: Lease | None) -> Lease | None:
         with self._changed_leases(folder) as leases:
             current = leases.get(partition_id)
-            if (current is None) != (expected is None):
-                return None
-            if current is not None and expected is not None and not _is_same(current, expected):
-                return None
-            now = self._clock.now_utc()
             # A checkpoint may have a higher epoch if leases.json was deleted, and would then fence the owner.
             known = [0 if current is None else current.epoch]
             record = self._read_checkpoint(self._checkpoint_path(folder, partition_id))
             known += [] if record is None else [record.epoch]
-            version = "1" if current is None else _next_version(current)
-            lease = Lease(partition_id, owner, max(known) + 1, now, now, version)
-            leases[partition_id] = lease
-            return lease
+            epoch, now = max(known) + 1, self._clock.now_utc()
+            return lease_changes.acquire(leases, partition_id, owner, expected=expected, epoch=epoch, now=now)
 
     def _change(self, folder: Path, wanted: Sequence[Lease], *, is_released: bool) -> dict[str, Lease]:
         """Renew or release leases, and return those that were changed."""
-        changed: dict[str, Lease] = {}
         if not wanted:
-            return changed
+            return {}
         with self._changed_leases(folder) as leases:
-            now = self._clock.now_utc()
-            for lease in wanted:
-                current = leases.get(lease.partition_id)
-                if current is not None and _is_same(current, lease) and current.owner:
-                    changed[lease.partition_id] = replace(
-                        current,
-                        owner="" if is_released else current.owner,
-                        renewed_at=current.renewed_at if is_released else now,
-                        version=_next_version(current),
-                    )
-            leases.update(changed)
-        return changed
+            renewed_at = None if is_released else self._clock.now_utc()
+            return lease_changes.change(leases, wanted, renewed_at=renewed_at)
 
     @contextlib.contextmanager
     def _changed_leases(self, folder: Path) -> Iterator[dict[str, Lease]]:
@@ -201,7 +182,7 @@ class DirectoryStore:
             _make_folder(folder)
             descriptor = os.open(folder / "leases.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             try:
-                self._wait_lock(descriptor, path)
+                self._wait(lambda: fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB), path)
                 leases = _read_leases(path)
                 before = dict(leases)
                 yield leases
@@ -211,16 +192,15 @@ class DirectoryStore:
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
                 os.close(descriptor)
 
-    def _wait_lock(self, descriptor: int, path: Path) -> None:
+    def _wait(self, attempt: Callable[[], T], path: Path) -> T:
+        """The result of ``attempt``, which is repeated while another process holds the lock."""
         deadline = self._clock.monotonic() + self._lock_wait_s
         while True:
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return attempt()
             except BlockingIOError:
                 self._check_deadline(deadline, path)
-                time.sleep(_PAUSE_S)
-            else:
-                return
+            time.sleep(_PAUSE_S)
 
     def _check_deadline(self, deadline: float, path: Path) -> None:
         if self._clock.monotonic() >= deadline:
@@ -245,20 +225,9 @@ class DirectoryStore:
                 self._check_deadline(deadline, path)
             await asyncio.sleep(_PAUSE_S)
 
-    @contextlib.contextmanager
-    def _open(self, path: Path, *, is_created: bool = False) -> Iterator[CheckpointFile]:
+    def _open(self, path: Path, *, is_created: bool = False) -> CheckpointFile:
         """As ``_open_soon``, in a thread. Raises FileNotFoundError."""
-        deadline = self._clock.monotonic() + self._lock_wait_s
-        while True:
-            try:
-                file = CheckpointFile(path, is_created=is_created)
-            except BlockingIOError:
-                self._check_deadline(deadline, path)
-                time.sleep(_PAUSE_S)
-            else:
-                with file:
-                    yield file
-                return
+        return self._wait(lambda: CheckpointFile(path, is_created=is_created), path)
 
     def _move_durably(self, path: Path, update: _Update) -> None:
         with _translated_errors(path):
@@ -288,13 +257,7 @@ class DirectoryStore:
                 return None
 
 
-def _move(
-    file: CheckpointFile,
-    record: CheckpointRecord | None,
-    update: _Update,
-    *,
-    is_synced: bool,
-) -> None:
+def _move(file: CheckpointFile, record: CheckpointRecord | None, update: _Update, *, is_synced: bool) -> None:
     """Replace ``record`` with the update's checkpoint, if the rules allow it."""
     checkpoint, lease = update.checkpoint, update.lease
     epoch = 0 if lease is None else lease.epoch
@@ -314,15 +277,6 @@ def _move(
     moved = CheckpointRecord(checkpoint, max(epoch, record.epoch), record.count + 1)
     if (moved.checkpoint, moved.epoch) != (record.checkpoint, record.epoch):
         file.write(moved, is_synced=is_synced)
-
-
-def _is_same(current: Lease, given: Lease) -> bool:
-    """Whether the lease is unchanged. Compares more than the version: leases.json may have been deleted."""
-    return (current.version, current.owner, current.epoch) == (given.version, given.owner, given.epoch)
-
-
-def _next_version(lease: Lease) -> str:
-    return str(int(lease.version) + 1)
 
 
 _Time = Annotated[datetime, msgspec.Meta(tz=True)]
@@ -345,17 +299,10 @@ class _LeaseFile:
 
 def _write_leases(path: Path, leases: Mapping[str, Lease]) -> None:
     """Replace the file, so that readers see either the old or the new content."""
-    stored = {
-        partition_id: _StoredLease(
-            lease.owner,
-            lease.epoch,
-            lease.acquired_at,
-            lease.renewed_at,
-            lease.version,
-        )
-        for partition_id, lease in leases.items()
-    }
-    content = msgspec.json.format(msgspec.json.encode(_LeaseFile(1, stored)), indent=2)
+    stored = {partition_id: asdict(lease) for partition_id, lease in leases.items()}
+    for fields in stored.values():
+        del fields["partition_id"]
+    content = msgspec.json.format(msgspec.json.encode({"format": 1, "leases": stored}), indent=2)
     # Only the lock's holder writes, so one name suffices, and a killed process leaves at most one file.
     temporary = path.with_name("leases.json.new")
     with temporary.open("wb") as file:
@@ -379,12 +326,7 @@ def _read_leases(path: Path) -> dict[str, Lease]:
             f"The lease file {path} is garbled: {exc}.",
             next_step="Stop the hosts and delete it: leases are acquired again, and checkpoints are kept.",
         ) from exc
-    return {
-        partition_id: Lease(
-            partition_id, each.owner, each.epoch, each.acquired_at, each.renewed_at, each.version
-        )
-        for partition_id, each in stored.items()
-    }
+    return {partition_id: Lease(partition_id, **asdict(each)) for partition_id, each in stored.items()}
 
 
 def _file_name(name: str) -> str:

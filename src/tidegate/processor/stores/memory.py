@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from tidegate.model.clock import Clock
 from tidegate.processor.checkpoint import ProcessorCheckpoint, decide_move
 from tidegate.processor.lease import GroupKey, Lease, LeaseSnapshot
+from tidegate.processor.stores import lease_changes
 
 
 @dataclass(slots=True)
@@ -26,20 +26,15 @@ class MemoryStore:
     def __init__(self, clock: Clock, *, has_epochs: bool = True) -> None:
         """has_epochs: False behaves as a store shared with official processors: all epochs are 0."""
         self._clock = clock
-        self._has_epochs = has_epochs
+        self.has_epochs: bool = has_epochs
+        """Whether acquiring raises the epoch."""
         self._groups: dict[GroupKey, _Group] = {}
-        self._versions = itertools.count(1)
         self._lock = threading.Lock()
         """Held for each operation, and never across an await."""
 
     def __repr__(self) -> str:
         leases = sum(len(group.leases) for group in self._groups.values())
         return f"<MemoryStore groups={len(self._groups)} leases={leases}>"
-
-    @property
-    def has_epochs(self) -> bool:
-        """Whether acquiring raises the epoch."""
-        return self._has_epochs
 
     async def list_leases(self, group: GroupKey) -> LeaseSnapshot:
         """All leases of ``group``, with the store's time."""
@@ -53,40 +48,19 @@ class MemoryStore:
         with self._lock:
             leases = self._group(group).leases
             current = leases.get(partition_id)
-            if _version_of(current) != _version_of(expected):
-                return None
-            epoch = 0 if current is None else current.epoch
+            epoch = (0 if current is None else current.epoch) + 1 if self.has_epochs else 0
             now = self._clock.now_utc()
-            lease = Lease(
-                partition_id=partition_id,
-                owner=owner,
-                epoch=epoch + 1 if self._has_epochs else 0,
-                acquired_at=now,
-                renewed_at=now,
-                version=self._next_version(),
-            )
-            leases[partition_id] = lease
-            return lease
+            return lease_changes.acquire(leases, partition_id, owner, expected=expected, epoch=epoch, now=now)
 
     async def renew(self, group: GroupKey, leases: Sequence[Lease]) -> Mapping[str, Lease]:
         """See ``LeaseStore``."""
         with self._lock:
-            stored = self._group(group).leases
-            now = self._clock.now_utc()
-            renewed = {
-                lease.partition_id: replace(lease, renewed_at=now, version=self._next_version())
-                for lease in _those_as_given(stored, leases)
-                if lease.owner
-            }
-            stored.update(renewed)
-            return renewed
+            return lease_changes.change(self._group(group).leases, leases, renewed_at=self._clock.now_utc())
 
     async def release(self, group: GroupKey, leases: Sequence[Lease]) -> None:
         """See ``LeaseStore``."""
         with self._lock:
-            stored = self._group(group).leases
-            for lease in _those_as_given(stored, leases):
-                stored[lease.partition_id] = replace(lease, owner="", version=self._next_version())
+            lease_changes.change(self._group(group).leases, leases, renewed_at=None)
 
     async def list_checkpoints(self, group: GroupKey) -> Mapping[str, ProcessorCheckpoint]:
         """The group's checkpoints by partition id."""
@@ -124,14 +98,3 @@ class MemoryStore:
 
     def _group(self, group: GroupKey) -> _Group:
         return self._groups.setdefault(group, _Group())
-
-    def _next_version(self) -> str:
-        return str(next(self._versions))
-
-
-def _version_of(lease: Lease | None) -> str | None:
-    return None if lease is None else lease.version
-
-
-def _those_as_given(stored: Mapping[str, Lease], leases: Sequence[Lease]) -> list[Lease]:
-    return [lease for lease in leases if _version_of(stored.get(lease.partition_id)) == lease.version]

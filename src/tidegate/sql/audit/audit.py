@@ -19,6 +19,7 @@ import heapq
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import groupby
 from typing import Final, NamedTuple
 
 from tidegate.model.errors import InvalidArgumentError
@@ -224,24 +225,21 @@ def _order(piece: _Piece) -> tuple[int, bool]:
 def _row_pieces(numbers: Iterable[int]) -> Iterator[_Piece]:
     """Runs of neighbouring numbers; a repeated number is a piece of its own. A million rows without a gap are
     one piece."""
-    start = until = surplus = 0  # [start, until), of which the only number came 1 + surplus times
-    for number in numbers:
-        if number == until and not surplus and start < until:
-            until += 1
-            continue
-        if start < until and number < until - 1:
+    start = until = -(2**63)  # [start, until): the current run
+    for number, same in groupby(numbers):
+        rows = sum(1 for _ in same)
+        if number < until:
             raise _descending(number, until - 1)
-        if start < until and number == until - 1:
-            if start < number:
-                yield _Piece(start, number, number - start, None)
+        if number > until or rows > 1:
+            if start < until:
+                yield _Piece(start, until, until - start, None)
             start = number
-            surplus += 1
-            continue
-        if start < until:
-            yield _Piece(start, until, until - start + surplus, None)
-        start, until, surplus = number, number + 1, 0
+        until = number + 1
+        if rows > 1:
+            yield _Piece(number, until, rows, None)
+            start = until
     if start < until:
-        yield _Piece(start, until, until - start + surplus, None)
+        yield _Piece(start, until, until - start, None)
 
 
 def _letter_pieces(letters: Iterable[tuple[int, DeadLetterStatus]]) -> Iterator[_Piece]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from typing import Final, Protocol
 
 from sqlalchemy import (
@@ -32,13 +31,11 @@ from tidegate.model.hub_properties import EventHubProperties
 from tidegate.model.partition_ends import PartitionEnds
 from tidegate.sql.audit.audit import FINDINGS_MAX, Audit, PartitionAudit, StrayRows, audit_partition
 from tidegate.sql.core.database import Database
-from tidegate.sql.core.dead_letter_rows import consumer_is
-from tidegate.sql.core.schema import checkpoint, dead_letter
+from tidegate.sql.core.schema import checkpoint, dead_letter, of_consumer
 from tidegate.sql.core.values import ConsumerKey, DeadLetterStatus
 
 _ROWS_AT_ONCE: Final = 10_000
 """Rows per fetch (our choice: little memory, few round trips)."""
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class AuditedLog(Protocol):
@@ -183,9 +180,8 @@ def _read_checkpoints(
 ) -> Mapping[str, tuple[int | None, int | None]]:
     """(next sequence number, creation time of the hub it counts in) by partition id."""
     row = checkpoint.c
-    statement = select(row.partition_id, row.next_sequence_number, row.event_hub_created_at_ms).where(
-        row.event_hub == consumer.event_hub, row.consumer_group == consumer.consumer_group
-    )
+    statement = select(row.partition_id, row.next_sequence_number, row.event_hub_created_at_ms)
+    statement = statement.where(of_consumer(checkpoint, consumer))
     return {found[0]: (found[1], found[2]) for found in connection.execute(statement)}
 
 
@@ -195,7 +191,7 @@ def _read_dead_letters(
     row = dead_letter.c
     statement = (
         select(row.sequence_number, row.status)
-        .where(consumer_is(consumer, partition_id))
+        .where(of_consumer(dead_letter, consumer, partition_id))
         .order_by(row.sequence_number)
     )
     options = {"yield_per": _ROWS_AT_ONCE}
@@ -215,7 +211,7 @@ def _start(
     if not is_first_row_start:
         return begin if first_row is None else min(begin, first_row)
     statement = select(func.min(dead_letter.c.sequence_number)).where(
-        consumer_is(consumer, partition.partition_id)
+        of_consumer(dead_letter, consumer, partition.partition_id)
     )
     first_letter = connection.execute(statement).scalar_one()
     return min((number for number in (first_row, first_letter) if number is not None), default=begin)
@@ -233,12 +229,11 @@ def _check_same_hub(
     checkpoints: Mapping[str, tuple[int | None, int | None]],
     hub: EventHubProperties,
 ) -> None:
-    created_at_ms = (hub.created_at - _EPOCH) // timedelta(milliseconds=1)
     for partition_id, (_, stored_ms) in checkpoints.items():
-        if stored_ms is not None and stored_ms != created_at_ms:
+        if stored_ms is not None and stored_ms != hub.created_at_ms:
             raise EventHubReplacedError(
                 f"The checkpoint of partition {partition_id} of {consumer} belongs to the event hub created "
-                f"at {stored_ms} ms, and this one was created at {created_at_ms} ms.",
+                f"at {stored_ms} ms, and this one was created at {hub.created_at_ms} ms.",
                 next_step="The hub was deleted and created again: its sequence numbers are not the table's.",
             )
 

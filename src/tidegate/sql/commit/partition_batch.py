@@ -47,14 +47,20 @@ def handled_batch(pipeline: Pipeline, scope: BatchScope, events: Sequence[Receiv
     Raises InvalidArgumentError (events out of order or range), BatchResultError (see ``ArrowHandler``).
     """
     scope.check_events(events)
-    handled = handle_events(pipeline, events)
+    copied = pipeline.is_payload_copied
+    letters: list[NewDeadLetter] = []
+
+    def fail(event: ReceivedEvent, error: BaseException) -> None:
+        letters.append(NewDeadLetter.from_exception(event, error, is_payload_copied=copied))
+
+    groups = handle_events(pipeline, events, fail)
 
     def find_place(number: int) -> EventPlace:
         event = events[bisect_left(events, number, key=lambda each: each.sequence_number)]
-        return place_of(event, is_payload_copied=pipeline.is_payload_copied)
+        return place_of(event, is_payload_copied=copied)
 
     last = EventPlace(events[-1].offset, events[-1].enqueued_time_ms) if events else None
-    return PartitionBatch(scope, pipeline.table, handled.groups, handled.dead_letters, find_place, last)
+    return PartitionBatch(scope, pipeline.table, groups, letters, find_place, last)
 
 
 def computed_batch(

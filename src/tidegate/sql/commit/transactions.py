@@ -80,12 +80,7 @@ class SqlTransactions:
         self._is_abandoned = False
 
     async def begin(self) -> int | None:
-        """Claim the checkpoint for this lease's epoch; afterwards no older owner can commit.
-
-        Returns the next sequence number to process; None if nothing was ever committed.
-        Raises FencedError (a higher epoch has it), EventHubReplacedError, DatabaseError.
-        Cancellation: waits for the running transaction to end.
-        """
+        """See ``PartitionTransactions``. Cancellation: waits for the running transaction to end."""
         return await self._in_thread(self._begin)
 
     async def process(
@@ -96,12 +91,12 @@ class SqlTransactions:
         until_sequence_number: int,
         is_gap_allowed: bool = False,
     ) -> TransactionOutcome:
-        """Run the handler over events in ``[start, until)``; commit its effects, dead letters and checkpoint.
+        """See ``PartitionTransactions``.
 
-        Raises what ``PartitionTransactions.process`` raises, and CheckpointGapError, EventHubReplacedError,
-        InvalidArgumentError (events out of order or range), TransactionMisusedError (the handler ended the
-        transaction itself). PartitionStoppedError is raised after the events before the failed one are
-        committed. Cancellation: as there; a wait between retries ends immediately.
+        Also raises CheckpointGapError, EventHubReplacedError, InvalidArgumentError (events out of order or
+        range), TransactionMisusedError (the handler ended the transaction itself). PartitionStoppedError is
+        raised after the events before the failed one are committed. Cancellation: as there; a wait between
+        retries ends immediately.
         """
         scope = BatchScope(
             self._consumer,
@@ -143,8 +138,7 @@ class SqlTransactions:
     def abandon(self) -> None:
         """Undo the running transaction, whose handler does not return, and release its locks.
 
-        Runs in its own thread, because it may wait for a statement to end. The handler's next use of the
-        connection fails, and nothing of the batch is committed.
+        In a thread of its own, because it may wait for a statement to end.
         """
         self._is_abandoned = True
         unit = self._running

@@ -1,17 +1,56 @@
-"""Locks one consumer's checkpoints inside a transaction, and moves them by compare-and-set."""
+"""Locks one consumer's checkpoints inside a transaction, and moves them by compare-and-set.
+
+Each statement is built once, because SQLAlchemy builds it from Python objects and visits all of them to find
+its compiled form: for a transaction of a few events, that takes as long as the database itself.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, Select, Update, and_, bindparam, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from tidegate.model.clock import Clock
 from tidegate.model.errors import FencedError
-from tidegate.sql.core import checkpoint_statements, schema
+from tidegate.sql.core.schema import checkpoint, of_consumer
 from tidegate.sql.core.values import ConsumerKey
+
+_ROW: Final = checkpoint.c
+_MINE: Final = and_(
+    _ROW.event_hub == bindparam("at_event_hub"), _ROW.consumer_group == bindparam("at_consumer_group")
+)
+_AT: Final = and_(_MINE, _ROW.partition_id == bindparam("at_partition_id"))
+_LOCKED: Final = (
+    _ROW.next_sequence_number,
+    _ROW.event_hub_created_at_ms,
+    _ROW.transaction_token,
+    _ROW.owner,
+    _ROW.lease_epoch,
+)
+_LOCK: Final[Select[Any]] = select(*_LOCKED).where(_AT).with_for_update()
+_LOCK_SEVERAL: Final[Select[Any]] = (
+    select(_ROW.partition_id, *_LOCKED)
+    .where(_MINE, _ROW.partition_id.in_(bindparam("at_partition_ids", expanding=True)))
+    .order_by(_ROW.partition_id)
+    .with_for_update()
+)
+
+
+@cache
+def _advance(changed: tuple[str, ...], *, has_epoch: bool) -> Update:
+    """Moves a checkpoint that is still where it was.
+
+    changed: the columns to set, each by the parameter ``new_`` plus its name. has_epoch: only if no owner has
+    a higher lease epoch than ``new_lease_epoch``.
+    """
+    here = and_(_AT, _ROW.next_sequence_number.is_not_distinct_from(bindparam("from_sequence_number")))
+    if has_epoch:
+        here = and_(here, or_(_ROW.lease_epoch.is_(None), _ROW.lease_epoch <= bindparam("held_epoch")))
+    return update(checkpoint).where(here).values({name: bindparam(f"new_{name}") for name in changed})
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +78,17 @@ class CheckpointStep:
     event_hub_created_at_ms: int | None = None
     """Which hub; None leaves what is stored."""
 
+    def changes(self) -> dict[str, object]:
+        """The columns to set."""
+        changes: dict[str, object] = {
+            "next_sequence_number": self.until_sequence_number,
+            "offset": self.offset,
+            "enqueued_time_ms": self.enqueued_time_ms,
+        }
+        if self.event_hub_created_at_ms is not None:
+            changes["event_hub_created_at_ms"] = self.event_hub_created_at_ms
+        return changes
+
 
 class CheckpointRows:
     """The statements for one consumer. All methods raise SQLAlchemy's own errors."""
@@ -46,6 +96,10 @@ class CheckpointRows:
     def __init__(self, consumer: ConsumerKey, clock: Clock) -> None:
         self._consumer = consumer
         self._clock = clock
+        self._mine: dict[str, object] = {
+            "at_event_hub": consumer.event_hub,
+            "at_consumer_group": consumer.consumer_group,
+        }
 
     def lock_existing(
         self, connection: Connection, partition_ids: Sequence[str]
@@ -54,10 +108,7 @@ class CheckpointRows:
         if len(partition_ids) == 1:
             found = self._lock_one(connection, partition_ids[0])
             return {} if found is None else {partition_ids[0]: found}
-        rows = connection.execute(
-            checkpoint_statements.LOCK_SEVERAL,
-            checkpoint_statements.at_several(self._consumer, partition_ids),
-        )
+        rows = connection.execute(_LOCK_SEVERAL, self._mine | {"at_partition_ids": list(partition_ids)})
         return {row[0]: LockedCheckpoint(*row[1:]) for row in rows}
 
     def lock(self, connection: Connection, partition_id: str) -> LockedCheckpoint:
@@ -65,7 +116,7 @@ class CheckpointRows:
         found = self._lock_one(connection, partition_id)
         if found is None:
             # Waits for a competitor that is creating the same row, and then sees it.
-            insert = (sqlite if connection.dialect.name == "sqlite" else postgresql).insert(schema.checkpoint)
+            insert = (sqlite if connection.dialect.name == "sqlite" else postgresql).insert(checkpoint)
             key = {
                 "event_hub": self._consumer.event_hub,
                 "consumer_group": self._consumer.consumer_group,
@@ -86,50 +137,33 @@ class CheckpointRows:
         mark: other columns to set; if it has a ``lease_epoch``, checkpoints with a higher one are not moved.
         Raises FencedError if one was not moved.
         """
-        parameters = [self._parameters(step, mark) for step in steps]
+        has_epoch = "lease_epoch" in mark
         # All steps set the same columns: they are of the same hub, or all of an unknown one.
-        changed = ("next_sequence_number", "offset", "enqueued_time_ms", *mark)
-        if steps[0].event_hub_created_at_ms is not None:
-            changed = (*changed, "event_hub_created_at_ms")
-        statement = checkpoint_statements.advance(changed, has_epoch="lease_epoch" in mark)
+        statement = _advance((*steps[0].changes(), *mark), has_epoch=has_epoch)
+        parameters = []
+        for step in steps:
+            changes = {f"new_{name}": value for name, value in {**step.changes(), **mark}.items()}
+            compared = {"from_sequence_number": step.from_sequence_number}
+            if has_epoch:
+                changes["held_epoch"] = mark["lease_epoch"]
+            parameters.append(self._at(step.partition_id) | compared | changes)
         moved = connection.execute(statement, parameters if len(steps) > 1 else parameters[0]).rowcount
         if moved != len(steps):
             raise self._fenced(connection, steps, mark["transaction_token"])
 
     def _lock_one(self, connection: Connection, partition_id: str) -> LockedCheckpoint | None:
-        at = checkpoint_statements.at(self._consumer, partition_id)
-        found = connection.execute(checkpoint_statements.LOCK, at).one_or_none()
+        found = connection.execute(_LOCK, self._at(partition_id)).one_or_none()
         return None if found is None else LockedCheckpoint(*found)
 
-    def _parameters(self, step: CheckpointStep, mark: Mapping[str, object]) -> dict[str, object]:
-        parameters = checkpoint_statements.at(self._consumer, step.partition_id)
-        parameters |= {f"new_{name}": value for name, value in mark.items()}
-        parameters |= {
-            "from_sequence_number": step.from_sequence_number,
-            "new_next_sequence_number": step.until_sequence_number,
-            "new_offset": step.offset,
-            "new_enqueued_time_ms": step.enqueued_time_ms,
-        }
-        if step.event_hub_created_at_ms is not None:
-            parameters["new_event_hub_created_at_ms"] = step.event_hub_created_at_ms
-        if "lease_epoch" in mark:
-            parameters["held_epoch"] = mark["lease_epoch"]
-        return parameters
+    def _at(self, partition_id: str) -> dict[str, object]:
+        return self._mine | {"at_partition_id": partition_id}
 
     def _fenced(self, connection: Connection, steps: Sequence[CheckpointStep], token: object) -> FencedError:
         """Why the first failed step failed."""
-        row = schema.checkpoint.c
-        columns = (
-            row.transaction_token,
-            row.next_sequence_number,
-            row.owner,
-            row.updated_at,
-            row.lease_epoch,
-        )
         for step in steps:
-            here = checkpoint_statements.is_of(self._consumer, step.partition_id)
-            found = connection.execute(select(*columns).where(here)).one_or_none()
-            if found is None or found[0] != token:
+            here = of_consumer(checkpoint, self._consumer, step.partition_id)
+            found = connection.execute(select(checkpoint).where(here)).one_or_none()
+            if found is None or found.transaction_token != token:
                 break
         start = step.from_sequence_number
         what = (
@@ -140,10 +174,10 @@ class CheckpointRows:
             return FencedError(
                 f"{what}: it does not exist.", next_step="Call lock(partition_id) before advance."
             )
-        _, number, owner, updated_at, epoch = found
-        lease = "" if epoch is None else f" under lease epoch {epoch}"
+        lease = "" if found.lease_epoch is None else f" under lease epoch {found.lease_epoch}"
         return FencedError(
-            f"{what}: {owner} moved it to {number} at {updated_at:%Y-%m-%d %H:%M:%S} UTC{lease}.",
+            f"{what}: {found.owner} moved it to {found.next_sequence_number} at "
+            f"{found.updated_at:%Y-%m-%d %H:%M:%S} UTC{lease}.",
             next_step="Nothing of this batch was written; continue from the checkpoint, or leave it to that "
             "owner.",
         )

@@ -17,7 +17,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from types import TracebackType
 from typing import Final
 
 import sqlalchemy
@@ -64,7 +63,8 @@ class Database:
 
     def __init__(self, url: URL, *, clock: Clock, lock_wait_s: float) -> None:
         self._url = url
-        self._clock = clock
+        self.clock: Clock = clock
+        """The clock for times in Tidegate's own rows."""
         self._lock_wait_s = lock_wait_s
         self._path = _sqlite_path(url)
         self._lock = threading.RLock()
@@ -113,11 +113,6 @@ class Database:
     def is_sqlite(self) -> bool:
         """Whether it is a SQLite file, whose writers queue."""
         return self._path is not None
-
-    @property
-    def clock(self) -> Clock:
-        """The clock for times in Tidegate's own rows."""
-        return self._clock
 
     @contextmanager
     def read(self, *, is_urgent: bool = False) -> Iterator[Connection]:
@@ -215,18 +210,12 @@ class Database:
     def close(self) -> None:
         """Close all pooled connections. The next use connects again."""
         with self._lock:
-            engines = (self._engine, self._urgent_engine)
-            self._engine = self._urgent_engine = None
-            for engine in engines:
-                if engine is not None:
-                    engine.dispose(close=self._process_id == os.getpid())
+            self._abandon()
 
     def __enter__(self) -> Database:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -266,7 +255,6 @@ class Database:
         return self._process_id != os.getpid() or self._inode != _inode(self._path)
 
     def _abandon(self) -> None:
-        assert self._engine is not None
         is_forked = self._process_id != os.getpid()
         for engine in (self._engine, self._urgent_engine):
             if engine is None:
@@ -329,7 +317,7 @@ class Database:
                         return
             with self._writer_lock(), engine.connect() as connection, connection.begin():
                 self._serialise_schema_changes(connection)
-                schema.migrate(connection, now=self._clock.now_utc())
+                schema.migrate(connection, now=self.clock.now_utc())
         except exc.SQLAlchemyError as error:
             raise self._connect_error(error) from error
 

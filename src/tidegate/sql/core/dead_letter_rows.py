@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from sqlalchemy import ColumnElement, Connection, and_, func, select
+from sqlalchemy import ColumnElement, Connection, func, select, update
 
 from tidegate.sql.core.lost_commit import CommitOutcome
-from tidegate.sql.core.schema import dead_letter, dead_letter_audit
+from tidegate.sql.core.schema import dead_letter, dead_letter_audit, of_consumer
 from tidegate.sql.core.unit_of_work import UnitOfWork
 from tidegate.sql.core.values import (
     ConsumerKey,
@@ -26,20 +26,23 @@ IN_LIST_MAX = 1_000
 """Sequence numbers per IN list (our choice; SQLite accepts 32,766 parameters, older versions 999)."""
 
 
-def conditions_of(filter_: DeadLetterFilter) -> list[ColumnElement[bool]]:
-    """The conditions that select rows matching ``filter_``."""
+def conditions_of(filter_: DeadLetterFilter, *, are_names_hidden: bool = False) -> list[ColumnElement[bool]]:
+    """The conditions that select rows matching ``filter_``.
+
+    are_names_hidden: names are compared in a form for which the database uses no index.
+    """
     row = dead_letter.c
+    hub, group = filter_.event_hub, filter_.consumer_group
     conditions: list[ColumnElement[bool]] = []
-    if filter_.event_hub is not None:
-        conditions.append(row.event_hub == ConsumerKey(filter_.event_hub).event_hub)
-    if filter_.consumer_group is not None:
-        conditions.append(row.consumer_group == ConsumerKey("any", filter_.consumer_group).consumer_group)
     for column, value in (
+        (row.event_hub, None if hub is None else ConsumerKey(hub).event_hub),
+        (row.consumer_group, None if group is None else ConsumerKey("any", group).consumer_group),
         (row.pipeline, filter_.pipeline),
         (row.partition_id, filter_.partition_id),
-        (row.error_type, filter_.error_type),
-        (row.reason, filter_.reason_is),
     ):
+        if value is not None:
+            conditions.append((column.concat("") if are_names_hidden else column) == value)
+    for column, value in ((row.error_type, filter_.error_type), (row.reason, filter_.reason_is)):
         if value is not None:
             conditions.append(column == value)
     if filter_.status is not None:
@@ -58,28 +61,6 @@ def conditions_of(filter_: DeadLetterFilter) -> list[ColumnElement[bool]]:
     return conditions
 
 
-def consumer_is(consumer: ConsumerKey, partition_id: str) -> ColumnElement[bool]:
-    """The condition for one consumer's dead letters in one partition."""
-    row = dead_letter.c
-    return and_(
-        row.event_hub == consumer.event_hub,
-        row.consumer_group == consumer.consumer_group,
-        row.partition_id == partition_id,
-    )
-
-
-def in_order() -> tuple[ColumnElement[object], ...]:
-    """The order by hub, group, partition (2 before 10) and sequence number."""
-    row = dead_letter.c
-    return (
-        row.event_hub,
-        row.consumer_group,
-        func.length(row.partition_id),
-        row.partition_id,
-        row.sequence_number,
-    )
-
-
 def dead_letter_of(row: Mapping[str, object]) -> DeadLetter:
     """The dead letter in a complete row of the table."""
     values = {**row, "status": DeadLetterStatus(str(row["status"]))}
@@ -91,12 +72,31 @@ def lock_open(unit: UnitOfWork, partition_id: str, sequence_numbers: Sequence[in
     row = dead_letter.c
     statement = (
         select(row.sequence_number)
-        .where(consumer_is(unit.consumer, partition_id), row.sequence_number.in_(sequence_numbers))
-        .where(row.status == DeadLetterStatus.OPEN.value)
+        .where(of_consumer(dead_letter, unit.consumer, partition_id))
+        .where(row.sequence_number.in_(sequence_numbers), row.status == DeadLetterStatus.OPEN.value)
         .order_by(row.sequence_number)
         .with_for_update()
     )
     return list(unit.connection.execute(statement).scalars())
+
+
+def close_letters(
+    unit: UnitOfWork,
+    partition_id: str,
+    numbers: Sequence[int],
+    status: DeadLetterStatus,
+    *,
+    actor: str,
+    detail: str = "",
+) -> None:
+    """Give locked dead letters a new status, with an audit row each. detail: for the audit trail."""
+    unit.connection.execute(
+        update(dead_letter)
+        .where(of_consumer(dead_letter, unit.consumer, partition_id))
+        .where(dead_letter.c.sequence_number.in_(numbers))
+        .values(status=status.value)
+    )
+    write_audit(unit, partition_id, status.value, actor, [(number, detail) for number in numbers])
 
 
 def write_audit(
@@ -128,7 +128,7 @@ def write_audit(
         row = dead_letter.c
         connection.execute(
             select(row.status)
-            .where(consumer_is(unit.consumer, partition_id), row.sequence_number == first)
+            .where(of_consumer(dead_letter, unit.consumer, partition_id), row.sequence_number == first)
             .with_for_update()
         )
         found = connection.execute(

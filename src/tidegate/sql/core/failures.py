@@ -38,8 +38,7 @@ _SQLITE_ENVIRONMENT = (
 
 def sqlstate_of(error: BaseException) -> str:
     """The five-character SQLSTATE of a PostgreSQL error; empty if there is none."""
-    original = getattr(error, "orig", None) or error
-    return getattr(original, "sqlstate", None) or ""
+    return getattr(reason_of(error), "sqlstate", None) or ""
 
 
 def is_deadlock(error: BaseException) -> bool:
@@ -54,7 +53,7 @@ def is_connection_lost(error: BaseException) -> bool:
     state = sqlstate_of(error)
     if state:
         return state.startswith(_SQLSTATES_LOST)
-    original = getattr(error, "orig", None) or error
+    original = reason_of(error)
     # psycopg reports a lost connection as an OperationalError without SQLSTATE.
     return type(original).__module__.startswith("psycopg") and type(original).__name__ == "OperationalError"
 
@@ -97,7 +96,7 @@ def is_environment(error: BaseException) -> bool:
     state = sqlstate_of(error)
     if state:
         return state.startswith(_SQLSTATES_BUSY) or state in ("42P01", "42501")
-    original = getattr(error, "orig", None) or error
+    original = reason_of(error)
     if not isinstance(original, sqlite3.OperationalError):
         return False
     text = str(original)

@@ -12,8 +12,7 @@ from typing import Final
 from sqlalchemy import ColumnElement, Connection, and_, literal_column, select
 
 from tidegate.model.events import ReceivedEvent
-from tidegate.sql.core.dead_letter_rows import consumer_is
-from tidegate.sql.core.schema import dead_letter
+from tidegate.sql.core.schema import dead_letter, of_consumer
 from tidegate.sql.core.values import ConsumerKey, NewDeadLetter, place_of, storable_text
 
 PARKED: Final = "ParkedKeyError"
@@ -77,7 +76,7 @@ def first_open_by_key(connection: Connection, consumer: ConsumerKey, partition_i
     It walks an index from key to key: one look-up per parked key, however many events are parked.
     """
     row = dead_letter.c
-    here = and_(consumer_is(consumer, partition_id), is_open(), row.partition_key.is_not(None))
+    here = and_(of_consumer(dead_letter, consumer, partition_id), is_open(), row.partition_key.is_not(None))
     # ORDER BY … LIMIT 1, not min(): without statistics, PostgreSQL would read all of them for min().
     smallest = select(row.partition_key).where(here).order_by(row.partition_key).limit(1)
     keys = select(smallest.scalar_subquery().label("key")).cte("parked", recursive=True)

@@ -14,6 +14,7 @@ from typing import Final
 from sqlalchemy import (
     BigInteger,
     Column,
+    ColumnElement,
     Connection,
     DateTime,
     Dialect,
@@ -24,6 +25,8 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    and_,
+    func,
     inspect,
     select,
     text,
@@ -31,6 +34,7 @@ from sqlalchemy import (
 from sqlalchemy.types import TypeDecorator
 
 from tidegate.model.errors import DatabaseError
+from tidegate.sql.core.values import ConsumerKey
 
 
 class UtcDateTime(TypeDecorator[datetime]):
@@ -200,6 +204,19 @@ lease = Table(
     Column("version", BigInteger, nullable=False),
 )
 """Which host processes a partition; an empty owner: it was released. Every change raises the version."""
+
+
+def of_consumer(table: Table, consumer: ConsumerKey, partition_id: str | None = None) -> ColumnElement[bool]:
+    """The condition for a consumer's rows in ``table``; partition_id: None: of all its partitions."""
+    row = table.c
+    mine = and_(row.event_hub == consumer.event_hub, row.consumer_group == consumer.consumer_group)
+    return mine if partition_id is None else and_(mine, row.partition_id == partition_id)
+
+
+def in_partition_order(table: Table) -> tuple[ColumnElement[object], ...]:
+    """The order by hub, group and partition (2 before 10)."""
+    row = table.c
+    return row.event_hub, row.consumer_group, func.length(row.partition_id), row.partition_id
 
 
 def _create_first_tables(connection: Connection) -> None:

@@ -19,21 +19,21 @@ import threading
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, Table, text, update
 from sqlalchemy import exc as sqlalchemy_errors
 
 from tidegate.model.errors import DatabaseError, FencedError
-from tidegate.sql.core import checkpoint_statements, schema
 from tidegate.sql.core.checkpoint_rows import CheckpointRows, CheckpointStep, LockedCheckpoint
 from tidegate.sql.core.database import Database
 from tidegate.sql.core.dead_letter_statements import parameters_of, upsert
 from tidegate.sql.core.failures import ROW_ERRORS, is_bad_data, is_connection_lost, reason_of, translate
 from tidegate.sql.core.lost_commit import CommitOutcome, Witness, resolve_lost_commit
 from tidegate.sql.core.row_groups import insert_group
+from tidegate.sql.core.schema import checkpoint, of_consumer
 from tidegate.sql.core.values import (
+    Checkpoint,
     ConsumerKey,
     NewDeadLetter,
     PartitionRows,
@@ -131,9 +131,7 @@ class UnitOfWork:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._connection is None:
             return
         if error is None:
@@ -168,12 +166,7 @@ class UnitOfWork:
                     self._begin_again()  # rows after a missing one are already locked, out of order
                 locked = {each: self._rows.lock(self.connection, each) for each in partition_ids}
         for partition_id, found in locked.items():
-            if self.lease_epoch is not None and (found.lease_epoch or 0) > self.lease_epoch:
-                raise FencedError(
-                    f"Partition {partition_id} of {self.consumer} was taken over by {found.owner} under "
-                    f"lease epoch {found.lease_epoch}; this owner's is {self.lease_epoch}.",
-                    next_step="Nothing of this batch was written; leave the partition to that owner.",
-                )
+            check_epoch(self.consumer, partition_id, found, self.lease_epoch)
         return locked
 
     def _begin_again(self) -> None:
@@ -182,14 +175,14 @@ class UnitOfWork:
         transaction.rollback()
         self.connection.begin()
 
-    def claim(self, partition_id: str) -> None:
+    def claim(self, partition_id: str, **changes: object) -> None:
         """Record this owner and its lease epoch in a locked checkpoint, without moving it.
 
-        After the commit, no owner with a lower epoch can move it.
+        After the commit, no owner with a lower epoch can move it. changes: other columns to set.
         """
         with self.translating(f"claiming partition {partition_id} of {self.consumer}"):
-            here = checkpoint_statements.is_of(self.consumer, partition_id)
-            self.connection.execute(update(schema.checkpoint).where(here).values(self._mark()))
+            here = of_consumer(checkpoint, self.consumer, partition_id)
+            self.connection.execute(update(checkpoint).where(here).values(self._mark() | changes))
 
         def outcome(connection: Connection) -> CommitOutcome:
             found = self._rows.lock(connection, partition_id)
@@ -236,7 +229,7 @@ class UnitOfWork:
             is_broken = self._count_violations() > self._violations_before
         if is_broken:
             reason = sqlite3.IntegrityError("FOREIGN KEY constraint failed")
-            raise _refused(reason, "rows whose foreign key refers to no row")
+            raise rows_refused(reason, "rows whose foreign key refers to no row")
 
     def _count_violations(self) -> int:
         statement = text("SELECT count(*) FROM pragma_foreign_key_check")
@@ -340,7 +333,7 @@ class UnitOfWork:
             if is_connection_lost(error) or (self.database.is_sqlite and not is_bad_data(error)):
                 resolve_lost_commit(self.database, self.consumer, self._witness, error)
             elif is_bad_data(error):
-                raise _refused(error, "the commit", is_at_commit=True) from error
+                raise rows_refused(error, "the commit", is_at_commit=True) from error
             else:
                 raise translate(error, doing="committing", where=self.database.url) from error
         finally:
@@ -393,12 +386,18 @@ class UnitOfWork:
                 f"There are rows for the table {table.name} without any of its columns.",
                 next_step=f"It has {', '.join(table.columns.keys())}.",
             )
-        try:
+        with self.writing_rows(table):
             insert_group(self.connection, table, rows)
+
+    @contextmanager
+    def writing_rows(self, table: Table) -> Iterator[None]:
+        """Turn errors of a statement that writes rows into RowsRefusedError or another DatabaseError."""
+        try:
+            yield
         except ROW_ERRORS as error:
             self._check_not_aborted()
             if is_bad_data(error):
-                raise _refused(error, f"rows for {table.name}") from error
+                raise rows_refused(error, f"rows for {table.name}") from error
             raise translate(error, doing=f"inserting into {table.name}", where=self.database.url) from error
 
     def _checkpoint_outcome(self, connection: Connection, steps: Sequence[CheckpointStep]) -> CommitOutcome:
@@ -414,11 +413,24 @@ class UnitOfWork:
         return CommitOutcome.SUPERSEDED if is_done else CommitOutcome.ROLLED_BACK
 
 
+def check_epoch(
+    consumer: ConsumerKey, partition_id: str, found: LockedCheckpoint | Checkpoint, lease_epoch: int | None
+) -> None:
+    """Raises FencedError if the checkpoint was moved under a higher epoch than ``lease_epoch``."""
+    if lease_epoch is not None and (found.lease_epoch or 0) > lease_epoch:
+        raise FencedError(
+            f"Partition {partition_id} of {consumer} was taken over by {found.owner} under lease epoch "
+            f"{found.lease_epoch}; this owner's is {lease_epoch}.",
+            next_step="Nothing of this batch was written; leave the partition to that owner.",
+        )
+
+
 def _partitions(partition_ids: Sequence[str]) -> str:
     return f"partition{'s' if len(partition_ids) > 1 else ''} {', '.join(partition_ids)}"
 
 
-def _refused(error: BaseException, what: str, *, is_at_commit: bool = False) -> RowsRefusedError:
+def rows_refused(error: BaseException, what: str, *, is_at_commit: bool = False) -> RowsRefusedError:
+    """The error for values that the database refused with ``error``."""
     reason = reason_of(error)
     words = " ".join(str(reason).split())
     return RowsRefusedError(f"The database refused {what}: {words}", reason=reason, is_at_commit=is_at_commit)

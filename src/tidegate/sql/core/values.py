@@ -14,10 +14,10 @@ from enum import StrEnum
 from typing import Final, Protocol, Self
 
 from tidegate.model.errors import InvalidArgumentError
-from tidegate.model.events import EventContents, EventData, ReceivedEvent
+from tidegate.model.events import EventData, ReceivedEvent
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
 from tidegate.model.position_text import parse_time
-from tidegate.wire.event_codec import decode_event, encode_event
+from tidegate.wire.event_codec import encode_event
 
 Row = Mapping[str, object]
 """One row of the target table: column name → value."""
@@ -115,29 +115,29 @@ class NewDeadLetter:
     ) -> NewDeadLetter:
         """The dead letter of an event whose reason is a sentence instead of an exception."""
         place = place_of(event, is_payload_copied=is_payload_copied)
-        return cls(
-            sequence_number=event.sequence_number,
-            offset=place.offset,
-            enqueued_time_ms=place.enqueued_time_ms,
-            error_type=error_type,
-            reason=reason,
-            partition_key=place.partition_key,
-            payload=place.payload,
-        )
+        return cls._at(event.sequence_number, place, error_type, reason)
 
     @classmethod
     def at_place(cls, sequence_number: int, place: EventPlace, error: BaseException) -> NewDeadLetter:
         """The dead letter of the event at ``place``, with ``error`` as its reason."""
+        # A reason returned by a function was never raised.
+        traceback = "".join(traceback_module.format_exception(error)) if error.__traceback__ else ""
+        kind = type(error).__name__
+        return cls._at(sequence_number, place, kind, str(error) or kind, traceback)
+
+    @classmethod
+    def _at(
+        cls, sequence_number: int, place: EventPlace, error_type: str, reason: str, traceback: str = ""
+    ) -> NewDeadLetter:
         return cls(
-            sequence_number=sequence_number,
-            offset=place.offset,
-            enqueued_time_ms=place.enqueued_time_ms,
-            error_type=type(error).__name__,
-            reason=str(error) or type(error).__name__,
-            # A reason returned by a function was never raised.
-            traceback="".join(traceback_module.format_exception(error)) if error.__traceback__ else "",
-            partition_key=place.partition_key,
-            payload=place.payload,
+            sequence_number,
+            place.offset,
+            place.enqueued_time_ms,
+            error_type,
+            reason,
+            traceback,
+            place.partition_key,
+            place.payload,
         )
 
 
@@ -166,11 +166,6 @@ def encode_contents(event: ReceivedEvent) -> bytes:
         correlation_id=contents.correlation_id,
     )
     return bytes(encode_event(data, contents.partition_key))
-
-
-def decode_copy(payload: bytes | memoryview) -> EventContents:
-    """The contents of a copy that ``encode_contents`` made."""
-    return decode_event(bytes(payload))
 
 
 @dataclass(frozen=True, slots=True)

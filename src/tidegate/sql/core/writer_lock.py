@@ -12,7 +12,6 @@ import os
 import time
 import weakref
 from pathlib import Path
-from types import TracebackType
 from typing import Final
 
 from tidegate.model.errors import DatabaseError, DatabaseUnavailableError
@@ -38,9 +37,9 @@ class WriterLock:
         self._pause_s_max = _PAUSE_S_MAX_URGENT if is_urgent else _PAUSE_S_MAX
         self._descriptor: int | None = None
         self.waited_s = 0.0
-        """How long ``acquire`` waited for others, in seconds."""
+        """How long it waited for others, in seconds."""
 
-    def acquire(self) -> None:
+    def __enter__(self) -> WriterLock:
         """Wait for the lock.
 
         Raises DatabaseUnavailableError if others held it for ``wait_s``; DatabaseError if the lock file
@@ -65,6 +64,7 @@ class WriterLock:
             raise
         finally:
             _urgent.discard(self)
+        return self
 
     def _wait(self, descriptor: int) -> None:
         started = time.monotonic()
@@ -101,13 +101,7 @@ class WriterLock:
         if descriptor is not None:
             os.close(descriptor)
 
-    def __enter__(self) -> WriterLock:
-        self.acquire()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.release()
 
 

@@ -6,21 +6,19 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from itertools import groupby
 
-from sqlalchemy import and_, func, select, tuple_, update
+from sqlalchemy import func, select, tuple_
 
 from tidegate.model.errors import InvalidArgumentError, NotFoundError
 from tidegate.model.events import ReceivedEvent
 from tidegate.sql.core.database import Database
 from tidegate.sql.core.dead_letter_rows import (
     IN_LIST_MAX,
+    close_letters,
     conditions_of,
-    consumer_is,
     dead_letter_of,
-    in_order,
     lock_open,
-    write_audit,
 )
-from tidegate.sql.core.schema import dead_letter, dead_letter_audit
+from tidegate.sql.core.schema import dead_letter, dead_letter_audit, in_partition_order, of_consumer
 from tidegate.sql.core.unit_of_work import UnitOfWork, default_owner
 from tidegate.sql.core.values import (
     AuditEntry,
@@ -56,7 +54,8 @@ class DeadLetters:
 
         limit: at most this many; None: all. offset: how many to skip first.
         """
-        statement = select(dead_letter).where(*conditions_of(filter)).order_by(*in_order())
+        statement = select(dead_letter).where(*conditions_of(filter))
+        statement = statement.order_by(*in_partition_order(dead_letter), dead_letter.c.sequence_number)
         statement = statement.limit(limit).offset(offset)
         with self._database.read() as connection:
             return [dead_letter_of(dict(row)) for row in connection.execute(statement).mappings()]
@@ -94,9 +93,10 @@ class DeadLetters:
 
     def show(self, consumer: ConsumerKey, partition_id: str, sequence_number: int) -> DeadLetter:
         """One dead letter, whatever its status. Raises NotFoundError."""
-        here = and_(consumer_is(consumer, partition_id), dead_letter.c.sequence_number == sequence_number)
+        here = of_consumer(dead_letter, consumer, partition_id)
+        statement = select(dead_letter).where(here, dead_letter.c.sequence_number == sequence_number)
         with self._database.read() as connection:
-            found = connection.execute(select(dead_letter).where(here)).mappings().one_or_none()
+            found = connection.execute(statement).mappings().one_or_none()
         if found is None:
             raise absent_dead_letter(consumer, partition_id, sequence_number)
         return dead_letter_of(dict(found))
@@ -144,9 +144,7 @@ class DeadLetters:
         columns = [column for column in dead_letter_audit.columns if column.name != "id"]
         statement = select(*columns).order_by(row.id.desc()).limit(limit)
         if consumer is not None:
-            statement = statement.where(
-                row.event_hub == consumer.event_hub, row.consumer_group == consumer.consumer_group
-            )
+            statement = statement.where(of_consumer(dead_letter_audit, consumer))
         if event_hub is not None:
             # Rows are appended, so SQLite walks back from the latest instead of sorting all of the hub's.
             statement = statement.where(row.event_hub.concat("") == ConsumerKey(event_hub).event_hub)
@@ -218,17 +216,9 @@ class DeadLetters:
         unit = UnitOfWork(self._database, consumer)
         with unit, unit.translating("discarding dead letters"):
             still_open = lock_open(unit, partition_id, numbers)
-            unit.connection.execute(
-                update(dead_letter)
-                .where(consumer_is(consumer, partition_id), dead_letter.c.sequence_number.in_(still_open))
-                .values(status=DeadLetterStatus.DISCARDED.value)
-            )
-            write_audit(
-                unit,
-                partition_id,
-                "discarded",
-                actor or default_owner(),
-                [(number, reason) for number in still_open],
+            status = DeadLetterStatus.DISCARDED
+            close_letters(
+                unit, partition_id, still_open, status, actor=actor or default_owner(), detail=reason
             )
         return len(still_open)
 

@@ -17,7 +17,7 @@ from sqlalchemy import ColumnElement, Select, func, literal_column, or_, select,
 from tidegate.sql.core.database import Database
 from tidegate.sql.core.dead_letter_rows import conditions_of
 from tidegate.sql.core.parked_keys import is_open
-from tidegate.sql.core.schema import dead_letter
+from tidegate.sql.core.schema import dead_letter, of_consumer
 from tidegate.sql.core.values import ConsumerKey, DeadLetterFilter, DeadLetterStatus
 
 _ROW = dead_letter.c
@@ -51,14 +51,9 @@ class DeadLetterPlace:
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLetterLine:
+class DeadLetterLine(DeadLetterPlace):
     """A dead letter as a list shows it: without traceback and payload."""
 
-    last_failed_at: datetime
-    event_hub: str
-    consumer_group: str
-    partition_id: str
-    sequence_number: int
     partition_key: str | None
     error_type: str
     reason: str
@@ -141,10 +136,7 @@ class DeadLetterPages:
         """
         conditions = [is_open(), *conditions_of(DeadLetterFilter(status=None, enqueued_from=enqueued_from))]
         if consumer is not None:
-            conditions += [
-                _ROW.event_hub == consumer.event_hub,
-                _ROW.consumer_group == consumer.consumer_group,
-            ]
+            conditions.append(of_consumer(dead_letter, consumer))
         names = (_ROW.event_hub, _ROW.consumer_group)
         statement = select(*names, func.count()).where(*conditions).group_by(*names)
         with self._database.read() as connection:
@@ -169,24 +161,8 @@ class DeadLetterPages:
 
     def _conditions(self, filter: DeadLetterFilter) -> list[ColumnElement[bool]]:
         """The filter's conditions without its status; those on names keep SQLite on the time index."""
-        rest = replace(
-            filter, event_hub=None, consumer_group=None, partition_id=None, pipeline=None, status=None
-        )
-        conditions = conditions_of(rest)
-        names: list[tuple[ColumnElement[str], str | None]] = [
-            (_ROW.event_hub, filter.event_hub and ConsumerKey(filter.event_hub).event_hub),
-            (
-                _ROW.consumer_group,
-                filter.consumer_group and ConsumerKey("any", filter.consumer_group).consumer_group,
-            ),
-            (_ROW.partition_id, filter.partition_id),
-            (_ROW.pipeline, filter.pipeline),
-        ]
-        for column, value in names:
-            if value is not None:
-                # Without statistics, SQLite would use the primary key and sort all rows of the hub.
-                conditions.append((column.concat("") if self._database.is_sqlite else column) == value)
-        return conditions
+        # Without statistics, SQLite would use the primary key and sort all rows of the hub.
+        return conditions_of(replace(filter, status=None), are_names_hidden=self._database.is_sqlite)
 
 
 def _statuses(filter: DeadLetterFilter) -> Sequence[DeadLetterStatus]:

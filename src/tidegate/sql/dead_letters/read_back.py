@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 from tidegate.model.errors import NotFoundError, PositionOutOfRangeError
 from tidegate.model.events import ReceivedEvent
-from tidegate.sql.core.values import DeadLetter, EventReader, decode_copy
+from tidegate.sql.core.values import DeadLetter, EventReader
+from tidegate.wire.event_codec import decode_event
 
 
 def read_back(reader: EventReader, event_hub: str, page: Sequence[DeadLetter]) -> dict[int, ReceivedEvent]:
@@ -61,7 +62,7 @@ def event_of_copy(letter: DeadLetter) -> ReceivedEvent | None:
         offset=letter.offset,
         enqueued_time_ms=letter.enqueued_time_ms,
         encoded=letter.payload,
-        decode=decode_copy,
+        decode=decode_event,
     )
 
 

@@ -19,19 +19,20 @@ from sqlalchemy import func, select, update
 
 from tidegate.model.errors import DatabaseError, DatabaseUnavailableError, InvalidArgumentError
 from tidegate.model.events import ReceivedEvent
+from tidegate.processor.handlers import PartitionContext
 from tidegate.processor.lease import GroupKey, Lease
 from tidegate.sql.core.database import Database
 from tidegate.sql.core.dead_letter_rows import (
     IN_LIST_MAX,
+    close_letters,
     conditions_of,
-    consumer_is,
     dead_letter_of,
     lock_open,
     write_audit,
 )
 from tidegate.sql.core.dead_letter_statements import texts_of
 from tidegate.sql.core.parked_keys import PARKED, KeyOrder, is_open
-from tidegate.sql.core.schema import dead_letter
+from tidegate.sql.core.schema import dead_letter, of_consumer
 from tidegate.sql.core.unit_of_work import RowsRefusedError, UnitOfWork
 from tidegate.sql.core.values import (
     DeadLetter,
@@ -42,7 +43,7 @@ from tidegate.sql.core.values import (
     RedriveReport,
 )
 from tidegate.sql.dead_letters.read_back import read_back
-from tidegate.sql.dead_letters.redrive_report import FailureTally, ReasonTally
+from tidegate.sql.dead_letters.redrive_report import RedriveTally
 from tidegate.sql.handlers.event_runs import (
     EventRun,
     EventsFailedError,
@@ -69,14 +70,11 @@ class Redrive:
     progress: Callable[[RedriveReport], None] | None
     actor: str
     _form: HandlerForm = field(init=False)
-    _reasons: ReasonTally = field(init=False)
-    _failures: FailureTally = field(init=False)
+    _tally: RedriveTally = field(init=False, default_factory=RedriveTally)
     _place: _Place = field(init=False)
 
     def __post_init__(self) -> None:
         self._form = form_of(self.pipeline)
-        self._reasons = ReasonTally()
-        self._failures = FailureTally()
         self._place = _Place("")
 
     def run(self) -> RedriveReport:
@@ -147,9 +145,7 @@ class Redrive:
         numbers = [letter.sequence_number for letter in page]
         lost = [(partition_id, number) for number in numbers if number not in events]
         outcome = self._commit_events(page, events) if events else _PageOutcome()
-        failed_numbers = [letter.sequence_number for letter in outcome.failed]
-        self._reasons.add(page, outcome.redriven, failed_numbers, outcome.waiting)
-        self._failures.add(partition_id, outcome.failed)
+        self._tally.add(page, outcome.redriven, outcome.failed, outcome.waiting)
         return replace(
             report,
             considered=report.considered + len(page),
@@ -159,8 +155,8 @@ class Redrive:
             waiting=report.waiting + len(outcome.waiting),
             lost=(*report.lost, *lost),
             taken_by_others=report.taken_by_others + outcome.taken_by_others,
-            by_reason=self._reasons.outcomes(),
-            failures=self._failures.failures(),
+            by_reason=self._tally.by_reason(),
+            failures=self._tally.failures(),
         )
 
     def _commit_events(self, page: Sequence[DeadLetter], events: Mapping[int, ReceivedEvent]) -> _PageOutcome:
@@ -199,7 +195,9 @@ class Redrive:
                 self._place.would_close.update(outcome.redriven)
             else:
                 self._record_failures(unit, partition_id, outcome.failed)
-                self._close(unit, partition_id, outcome.redriven)
+                if outcome.redriven:
+                    status = DeadLetterStatus.REDRIVEN
+                    close_letters(unit, partition_id, outcome.redriven, status, actor=self.actor)
                 if outcome.redriven or outcome.failed:
                     unit.commit()
                 else:
@@ -214,7 +212,7 @@ class Redrive:
             row = dead_letter.c
             statement = (
                 select(row.partition_key, row.sequence_number)
-                .where(consumer_is(unit.consumer, self._place.partition_id), is_open())
+                .where(of_consumer(dead_letter, unit.consumer, self._place.partition_id), is_open())
                 .where(row.partition_key.in_(unknown))
                 .where(row.sequence_number < max(letter.sequence_number for letter in parked))
                 .order_by(row.sequence_number)
@@ -231,19 +229,9 @@ class Redrive:
     def _context(self) -> RedriveContext:
         now = self.database.clock.now_utc()
         lease = Lease(self._place.partition_id, self.actor, 0, None, now, "")
-        return RedriveContext(self.pipeline.event_hub, self.pipeline.consumer_group, lease)
-
-    def _close(self, unit: UnitOfWork, partition_id: str, sequence_numbers: Sequence[int]) -> None:
-        if not sequence_numbers:
-            return
-        unit.connection.execute(
-            update(dead_letter)
-            .where(
-                consumer_is(unit.consumer, partition_id), dead_letter.c.sequence_number.in_(sequence_numbers)
-            )
-            .values(status=DeadLetterStatus.REDRIVEN.value)
-        )
-        write_audit(unit, partition_id, "redriven", self.actor, [(number, "") for number in sequence_numbers])
+        event_hub, consumer_group = self.pipeline.event_hub, self.pipeline.consumer_group
+        group = GroupKey("redrive", event_hub, consumer_group)  # the real namespace is not stored
+        return RedriveContext(group, event_hub, consumer_group, lease)
 
     def _record_failures(self, unit: UnitOfWork, partition_id: str, failed: Sequence[NewDeadLetter]) -> None:
         now = self.database.clock.now_utc()
@@ -251,7 +239,7 @@ class Redrive:
             unit.connection.execute(
                 update(dead_letter)
                 .where(
-                    consumer_is(unit.consumer, partition_id),
+                    of_consumer(dead_letter, unit.consumer, partition_id),
                     dead_letter.c.sequence_number == letter.sequence_number,
                 )
                 .values(
@@ -269,29 +257,8 @@ class Redrive:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class RedriveContext:
-    """The ``PartitionContext`` of a redrive, which has no lease: its epoch is 0."""
-
-    event_hub: str
-    consumer_group: str
-    lease: Lease
-    """Who redrives."""
-
-    @property
-    def group(self) -> GroupKey:
-        """The consumer group, in the namespace ``redrive``: the database does not know the real one."""
-        return GroupKey("redrive", self.event_hub, self.consumer_group)
-
-    @property
-    def partition_id(self) -> str:
-        """The partition."""
-        return self.lease.partition_id
-
-    @property
-    def owner(self) -> str:
-        """Who redrives."""
-        return self.lease.owner
+class RedriveContext(PartitionContext):
+    """The context of a redrive, which has no lease: its epoch is 0."""
 
     async def checkpoint(self, event: ReceivedEvent | None = None) -> None:
         """Raises InvalidArgumentError: a redrive moves no checkpoint."""

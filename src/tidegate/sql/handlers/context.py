@@ -12,7 +12,7 @@ from sqlalchemy import Connection, event
 
 from tidegate.model.errors import DatabaseError, Fault, InvalidArgumentError
 from tidegate.model.events import ReceivedEvent
-from tidegate.processor.handlers import PartitionContext
+from tidegate.processor.handlers import PartitionContext, TransactionContext
 from tidegate.sql.core.values import NewDeadLetter
 
 REJECTED: Final = "RejectedByHandler"
@@ -42,7 +42,7 @@ class DeadLettered:
     """True: the handler failed for it, so the policy decides. False: the handler decided."""
 
 
-class TransactionCall:
+class TransactionCall(TransactionContext):
     """One call's ``TransactionContext``: the partition's own context, the connection, and dead letters."""
 
     def __init__(
@@ -53,12 +53,7 @@ class TransactionCall:
         *,
         is_payload_copied: bool,
     ) -> None:
-        self.group = partition.group
-        self.event_hub = partition.event_hub
-        self.consumer_group = partition.consumer_group
-        self.partition_id = partition.partition_id
-        self.owner = partition.owner
-        self.lease = partition.lease
+        super().__init__(partition.group, partition.event_hub, partition.consumer_group, partition.lease)
         self._connection: Connection | None = connection
         self._events = events
         self._numbers: frozenset[int] | None = None
@@ -77,21 +72,13 @@ class TransactionCall:
 
     @property
     def connection(self) -> Connection:
-        """The transaction's SQLAlchemy connection. Do not commit, roll back or close it.
-
-        You may use savepoints (``begin_nested``), and commit an ORM ``Session(context.connection)``: it joins
-        the transaction in its own savepoint.
-        """
+        """See ``TransactionContext``. Raises InvalidArgumentError after the call."""
         if self._connection is None:
             raise InvalidArgumentError("The context of a handler's call was used after the call.")
         return self._connection
 
     def dead_letter(self, event: ReceivedEvent, error: BaseException | str) -> None:
-        """Dead-letter an event of this call, without failing the others.
-
-        What was written for it stays. If called twice for an event, the later reason is used.
-        Raises InvalidArgumentError for an event that is not of this call.
-        """
+        """See ``TransactionContext``."""
         self._dead_letter(event, error, is_failure=False)
 
     def fail(self, event: ReceivedEvent, error: BaseException) -> None:
@@ -104,8 +91,7 @@ class TransactionCall:
 
     def _dead_letter(self, event: ReceivedEvent, error: BaseException | str, *, is_failure: bool) -> None:
         number = event.sequence_number
-        if self._connection is None:
-            raise InvalidArgumentError("The context of a handler's call was used after the call.")
+        _ = self.connection  # raises after the call
         if self._numbers is None:
             self._numbers = frozenset(each.sequence_number for each in self._events)
         if number not in self._numbers:

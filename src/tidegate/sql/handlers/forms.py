@@ -80,7 +80,7 @@ def _rows_of(pipeline: Pipeline) -> RunEvents:
     """Runs a pipeline's handler inside the transaction: inserts its rows together, reports each failure."""
 
     def run(unit: UnitOfWork, call: TransactionCall, events: Sequence[ReceivedEvent]) -> None:
-        handled = handle_events(pipeline, events, on_failure=call.fail)
-        call.rows += sum(unit.insert_values(pipeline.table, group) for group in handled.groups)
+        groups = handle_events(pipeline, events, call.fail)
+        call.rows += sum(unit.insert_values(pipeline.table, group) for group in groups)
 
     return run

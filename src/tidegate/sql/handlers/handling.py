@@ -7,21 +7,17 @@ can refuse.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import TYPE_CHECKING, cast
 
 from sqlalchemy import Table
 
 from tidegate.model.events import ReceivedEvent
-from tidegate.sql.core.values import NewDeadLetter, PartitionRows
+from tidegate.sql.core.values import PartitionRows
 from tidegate.sql.handlers.pipeline import Handler, Pipeline
 
 if TYPE_CHECKING:
     from tidegate.sql.core.row_groups import RowGroup
-
-OnFailure = Callable[[ReceivedEvent, BaseException], None]
-"""Called for each event whose handler raised, instead of a dead letter."""
 
 
 class HandlerResultError(TypeError):
@@ -32,33 +28,17 @@ class UnknownColumnError(ValueError):
     """A handler's row names a column that the table lacks; a dead letter's reason, never raised."""
 
 
-@dataclass(slots=True)
-class HandledEvents:
-    """A handler's results: rows by column set, and the events that failed."""
-
-    groups: list[RowGroup] = field(default_factory=list)
-    """Rows with the same columns, in the order of the events."""
-    dead_letters: list[NewDeadLetter] = field(default_factory=list)
-
-
 def handle_events(
-    pipeline: Pipeline, events: Sequence[ReceivedEvent], *, on_failure: OnFailure | None = None
-) -> HandledEvents:
-    """Run the pipeline's handler. Events for which it raises or returns invalid rows become dead letters.
+    pipeline: Pipeline,
+    events: Sequence[ReceivedEvent],
+    fail: Callable[[ReceivedEvent, BaseException], None],
+) -> list[RowGroup]:
+    """Run the pipeline's handler; returns its rows by column set, each in the order of the events.
 
-    An event writes all of its rows or none. on_failure: called instead of making dead letters. A batch
-    handler gets all events at once. Raises BatchResultError, see ``ArrowHandler``.
+    An event writes all of its rows or none. fail: called for each event for which the handler raises or
+    returns invalid rows. A batch handler gets all events at once. Raises BatchResultError, see
+    ``ArrowHandler``.
     """
-    dead_letters: list[NewDeadLetter] = []
-
-    def fail(event: ReceivedEvent, error: BaseException) -> None:
-        if on_failure is not None:
-            on_failure(event, error)
-            return
-        dead_letters.append(
-            NewDeadLetter.from_exception(event, error, is_payload_copied=pipeline.is_payload_copied)
-        )
-
     if pipeline.batch_handler is not None:
         # Imported here, because only users of such handlers need pyarrow.
         from tidegate.sql.handlers.arrow import event_batch_of, run_batch_handler
@@ -66,9 +46,9 @@ def handle_events(
         batch = event_batch_of(events, pipeline.batch_handler.columns)
         outcome = run_batch_handler(pipeline.batch_handler, pipeline.table, batch)
         by_number = {event.sequence_number: event for event in events}
-        for number, error in outcome.failures:
-            fail(by_number[number], error)
-        return HandledEvents([*outcome.groups], dead_letters)
+        for number, failure in outcome.failures:
+            fail(by_number[number], failure)
+        return [*outcome.groups]
     handler = cast(Handler, pipeline.handler)
     shapes = _Shapes(pipeline.table)
     for event in events:
@@ -83,7 +63,7 @@ def handle_events(
             raise
         except Exception as error:  # whatever a user's handler raises, the others continue
             fail(event, error)
-    return HandledEvents([*shapes.groups()], dead_letters)
+    return [*shapes.groups()]
 
 
 class _Shapes:

@@ -18,6 +18,7 @@ from sqlalchemy import BigInteger, Column, MetaData, String, Table, delete
 from sqlalchemy.schema import CreateTable, DropTable
 
 from tidegate.model.errors import InvalidArgumentError
+from tidegate.model.times import milliseconds_of
 from tidegate.sql.core.database import Database
 from tidegate.sql.core.unit_of_work import RowsRefusedError, UnitOfWork
 from tidegate.sql.core.values import ConsumerKey, NewDeadLetter, PartitionRows
@@ -262,7 +263,7 @@ def _letter_of(row: Mapping[str, Any]) -> NewDeadLetter:
     return NewDeadLetter(
         sequence_number=row[SEQUENCE_NUMBER],
         offset=row["offset"],
-        enqueued_time_ms=round(row["enqueuedTime"].timestamp() * 1000),
+        enqueued_time_ms=milliseconds_of(row["enqueuedTime"]),
         error_type=row[ERROR_TYPE] or TRANSFORMATION_ERROR_TYPE,
         reason=row[ERROR],
         partition_key=row["partitionKey"],

@@ -15,17 +15,16 @@ Order of locks: the writers' file lock (SQLite), the query's row, target tables,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from sqlalchemy import Connection, and_, delete, or_, select, update
+from sqlalchemy import ColumnElement, Connection, and_, delete, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from tidegate.model.errors import FencedError, InvalidArgumentError, LedgerMismatchError
 from tidegate.sql.core.database import Database
-from tidegate.sql.core.lost_commit import CommitOutcome, Witness
+from tidegate.sql.core.lost_commit import CommitOutcome
 from tidegate.sql.core.schema import batch_ledger, ledger_query
 from tidegate.sql.core.unit_of_work import UnitOfWork, default_owner
 from tidegate.sql.core.values import ConsumerKey, storable_text
@@ -188,7 +187,7 @@ class BatchLedger:
                     self._forget_from(unit.connection, batch)
                     changes |= {"query_id": batch.query_id, "next_batch_id": batch.batch_id}
                 self._update(unit, changes)
-            unit.set_witness(self._claim_outcome(unit.token))
+            unit.set_witness(lambda connection: self._claim_outcome(connection, unit.token))
         return epoch + 1
 
     def is_committed(self, batch: MicroBatch) -> bool:
@@ -216,15 +215,12 @@ class BatchLedger:
     def record(self, unit: UnitOfWork, batch: MicroBatch, *, rows: int, dead_letters: int) -> None:
         """Write the ledger's row of an entered batch, and delete old ones."""
         row = batch_ledger.c
-        key = {
-            "query_name": self.query_name,
-            "query_id": batch.query_id,
-            "batch_id": batch.batch_id,
-        }
         with unit.translating(f"entering batch {batch.batch_id} of {self.query_name} into the ledger"):
             unit.connection.execute(
                 batch_ledger.insert().values(
-                    **key,
+                    query_name=self.query_name,
+                    query_id=batch.query_id,
+                    batch_id=batch.batch_id,
                     fingerprint=batch.fingerprint,
                     row_count=rows,
                     dead_letter_count=dead_letters,
@@ -240,7 +236,7 @@ class BatchLedger:
                 )
             )
             self._update(unit, {"next_batch_id": batch.batch_id + 1})
-        unit.set_witness(self._batch_outcome(unit.token, key))
+        unit.set_witness(lambda connection: self._batch_outcome(connection, unit.token, batch))
 
     @property
     def _stand_in(self) -> ConsumerKey:
@@ -249,9 +245,7 @@ class BatchLedger:
 
     def _lock(self, connection: Connection, batch: MicroBatch) -> tuple[LedgerState | None, str, int]:
         """The state, the run that last claimed the query, and its epoch; creates a missing row."""
-        lock = (
-            select(ledger_query.c.epoch).where(ledger_query.c.query_name == self.query_name).with_for_update()
-        )
+        lock = select(ledger_query.c.epoch).where(self._is_mine).with_for_update()
         if connection.execute(lock).one_or_none() is None:
             insert = sqlite.insert if self.database.is_sqlite else postgresql.insert
             # Waits for a competitor that is creating the same row, and then sees it.
@@ -275,9 +269,7 @@ class BatchLedger:
     def _state(self, connection: Connection, batch: MicroBatch) -> tuple[LedgerState | None, str, int]:
         row = ledger_query.c
         found = connection.execute(
-            select(row.query_id, row.next_batch_id, row.run_id, row.epoch).where(
-                row.query_name == self.query_name
-            )
+            select(row.query_id, row.next_batch_id, row.run_id, row.epoch).where(self._is_mine)
         ).one_or_none()
         if found is None:
             return None, "", 0
@@ -285,11 +277,7 @@ class BatchLedger:
         if not query_id:
             return None, run_id, epoch
         entry = connection.execute(
-            select(batch_ledger.c.fingerprint).where(
-                batch_ledger.c.query_name == self.query_name,
-                batch_ledger.c.query_id == batch.query_id,
-                batch_ledger.c.batch_id == batch.batch_id,
-            )
+            select(batch_ledger.c.fingerprint).where(self._is_batch(batch))
         ).one_or_none()
         state = LedgerState(query_id, next_batch_id, entry is not None, None if entry is None else entry[0])
         return state, run_id, epoch
@@ -297,7 +285,7 @@ class BatchLedger:
     def _update(self, unit: UnitOfWork, changes: dict[str, object]) -> None:
         unit.connection.execute(
             update(ledger_query)
-            .where(ledger_query.c.query_name == self.query_name)
+            .where(self._is_mine)
             .values(
                 owner=storable_text(default_owner()),
                 transaction_token=unit.token,
@@ -311,47 +299,64 @@ class BatchLedger:
         row = batch_ledger.c
         connection.execute(
             delete(batch_ledger).where(
-                and_(
-                    row.query_name == self.query_name,
-                    or_(row.query_id != batch.query_id, row.batch_id >= batch.batch_id),
-                )
+                row.query_name == self.query_name,
+                or_(row.query_id != batch.query_id, row.batch_id >= batch.batch_id),
             )
         )
 
     def _fenced(self, connection: Connection) -> FencedError:
         row = ledger_query.c
-        owner, updated_at = connection.execute(
-            select(row.owner, row.updated_at).where(row.query_name == self.query_name)
-        ).one()
+        owner, updated_at = connection.execute(select(row.owner, row.updated_at).where(self._is_mine)).one()
         return FencedError(
             f"Another driver took over the query {self.query_name}: {owner}, at "
             f"{updated_at:%Y-%m-%d %H:%M:%S} UTC.",
             next_step="Nothing of the batch was written here. Run one driver per query.",
         )
 
-    def _claim_outcome(self, token: str) -> Witness:
-        def outcome(connection: Connection) -> CommitOutcome:
-            row = ledger_query.c
-            found = connection.execute(
-                select(row.transaction_token).where(row.query_name == self.query_name).with_for_update()
-            ).scalar_one_or_none()
-            return CommitOutcome.COMMITTED if found == token else CommitOutcome.ROLLED_BACK
+    def _claim_outcome(self, connection: Connection, token: str) -> CommitOutcome:
+        statement = select(ledger_query.c.transaction_token).where(self._is_mine).with_for_update()
+        found = connection.execute(statement).scalar_one_or_none()
+        return CommitOutcome.COMMITTED if found == token else CommitOutcome.ROLLED_BACK
 
-        return outcome
+    def _batch_outcome(self, connection: Connection, token: str, batch: MicroBatch) -> CommitOutcome:
+        connection.execute(select(ledger_query.c.epoch).where(self._is_mine).with_for_update())
+        found = connection.execute(
+            select(batch_ledger.c.transaction_token).where(self._is_batch(batch))
+        ).scalar_one_or_none()
+        if found is None:
+            return CommitOutcome.ROLLED_BACK
+        return CommitOutcome.COMMITTED if found == token else CommitOutcome.SUPERSEDED
 
-    def _batch_outcome(self, token: str, key: Mapping[str, object]) -> Witness:
-        def outcome(connection: Connection) -> CommitOutcome:
-            connection.execute(
-                select(ledger_query.c.epoch)
-                .where(ledger_query.c.query_name == self.query_name)
-                .with_for_update()
-            )
-            row = batch_ledger.c
-            found = connection.execute(
-                select(row.transaction_token).where(*[row[name] == value for name, value in key.items()])
-            ).scalar_one_or_none()
-            if found is None:
-                return CommitOutcome.ROLLED_BACK
-            return CommitOutcome.COMMITTED if found == token else CommitOutcome.SUPERSEDED
+    @property
+    def _is_mine(self) -> ColumnElement[bool]:
+        return ledger_query.c.query_name == self.query_name
 
-        return outcome
+    def _is_batch(self, batch: MicroBatch) -> ColumnElement[bool]:
+        row = batch_ledger.c
+        return and_(
+            row.query_name == self.query_name,
+            row.query_id == batch.query_id,
+            row.batch_id == batch.batch_id,
+        )
+
+
+def next_batch_id(database: Database, query_name: str) -> int | None:
+    """The number of the micro-batch that the ledger expects next; earlier ones are committed.
+
+    query_name: as given to ``LedgerSink``. Returns None if no driver of this query has begun a micro-batch
+    yet. Raises DatabaseUnavailableError.
+    """
+    with database.read() as connection:
+        return connection.execute(
+            select(ledger_query.c.next_batch_id).where(ledger_query.c.query_name == query_name)
+        ).scalar_one_or_none()
+
+
+def forget_query(connection: Connection, query_name: str) -> None:
+    """Delete the ledger's record of a query, so that one of this name can begin at micro-batch 0.
+
+    For a query that restarts with a new checkpoint directory. Stop its driver first, and empty its target
+    tables in the same transaction, which the caller commits.
+    """
+    for table in (batch_ledger, ledger_query):
+        connection.execute(delete(table).where(table.c.query_name == query_name))

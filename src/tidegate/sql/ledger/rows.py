@@ -28,14 +28,13 @@ from sqlalchemy import (
     true,
     union_all,
 )
-from sqlalchemy import exc as sqlalchemy_errors
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.schema import CreateTable, DropTable
 
 from tidegate.model.errors import DatabaseError, DatabaseUnavailableError, InvalidArgumentError
 from tidegate.sql.core.database import Database
-from tidegate.sql.core.failures import is_bad_data, reason_of, sqlstate_of, translate
-from tidegate.sql.core.unit_of_work import RowsRefusedError, UnitOfWork
+from tidegate.sql.core.failures import sqlstate_of
+from tidegate.sql.core.unit_of_work import RowsRefusedError, UnitOfWork, rows_refused
 
 if TYPE_CHECKING:
     from tidegate.sql.core.row_groups import RowGroup
@@ -257,15 +256,8 @@ def _try_upsert(unit: UnitOfWork, target: LedgerTable, columns: Sequence[str], r
 
 def execute_rows(unit: UnitOfWork, statement: Executable, table: Table) -> None:
     """Run a statement that writes rows of other tables to ``table``. Raises RowsRefusedError."""
-    try:
+    with unit.writing_rows(table):
         unit.connection.execute(statement)
-    except sqlalchemy_errors.DBAPIError as error:
-        if is_bad_data(error):
-            words = " ".join(str(reason_of(error)).split())
-            raise RowsRefusedError(
-                f"The database refused rows for {table.name}: {words}", reason=reason_of(error)
-            ) from error
-        raise translate(error, doing=f"writing to {table.name}", where=unit.database.url) from error
 
 
 def _upsert(
@@ -332,9 +324,7 @@ def _refuse_null_keys(unit: UnitOfWork, target: LedgerTable, source: Subquery) -
         if is_found:
             column = target.table.columns[key]
             reason = sqlite3.IntegrityError(f"NOT NULL constraint failed: {target.table.name}.{column.name}")
-            raise RowsRefusedError(
-                f"The database refused rows for {target.table.name}: {reason}", reason=reason
-            )
+            raise rows_refused(reason, f"rows for {target.table.name}")
 
 
 def _duplicate_error(target: LedgerTable, keys: Sequence[tuple[object, ...]]) -> DatabaseError:

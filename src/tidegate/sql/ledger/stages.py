@@ -13,7 +13,7 @@ import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -133,12 +133,12 @@ class StageWriter:
 
         Raises RowsRefusedError, which leaves the stage unchanged.
         """
+        shown = rows.select([*self._stage.columns])
+        for name in self._stage.event_columns:
+            shown = shown.append_column(_EVENT_PREFIX + name, rows.column(name))
         if self._unit is None:
-            self._write_file(rows)
+            self._write_file(shown)
         else:
-            shown = rows.select([*self._stage.columns])
-            for name in self._stage.event_columns:
-                shown = shown.append_column(_EVENT_PREFIX + name, rows.column(name))
             with self._unit.savepoint():
                 self._unit.insert_values(self._table, arrow_rows(shown))
         self._rows += rows.num_rows
@@ -148,7 +148,7 @@ class StageWriter:
 
         Raises FencedError if another run has claimed the query, because the stage would never be merged.
         """
-        stage = Stage(self._stage.name, self._rows, self._stage.columns, self._stage.event_columns)
+        stage = replace(self._stage, rows=self._rows)
         if self._unit is None:
             return stage
         with self._unit.translating("registering staged rows"):
@@ -177,11 +177,7 @@ class StageWriter:
     ) -> None:
         self._stack.__exit__(kind, error, trace)
 
-    def _write_file(self, rows: pa.Table) -> None:
-        names = [*self._stage.columns]
-        shown = rows.select(names)
-        for name in self._stage.event_columns:
-            shown = shown.append_column(_EVENT_PREFIX + name, rows.column(name))
+    def _write_file(self, shown: pa.Table) -> None:
         if self._file is None:
             assert self._folder is not None
             try:

@@ -19,10 +19,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
-from types import TracebackType
+from datetime import datetime
 from typing import Final, Self, TypeVar
 
+from tidegate.model.times import time_of
 from tidegate.processor.checkpoint import ProcessorCheckpoint
 from tidegate.processor.lease import GroupKey
 from tidegate.sql.core.database import Database
@@ -74,18 +74,18 @@ class SqlCheckpointStore(CheckpointStore):
         self, fully_qualified_namespace: str, eventhub_name: str, consumer_group: str, **kwargs: object
     ) -> list[Ownership]:
         """The owner of each partition; released ones have an empty ``owner_id``."""
-        rows, _ = self._leases.read(self._consumer(fully_qualified_namespace, eventhub_name, consumer_group))
+        consumer = self._consumer(fully_qualified_namespace, eventhub_name, consumer_group)
         return [
             {
                 "fully_qualified_namespace": fully_qualified_namespace,
                 "eventhub_name": eventhub_name,
                 "consumer_group": consumer_group,
-                "partition_id": row.partition_id,
-                "owner_id": row.owner,
-                "etag": str(row.version),
-                "last_modified_time": row.renewed_at.timestamp(),
+                "partition_id": lease.partition_id,
+                "owner_id": lease.owner,
+                "etag": lease.version,
+                "last_modified_time": lease.renewed_at.timestamp(),
             }
-            for row in rows
+            for lease in self._leases.read(consumer).leases.values()
         ]
 
     def claim_ownership(
@@ -105,9 +105,9 @@ class SqlCheckpointStore(CheckpointStore):
         won = {consumer: self._leases.claim(consumer, claims[consumer]) for consumer in claims}
         answer: list[Ownership] = []
         for ownership in given:
-            row = won.get(self._consumer_of(ownership), {}).get(_text(ownership, "partition_id"))
-            if row is not None:
-                updated = {"etag": str(row.version), "last_modified_time": row.renewed_at.timestamp()}
+            lease = won.get(self._consumer_of(ownership), {}).get(str(ownership["partition_id"]))
+            if lease is not None:
+                updated = {"etag": lease.version, "last_modified_time": lease.renewed_at.timestamp()}
                 answer.append({**ownership, **updated})
         return answer
 
@@ -146,7 +146,7 @@ class SqlCheckpointStore(CheckpointStore):
             self._database,
             self._consumer_of(checkpoint),
             ProcessorCheckpoint(
-                _text(checkpoint, "partition_id"),
+                str(checkpoint["partition_id"]),
                 int(str(checkpoint["sequence_number"])),
                 None if offset is None else str(offset),
             ),
@@ -154,11 +154,8 @@ class SqlCheckpointStore(CheckpointStore):
         )
 
     def _consumer_of(self, values: Mapping[str, object]) -> ConsumerKey:
-        return self._consumer(
-            _text(values, "fully_qualified_namespace"),
-            _text(values, "eventhub_name"),
-            _text(values, "consumer_group"),
-        )
+        names = ("fully_qualified_namespace", "eventhub_name", "consumer_group")
+        return self._consumer(*(str(values[name]) for name in names))
 
     def _consumer(self, namespace: str, event_hub: str, consumer_group: str) -> ConsumerKey:
         return self._namespace.consumer_of(GroupKey(namespace, event_hub, consumer_group))
@@ -179,9 +176,8 @@ class AsyncSqlCheckpointStore(AsyncCheckpointStore):
         self, fully_qualified_namespace: str, eventhub_name: str, consumer_group: str, **kwargs: object
     ) -> list[Ownership]:
         """As ``SqlCheckpointStore``'s."""
-        return await self._run(
-            lambda: self._store.list_ownership(fully_qualified_namespace, eventhub_name, consumer_group)
-        )
+        names = (fully_qualified_namespace, eventhub_name, consumer_group)
+        return await self._run(lambda: self._store.list_ownership(*names))
 
     async def claim_ownership(
         self, ownership_list: Iterable[Mapping[str, object]], **kwargs: object
@@ -195,9 +191,8 @@ class AsyncSqlCheckpointStore(AsyncCheckpointStore):
         self, fully_qualified_namespace: str, eventhub_name: str, consumer_group: str, **kwargs: object
     ) -> list[dict[str, object]]:
         """As ``SqlCheckpointStore``'s."""
-        return await self._run(
-            lambda: self._store.list_checkpoints(fully_qualified_namespace, eventhub_name, consumer_group)
-        )
+        names = (fully_qualified_namespace, eventhub_name, consumer_group)
+        return await self._run(lambda: self._store.list_checkpoints(*names))
 
     async def update_checkpoint(self, checkpoint: Mapping[str, object], **kwargs: object) -> None:
         """As ``SqlCheckpointStore``'s."""
@@ -211,9 +206,7 @@ class AsyncSqlCheckpointStore(AsyncCheckpointStore):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         await self.close()
 
     async def _run(self, work: Callable[[], T]) -> T:
@@ -229,20 +222,14 @@ def _position_of(row: Checkpoint) -> str | int | datetime | None:
     if number is not None:
         return number - 1 or "0"  # the SDK does not accept the int 0 as a position
     if row.enqueued_time_ms is not None:
-        return datetime.fromtimestamp(row.enqueued_time_ms / 1000, UTC)
+        return time_of(row.enqueued_time_ms)
     return None
 
 
 def _claim(ownership: Mapping[str, object]) -> LeaseClaim | None:
     """The claim; None: it cannot be won, because its etag is not this store's."""
-    etag = ownership.get("etag")
-    version: int | None = None
-    if etag:
-        if not str(etag).isdecimal():
-            return None
-        version = int(str(etag))
-    return LeaseClaim(_text(ownership, "partition_id"), _text(ownership, "owner_id"), version)
-
-
-def _text(values: Mapping[str, object], key: str) -> str:
-    return str(values[key])
+    etag = str(ownership.get("etag") or "")
+    if etag and not etag.isdecimal():
+        return None
+    version = int(etag) if etag else None
+    return LeaseClaim(str(ownership["partition_id"]), str(ownership["owner_id"]), version)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
-from sqlalchemy import ColumnElement, NullPool, create_engine, exc, func, make_url, select
+from sqlalchemy import ColumnElement, NullPool, create_engine, exc, make_url, select, true
 
 from tidegate.model.errors import DatabaseError
+from tidegate.processor.checkpoint import ProcessorCheckpoint
 from tidegate.sql.core.database import Database, absolute_url, sqlite_file
 from tidegate.sql.core.failures import translate
-from tidegate.sql.core.schema import checkpoint, current_version
+from tidegate.sql.core.schema import checkpoint, current_version, in_partition_order, of_consumer
 from tidegate.sql.core.values import Checkpoint, ConsumerKey
 
 _CONNECT_TIMEOUT_S: Final = 10
@@ -27,23 +29,38 @@ class CheckpointReader:
 
         Raises DatabaseError and DatabaseUnavailableError.
         """
-        row = checkpoint.c
-        mine = (row.event_hub == consumer.event_hub, row.consumer_group == consumer.consumer_group)
-        return {found.partition_id: found for found in self._select(*mine)}
+        return {found.partition_id: found for found in self._select(of_consumer(checkpoint, consumer))}
 
     def read_all(self) -> list[Checkpoint]:
         """All consumers' checkpoints, by hub, group and partition. Raises as ``read``."""
-        return self._select()
+        return self._select(true())
 
-    def _select(self, *conditions: ColumnElement[bool]) -> list[Checkpoint]:
-        row = checkpoint.c
-        statement = (
-            select(checkpoint)
-            .where(*conditions)
-            .order_by(row.event_hub, row.consumer_group, func.length(row.partition_id), row.partition_id)
-        )
+    def _select(self, condition: ColumnElement[bool]) -> list[Checkpoint]:
+        statement = select(checkpoint).where(condition).order_by(*in_partition_order(checkpoint))
         with self._database.read() as connection:
             return [Checkpoint(**found) for found in connection.execute(statement).mappings()]
+
+
+def processor_checkpoints(rows: Iterable[Checkpoint]) -> dict[str, ProcessorCheckpoint]:
+    """One consumer's checkpoints in the hosts' form, by partition id, without rows that were only locked."""
+    found = {row.partition_id: processor_checkpoint(row) for row in rows}
+    return {partition_id: each for partition_id, each in found.items() if each is not None}
+
+
+def processor_checkpoint(row: Checkpoint) -> ProcessorCheckpoint | None:
+    """The checkpoint in the hosts' form; None if the row has no position."""
+    if row.next_sequence_number is None and row.offset is None and row.enqueued_time_ms is None:
+        return None
+    number = row.next_sequence_number
+    return ProcessorCheckpoint(
+        row.partition_id,
+        None if number is None else number - 1,
+        row.offset,
+        row.enqueued_time_ms,
+        row.event_hub_created_at_ms,
+        row.updated_at,
+        row.owner,
+    )
 
 
 def existing_database(url: str, *, named_by: str) -> Database:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, delete
 
-from tidegate.sql.core.schema import checkpoint, dead_letter, dead_letter_audit
+from tidegate.sql.core.schema import checkpoint, dead_letter, dead_letter_audit, of_consumer
 from tidegate.sql.core.values import ConsumerKey
 
 
@@ -16,8 +16,4 @@ def forget_consumer(connection: Connection, consumer: ConsumerKey) -> None:
     connection: in a transaction, which the caller commits.
     """
     for table in (checkpoint, dead_letter, dead_letter_audit):
-        connection.execute(
-            delete(table).where(
-                table.c.event_hub == consumer.event_hub, table.c.consumer_group == consumer.consumer_group
-            )
-        )
+        connection.execute(delete(table).where(of_consumer(table, consumer)))

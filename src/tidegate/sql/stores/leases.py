@@ -10,41 +10,33 @@ Rows are locked in ascending partition id, and no checkpoint is locked.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Connection, and_, case, func, literal, select, true, tuple_, update
 from sqlalchemy import exc as sqlalchemy_errors
 from sqlalchemy.dialects import postgresql, sqlite
 
-from tidegate.model.errors import DatabaseUnavailableError
+from tidegate.model.errors import DatabaseUnavailableError, InvalidArgumentError
+from tidegate.processor.lease import Lease, LeaseSnapshot
 from tidegate.sql.core.database import Database
 from tidegate.sql.core.failures import is_connection_lost, reason_of, translate
-from tidegate.sql.core.schema import UtcDateTime, checkpoint, lease
+from tidegate.sql.core.schema import UtcDateTime, checkpoint, in_partition_order, lease, of_consumer
 from tidegate.sql.core.values import ConsumerKey, storable_text
 
-
-@dataclass(frozen=True, slots=True)
-class LeaseRow:
-    """Who holds a partition, as stored."""
-
-    event_hub: str
-    consumer_group: str
-    partition_id: str
-    owner: str
-    """The host that holds it; empty: it was released."""
-    epoch: int
-    """Raised by each acquisition."""
-    acquired_at: datetime
-    """When ``owner`` acquired it; for a released lease, when its last owner did."""
-    renewed_at: datetime
-    """When it was last acquired, renewed or released."""
-    version: int
-    """Raised by each change."""
-    age_s: float
-    """Seconds from ``renewed_at`` to the reading by the database's clock, at least 0."""
+_LEASE: Final = (
+    lease.c.partition_id,
+    lease.c.owner,
+    lease.c.epoch,
+    lease.c.acquired_at,
+    lease.c.renewed_at,
+    lease.c.version,
+)
+"""The fields of ``Lease``, of which the table has the version as an integer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,65 +50,55 @@ class LeaseClaim:
     """The row's version as the claimer saw it; None: there was no row."""
 
 
-class LeaseReader:
-    """Reads leases without waiting for transactions that change them."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    def read(self, consumer: ConsumerKey) -> dict[str, LeaseRow]:
-        """This consumer's leases by partition id; partitions that no host ever held are absent.
-
-        Raises DatabaseError and DatabaseUnavailableError.
-        """
-        rows, _ = read_leases(self._database, leases_of(consumer))
-        return {row.partition_id: row for row in rows}
-
-    def read_all(self) -> list[LeaseRow]:
-        """All consumers' leases, by hub, group and partition. Raises as ``read``."""
-        rows, _ = read_leases(self._database)
-        return rows
-
-
 class LeaseTable:
-    """Changes the leases of any consumer. Every method may be called from any thread.
+    """The leases of all consumers. Every method may be called from any thread.
 
-    Each raises DatabaseUnavailableError (also if the connection is lost during COMMIT: then read the lease
-    again) and DatabaseError.
+    Reads do not wait for transactions. Every method raises DatabaseUnavailableError (also if the connection
+    is lost during COMMIT: then read the lease again) and DatabaseError; and InvalidArgumentError for a lease
+    of another store.
     """
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def read(self, consumer: ConsumerKey) -> tuple[list[LeaseRow], datetime]:
+    def read(self, consumer: ConsumerKey) -> LeaseSnapshot:
         """This consumer's leases, and the database's time after they were read."""
-        return read_leases(self._database, leases_of(consumer))
+        leases, now = self._read(of_consumer(lease, consumer))
+        return LeaseSnapshot(leases.get(consumer, {}), now)
+
+    def read_all(self) -> tuple[Mapping[ConsumerKey, dict[str, Lease]], datetime]:
+        """All consumers' leases by partition id, and the database's time after they were read."""
+        return self._read(true())
 
     def acquire(
-        self, consumer: ConsumerKey, partition_id: str, owner: str, *, version: int | None
-    ) -> LeaseRow | None:
-        """Give the partition to ``owner`` if the row still has ``version`` (None: no row exists).
+        self, consumer: ConsumerKey, partition_id: str, owner: str, *, expected: Lease | None
+    ) -> Lease | None:
+        """Give the partition to ``owner`` if the lease is still ``expected`` (None: there never was one).
 
-        The new epoch exceeds the row's and the checkpoint's, so that earlier owners, including Spark drivers,
-        are fenced. Returns None if another host was faster.
+        The new epoch exceeds the lease's and the checkpoint's, so that earlier owners, including Spark
+        drivers, are fenced. Returns None if another host was faster.
         """
+        version = None if expected is None else _version(expected)
         with self._changing("acquiring a lease") as connection:
-            return self._acquire(connection, consumer, partition_id, owner, version)
+            return self._acquire(connection, consumer, LeaseClaim(partition_id, owner, version))
 
-    def renew(self, consumer: ConsumerKey, versions: Sequence[tuple[str, int]]) -> dict[str, LeaseRow]:
-        """Renew the leases, given as (partition id, version), that still have this version and an owner.
-
-        Uses one statement. Returns the renewed leases by partition id.
-        """
+    def renew(self, consumer: ConsumerKey, leases: Sequence[Lease]) -> dict[str, Lease]:
+        """Renew leases that are unchanged and have an owner, with one statement; returns these."""
+        versions = [(each.partition_id, _version(each)) for each in leases]
+        if not versions:
+            return {}
         with self._changing("renewing leases") as connection:
             return self._renew(connection, consumer, versions)
 
-    def release(self, consumer: ConsumerKey, versions: Sequence[tuple[str, int]]) -> dict[str, LeaseRow]:
-        """Release leases that still have their version; their epochs stay. Returns the released ones."""
+    def release(self, consumer: ConsumerKey, leases: Sequence[Lease]) -> dict[str, Lease]:
+        """Release leases that are unchanged, with one statement; their epochs stay. Returns these."""
+        versions = [(each.partition_id, _version(each)) for each in leases]
+        if not versions:
+            return {}
         with self._changing("releasing leases") as connection:
             return self._release(connection, consumer, versions)
 
-    def claim(self, consumer: ConsumerKey, claims: Sequence[LeaseClaim]) -> dict[str, LeaseRow]:
+    def claim(self, consumer: ConsumerKey, claims: Sequence[LeaseClaim]) -> dict[str, Lease]:
         """Apply an official processor's claims in one transaction; returns those won, by partition id.
 
         A claim on the processor's own lease renews it, one with an empty owner releases it, and any other
@@ -139,10 +121,23 @@ class LeaseTable:
                     wanted.append(each)
             won = self._renew(connection, consumer, kept) | self._release(connection, consumer, released)
             for each in wanted:
-                row = self._acquire(connection, consumer, each.partition_id, each.owner, each.version)
-                if row is not None:
-                    won[each.partition_id] = row
+                acquired = self._acquire(connection, consumer, each)
+                if acquired is not None:
+                    won[each.partition_id] = acquired
             return won
+
+    def _read(
+        self, condition: ColumnElement[bool]
+    ) -> tuple[Mapping[ConsumerKey, dict[str, Lease]], datetime]:
+        statement = select(lease.c.event_hub, lease.c.consumer_group, *_LEASE).where(condition)
+        with self._database.read(is_urgent=True) as connection:
+            rows = connection.execute(statement.order_by(*in_partition_order(lease))).all()
+            now = connection.execute(select(self._now())).scalar_one()
+        found: defaultdict[ConsumerKey, dict[str, Lease]] = defaultdict(dict)
+        for event_hub, consumer_group, *row in rows:
+            each = _lease_of(row)
+            found[ConsumerKey(event_hub, consumer_group)][each.partition_id] = each
+        return found, now
 
     def _owners(
         self, connection: Connection, consumer: ConsumerKey, versions: Sequence[tuple[str, int]]
@@ -151,18 +146,18 @@ class LeaseTable:
         if not versions:
             return {}
         row = lease.c
-        statement = select(row.partition_id, row.owner).where(self._unchanged(consumer, versions))
+        statement = select(row.partition_id, row.owner).where(_unchanged(consumer, versions))
         found = connection.execute(statement.order_by(row.partition_id).with_for_update())
         return {each.partition_id: each.owner for each in found}
 
     def _renew(
         self, connection: Connection, consumer: ConsumerKey, versions: Sequence[tuple[str, int]]
-    ) -> dict[str, LeaseRow]:
+    ) -> dict[str, Lease]:
         return self._update(connection, consumer, versions, lease.c.owner != "", {})
 
     def _release(
         self, connection: Connection, consumer: ConsumerKey, versions: Sequence[tuple[str, int]]
-    ) -> dict[str, LeaseRow]:
+    ) -> dict[str, Lease]:
         return self._update(connection, consumer, versions, true(), {"owner": ""})
 
     def _update(
@@ -172,46 +167,31 @@ class LeaseTable:
         versions: Sequence[tuple[str, int]],
         condition: ColumnElement[bool],
         changes: dict[str, object],
-    ) -> dict[str, LeaseRow]:
+    ) -> dict[str, Lease]:
         if not versions:
             return {}
         row = lease.c
         # The subquery locks in order, because updates in different orders could deadlock.
         unchanged = (
             select(row.partition_id)
-            .where(self._unchanged(consumer, versions), condition)
+            .where(_unchanged(consumer, versions), condition)
             .order_by(row.partition_id)
             .with_for_update()
         )
         updated = connection.execute(
             update(lease)
-            .where(leases_of(consumer), row.partition_id.in_(unchanged))
+            .where(of_consumer(lease, consumer), row.partition_id.in_(unchanged))
             .values(renewed_at=self._now(), version=row.version + 1, **changes)
-            .returning(*lease.columns)
+            .returning(*_LEASE)
         )
-        return {found["partition_id"]: LeaseRow(**found, age_s=0.0) for found in updated.mappings()}
+        return {found[0]: _lease_of(found) for found in updated}
 
-    def _acquire(
-        self,
-        connection: Connection,
-        consumer: ConsumerKey,
-        partition_id: str,
-        owner: str,
-        version: int | None,
-    ) -> LeaseRow | None:
+    def _acquire(self, connection: Connection, consumer: ConsumerKey, claim: LeaseClaim) -> Lease | None:
+        partition_id, version, row = claim.partition_id, claim.version, lease.c
+        moved_under = select(checkpoint.c.lease_epoch).where(of_consumer(checkpoint, consumer, partition_id))
+        checkpoint_epoch = func.coalesce(moved_under.scalar_subquery(), 0)
         now = self._now()
-        moved = checkpoint.c
-        checkpoint_epoch = func.coalesce(
-            select(moved.lease_epoch)
-            .where(
-                moved.event_hub == consumer.event_hub,
-                moved.consumer_group == consumer.consumer_group,
-                moved.partition_id == partition_id,
-            )
-            .scalar_subquery(),
-            0,
-        )
-        row = lease.c
+        new = {"owner": storable_text(claim.owner), "acquired_at": now, "renewed_at": now}
         if version is None:
             insert = (sqlite if self._database.is_sqlite else postgresql).insert(lease)
             found = connection.execute(
@@ -219,36 +199,30 @@ class LeaseTable:
                     event_hub=consumer.event_hub,
                     consumer_group=consumer.consumer_group,
                     partition_id=partition_id,
-                    owner=storable_text(owner),
                     epoch=checkpoint_epoch + 1,
-                    acquired_at=now,
-                    renewed_at=now,
                     version=1,
+                    **new,
                 )
                 .on_conflict_do_nothing()
-                .returning(*lease.columns)
+                .returning(*_LEASE)
             )
         else:
+            highest_epoch = case((row.epoch < checkpoint_epoch, checkpoint_epoch), else_=row.epoch)
             found = connection.execute(
                 update(lease)
-                .where(leases_of(consumer), row.partition_id == partition_id, row.version == version)
-                .values(
-                    owner=storable_text(owner),
-                    epoch=case((row.epoch < checkpoint_epoch, checkpoint_epoch), else_=row.epoch) + 1,
-                    acquired_at=now,
-                    renewed_at=now,
-                    version=row.version + 1,
-                )
-                .returning(*lease.columns)
+                .where(of_consumer(lease, consumer, partition_id), row.version == version)
+                .values(epoch=highest_epoch + 1, version=row.version + 1, **new)
+                .returning(*_LEASE)
             )
-        won = found.mappings().one_or_none()
-        return None if won is None else LeaseRow(**won, age_s=0.0)
-
-    def _unchanged(self, consumer: ConsumerKey, versions: Sequence[tuple[str, int]]) -> ColumnElement[bool]:
-        return and_(leases_of(consumer), tuple_(lease.c.partition_id, lease.c.version).in_(versions))
+        won = found.one_or_none()
+        return None if won is None else _lease_of(won)
 
     def _now(self) -> ColumnElement[datetime]:
-        return _time_of(self._database)
+        """The database's own time, as an expression for a statement to be executed immediately."""
+        if self._database.is_sqlite:
+            return literal(self._database.clock.now_utc(), UtcDateTime)
+        # The same in all columns of a statement, unlike clock_timestamp().
+        return func.statement_timestamp(type_=UtcDateTime)
 
     @contextmanager
     def _changing(self, doing: str) -> Iterator[Connection]:
@@ -265,28 +239,17 @@ class LeaseTable:
             raise translate(error, doing=doing, where=self._database.url) from error
 
 
-def read_leases(database: Database, *conditions: ColumnElement[bool]) -> tuple[list[LeaseRow], datetime]:
-    """Lease rows by hub, group and partition, and the database's time after they were read."""
-    row = lease.c
-    statement = (
-        select(lease)
-        .where(*conditions)
-        .order_by(row.event_hub, row.consumer_group, func.length(row.partition_id), row.partition_id)
-    )
-    with database.read(is_urgent=True) as connection:
-        found = connection.execute(statement).mappings().all()
-        now = connection.execute(select(_time_of(database))).scalar_one()
-    rows = [LeaseRow(**each, age_s=max(0.0, (now - each["renewed_at"]).total_seconds())) for each in found]
-    return rows, now
+def _unchanged(consumer: ConsumerKey, versions: Sequence[tuple[str, int]]) -> ColumnElement[bool]:
+    return and_(of_consumer(lease, consumer), tuple_(lease.c.partition_id, lease.c.version).in_(versions))
 
 
-def _time_of(database: Database) -> ColumnElement[datetime]:
-    """The database's own time, as an expression for a statement to be executed immediately."""
-    if database.is_sqlite:
-        return literal(database.clock.now_utc(), UtcDateTime)
-    # The same in all columns of a statement, unlike clock_timestamp().
-    return func.statement_timestamp(type_=UtcDateTime)
+def _lease_of(row: Sequence[Any]) -> Lease:
+    """The lease in a row with the columns ``_LEASE``."""
+    partition_id, owner, epoch, acquired_at, renewed_at, version = row
+    return Lease(partition_id, owner, epoch, acquired_at, renewed_at, str(version))
 
 
-def leases_of(consumer: ConsumerKey) -> ColumnElement[bool]:
-    return and_(lease.c.event_hub == consumer.event_hub, lease.c.consumer_group == consumer.consumer_group)
+def _version(lease: Lease) -> int:
+    if not lease.version.isdecimal():
+        raise InvalidArgumentError(f"The lease version {lease.version!r} is not of a SQL store.")
+    return int(lease.version)

@@ -20,11 +20,11 @@ from tidegate.processor.lease import GroupKey, Lease, LeaseSnapshot
 from tidegate.processor.policies import FailurePolicy
 from tidegate.sql.commit.transactions import SqlTransactions
 from tidegate.sql.core.database import Database
-from tidegate.sql.core.values import Checkpoint, ConsumerKey
+from tidegate.sql.core.values import ConsumerKey
 from tidegate.sql.handlers.forms import HandlerForm, form_of
 from tidegate.sql.stores.checkpoint_moves import move_checkpoint
-from tidegate.sql.stores.checkpoints import CheckpointReader
-from tidegate.sql.stores.leases import LeaseRow, LeaseTable
+from tidegate.sql.stores.checkpoints import CheckpointReader, processor_checkpoints
+from tidegate.sql.stores.leases import LeaseTable
 
 T = TypeVar("T")
 
@@ -51,8 +51,10 @@ class SqlStore:
         are then opened with owner level 0, like theirs. Leases still have rising epochs, which fence commits
         and checkpoints.
         """
-        self._database = database
-        self._has_epochs = has_epochs
+        self.database: Database = database
+        """The database that holds everything."""
+        self.has_epochs: bool = has_epochs
+        """Whether receivers are opened with the lease's epoch as their owner level."""
         self._leases = LeaseTable(database)
         self._checkpoints = CheckpointReader(database)
         self._read_threads = ThreadPoolExecutor(_READ_THREADS, "tidegate-reads")
@@ -61,21 +63,10 @@ class SqlStore:
         self._namespace = OneNamespace()
         self._is_closed = False
 
-    @property
-    def database(self) -> Database:
-        """The database that holds everything."""
-        return self._database
-
-    @property
-    def has_epochs(self) -> bool:
-        """Whether receivers are opened with the lease's epoch as their owner level."""
-        return self._has_epochs
-
     async def list_leases(self, group: GroupKey) -> LeaseSnapshot:
         """As in ``LeaseStore``; does not wait for writers."""
         consumer = self._consumer(group)
-        rows, now = await self._run(self._read_threads, lambda: self._leases.read(consumer))
-        return LeaseSnapshot({row.partition_id: processor_lease(row) for row in rows}, now)
+        return await self._run(self._read_threads, lambda: self._leases.read(consumer))
 
     async def acquire(
         self, group: GroupKey, partition_id: str, owner: str, *, expected: Lease | None
@@ -84,35 +75,26 @@ class SqlStore:
         if not owner:
             raise InvalidArgumentError("A lease needs the name of its owner.")
         consumer = self._consumer(group)
-        version = None if expected is None else _version(expected)
-        row = await self._run(
+        return await self._run(
             self._lease_threads,
-            lambda: self._leases.acquire(consumer, partition_id, owner, version=version),
+            lambda: self._leases.acquire(consumer, partition_id, owner, expected=expected),
         )
-        return None if row is None else processor_lease(row)
 
     async def renew(self, group: GroupKey, leases: Sequence[Lease]) -> Mapping[str, Lease]:
         """As in ``LeaseStore``, with one statement for all."""
         consumer = self._consumer(group)
-        versions = [(lease.partition_id, _version(lease)) for lease in leases]
-        if not versions:
-            return {}
-        rows = await self._run(self._lease_threads, lambda: self._leases.renew(consumer, versions))
-        return {partition_id: processor_lease(row) for partition_id, row in rows.items()}
+        return await self._run(self._lease_threads, lambda: self._leases.renew(consumer, leases))
 
     async def release(self, group: GroupKey, leases: Sequence[Lease]) -> None:
         """As in ``LeaseStore``, with one statement for all."""
         consumer = self._consumer(group)
-        versions = [(lease.partition_id, _version(lease)) for lease in leases]
-        if versions:
-            await self._run(self._lease_threads, lambda: self._leases.release(consumer, versions))
+        await self._run(self._lease_threads, lambda: self._leases.release(consumer, leases))
 
     async def list_checkpoints(self, group: GroupKey) -> Mapping[str, ProcessorCheckpoint]:
         """As in ``CheckpointStore``; does not wait for writers."""
         consumer = self._consumer(group)
         rows = await self._run(self._read_threads, lambda: self._checkpoints.read(consumer))
-        found = {partition_id: processor_checkpoint(row) for partition_id, row in rows.items()}
-        return {partition_id: each for partition_id, each in found.items() if each is not None}
+        return processor_checkpoints(rows.values())
 
     async def update_checkpoint(
         self,
@@ -131,7 +113,7 @@ class SqlStore:
         await self._run(
             self._checkpoint_threads,
             lambda: move_checkpoint(
-                self._database,
+                self.database,
                 consumer,
                 checkpoint,
                 owner=None if lease is None else lease.owner,
@@ -157,7 +139,7 @@ class SqlStore:
         """As in ``TransactionalStore``."""
         assert isinstance(form, HandlerForm)
         return SqlTransactions(
-            self._database,
+            self.database,
             self._consumer(group),
             lease,
             form,
@@ -173,11 +155,11 @@ class SqlStore:
             await asyncio.to_thread(threads.shutdown)
 
     def __repr__(self) -> str:
-        return f"<SqlStore {self._database.url}>"
+        return f"<SqlStore {self.database.url}>"
 
     async def _run(self, threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
         if self._is_closed:
-            raise ClosedError(f"The store {self._database.url} is closed.")
+            raise ClosedError(f"The store {self.database.url} is closed.")
         return await asyncio.get_running_loop().run_in_executor(threads, work)
 
     def _consumer(self, group: GroupKey) -> ConsumerKey:
@@ -204,30 +186,3 @@ class OneNamespace:
                     next_step="Use a database for each namespace, and one name for each service.",
                 )
         return ConsumerKey(group.event_hub, group.consumer_group)
-
-
-def processor_checkpoint(row: Checkpoint) -> ProcessorCheckpoint | None:
-    """The checkpoint in the hosts' form; None if the row has no position."""
-    if row.next_sequence_number is None and row.offset is None and row.enqueued_time_ms is None:
-        return None
-    number = row.next_sequence_number
-    return ProcessorCheckpoint(
-        row.partition_id,
-        None if number is None else number - 1,
-        row.offset,
-        row.enqueued_time_ms,
-        row.event_hub_created_at_ms,
-        row.updated_at,
-        row.owner,
-    )
-
-
-def processor_lease(row: LeaseRow) -> Lease:
-    """The lease in the hosts' form."""
-    return Lease(row.partition_id, row.owner, row.epoch, row.acquired_at, row.renewed_at, str(row.version))
-
-
-def _version(lease: Lease) -> int:
-    if not lease.version.isdecimal():
-        raise InvalidArgumentError(f"The lease version {lease.version!r} is not of a SQL store.")
-    return int(lease.version)
