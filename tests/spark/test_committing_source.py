@@ -6,12 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from tests.spark.support import assert_exact, make_pipeline, publish
 
-from tidegate.spark import Trigger, explain, register, run_pipeline, sink_options
-from tidegate.spark.sql_sink.committing_source import CommittingDataSource
+from tidegate.spark import Trigger, run_pipeline, sink_options
+from tidegate.spark.formats import ProcessedDataSource
 from tidegate.spark.sql_sink.plan import SinkPlan
 from tidegate.testing.hub import HubService
 
@@ -29,13 +28,13 @@ def test_spark_counts_events_although_they_do_not_pass_through_it(
     hub = hub_service.create_hub(partition_count=4)
     publish(hub_service.connection_string, hub, _COUNT)
     seen: list[str] = []
-    to_text = SinkPlan.to_text
+    pickled = SinkPlan.pickled
 
-    def noted(self: SinkPlan) -> str:
-        seen.append(to_text(self))
+    def noted(self: SinkPlan, value: object) -> str:
+        seen.append(pickled(self, value))
         return seen[-1]
 
-    monkeypatch.setattr(SinkPlan, "to_text", noted)
+    monkeypatch.setattr(SinkPlan, "pickled", noted)
     query = run_pipeline(
         spark,
         make_pipeline(hub),
@@ -54,7 +53,7 @@ def test_spark_counts_events_although_they_do_not_pass_through_it(
     assert sum(progress["sink"]["numOutputRows"] for progress in found) == _COUNT
     java_query = query._jsq
     plan: str = java_query.explainInternal(True)
-    assert CommittingDataSource.name() in plan
+    assert ProcessedDataSource.name() in plan
     assert hub_service.connection_string not in plan
     # The plan holds secrets, pickled.
     assert seen
@@ -85,19 +84,3 @@ def test_a_query_of_ones_own_goes_through_spark(
     )
     assert query.awaitTermination(300)
     assert_exact(sqlite_url, _COUNT)
-
-
-def test_the_format_is_not_for_others(spark: SparkSession, hub_service: HubService, tmp_path: Path) -> None:
-    """It needs what ``run_pipeline`` gives it, and says so."""
-    register(spark)
-    with pytest.raises(PySparkException) as caught:
-        (
-            spark.readStream.format(CommittingDataSource.name())
-            .option("eventhubs.connectionString", hub_service.connection_string)
-            .load()
-            .writeStream.format("noop")
-            .option("checkpointLocation", str(tmp_path))
-            .start()
-            .awaitTermination(60)
-        )
-    assert "cannot be used directly" in explain(caught.value)

@@ -13,7 +13,8 @@ from tests.support.responses import section_lengths
 from tidegate.model.errors import EventTooLargeError, InvalidArgumentError, NotFoundError
 from tidegate.model.partition_key import partition_for_key
 from tidegate.spark.hub_sink.batches import BatchCutter, HubBatch
-from tidegate.spark.hub_sink.writer import TaskIdentity
+from tidegate.spark.hub_sink.writer import producer_of
+from tidegate.spark.runtime.workers import TaskIdentity
 from tidegate.wire.batch import iter_events
 from tidegate.wire.event_codec import decode_event
 
@@ -102,12 +103,12 @@ def test_a_row_that_cannot_be_an_event_is_named(row: _Row, error: type[Exception
 
 def test_identities_differ_and_epochs_wrap() -> None:
     """Tasks and queries are producers of their own; after 32,768 micro-batches another one begins anew."""
-    first = TaskIdentity("query", 0, 0).producer()
-    assert first == TaskIdentity("query", 0, 0).producer()
-    assert first.producer_id == TaskIdentity("query", 32_767, 0).producer().producer_id
-    assert TaskIdentity("query", 32_767, 0).producer().epoch == 32_767
+    first = producer_of(TaskIdentity("query", 0, 0))
+    assert first == producer_of(TaskIdentity("query", 0, 0))
+    assert first.producer_id == producer_of(TaskIdentity("query", 32_767, 0)).producer_id
+    assert producer_of(TaskIdentity("query", 32_767, 0)).epoch == 32_767
     others = [
-        TaskIdentity(*each).producer() for each in (("query", 32_768, 0), ("query", 0, 1), ("other", 0, 0))
+        producer_of(TaskIdentity(*each)) for each in (("query", 32_768, 0), ("query", 0, 1), ("other", 0, 0))
     ]
     assert len({first.producer_id, *(other.producer_id for other in others)}) == 4
     assert {other.epoch for other in others} == {0}

@@ -18,7 +18,7 @@ from tests.spark.support import publish
 
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.spark import ArrowStep, explain, mapped_events, register
-from tidegate.spark.mapped.source import MappedDataSource
+from tidegate.spark.formats import ProcessedDataSource
 from tidegate.spark.progress.batches import BatchProgress
 from tidegate.testing.hub import HubService
 
@@ -161,9 +161,9 @@ def _tables(batches: Iterator[pa.RecordBatch]) -> Iterator[Any]:
 
 
 def test_the_format_is_not_for_others(spark: SparkSession, hub: str, tmp_path: Path) -> None:
-    """It needs what ``mapped_events`` gives it, with and without a schema, and says so."""
+    """It needs the plan of ``run_pipeline`` or ``mapped_events``, with or without a schema, and says so."""
     register(spark)
-    reader = spark.readStream.format(MappedDataSource.name()).options(**_options(hub))
+    reader = spark.readStream.format(ProcessedDataSource.name()).options(**_options(hub))
     with pytest.raises(PySparkException) as caught:
         reader.load()
     assert "cannot be used directly" in explain(caught.value)
@@ -171,4 +171,4 @@ def test_the_format_is_not_for_others(spark: SparkSession, hub: str, tmp_path: P
     query = writer.option("checkpointLocation", str(tmp_path)).start()
     with pytest.raises(PySparkException) as caught:
         query.awaitTermination(60)
-    assert "Use tidegate.spark.mapped_events" in explain(caught.value)
+    assert "Use tidegate.spark.run_pipeline or tidegate.spark.mapped_events" in explain(caught.value)

@@ -1,28 +1,35 @@
-"""The data source ``eventhubs``, from which Spark gets its readers and writers.
+"""Tidegate's data sources: the classes that Spark asks for readers and writers.
 
-Spark pickles this class by its module name into every Python process that it starts, so Tidegate must be
-installed on the driver and every executor. Some of those processes only ask for the schema, so readers are
-imported where they are created.
+Spark pickles these classes by their module's name into every Python process that it starts, so Tidegate must
+be installed on the driver and every executor. Some of those processes only ask for the schema, so readers and
+writers are imported where they are created.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
+from tidegate.model.errors import InvalidArgumentError
+from tidegate.spark.runtime.pickled import PLAN_OPTION
+from tidegate.spark.runtime.workers import freeze_loaded_modules
 from tidegate.spark.source.options import SourceOptions
 
 if TYPE_CHECKING:
-    from tidegate.spark.hub_sink.writer import HubBatchWriter, HubStreamWriter
+    from tidegate.spark.capture.reader import CaptureReader
+    from tidegate.spark.capture.replay_source import ReplayStreamReader
+    from tidegate.spark.file_sink.sink import FileWriter
+    from tidegate.spark.hub_sink.writer import HubWriter
+    from tidegate.spark.source.processing import ProcessingStreamReader
     from tidegate.spark.source.reader import EventHubsBatchReader, EventHubsStreamReader
+    from tidegate.spark.sql_sink.sink import SqlSinkWriter
 
 
 class EventHubsDataSource(DataSource):
-    """``spark.read.format("eventhubs")`` and ``spark.readStream.format("eventhubs")``."""
+    """``eventhubs``: reads a hub, as a table or a stream, and publishes rows to one."""
 
     @classmethod
     def name(cls) -> str:
@@ -30,66 +37,191 @@ class EventHubsDataSource(DataSource):
 
     def schema(self) -> StructType:
         """All columns, unless ``.schema(…)`` names some; also checks the options."""
-        return _available_columns(SourceOptions.parse(self.options))
+        return _event_schema(SourceOptions.parse(self.options))
 
     def reader(self, schema: StructType) -> EventHubsBatchReader:
         """The reader of a batch query, with the columns that ``.schema(…)`` names."""
         from tidegate.spark.source.reader import EventHubsBatchReader
 
-        return EventHubsBatchReader(_checked_options(self.options, schema), schema.fieldNames())
+        options = SourceOptions.parse(self.options)
+        return EventHubsBatchReader(options, _chosen(schema, _event_schema(options)))
 
     def streamReader(self, schema: StructType) -> EventHubsStreamReader:  # noqa: N802 - Spark's name
         """The reader of a stream, with the columns that ``.schema(…)`` names."""
         from tidegate.spark.source.reader import EventHubsStreamReader
 
-        return EventHubsStreamReader(_checked_options(self.options, schema), schema.fieldNames())
+        options = SourceOptions.parse(self.options)
+        return EventHubsStreamReader(options, _chosen(schema, _event_schema(options)))
 
-    def writer(self, schema: StructType, overwrite: bool) -> HubBatchWriter:
+    def writer(self, schema: StructType, overwrite: bool) -> HubWriter:
         """The writer of ``df.write.format("eventhubs").mode("append")``."""
-        from tidegate.spark.hub_sink.writer import hub_batch_writer
+        from tidegate.spark.hub_sink.writer import hub_writer
 
-        return hub_batch_writer(self.options, schema, overwrite)
+        return hub_writer(self.options, schema, overwrite, is_stream=False)
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> HubStreamWriter:  # noqa: N802 - Spark's name
+    def streamWriter(self, schema: StructType, overwrite: bool) -> HubWriter:  # noqa: N802 - Spark's name
         """The writer of ``df.writeStream.format("eventhubs")``."""
-        from tidegate.spark.hub_sink.writer import hub_stream_writer
+        from tidegate.spark.hub_sink.writer import hub_writer
 
-        return hub_stream_writer(self.options, schema, overwrite)
+        freeze_loaded_modules()
+        return hub_writer(self.options, schema, overwrite, is_stream=True)
 
 
-def _available_columns(options: SourceOptions) -> StructType:
+class ProcessedDataSource(DataSource):
+    """``eventhubs-processed``: a stream whose tasks process events where they read them.
+
+    Only ``run_pipeline`` and ``mapped_events`` create it, with a schema and a plan.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        return "eventhubs-processed"
+
+    def schema(self) -> NoReturn:
+        """Raises InvalidArgumentError: Spark asks only if neither of the two created the stream."""
+        raise self._unusable()
+
+    def streamReader(self, schema: StructType) -> ProcessingStreamReader:  # noqa: N802 - Spark's name
+        """The reader that processes events."""
+        from tidegate.spark.source.processing import COMMITS_OPTION, ProcessingStreamReader
+
+        options = {**self.options}
+        plan, commits = options.pop(PLAN_OPTION, None), options.pop(COMMITS_OPTION, None)
+        if plan is None:
+            raise self._unusable()
+        return ProcessingStreamReader(SourceOptions.parse(options), plan, is_committing=commits is not None)
+
+    def _unusable(self) -> InvalidArgumentError:
+        return InvalidArgumentError(
+            f"The format {self.name()} cannot be used directly.",
+            next_step="Use tidegate.spark.run_pipeline or tidegate.spark.mapped_events, or "
+            '.format("eventhubs").',
+        )
+
+
+class CaptureDataSource(DataSource):
+    """``eventhubs-capture``: captured events as a table with the columns of ``eventhubs``."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "eventhubs-capture"
+
+    def schema(self) -> StructType:
+        """The columns; also checks the options, because Spark calls this first."""
+        from tidegate.spark.capture.options import CaptureOptions
+        from tidegate.spark.source.schema import EVENT_SCHEMA
+
+        CaptureOptions.parse(self.options)
+        return EVENT_SCHEMA
+
+    def reader(self, schema: StructType) -> CaptureReader:
+        """The reader of a batch query, with the columns that ``.schema(…)`` names."""
+        from tidegate.spark.capture.options import CaptureOptions
+        from tidegate.spark.capture.reader import CaptureReader
+        from tidegate.spark.source.schema import EVENT_SCHEMA
+
+        columns = _chosen(schema, EVENT_SCHEMA)
+        return CaptureReader(CaptureOptions.parse(self.options), columns)
+
+    def streamReader(self, schema: StructType) -> NoReturn:  # noqa: N802 - Spark's name
+        """Raises InvalidArgumentError: files appear late, so they are only a table."""
+        raise InvalidArgumentError(
+            "The format eventhubs-capture is a table, not a stream.",
+            next_step='Read live events with .format("eventhubs"), or run a pipeline over captured and then '
+            "live events with `tidegate pipeline replay`.",
+        )
+
+
+class ReplayDataSource(DataSource):
+    """``eventhubs-replay``: a hub's stream, with deleted events read from Capture; see ``run_pipeline``."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "eventhubs-replay"
+
+    def schema(self) -> StructType:
+        """The columns of ``eventhubs``; also checks the options."""
+        from tidegate.spark.capture.replay_source import parse_options
+
+        return _event_schema(parse_options(self.options)[0])
+
+    def reader(self, schema: StructType) -> NoReturn:
+        """Raises InvalidArgumentError: a batch query reads captured events or the log."""
+        raise InvalidArgumentError(
+            "The format eventhubs-replay is a stream.",
+            next_step='Read captured events with .format("eventhubs-capture"), the log with "eventhubs".',
+        )
+
+    def streamReader(self, schema: StructType) -> ReplayStreamReader:  # noqa: N802 - Spark's name
+        """The reader of a stream, with the columns that ``.schema(…)`` names."""
+        from tidegate.spark.capture.replay_source import ReplayStreamReader, parse_options
+
+        source, capture = parse_options(self.options)
+        return ReplayStreamReader(source, _chosen(schema, _event_schema(source)), capture)
+
+
+class SqlSinkDataSource(DataSource):
+    """``eventhubs-sql``: the streaming sink whose effects in a database happen exactly once."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "eventhubs-sql"
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> SqlSinkWriter:  # noqa: N802 - Spark's name
+        """The writer of a streaming query in append mode."""
+        from tidegate.spark.sql_sink.sink import sql_sink_writer
+
+        freeze_loaded_modules()
+        return sql_sink_writer(self.options, schema, overwrite)
+
+
+class FileSinkDataSource(DataSource):
+    """``eventhubs-files``: writes each row once to Parquet or JSON files."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "eventhubs-files"
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> FileWriter:  # noqa: N802 - Spark's name
+        """The writer of a streaming query in append mode."""
+        from tidegate.spark.file_sink.sink import file_writer
+
+        freeze_loaded_modules()
+        return file_writer(self.options, schema, overwrite, is_stream=True)
+
+    def writer(self, schema: StructType, overwrite: bool) -> FileWriter:
+        """The writer of a batch query in append mode."""
+        from tidegate.spark.file_sink.sink import file_writer
+
+        return file_writer(self.options, schema, overwrite, is_stream=False)
+
+
+def _event_schema(options: SourceOptions) -> StructType:
     from tidegate.spark.source.schema import ENCODED_EVENT_SCHEMA, EVENT_SCHEMA
 
     return ENCODED_EVENT_SCHEMA if options.encoded_events else EVENT_SCHEMA
 
 
-def _checked_options(options: Mapping[str, str], schema: StructType) -> SourceOptions:
+def _chosen(schema: StructType, available: StructType) -> list[str]:
+    """The names of the columns that ``.schema(…)`` gives. Raises InvalidArgumentError."""
     from tidegate.spark.source.schema import check_chosen_columns
 
-    parsed = SourceOptions.parse(options)
-    check_chosen_columns(schema, _available_columns(parsed))
-    return parsed
+    check_chosen_columns(schema, available)
+    return schema.fieldNames()
 
 
 def register(spark: SparkSession) -> None:
     """Register Tidegate's formats with a session: ``eventhubs``, ``eventhubs-capture``, ``eventhubs-files``,
     and the internal ones of pipelines.
     """
-    from tidegate.spark.capture.replay_source import ReplayDataSource
-    from tidegate.spark.capture.source import CaptureDataSource
-    from tidegate.spark.file_sink.sink import FileSinkDataSource
-    from tidegate.spark.mapped.source import MappedDataSource
     from tidegate.spark.runtime.session import share_python_path
-    from tidegate.spark.sql_sink.committing_source import CommittingDataSource
-    from tidegate.spark.sql_sink.sink import SqlSinkDataSource
 
     share_python_path()
     for source in (
         EventHubsDataSource,
+        ProcessedDataSource,
         CaptureDataSource,
         ReplayDataSource,
-        CommittingDataSource,
-        MappedDataSource,
         SqlSinkDataSource,
         FileSinkDataSource,
     ):

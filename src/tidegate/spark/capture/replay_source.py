@@ -1,4 +1,4 @@
-"""The data source ``eventhubs-replay``: a hub's stream, with deleted events read from Capture.
+"""The readers of the format ``eventhubs-replay``: a hub's stream, with deleted events read from Capture.
 
 Theory of operation. It is the stream ``eventhubs``, with the same offsets: a micro-batch is a range of
 sequence numbers per partition. When it is planned, each range is cut where the partition's log begins:
@@ -17,12 +17,11 @@ import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, NoReturn
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, InputPartition
-from pyspark.sql.types import StructType
+from pyspark.sql.datasource import InputPartition
 
 from tidegate.model.errors import InvalidArgumentError, PositionOutOfRangeError
 from tidegate.spark.capture.columns import CaptureRows, capture_batch, fields_for
@@ -43,36 +42,6 @@ CAPTURE_PREFIX: Final = "capture."
 """Prefix of options for ``eventhubs-capture``."""
 
 _logger = logging.getLogger(__name__)
-
-
-class ReplayDataSource(DataSource):
-    """``readStream.format("eventhubs-replay")``; start it with ``tidegate.spark.run_pipeline``."""
-
-    @classmethod
-    def name(cls) -> str:
-        return "eventhubs-replay"
-
-    def schema(self) -> StructType:
-        """The columns of ``eventhubs``; also checks the options."""
-        from tidegate.spark.source.schema import ENCODED_EVENT_SCHEMA, EVENT_SCHEMA
-
-        source, _ = parse_options(self.options)
-        return ENCODED_EVENT_SCHEMA if source.encoded_events else EVENT_SCHEMA
-
-    def reader(self, schema: StructType) -> NoReturn:
-        """Raises InvalidArgumentError: a batch query reads captured events or the log."""
-        raise InvalidArgumentError(
-            "The format eventhubs-replay is a stream.",
-            next_step='Read captured events with .format("eventhubs-capture"), the log with "eventhubs".',
-        )
-
-    def streamReader(self, schema: StructType) -> ReplayStreamReader:  # noqa: N802 - Spark's name
-        """The reader of a stream, with the columns that ``.schema(…)`` names."""
-        from tidegate.spark.source.schema import check_chosen_columns
-
-        check_chosen_columns(schema, self.schema())
-        source, capture = parse_options(self.options)
-        return ReplayStreamReader(source, schema.fieldNames(), capture)
 
 
 def parse_options(options: Mapping[str, str]) -> tuple[SourceOptions, CaptureOptions]:

@@ -33,7 +33,7 @@ from tidegate.spark.hub_sink.batches import BatchCutter, HubBatch
 from tidegate.spark.hub_sink.options import HubSinkOptions, check_columns
 from tidegate.spark.runtime.certificates import certificates_file
 from tidegate.spark.runtime.options import check_appends
-from tidegate.spark.runtime.workers import freeze_loaded_modules, micro_batch, running_task
+from tidegate.spark.runtime.workers import TaskIdentity, freeze_loaded_modules
 from tidegate.spark.source.hub import make_credential
 
 _logger = logging.getLogger(__name__)
@@ -54,79 +54,57 @@ class HubCommitMessage(WriterCommitMessage):
     is_repeat_safe: bool
 
 
-@dataclass(frozen=True, slots=True)
-class TaskIdentity:
-    """Which part of which write a task does."""
-
-    write: str
-    """The query's id, or the name of a batch query's write."""
-    batch_id: int
-    """The micro-batch; 0 in a batch query."""
-    task: int
-    """The number of the task in the micro-batch."""
-
-    def producer(self) -> ProducerIdentity:
-        """One producer per query and task, with micro-batches as epochs.
-
-        The service remembers a limited number of producers per partition; with one per micro-batch, a query
-        would soon displace all others.
-        """
-        text = f"tidegate-spark\0{self.write}\0{self.task}\0{self.batch_id // _EPOCHS}"
-        digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
-        return ProducerIdentity(int.from_bytes(digest, "big") >> 1, self.batch_id % _EPOCHS)
+def hub_writer(
+    options: Mapping[str, str], schema: StructType, overwrite: bool, *, is_stream: bool
+) -> HubWriter:
+    """The writer of a query. Raises InvalidArgumentError (option, column, mode)."""
+    check_appends(overwrite, "An event hub", is_stream=is_stream)
+    check_columns(schema)
+    parsed = HubSinkOptions.parse(options, is_stream=is_stream)
+    if is_stream:
+        return HubWriter(parsed, None)
+    return HubWriter(parsed, str(uuid.uuid4()) if parsed.write_id is None else f"write\0{parsed.write_id}")
 
 
-class HubStreamWriter(DataSourceStreamArrowWriter):
-    def __init__(self, options: HubSinkOptions) -> None:
+class HubWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
+    """Sends rows in tasks. A batch query is a single micro-batch."""
+
+    def __init__(self, options: HubSinkOptions, write: str | None) -> None:
+        """write: names a batch query's write, for its tasks and their retries; None: a stream."""
         self._options = options
+        self._write = write
 
     # The Arrow writer's parameter differs from its base class's in pyspark as well.
     def write(self, iterator: Iterator[pa.RecordBatch]) -> HubCommitMessage:  # type: ignore[override]
         """Send the rows of one task. Raises as ``write_task``."""
-        identity = TaskIdentity(*micro_batch(), running_task().partitionId())
-        return write_task(self._options, identity, iterator)
+        return write_task(self._options, TaskIdentity.of_this_task(self._write), iterator)
 
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int = 0) -> None:  # noqa: N803
         """Log once if the service does not recognise repeats."""
-        if batchId == 0:
-            _report(self._options, messages)
+        if batchId == 0 and self._options.is_idempotent and not all(map(_is_repeat_safe, messages)):
+            _logger.warning(
+                "The service of %s does not recognise repeated batches: events are stored at least once, and "
+                "again when a task or micro-batch is repeated.",
+                self._options.connection_string.entity_path,
+            )
 
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Do nothing: what is in the log stays, and the repeated micro-batch continues after it."""
-
-
-class HubBatchWriter(DataSourceArrowWriter):
-    def __init__(self, options: HubSinkOptions) -> None:
-        self._options = options
-        self._write_id = f"write\0{options.write_id}" if options.write_id is not None else str(uuid.uuid4())
-        """Created on the driver, once per query, and shared by its tasks and their retries."""
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> HubCommitMessage:  # type: ignore[override]
-        """Send the rows of one task. Raises as ``write_task``."""
-        identity = TaskIdentity(self._write_id, 0, running_task().partitionId())
-        return write_task(self._options, identity, iterator)
-
-    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Log if the service does not recognise repeats."""
-        _report(self._options, messages)
-
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Do nothing: what is in the log stays."""
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int = 0) -> None:  # noqa: N803
+        """Do nothing: what is in the log stays, and a repeated micro-batch continues after it."""
 
 
-def hub_stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> HubStreamWriter:
-    """The writer of a streaming query. Raises InvalidArgumentError (option, column, output mode)."""
-    check_appends(overwrite, '.outputMode("append")', "An event hub")
-    check_columns(schema)
-    freeze_loaded_modules()
-    return HubStreamWriter(HubSinkOptions.parse(options, is_stream=True))
+def _is_repeat_safe(message: WriterCommitMessage | None) -> bool:
+    return not isinstance(message, HubCommitMessage) or message.is_repeat_safe
 
 
-def hub_batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> HubBatchWriter:
-    """The writer of a batch query. Raises InvalidArgumentError (option, column, save mode)."""
-    check_appends(overwrite, '.mode("append")', "An event hub")
-    check_columns(schema)
-    return HubBatchWriter(HubSinkOptions.parse(options, is_stream=False))
+def producer_of(identity: TaskIdentity) -> ProducerIdentity:
+    """One producer per query and task, with micro-batches as epochs.
+
+    The service remembers a limited number of producers per partition; with one per micro-batch, a query would
+    soon displace all others.
+    """
+    text = f"tidegate-spark\0{identity.write}\0{identity.task}\0{identity.batch_id // _EPOCHS}"
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    return ProducerIdentity(int.from_bytes(digest, "big") >> 1, identity.batch_id % _EPOCHS)
 
 
 def write_task(
@@ -152,7 +130,7 @@ def _write_task(
 ) -> HubCommitMessage:
     producer = _producer(options)
     layout = producer.layout
-    sender = identity.producer()
+    sender = producer_of(identity)
     cutter = BatchCutter(
         layout.partition_ids, layout.batch_bytes_max, first_turn=sender.producer_id + sender.epoch
     )
@@ -238,14 +216,3 @@ def _key(options: HubSinkOptions) -> _Key:
         options.credential,
         options.is_idempotent,
     )
-
-
-def _report(options: HubSinkOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
-    if options.is_idempotent and any(
-        isinstance(each, HubCommitMessage) and not each.is_repeat_safe for each in messages
-    ):
-        _logger.warning(
-            "The service of %s does not recognise repeated batches: events are stored at least once, and "
-            "again when a task or micro-batch is repeated.",
-            options.connection_string.entity_path,
-        )

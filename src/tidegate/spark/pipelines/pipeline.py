@@ -8,16 +8,24 @@ query.awaitTermination()
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
-from pyspark.sql.types import StructType
+from pyspark.sql.types import BooleanType, StructField, StructType
 
 from tidegate.model.errors import InvalidArgumentError
-from tidegate.spark.capture.replay_source import ReplayDataSource, check_replayable, plan_replay
-from tidegate.spark.formats import EventHubsDataSource, register
+from tidegate.spark.capture.replay_source import check_replayable, plan_replay
+from tidegate.spark.formats import (
+    EventHubsDataSource,
+    ProcessedDataSource,
+    ReplayDataSource,
+    SqlSinkDataSource,
+    register,
+)
 from tidegate.spark.pipelines.identity import hub_options
 from tidegate.spark.pipelines.stream_pipeline import MAX_EVENTS_PER_TRIGGER, HubSource
 from tidegate.spark.runtime.pickled import PLAN_OPTION
@@ -26,11 +34,11 @@ from tidegate.spark.runtime.trigger import AS_SOON_AS_POSSIBLE, Trigger
 from tidegate.spark.source.hub import HubReader
 from tidegate.spark.source.options import CHECKPOINT_PREFIX, SourceOptions
 from tidegate.spark.source.ownership import claim_checkpoints
+from tidegate.spark.source.processing import COMMITS_OPTION, ReadingPlan
 from tidegate.spark.source.schema import event_field
 from tidegate.spark.sql_sink.commits import BOOKKEEPING_COLUMNS, needed_columns
-from tidegate.spark.sql_sink.committing_source import SINK_FORMAT, CommittingDataSource
 from tidegate.spark.sql_sink.plan import SinkPlan
-from tidegate.spark.sql_sink.sink import SqlSinkDataSource
+from tidegate.spark.sql_sink.writer import commit_events
 from tidegate.sql import Database, Pipeline
 from tidegate.sql.core.database import absolute_url
 from tidegate.sql.core.row_groups import required_columns
@@ -41,6 +49,9 @@ TRANSACTION_ROWS_MAX = 50_000
 to PostgreSQL holds the rows of two transactions."""
 TRANSACTION_BYTES_MAX = 32 * 1024 * 1024
 """Most bytes of a transaction's rows in Arrow."""
+
+_COMMITTED = StructType([StructField("committed", BooleanType())])
+"""The columns of rows from tasks that commit where they read: one, always null."""
 
 Transformation = Callable[[DataFrame], DataFrame]
 """Turns columns of the format ``eventhubs`` into ``partition``, ``sequenceNumber``, the table's columns and,
@@ -104,7 +115,7 @@ def run_pipeline(
     if replay is not None:
         options["eventhubs.startingPositions"] = replay.starting_positions
     replayed_columns = _replayed_columns(pipeline) if replay is not None and is_batched else []
-    claimed = sink_options(
+    plan = _claimed_plan(
         pipeline,
         options,
         database_url,
@@ -118,7 +129,7 @@ def run_pipeline(
     # Without a transformation, events need not pass through Java between reading and writing.
     is_committed_by_source = transform is None and replay is None
     if is_committed_by_source:
-        reader = reader.format(CommittingDataSource.name()).options(**claimed)
+        reader = reader.format(ProcessedDataSource.name()).options(**_committing(plan)).schema(_COMMITTED)
     if replay is not None:
         reader = reader.format(ReplayDataSource.name()).options(**replay.options)
     if replayed_columns:
@@ -129,9 +140,9 @@ def run_pipeline(
         if replay is not None:
             check_replayable(rows.columns, pipeline)
     if is_committed_by_source:
-        writer = rows.writeStream.format(SINK_FORMAT)
+        writer = rows.writeStream.format("noop")  # any other sink would end in Python: two more processes
     else:
-        writer = rows.writeStream.format(SqlSinkDataSource.name()).options(**claimed)
+        writer = rows.writeStream.format(SqlSinkDataSource.name()).option(PLAN_OPTION, plan.to_text())
     writer = writer.queryName(pipeline.name).outputMode("append")
     writer = writer.option("checkpointLocation", checkpoint_path(checkpoint_location))
     return trigger.applied_to(writer).start()
@@ -150,6 +161,21 @@ def sink_options(
     source_options: of the ``eventhubs`` stream that feeds it. Creates a missing table. Raises as
     ``run_pipeline``.
     """
+    plan = _claimed_plan(
+        pipeline, source_options, database_url, is_transformed=is_transformed, rows_max=rows_max
+    )
+    return {PLAN_OPTION: plan.to_text()}
+
+
+def _claimed_plan(
+    pipeline: Pipeline,
+    source_options: Mapping[str, str],
+    database_url: str,
+    *,
+    is_transformed: bool,
+    rows_max: int,
+) -> SinkPlan:
+    """The plan of the tasks, after claiming the pipeline's checkpoints for this driver."""
     source = SourceOptions.parse(source_options)
     if source.split_partitions:
         raise InvalidArgumentError(
@@ -168,7 +194,7 @@ def sink_options(
         event_hub_created_at_ms=description.created_at_ms,
         start_sequence_numbers=hub.resolve(source.starting, description),
     )
-    plan = SinkPlan(
+    return SinkPlan(
         pipeline=pipeline,
         database_url=database_url,
         source=source,
@@ -177,7 +203,16 @@ def sink_options(
         transaction_rows_max=rows_max,
         transaction_bytes_max=TRANSACTION_BYTES_MAX,
     )
-    return {PLAN_OPTION: plan.to_text()}
+
+
+def _committing(plan: SinkPlan) -> dict[str, str]:
+    """Options of the source, so that the tasks that read events also commit them."""
+    reading = ReadingPlan(
+        partial(commit_events, plan),
+        pa.schema([(_COMMITTED.names[0], pa.bool_())]),
+        tuple(needed_columns(plan.pipeline, is_transformed=False)),
+    )
+    return {PLAN_OPTION: plan.pickled(reading), COMMITS_OPTION: "true"}
 
 
 def _replayed_columns(pipeline: Pipeline) -> list[str]:

@@ -23,10 +23,11 @@ def short_name(name: str) -> str:
     return name.lower().removeprefix(PREFIX)
 
 
-def check_appends(overwrite: bool, how: str, subject: str) -> None:
-    """Raise InvalidArgumentError for a save or output mode that overwrites. how: the mode to use instead."""
+def check_appends(overwrite: bool, subject: str, *, is_stream: bool) -> None:
+    """Raise InvalidArgumentError for a save or output mode that overwrites."""
     if overwrite:
-        raise InvalidArgumentError(f"{subject} can only append.", next_step=f"Use {how}.")
+        mode = ".outputMode" if is_stream else ".mode"
+        raise InvalidArgumentError(f"{subject} can only append.", next_step=f'Use {mode}("append").')
 
 
 def known_options(

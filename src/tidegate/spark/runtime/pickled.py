@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import importlib.machinery
 import sys
-from collections.abc import Mapping
 from functools import lru_cache, partial
 from pathlib import Path
 from types import ModuleType
@@ -46,19 +45,6 @@ def pickled(value: object, function: object, *, subject: str) -> str:
         if is_by_value:
             cloudpickle.unregister_pickle_by_value(module)  # type: ignore[no-untyped-call]
     return base64.b64encode(encoded).decode()
-
-
-def plan_and_options(
-    options: Mapping[str, str], format_name: str, *, next_step: str
-) -> tuple[str, dict[str, str]]:
-    """The plan and the other options of an internal format.
-
-    Raises InvalidArgumentError, which says what to use instead (``next_step``), if there is no plan.
-    """
-    plan = options.get(PLAN_OPTION)
-    if plan is None:
-        raise InvalidArgumentError(f"The format {format_name} cannot be used directly.", next_step=next_step)
-    return plan, {name: value for name, value in options.items() if name != PLAN_OPTION}
 
 
 def _dumps(value: object) -> bytes:

@@ -1,8 +1,9 @@
-"""Makes PySpark's pooled Python workers, which live between tasks, fast."""
+"""What a PySpark worker knows of its task, and what makes pooled workers, which live between tasks, fast."""
 
 from __future__ import annotations
 
 import gc
+from dataclasses import dataclass
 
 from pyspark import TaskContext
 
@@ -24,18 +25,27 @@ def freeze_loaded_modules() -> None:
         gc.freeze()
 
 
-def running_task() -> TaskContext:
-    """The Spark task that runs in this process."""
-    context = TaskContext.get()
-    assert context is not None
-    return context
+@dataclass(frozen=True, slots=True)
+class TaskIdentity:
+    """Which part of which write the task of this process does; the same for all attempts of the task."""
 
+    write: str
+    """The streaming query's id, or the name of a batch query's write."""
+    batch_id: int
+    """The micro-batch; 0 in a batch query."""
+    task: int
+    """The number of the task in the micro-batch."""
 
-def micro_batch() -> tuple[str, int]:
-    """The query's id and the micro-batch's number of the task that runs in this process."""
-    context = running_task()
-    query_id = context.getLocalProperty("sql.streaming.queryId")
-    batch_id = context.getLocalProperty("streaming.sql.batchId")
-    assert query_id is not None
-    assert batch_id is not None
-    return query_id, int(batch_id)
+    @classmethod
+    def of_this_task(cls, write: str | None = None) -> TaskIdentity:
+        """write: the name of a batch query's write; None: the task is one of a stream."""
+        context = TaskContext.get()
+        assert context is not None
+        task = context.partitionId()
+        if write is not None:
+            return cls(write, 0, task)
+        query_id = context.getLocalProperty("sql.streaming.queryId")
+        batch_id = context.getLocalProperty("streaming.sql.batchId")
+        assert query_id is not None
+        assert batch_id is not None
+        return cls(query_id, int(batch_id), task)

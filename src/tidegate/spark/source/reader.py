@@ -266,7 +266,16 @@ def sql_positions(options: SourceOptions, description: HubDescription) -> dict[s
 class EventHubsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans micro-batches and reads their tasks' ranges."""
 
-    def __init__(self, options: SourceOptions, columns: Sequence[str] = ALL_COLUMNS) -> None:
+    def __init__(
+        self,
+        options: SourceOptions,
+        columns: Sequence[str] = ALL_COLUMNS,
+        *,
+        is_committing: bool = False,
+    ) -> None:
+        """is_committing: tasks move the SQL checkpoints, so compare with them before each micro-batch, not
+        only at the query's beginning.
+        """
         if options.has_ending:
             raise InvalidArgumentError(
                 "The option eventhubs.endingPosition is for batch queries; a stream has no end.",
@@ -278,6 +287,9 @@ class EventHubsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._last_description: HubDescription | None = None
         self._available_now_until: dict[str, int] | None = None
         self._sql_start: dict[str, int] | None = None
+        self._is_committing = is_committing
+        self._compared: StreamOffset | None = None
+        """The offset that was last compared with SQL."""
 
     # Spark asks for these names.
 
@@ -349,7 +361,7 @@ class EventHubsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             self._offset_in(end_offset, description)  # raises or reports
             return []  # nothing of that hub is left to read
         start_offset = self._offset_in(start_offset, description)
-        if self._sql_start is None:  # as above: not checked yet
+        if self._compared is None:  # as above: not checked yet
             self._check_not_ahead(start_offset, description)
         ranges, losses = self._readable(start_offset, end_offset.partitions, description)
         _log_losses(losses, self._options)
@@ -395,7 +407,7 @@ class EventHubsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self, start: StreamOffset, until: Mapping[str, int], description: HubDescription
     ) -> tuple[list[PartitionRange], list[Loss]]:
         """What to read between two offsets, without what SQL had when this query began; and what is lost."""
-        done = self._sql_start_of(description)
+        done = self._sql_start or {}
         starts = {key: max(start.partitions.get(key, 0), done.get(key, 0)) for key in description.bounds}
         return clip_lost_events(
             ranges_between(starts, until),
@@ -403,20 +415,13 @@ class EventHubsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             fail_on_data_loss=self._options.fail_on_data_loss,
         )
 
-    def _sql_start_of(self, description: HubDescription) -> dict[str, int]:
-        """The SQL checkpoints when this query began; read once."""
-        if self._sql_start is None:
-            self._sql_start = sql_positions(self._options, description)
-        return self._sql_start
-
     def _check_not_ahead(self, offset: StreamOffset, description: HubDescription) -> None:
-        """Check at a query's beginning that Spark is not ahead of SQL, which would skip events."""
+        """Check that Spark is not ahead of SQL, which would skip events."""
+        if self._compared is not None and (not self._is_committing or offset == self._compared):
+            return
+        positions = sql_positions(self._options, description)
         if self._sql_start is None:
-            self._compare(offset, self._sql_start_of(description), description)
-
-    def _compare(
-        self, offset: StreamOffset, positions: Mapping[str, int], description: HubDescription
-    ) -> None:
+            self._sql_start = positions
         for partition_id, position in positions.items():
             spark_position = offset.partitions.get(partition_id, 0)
             begin = description.bounds[partition_id].begin_sequence_number
@@ -427,3 +432,4 @@ class EventHubsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
                     f"{spark_position} there, and at {position} in SQL.",
                     next_step="Delete the checkpoint directory and start again: the database decides.",
                 )
+        self._compared = offset

@@ -43,13 +43,6 @@ EVENT_SCHEMA: Final = StructType(
 )
 """One row per event, decoded. ``.schema(…)`` may also name ``properties.NAME`` (``property_of``)."""
 
-COMMITTED_COLUMN: Final = "committed"
-"""The only column of rows from tasks that commit where they read: always null."""
-
-MADE_COLUMN: Final = "made"
-"""The only column of rows that a function makes where events are read: its struct, or null in rows that only
-count events, which cost Spark next to nothing."""
-
 ENCODED_EVENT_SCHEMA: Final = StructType(
     [
         StructField("partition", StringType()),

@@ -31,7 +31,11 @@ class SinkPlan:
 
         Raises InvalidArgumentError where the handler or the table cannot be pickled.
         """
-        return pickled(self, self.pipeline.function, subject=f"The pipeline {self.pipeline.name}")
+        return self.pickled(self)
+
+    def pickled(self, value: object) -> str:
+        """``value``, which holds this plan, as one option's value. Raises InvalidArgumentError."""
+        return pickled(value, self.pipeline.function, subject=f"The pipeline {self.pipeline.name}")
 
 
 def load_plan(text: str) -> SinkPlan:

@@ -1,4 +1,4 @@
-"""The data source ``eventhubs-sql``: the streaming sink whose effects in a database happen exactly once.
+"""The writer of the format ``eventhubs-sql``, the streaming sink whose effects in a database happen once.
 
 Start it with ``tidegate.spark.run_pipeline``, or pass ``sink_options(…)`` to a query of your own. Tasks
 commit each hub partition; ``commit`` and ``abort`` of a micro-batch change nothing. The SQL checkpoint is
@@ -8,15 +8,16 @@ authoritative; Spark's own may be lost.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from tidegate.model.errors import InvalidArgumentError
+from tidegate.spark.runtime.options import OPTIONS_OF_SPARK, check_appends
 from tidegate.spark.runtime.pickled import PLAN_OPTION
 from tidegate.spark.runtime.workers import freeze_loaded_modules
 from tidegate.spark.source.journal import journalled_offset
@@ -35,41 +36,27 @@ from tidegate.sql import Database
 
 _logger = logging.getLogger(__name__)
 
-_OPTIONS_OF_SPARK = ("checkpointlocation", "path", "queryname")
 
-
-class SqlSinkDataSource(DataSource):
-    """``writeStream.format("eventhubs-sql")``."""
-
-    @classmethod
-    def name(cls) -> str:
-        return "eventhubs-sql"
-
-    def streamWriter(self, schema: StructType, overwrite: bool) -> SqlSinkWriter:  # noqa: N802 - Spark's name
-        """The writer of a streaming query in append mode."""
-        unknown = [name for name in self.options if name not in (PLAN_OPTION, *_OPTIONS_OF_SPARK)]
-        plan_text = self.options.get(PLAN_OPTION)
-        if unknown or plan_text is None:
-            raise InvalidArgumentError(
-                f"The format eventhubs-sql has no option {unknown[0]!r}."
-                if unknown
-                else "The format eventhubs-sql cannot be started on its own.",
-                next_step="Use tidegate.spark.run_pipeline, or .options(**tidegate.spark.sink_options(…)).",
-            )
-        if overwrite:
-            raise InvalidArgumentError(
-                "The format eventhubs-sql only appends.", next_step='Use .outputMode("append").'
-            )
-        freeze_loaded_modules()
-        plan = load_plan(plan_text)
-        needed = needed_columns(plan.pipeline, plan.is_transformed)
-        missing = [name for name in needed if name not in schema.fieldNames()]
-        if missing:
-            raise InvalidArgumentError(
-                f"The sink eventhubs-sql needs the column {missing[0]!r}, and the query does not have it.",
-                next_step="Keep the columns partition and sequenceNumber unchanged.",
-            )
-        return SqlSinkWriter(plan_text, self.options.get("checkpointLocation"))
+def sql_sink_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> SqlSinkWriter:
+    """The writer of a streaming query. Raises InvalidArgumentError (option, column, output mode)."""
+    unknown = [name for name in options if name not in (PLAN_OPTION, *OPTIONS_OF_SPARK)]
+    plan_text = options.get(PLAN_OPTION)
+    if unknown or plan_text is None:
+        problem = f"has no option {unknown[0]!r}" if unknown else "cannot be started on its own"
+        raise InvalidArgumentError(
+            f"The format eventhubs-sql {problem}.",
+            next_step="Use tidegate.spark.run_pipeline, or .options(**tidegate.spark.sink_options(…)).",
+        )
+    check_appends(overwrite, "The format eventhubs-sql", is_stream=True)
+    plan = load_plan(plan_text)
+    needed = needed_columns(plan.pipeline, plan.is_transformed)
+    missing = [name for name in needed if name not in schema.fieldNames()]
+    if missing:
+        raise InvalidArgumentError(
+            f"The sink eventhubs-sql needs the column {missing[0]!r}, and the query does not have it.",
+            next_step="Keep the columns partition and sequenceNumber unchanged.",
+        )
+    return SqlSinkWriter(plan_text, options.get("checkpointLocation"))
 
 
 @dataclass

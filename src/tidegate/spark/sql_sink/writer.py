@@ -253,6 +253,19 @@ class TaskWriter:
         return positions[partition_id]
 
 
+def commit_events(plan: SinkPlan, events: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Commit a task's events in the worker that reads them; yields no rows. Raises as ``TaskWriter.write``.
+
+    What a task cannot see, such as a database restored to an older state, is checked when the next
+    micro-batch is planned.
+    """
+    writer = TaskWriter(plan)
+    writer.write(events)
+    if (warning := writer.wait.warning()) is not None:
+        _logger.warning("%s: %s", plan.pipeline.name, warning)
+    yield from ()
+
+
 def check_lost(plan: SinkPlan, partition_id: str, gap: Gap) -> None:
     """Raise CheckpointGapError, unless the missing events are lost for good and may be skipped."""
     if not plan.source.fail_on_data_loss:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.spark.runtime import event_count
-from tidegate.spark.runtime.event_count import CountedBatches, rows_without_content
+from tidegate.spark.source import processing
+from tidegate.spark.source.processing import CountedBatches, rows_without_content
 
 _FIELDS: list[Any] = [pa.field("name", pa.string()), pa.field("at", pa.timestamp("us", tz="UTC"))]
 _SCHEMA = pa.schema(_FIELDS)
@@ -20,7 +20,7 @@ _SCHEMA = pa.schema(_FIELDS)
 def test_as_many_rows_as_are_asked_for(count: int, rows_max: int) -> None:
     """In as many batches as it takes, none of them empty, and every value null."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(event_count, "_ROWS_MAX", rows_max)
+        patch.setattr(processing, "_EMPTY_ROWS_MAX", rows_max)
         batches = list(rows_without_content(count, _SCHEMA))
     assert sum(batch.num_rows for batch in batches) == max(0, count)
     assert all(0 < batch.num_rows <= rows_max for batch in batches)
