@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from tidegate.capture.window import Window, WindowLimits
 from tidegate.model.capture import NAME_FIELDS, NAME_FORMAT_DEFAULT
 from tidegate.model.errors import InvalidArgumentError
-from tidegate.spark.capture.names import CaptureFile, NameFormat, TimeBounds, check_one_hub, prune
+from tidegate.spark.capture.names import CaptureFile, NameFormat, check_one_hub, prune
+from tidegate.spark.source.pushdown import Bounds
 from tidegate.wire.capture import capture_file_name
 
 _EPOCH_S = int(datetime(2026, 11, 20, tzinfo=UTC).timestamp())
@@ -95,7 +96,7 @@ def test_no_file_with_a_wanted_event_is_left_out(
     kept = prune(
         [file for file, _ in files],
         partition_ids=None,
-        times=TimeBounds(start_ms, until_ms),
+        times_ms=Bounds(start_ms, until_ms),
         retention_hours=1,
     )
     for file, times in files:
@@ -109,8 +110,8 @@ def test_names_leave_out_what_they_can() -> None:
     """By partition; by a start after the longest window; by an end more than the retention before."""
     files = [CaptureFile(f"{p}/{h}", "ns", "hub", p, _EPOCH_S + h * 3600, 1) for p in "01" for h in range(24)]
     start_ms = (_EPOCH_S + 10 * 3600) * 1000
-    times = TimeBounds(start_ms, start_ms + 3_600_000)
-    kept = prune(files, partition_ids=frozenset({"1"}), times=times, retention_hours=2)
+    times_ms = Bounds(start_ms, start_ms + 3_600_000)
+    kept = prune(files, partition_ids=frozenset({"1"}), times_ms=times_ms, retention_hours=2)
     assert [file.name for file in kept] == ["1/10", "1/11", "1/12"]
 
 

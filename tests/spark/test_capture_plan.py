@@ -22,8 +22,9 @@ from pyspark.sql.datasource import (
 )
 
 from tidegate.spark.capture.names import CaptureFile
-from tidegate.spark.capture.plan import FileRange, RowBounds, plan_tasks, split_where_apart
+from tidegate.spark.capture.plan import FileRange, plan_tasks, split_where_apart
 from tidegate.spark.capture.seen import OtherHubError, SeenNumbers
+from tidegate.spark.source.pushdown import narrow
 
 _ranges = st.lists(
     st.tuples(st.integers(0, 60), st.integers(0, 20)).map(lambda pair: range(pair[0], pair[0] + pair[1])),
@@ -152,12 +153,12 @@ def test_bounds_never_leave_out_what_filters_want(
 ) -> None:
     """Each row that all filters accept is within what they bound."""
     row: dict[str, object] = {"partition": partition, "sequenceNumber": number, "enqueuedTime": time}
-    bounds = RowBounds().with_filters(filters)
+    bounds, _ = narrow(filters)
     time_ms = (time - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1)
     row["enqueuedTime"] = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=time_ms)
     if all(_holds(condition, row) for condition in filters):
         assert bounds.partition_ids is None or partition in bounds.partition_ids
-        assert bounds.start_sequence_number is None or number >= bounds.start_sequence_number
-        assert bounds.until_sequence_number is None or number < bounds.until_sequence_number
-        assert bounds.times.start_ms is None or time_ms >= bounds.times.start_ms
-        assert bounds.times.until_ms is None or time_ms < bounds.times.until_ms
+        assert bounds.numbers.start is None or number >= bounds.numbers.start
+        assert bounds.numbers.until is None or number < bounds.numbers.until
+        assert bounds.times_ms.start is None or time_ms >= bounds.times_ms.start
+        assert bounds.times_ms.until is None or time_ms < bounds.times_ms.until

@@ -142,5 +142,5 @@ def test_what_is_taken_and_what_is_left() -> None:
 
     whole = [PartitionRange(key, 0, 1000) for key in "0123"]
     assert narrowing.apply(whole, first_at) == [PartitionRange(key, 24, 26) for key in "12"]
-    bounds = [_EPOCH + timedelta(seconds=540), _EPOCH + timedelta(seconds=760)]
+    bounds = [_EPOCH + timedelta(seconds=540), _EPOCH + timedelta(seconds=760, milliseconds=1)]
     assert asked == [(key, bound) for key in "12" for bound in bounds]

@@ -23,6 +23,7 @@ from typing import Final
 from tidegate.model.capture import NAME_FIELDS
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.limits import CAPTURE_TIME_WINDOW_S_MAX
+from tidegate.spark.source.pushdown import Bounds
 from tidegate.wire.capture import FILE_SUFFIX
 
 _CLOCKS_S: Final = 300
@@ -66,20 +67,6 @@ class CaptureFile:
     def earliest_event_ms(self, retention_hours: int) -> int:
         """No event of the file was enqueued before this: milliseconds since 1970-01-01 UTC."""
         return (self.time_s - retention_hours * 3600) * 1000
-
-
-@dataclass(frozen=True, slots=True)
-class TimeBounds:
-    """Half-open bounds of enqueued times in milliseconds since 1970-01-01 UTC; None: unbounded."""
-
-    start_ms: int | None = None
-    until_ms: int | None = None
-
-    def narrowed(self, other: TimeBounds) -> TimeBounds:
-        """The intersection of both."""
-        starts = [bound for bound in (self.start_ms, other.start_ms) if bound is not None]
-        untils = [bound for bound in (self.until_ms, other.until_ms) if bound is not None]
-        return TimeBounds(max(starts, default=None), min(untils, default=None))
 
 
 class NameFormat:
@@ -169,19 +156,19 @@ def prune(
     files: Iterable[CaptureFile],
     *,
     partition_ids: frozenset[str] | None,
-    times: TimeBounds,
+    times_ms: Bounds,
     retention_hours: int,
 ) -> list[CaptureFile]:
     """The files that may hold a wanted event, judging by their names alone.
 
-    partition_ids: None: all. retention_hours: see ``CaptureFile.earliest_event_ms``.
+    partition_ids: None: all. times_ms: of events. retention_hours: see ``CaptureFile.earliest_event_ms``.
     """
     return [
         file
         for file in files
         if (partition_ids is None or file.partition_id in partition_ids)
-        and (times.start_ms is None or file.latest_event_ms > times.start_ms)
-        and (times.until_ms is None or file.earliest_event_ms(retention_hours) < times.until_ms)
+        and (times_ms.start is None or file.latest_event_ms > times_ms.start)
+        and (times_ms.until is None or file.earliest_event_ms(retention_hours) < times_ms.until)
     ]
 
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from tidegate.model.capture import NAME_FORMAT_DEFAULT
 from tidegate.model.errors import InvalidArgumentError
-from tidegate.spark.capture.names import NameFormat, TimeBounds
+from tidegate.spark.capture.names import NameFormat
 from tidegate.spark.runtime.options import (
     STORAGE_OPTIONS,
     boolean,
@@ -18,6 +18,7 @@ from tidegate.spark.runtime.options import (
     storage_options,
     storage_path,
 )
+from tidegate.spark.source.pushdown import Bounds
 
 RETENTION_HOURS_DEFAULT: Final = 90 * 24
 """The longest retention of Azure's tiers ("90 days", Azure "Event Hubs quotas and limits", Premium)."""
@@ -49,8 +50,8 @@ class CaptureOptions:
     """None: any, but there must be only one."""
     partition_ids: frozenset[str] | None
     """None: all."""
-    times: TimeBounds
-    """Bounds of the events' enqueued times."""
+    times_ms: Bounds
+    """Of the events' enqueued times: milliseconds since 1970-01-01 UTC."""
     retention_hours: int
     """The greatest age of an event when its file is named; see ``names``."""
     is_bad_file_skipped: bool
@@ -72,7 +73,7 @@ class CaptureOptions:
             namespace=given.get("namespace"),
             event_hub=given.get("eventHubName"),
             partition_ids=_partition_ids(given.get("partitions")),
-            times=TimeBounds(_time_ms(given, "startingTime"), _time_ms(given, "endingTime")),
+            times_ms=Bounds(_time_ms(given, "startingTime"), _time_ms(given, "endingTime")),
             retention_hours=positive_integer(given, "retentionHours") or RETENTION_HOURS_DEFAULT,
             is_bad_file_skipped=boolean(given, "skipBadFiles", default=False),
             tasks_max=positive_integer(given, "tasksMax"),

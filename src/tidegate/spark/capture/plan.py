@@ -1,4 +1,4 @@
-"""Decides which task reads which capture files, and how a query's filters narrow that. Pure.
+"""Decides which task reads which capture files. Pure.
 
 One task reads all files of a partition, so that it sees where two overlap. A partition is split only if cores
 would otherwise be idle, and only where no files overlap.
@@ -7,51 +7,18 @@ would otherwise be idle, and only where no files overlap.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
 
-from pyspark.sql.datasource import Filter
-
-from tidegate.spark.capture.names import CaptureFile, TimeBounds
+from tidegate.spark.capture.names import CaptureFile
 from tidegate.spark.source.offsets import dealt
-from tidegate.spark.source.pushdown import narrow
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _UNEVENNESS_MAX: Final = 1.5
 """How many times its fair share the largest task may have before partitions are split (our choice: finding
 where to split takes two small reads per file)."""
 _FILE_COST_BYTES: Final = 100_000
 """The cost of opening a file, in bytes read (our choice)."""
-
-
-@dataclass(frozen=True, slots=True)
-class RowBounds:
-    """The part of a table that a query needs; half-open."""
-
-    partition_ids: frozenset[str] | None = None
-    times: TimeBounds = field(default_factory=TimeBounds)
-    start_sequence_number: int | None = None
-    until_sequence_number: int | None = None
-
-    def with_filters(self, filters: Iterable[Filter]) -> RowBounds:
-        """Narrowed by filters, which Spark must also apply, because times are rounded to milliseconds."""
-        allowed, _ = narrow(filters)
-        ids = allowed.partitions
-        if ids is not None and self.partition_ids is not None:
-            ids &= self.partition_ids
-        start, until = allowed.time_from, allowed.time_until
-        times = TimeBounds(
-            None if start is None else (start - _EPOCH) // timedelta(milliseconds=1),
-            None if until is None else (until - _EPOCH) // timedelta(milliseconds=1) + 1,
-        )
-        return RowBounds(
-            self.partition_ids if ids is None else ids,
-            self.times.narrowed(times),
-            allowed.start_sequence_number,
-            allowed.until_sequence_number,
-        )
 
 
 @dataclass(frozen=True, slots=True)

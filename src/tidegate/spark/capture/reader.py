@@ -32,10 +32,11 @@ from tidegate.spark.capture.files import (
 )
 from tidegate.spark.capture.names import CaptureFile, prune
 from tidegate.spark.capture.options import CaptureOptions
-from tidegate.spark.capture.plan import FileRange, Piece, RowBounds, plan_tasks
+from tidegate.spark.capture.plan import FileRange, Piece, plan_tasks
 from tidegate.spark.capture.seen import OtherHubError, SeenNumbers
 from tidegate.spark.runtime.session import usable_core_count
 from tidegate.spark.runtime.workers import freeze_loaded_modules
+from tidegate.spark.source.pushdown import RowBounds, narrow
 
 _BATCH_ROWS: Final = 16_384
 """Our choice: about as many rows as in Spark's other Arrow batches."""
@@ -65,11 +66,11 @@ class CaptureReader(DataSourceReader):
     def __init__(self, options: CaptureOptions, columns: Sequence[str]) -> None:
         self._options = options
         self._columns = tuple(columns)
-        self._bounds = RowBounds(options.partition_ids, options.times)
+        self._bounds = RowBounds(options.partition_ids, times_ms=options.times_ms)
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
         """Use filters on partition, sequence number and time; Spark applies all of them as well."""
-        self._bounds = self._bounds.with_filters(filters)
+        self._bounds = self._bounds.narrowed(narrow(filters)[0])
         return filters
 
     def partitions(self) -> Sequence[InputPartition]:
@@ -82,7 +83,7 @@ class CaptureReader(DataSourceReader):
         wanted = prune(
             list_chosen_files(files, options),
             partition_ids=self._bounds.partition_ids,
-            times=self._bounds.times,
+            times_ms=self._bounds.times_ms,
             retention_hours=options.retention_hours,
         )
         probe = partial(probe_files, files, is_bad_file_skipped=options.is_bad_file_skipped)
@@ -127,7 +128,7 @@ def read_rows(
 
     Raises CaptureFileError.
     """
-    until_ms, until_number = bounds.times.until_ms, bounds.until_sequence_number
+    until_ms, until_number = bounds.times_ms.until, bounds.numbers.until
     with opened(files, file.name) as stream:
         header = read_header(stream, file.name)
         for records in _batches(stream, header, file.name, fields):
@@ -179,14 +180,11 @@ def fresh_rows(seen: SeenNumbers, rows: CaptureRows, file: CaptureFile) -> Captu
 def within(rows: CaptureRows, bounds: RowBounds) -> CaptureRows:
     """The rows within the bounds of numbers and times."""
     mask = np.ones(len(rows.records), np.bool_)
-    for values, start, until in (
-        (rows.sequence_numbers, bounds.start_sequence_number, bounds.until_sequence_number),
-        (rows.times_ms, bounds.times.start_ms, bounds.times.until_ms),
-    ):
-        if start is not None:
-            mask &= values >= start
-        if until is not None:
-            mask &= values < until
+    for values, wanted in ((rows.sequence_numbers, bounds.numbers), (rows.times_ms, bounds.times_ms)):
+        if wanted.start is not None:
+            mask &= values >= wanted.start
+        if wanted.until is not None:
+            mask &= values < wanted.until
     return rows.chosen(mask)
 
 

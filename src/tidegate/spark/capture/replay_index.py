@@ -10,11 +10,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from tidegate.spark.capture.files import list_capture_files, open_capture_files
-from tidegate.spark.capture.names import CaptureFile, TimeBounds, prune
+from tidegate.spark.capture.names import CaptureFile, prune
 from tidegate.spark.capture.options import CaptureOptions
 from tidegate.spark.capture.plan import FileRange
 from tidegate.spark.capture.reader import UNKNOWN_UNTIL, probe_files
 from tidegate.spark.source.offsets import PartitionRange
+from tidegate.spark.source.pushdown import Bounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +43,11 @@ class CaptureIndex:
     def refresh(self) -> None:
         """Look for new files. Raises CaptureFileError, InvalidArgumentError."""
         files = open_capture_files(self._options)
-        since = TimeBounds(self._created_at_ms // 1000 * 1000)
+        since = Bounds(self._created_at_ms // 1000 * 1000)
         listed = prune(
             list_capture_files(files, self._options, event_hub=self._event_hub),
             partition_ids=None,
-            times=self._options.times.narrowed(since),
+            times_ms=self._options.times_ms.narrowed(since),
             retention_hours=self._options.retention_hours,
         )
         new = [file for file in listed if file not in self._known]

@@ -26,15 +26,14 @@ from pyspark.sql.datasource import InputPartition
 from tidegate.model.errors import InvalidArgumentError, PositionOutOfRangeError
 from tidegate.spark.capture.columns import CaptureRows, capture_batch, fields_for
 from tidegate.spark.capture.files import open_capture_files
-from tidegate.spark.capture.names import TimeBounds
 from tidegate.spark.capture.options import CaptureOptions
-from tidegate.spark.capture.plan import RowBounds
 from tidegate.spark.capture.reader import read_rows
 from tidegate.spark.capture.replay_index import CapturedRange, CaptureIndex, split_at
 from tidegate.spark.runtime.workers import freeze_loaded_modules
 from tidegate.spark.source.hub import HubDescription, HubReader
 from tidegate.spark.source.offsets import JsonObject, PartitionRange
 from tidegate.spark.source.options import SourceOptions
+from tidegate.spark.source.pushdown import Bounds, RowBounds
 from tidegate.spark.source.reader import EventHubsStreamReader, RangesInputPartition, read_ranges
 from tidegate.sql import Pipeline
 
@@ -210,7 +209,7 @@ def read_captured(
     """
     files = open_capture_files(capture)
     expected, until = item.wanted.start_sequence_number, item.wanted.until_sequence_number
-    bounds = RowBounds(times=TimeBounds(), until_sequence_number=until)
+    bounds = RowBounds(numbers=Bounds(until=until))
     for file in item.files:
         for rows in read_rows(files, file, fields, bounds):
             numbers = rows.sequence_numbers

@@ -6,9 +6,9 @@ numbers answers exactly. Times narrow ranges but stay in the plan: Azure does no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from pyspark.sql.datasource import (
@@ -29,122 +29,112 @@ from tidegate.spark.source.schema import NEVER_NULL
 TIME_MARGIN: Final = timedelta(seconds=60)
 """How far the service's clock may have stepped back between two events of a partition (our choice)."""
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MS = timedelta(milliseconds=1)
 
 FirstAtTime = Callable[[str, datetime], int]
 """Partition id and time → sequence number of its first event of that time or later."""
 
 
 @dataclass(frozen=True, slots=True)
-class Narrowing:
-    """What the filters allow; None: not restricted."""
+class Bounds:
+    """A half-open range of integers; None: unbounded."""
 
-    partitions: frozenset[str] | None = None
-    start_sequence_number: int | None = None
-    until_sequence_number: int | None = None
-    time_from: datetime | None = None
-    time_until: datetime | None = None
-    """Inclusive."""
+    start: int | None = None
+    until: int | None = None
+
+    def narrowed(self, other: Bounds) -> Bounds:
+        """The intersection of both."""
+        starts = [bound for bound in (self.start, other.start) if bound is not None]
+        untils = [bound for bound in (self.until, other.until) if bound is not None]
+        return Bounds(max(starts, default=None), min(untils, default=None))
+
+
+@dataclass(frozen=True, slots=True)
+class RowBounds:
+    """The part of a hub's events that a query needs."""
+
+    partition_ids: frozenset[str] | None = None
+    """None: all."""
+    numbers: Bounds = Bounds()
+    """Sequence numbers."""
+    times_ms: Bounds = Bounds()
+    """Enqueued times: milliseconds since 1970-01-01 UTC."""
+
+    def narrowed(self, other: RowBounds) -> RowBounds:
+        """The intersection of both."""
+        chosen = [ids for ids in (self.partition_ids, other.partition_ids) if ids is not None]
+        return RowBounds(
+            frozenset.intersection(*chosen) if chosen else None,
+            self.numbers.narrowed(other.numbers),
+            self.times_ms.narrowed(other.times_ms),
+        )
 
     def apply(self, ranges: Iterable[PartitionRange], first_at_time: FirstAtTime) -> list[PartitionRange]:
         """What remains of the ranges, without empty ones. Looks up times only for ranges that have events."""
         narrowed: list[PartitionRange] = []
+        after_ms, before_ms = self.times_ms.start, self.times_ms.until
         for item in ranges:
-            if self.partitions is not None and item.partition_id not in self.partitions:
+            if self.partition_ids is not None and item.partition_id not in self.partition_ids:
                 continue
-            start = max(item.start_sequence_number, self.start_sequence_number or 0)
+            start = max(item.start_sequence_number, self.numbers.start or 0)
             until = item.until_sequence_number
-            if self.until_sequence_number is not None:
-                until = min(until, self.until_sequence_number)
-            if start < until and self.time_from is not None:
-                start = max(start, first_at_time(item.partition_id, self.time_from - TIME_MARGIN))
-            if start < until and self.time_until is not None:
-                until = min(until, first_at_time(item.partition_id, self.time_until + TIME_MARGIN))
+            if self.numbers.until is not None:
+                until = min(until, self.numbers.until)
+            if start < until and after_ms is not None:
+                start = max(start, first_at_time(item.partition_id, _EPOCH + after_ms * _MS - TIME_MARGIN))
+            if start < until and before_ms is not None:
+                until = min(until, first_at_time(item.partition_id, _EPOCH + before_ms * _MS + TIME_MARGIN))
             if start < until:
                 narrowed.append(replace(item, start_sequence_number=start, until_sequence_number=until))
         return narrowed
 
 
-def narrow(filters: Iterable[Filter]) -> tuple[Narrowing, list[Filter]]:
+def narrow(filters: Iterable[Filter]) -> tuple[RowBounds, list[Filter]]:
     """What the filters allow together, and those that Spark must still apply."""
-    found, left = Narrowing(), []
+    bounds, left = RowBounds(), []
     for item in filters:
-        is_exact = (
-            isinstance(item, IsNotNull) and len(item.attribute) == 1 and item.attribute[0] in NEVER_NULL
-        )
-        column = _column(item)
-        if column == "partition":
-            found, is_exact = _by_partition(found, item)
-        elif column == "sequenceNumber":
-            found, is_exact = _by_sequence_number(found, item)
-        elif column == "enqueuedTime":
-            found = _by_time(found, item)
+        allowed, is_exact = _allowed(item)
+        bounds = bounds.narrowed(allowed)
         if not is_exact:
             left.append(item)
-    return found, left
+    return bounds, left
 
 
-_COMPARISONS: Final = (
-    EqualTo,
-    EqualNullSafe,
-    In,
-    GreaterThan,
-    GreaterThanOrEqual,
-    LessThan,
-    LessThanOrEqual,
-)
+_LESS: Final = (LessThan, LessThanOrEqual)
+_GREATER: Final = (GreaterThan, GreaterThanOrEqual)
+_EQUAL: Final = (EqualTo, EqualNullSafe, In)
 
 
-def _column(item: Filter) -> str | None:
-    """The column that a comparison restricts; None for other filters, and for parts of a column."""
-    if isinstance(item, _COMPARISONS) and len(item.attribute) == 1:
-        return item.attribute[0]
-    return None
+def _allowed(item: Filter) -> tuple[RowBounds, bool]:
+    """What one filter allows, and whether it allows all of that, so that Spark need not apply it."""
+    path: tuple[str, ...] = getattr(item, "attribute", ())
+    column = path[0] if len(path) == 1 else None
+    if isinstance(item, IsNotNull):
+        return RowBounds(), column in NEVER_NULL
+    if not isinstance(item, (*_LESS, *_GREATER, *_EQUAL)):
+        return RowBounds(), False
+    # A null in a list makes no further row true.
+    values = [each for each in item.value if each is not None] if isinstance(item, In) else [item.value]
+    if column == "partition" and isinstance(item, _EQUAL) and all(isinstance(each, str) for each in values):
+        return RowBounds(frozenset(values)), True
+    if column == "sequenceNumber" and values and all(type(each) is int for each in values):
+        # Several values leave gaps between them, which a range cannot express.
+        is_exact = max(values) - min(values) + 1 == len(set(values))
+        is_strict = isinstance(item, LessThan | GreaterThan)
+        return RowBounds(numbers=_range(item, values, is_strict=is_strict)), is_exact
+    if column == "enqueuedTime" and values and all(map(_is_instant, values)):
+        times_ms = [(each - _EPOCH) // _MS for each in values]
+        return RowBounds(times_ms=_range(item, times_ms, is_strict=False)), False  # they are rounded
+    return RowBounds(), False
 
 
-def _values(item: Filter) -> tuple[object, ...]:
-    """The values to which a comparison compares."""
-    if isinstance(item, In):
-        # A null in the list makes no further row true.
-        return tuple(value for value in item.value if value is not None)
-    return (getattr(item, "value", None),)
+def _is_instant(value: object) -> bool:
+    """PySpark passes times with their zone; one without could mean anything."""
+    return isinstance(value, datetime) and value.tzinfo is not None
 
 
-def _by_partition(found: Narrowing, item: Filter) -> tuple[Narrowing, bool]:
-    values = _values(item)
-    is_equality = isinstance(item, In | EqualTo | EqualNullSafe)
-    if not is_equality or not all(isinstance(value, str) for value in values):
-        return found, False
-    allowed = frozenset(map(str, values))
-    if found.partitions is not None:
-        allowed &= found.partitions
-    return replace(found, partitions=allowed), True
-
-
-def _by_sequence_number(found: Narrowing, item: Filter) -> tuple[Narrowing, bool]:
-    numbers = [value for value in _values(item) if type(value) is int]
-    if not numbers or len(numbers) < len(_values(item)):
-        return found, False
-    lowest, highest = min(numbers), max(numbers)
-    start, until = found.start_sequence_number or 0, found.until_sequence_number
-    if not isinstance(item, LessThan | LessThanOrEqual):
-        start = max(start, lowest + isinstance(item, GreaterThan))
-    if not isinstance(item, GreaterThan | GreaterThanOrEqual):
-        end = highest + (not isinstance(item, LessThan))
-        until = end if until is None else min(until, end)
-    # Several values leave gaps between them, which a range cannot express.
-    is_exact = highest - lowest + 1 == len(set(numbers))
-    return replace(found, start_sequence_number=start, until_sequence_number=until), is_exact
-
-
-def _by_time(found: Narrowing, item: Filter) -> Narrowing:
-    """Only narrows, since Spark applies the filter as well."""
-    # PySpark passes times with their zone; one without could mean anything.
-    times = [value for value in _values(item) if isinstance(value, datetime) and value.tzinfo is not None]
-    if not times or len(times) < len(_values(item)):
-        return found
-    start, until = found.time_from, found.time_until
-    if not isinstance(item, LessThan | LessThanOrEqual):
-        start = min(times) if start is None else max(start, min(times))
-    if not isinstance(item, GreaterThan | GreaterThanOrEqual):
-        until = max(times) if until is None else min(until, max(times))
-    return replace(found, time_from=start, time_until=until)
+def _range(item: Filter, values: Sequence[int], *, is_strict: bool) -> Bounds:
+    """The numbers from the least to the greatest value, or on one side of them; without them if strict."""
+    start = None if isinstance(item, _LESS) else min(values) + is_strict
+    return Bounds(start, None if isinstance(item, _GREATER) else max(values) + (not is_strict))

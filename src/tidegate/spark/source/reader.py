@@ -53,7 +53,7 @@ from tidegate.spark.source.offsets import (
     task_count,
 )
 from tidegate.spark.source.options import SourceOptions
-from tidegate.spark.source.pushdown import Narrowing, narrow
+from tidegate.spark.source.pushdown import RowBounds, narrow
 from tidegate.wire.encoded_events import EncodedEvents
 
 _SHORT_EVENTS: Final = 4096
@@ -181,11 +181,11 @@ class EventHubsBatchReader(DataSourceReader):
             )
         self._options = options
         self._columns = tuple(columns)
-        self._narrowing = Narrowing()
+        self._bounds = RowBounds()
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
         """Accept filters on partition, sequence number and time; returns those that Spark must apply."""
-        self._narrowing, left = narrow(filters)
+        self._bounds, left = narrow(filters)
         return left
 
     def partitions(self) -> Sequence[InputPartition]:
@@ -195,7 +195,7 @@ class EventHubsBatchReader(DataSourceReader):
         description = hub.describe()
         start = starting_positions(options, hub, description)
         until = hub.resolve(options.ending, description)
-        ranges = self._narrowing.apply(
+        ranges = self._bounds.apply(
             ranges_between(start, until),
             lambda key, time: hub.first_sequence_number(
                 key, EventPosition.from_enqueued_time(time), description.bounds[key]
