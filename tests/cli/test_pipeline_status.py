@@ -190,7 +190,7 @@ def test_a_progress_becomes_the_status() -> None:
 
 def test_events_that_are_read_twice_count_once() -> None:
     """A sink that reads its micro-batch twice doubles Spark's row count and rate, not ours."""
-    found = BatchProgress.parse(progress(rows=200))
+    found = BatchProgress.parse(progress(rows=200)).applied_to(STATUS)
     assert (found.events, found.input_events_per_s) == (100, 100.0)
 
 

@@ -16,28 +16,18 @@ from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.pipeline_status import PipelineStatus
 from tidegate.spark.progress.lag import parsed_offset, partition_lags
 
-_COPIED = (
-    *("batch_id", "events", "input_events_per_s", "processed_events_per_s", "batch_ms"),
-    *("rows", "watermark", "state_rows", "state_bytes"),
-)
-"""The fields of ``PipelineStatus`` that describe the last micro-batch."""
-
 
 @dataclass(frozen=True, slots=True)
 class BatchProgress:
     """One completed micro-batch."""
 
     batch_id: int
-    began_at: datetime
     events: int
-    input_events_per_s: float | None
-    processed_events_per_s: float | None
-    batch_ms: int
-    lag_by_partition: Mapping[str, int]
     rows: int | None
-    watermark: datetime | None
-    state_rows: int | None
-    state_bytes: int | None
+    """Written to the sink; None: it does not report them."""
+    lag_by_partition: Mapping[str, int]
+    figures: Mapping[str, Any]
+    """Its other figures: fields of ``PipelineStatus``."""
 
     @classmethod
     def parse(cls, text: str) -> BatchProgress:
@@ -45,7 +35,6 @@ class BatchProgress:
         lags = partition_lags(text)
         value: dict[str, Any] = json.loads(text)
         try:
-            began_at = datetime.fromisoformat(value["timestamp"])
             batch_ms = int(value.get("batchDuration") or value["durationMs"].get("triggerExecution", 0))
             batch_id = int(value["batchId"])
         except (KeyError, ValueError, TypeError, AttributeError) as error:
@@ -53,24 +42,21 @@ class BatchProgress:
         row_count = int(value.get("numInputRows") or 0)
         spanned = _events_between(value["sources"])
         events = row_count if spanned is None else min(row_count, spanned)
-        # Spark's rate is based on its own row count.
-        rate = value.get("inputRowsPerSecond")
-        input_rate = rate * events / row_count if isinstance(rate, int | float) and row_count else None
-        operators = value.get("stateOperators") or []
+        rate = value.get("inputRowsPerSecond")  # based on Spark's own row count
+        is_rate = isinstance(rate, int | float) and row_count
+        rows = (value.get("sink") or {}).get("numOutputRows")
         watermark = (value.get("eventTime") or {}).get("watermark")
-        return cls(
-            batch_id=batch_id,
-            began_at=began_at,
-            events=events,
-            input_events_per_s=input_rate,
-            processed_events_per_s=events * 1000 / batch_ms if batch_ms else None,
-            batch_ms=batch_ms,
-            lag_by_partition=lags,
-            rows=_rows((value.get("sink") or {}).get("numOutputRows")),
-            watermark=None if watermark is None else datetime.fromisoformat(watermark),
-            state_rows=_sum(operators, "numRowsTotal"),
-            state_bytes=_sum(operators, "memoryUsedBytes"),
-        )
+        operators = value.get("stateOperators") or []
+        figures = {
+            "input_events_per_s": rate * events / row_count if is_rate else None,
+            "processed_events_per_s": events * 1000 / batch_ms if batch_ms else None,
+            "batch_ms": batch_ms,
+            "watermark": None if watermark is None else datetime.fromisoformat(watermark),
+            "state_rows": _sum(operators, "numRowsTotal"),
+            "state_bytes": _sum(operators, "memoryUsedBytes"),
+        }
+        is_counted = isinstance(rows, int) and rows >= 0  # -1: the sink does not count
+        return cls(batch_id, events, rows if is_counted else None, lags, figures)
 
     def applied_to(self, status: PipelineStatus) -> PipelineStatus:
         """The status after this micro-batch; one without events only changes the lag."""
@@ -81,11 +67,14 @@ class BatchProgress:
             return status
         return replace(
             status,
+            batch_id=self.batch_id,
             batches=status.batches + 1,
             is_idle=False,
+            events=self.events,
             events_total=status.events_total + self.events,
+            rows=self.rows,
             rows_total=status.rows_total if self.rows is None else self.rows + (status.rows_total or 0),
-            **{name: getattr(self, name) for name in _COPIED},
+            **self.figures,
         )
 
 
@@ -102,11 +91,6 @@ def _events_between(sources: list[Mapping[str, Any]]) -> int | None:
             return None
         total += sum(max(0, until - start.partitions.get(key, 0)) for key, until in end.partitions.items())
     return total
-
-
-def _rows(count: object) -> int | None:
-    """None for -1, which Spark reports if a sink does not count."""
-    return count if isinstance(count, int) and count >= 0 else None
 
 
 def _sum(operators: list[Mapping[str, Any]], name: str) -> int | None:

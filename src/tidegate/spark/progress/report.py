@@ -57,7 +57,7 @@ class PipelineReporter:
         self._write = write
         self._watch = watch
         self._count_dead_letters = count_dead_letters
-        self._changes: queue.SimpleQueue[_Change | BatchProgress | None] = queue.SimpleQueue()
+        self._changes: queue.SimpleQueue[_Change | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="pipeline-reporter", daemon=True)
         self._written_at = self._counted_at = float("-inf")
         self._written_update_at = status.updated_at
@@ -84,12 +84,16 @@ class PipelineReporter:
     def report_progress(self, text: str) -> None:
         """A micro-batch is complete. text: ``StreamingQueryProgress.json``."""
         if self._changes.qsize() < _REPORTS_QUEUED_MAX:
-            self._changes.put(BatchProgress.parse(text))
+            batch = BatchProgress.parse(text)
+            self._changes.put(lambda status: self._with_rows(batch).applied_to(status))
 
     def report_rows(self, batch_id: int, rows: int) -> None:
         """The sink has written this many rows of a micro-batch; call it before the progress."""
         if len(self._rows) < _REPORTS_QUEUED_MAX:
             self._rows[batch_id] = rows
+
+    def _with_rows(self, batch: BatchProgress) -> BatchProgress:
+        return replace(batch, rows=self._rows.pop(batch.batch_id, batch.rows))
 
     def report_idle(self) -> None:
         """There has been nothing to read for a while."""
@@ -138,15 +142,9 @@ class PipelineReporter:
             except Exception as error:  # no failure here may end a pipeline
                 self._complain(f"{type(error).__name__}: {error}")
 
-    def _apply(self, change: _Change | BatchProgress) -> None:
+    def _apply(self, change: _Change) -> None:
         before = self._status
-        if not isinstance(change, BatchProgress):
-            self._status = change(before)
-        else:
-            rows = self._rows.pop(change.batch_id, None)
-            if rows is not None:
-                change = replace(change, rows=rows)
-            self._status = change.applied_to(before)
+        self._status = change(before)
         if self._status is before:
             return
         self._status = replace(self._status, updated_at=self._clock.now_utc())
