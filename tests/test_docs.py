@@ -25,12 +25,13 @@ from tidegate.model.hub_settings import HUB_SETTINGS
 from tidegate.server.declared import DeclaredEventHub, DeclaredNamespace, DeclaredPolicy
 from tidegate.server.ready import ReadyInformation
 from tidegate.server.settings import ServerSettings
-from tidegate.spark.capture import options as capture_options
-from tidegate.spark.file_sink import options as file_sink_options
-from tidegate.spark.hub_sink import options as hub_writer_options
+from tidegate.spark.capture.options import CaptureOptions
+from tidegate.spark.file_sink.options import FileSinkOptions
+from tidegate.spark.hub_sink.options import HubSinkOptions
 from tidegate.spark.progress.metrics import PIPELINE_METRICS
 from tidegate.spark.progress.metrics import PREFIX as PIPELINE_METRIC_PREFIX
-from tidegate.spark.source import options
+from tidegate.spark.runtime.options import option_names
+from tidegate.spark.source.options import SourceOptions
 from tidegate.testing.hub import HubService
 
 COMMANDS = dict(iter_commands(app))
@@ -89,9 +90,9 @@ def test_every_metric_is_in_the_reference() -> None:
 
 
 OPTIONS = {
-    "spark-source.md": options.KNOWN,
-    "spark-sinks.md": (*hub_writer_options.KNOWN, *file_sink_options.KNOWN),
-    "spark-capture.md": capture_options.KNOWN,
+    "spark-source.md": option_names(SourceOptions),
+    "spark-sinks.md": (*option_names(HubSinkOptions), *option_names(FileSinkOptions)),
+    "spark-capture.md": option_names(CaptureOptions),
 }
 
 

@@ -10,7 +10,8 @@ import pytest
 
 from tidegate.model.errors import ConnectionStringError, InvalidArgumentError
 from tidegate.model.position import EventPosition
-from tidegate.spark.source.options import KNOWN, REFUSED, WITHOUT_EFFECT, SourceOptions
+from tidegate.spark.runtime.options import option_names
+from tidegate.spark.source.options import REFUSED, WITHOUT_EFFECT, SourceOptions
 
 _KEY = "c2VjcmV0"
 _NAMESPACE = (
@@ -177,7 +178,7 @@ def test_every_option_is_in_the_reference() -> None:
     """Our own names, and what becomes of each of the JVM connector's."""
     page = (Path(__file__).parents[2] / "docs/reference/spark-source.md").read_text(encoding="utf-8")
     lower = page.lower()
-    for name in KNOWN:
+    for name in option_names(SourceOptions):
         short = name.removeprefix("eventhubs.")
         assert f"eventhubs.{short}`" in page or f"`{short}`" in page or f"…{short}`" in page, name
     for name in [*WITHOUT_EFFECT, *REFUSED]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
@@ -13,12 +13,12 @@ from tidegate.model.errors import InvalidArgumentError
 from tidegate.spark.runtime.options import (
     OPTIONS_OF_SPARK,
     STORAGE_OPTIONS,
-    known_options,
+    Given,
+    option,
+    read_options,
     storage_options,
     storage_path,
 )
-
-KNOWN: Final = (*STORAGE_OPTIONS, "fileFormat", "compression", "partitionColumns")
 
 
 class FileFormat(Enum):
@@ -35,18 +35,47 @@ _COMPRESSIONS: Final[Mapping[FileFormat, tuple[str, ...]]] = {
 """By format; the first is the default."""
 
 
+def _shared_path(given: Given, option: str) -> str:
+    path = storage_path(given, option)
+    if path.startswith("memory:"):
+        raise InvalidArgumentError(
+            f"The option {option} is in the memory of one process, but Spark writes from several.",
+            next_step="Set it to a directory, or to a URL such as az://container/folder.",
+        )
+    return path
+
+
+def _file_format(given: Given, option: str) -> FileFormat:
+    return FileFormat(_choice(given, option, [each.value for each in FileFormat]))
+
+
+def _compression(given: Given, option: str, format_option: str) -> str:
+    return _choice(given, option, _COMPRESSIONS[_file_format(given, format_option)])
+
+
+def _choice(given: Given, option: str, choices: Sequence[str]) -> str:
+    value = given.get(option, choices[0]).strip().lower()
+    if value not in choices:
+        raise InvalidArgumentError(f"The option {option} must be one of {', '.join(choices)}, not {value!r}.")
+    return value
+
+
+def _names(given: Given, option: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in given.get(option, "").split(",") if name.strip())
+
+
 @dataclass(frozen=True, slots=True)
 class FileSinkOptions:
     """The checked options of one ``eventhubs-files`` sink."""
 
-    path: str
+    path: str = option(_shared_path, "path")
     """A directory, or a URL that fsspec supports, without credentials."""
-    file_format: FileFormat
-    compression: str
-    partition_columns: tuple[str, ...]
+    file_format: FileFormat = option(_file_format, "fileFormat")
+    compression: str = option(_compression, "compression", "fileFormat")
+    partition_columns: tuple[str, ...] = option(_names, "partitionColumns")
     """Columns that become folders ``name=value`` and are not stored in the files."""
-    storage_options: Mapping[str, object] = field(default_factory=dict, repr=False)
-    """For the file system's library; may hold secrets."""
+    storage_options: Mapping[str, object] = option(storage_options, *STORAGE_OPTIONS, is_secret=True)
+    """For the file system's library."""
 
     @property
     def suffix(self) -> str:
@@ -62,32 +91,12 @@ class FileSinkOptions:
         Raises InvalidArgumentError naming the option or the column at fault.
         """
         ignored = [name for name in OPTIONS_OF_SPARK if name != "path"]
-        given = known_options(options, KNOWN, subject="The format eventhubs-files", ignored=ignored)
-        path = storage_path(given)
-        if path.startswith("memory:"):
-            raise InvalidArgumentError(
-                "The option path is in the memory of one process, but Spark writes from several.",
-                next_step="Set it to a directory, or to a URL such as az://container/folder.",
-            )
-        file_format = FileFormat(_choice(given, "fileFormat", [each.value for each in FileFormat]))
-        return cls(
-            path=path,
-            file_format=file_format,
-            compression=_choice(given, "compression", _COMPRESSIONS[file_format]),
-            partition_columns=_partition_columns(given.get("partitionColumns", ""), schema),
-            storage_options=storage_options(given),
-        )
+        parsed = read_options(cls, options, subject="The format eventhubs-files", ignored=ignored)
+        _check_partition_columns(parsed.partition_columns, schema)
+        return parsed
 
 
-def _choice(given: Mapping[str, str], option: str, choices: Sequence[str]) -> str:
-    value = given.get(option, choices[0]).strip().lower()
-    if value not in choices:
-        raise InvalidArgumentError(f"The option {option} must be one of {', '.join(choices)}, not {value!r}.")
-    return value
-
-
-def _partition_columns(text: str, schema: StructType) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in text.split(",") if name.strip())
+def _check_partition_columns(names: Sequence[str], schema: StructType) -> None:
     unknown = [name for name in names if name not in schema.fieldNames()]
     if unknown or len(set(names)) < len(names):
         problem = f"{unknown[0]!r}, which is not a column" if unknown else "a column twice"
@@ -99,4 +108,3 @@ def _partition_columns(text: str, schema: StructType) -> tuple[str, ...]:
         raise InvalidArgumentError(
             "The option partitionColumns names all columns, so the files would have none."
         )
-    return names

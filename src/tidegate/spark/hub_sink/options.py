@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from pyspark.sql.types import BinaryType, DataType, MapType, StringType, StructType
@@ -12,20 +12,14 @@ from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.spark.runtime.certificates import read_certificates
 from tidegate.spark.runtime.options import (
+    HUB_OPTIONS,
     OPTIONS_OF_SPARK,
-    boolean,
     connection_string_of,
     credential_of,
-    known_options,
-)
-
-KNOWN: Final = (
-    "eventhubs.connectionString",
-    "eventhubs.eventHubName",
-    "eventhubs.caFile",
-    "eventhubs.credential",
-    "eventhubs.idempotent",
-    "eventhubs.writeId",
+    flag,
+    option,
+    read_options,
+    text,
 )
 
 _TYPES: Final[Mapping[str, tuple[DataType, ...]]] = {
@@ -43,15 +37,15 @@ _TYPES: Final[Mapping[str, tuple[DataType, ...]]] = {
 class HubSinkOptions:
     """The checked options of one ``eventhubs`` sink."""
 
-    connection_string: ConnectionString = field(repr=False)
+    connection_string: ConnectionString = option(connection_string_of, *HUB_OPTIONS, is_secret=True)
     """Names the event hub in ``entity_path``."""
-    ca_certificates: str | None = field(repr=False)
-    """The content of the file ``caFile`` (PEM)."""
-    credential: str | None
+    ca_certificates: str | None = option(read_certificates, "eventhubs.caFile", is_secret=True)
+    """The content of the file (PEM)."""
+    credential: str | None = option(credential_of, "eventhubs.credential")
     """``module:name`` of a credential factory; None: the connection string has a key or signature."""
-    is_idempotent: bool
+    is_idempotent: bool = option(flag(True), "eventhubs.idempotent")
     """Number the batches if the service supports it; False: a repeated micro-batch is stored twice."""
-    write_id: str | None
+    write_id: str | None = option(text(None), "eventhubs.writeId")
     """Batch queries only: names this write, so that repeating the same write stores nothing twice."""
 
     @classmethod
@@ -60,20 +54,13 @@ class HubSinkOptions:
 
         Raises InvalidArgumentError naming the option at fault; ConnectionStringError for the string itself.
         """
-        given = known_options(options, KNOWN, subject="The sink eventhubs", ignored=OPTIONS_OF_SPARK)
-        if is_stream and "eventhubs.writeId" in given:
+        parsed = read_options(cls, options, subject="The sink eventhubs", ignored=OPTIONS_OF_SPARK)
+        if is_stream and parsed.write_id is not None:
             raise InvalidArgumentError(
                 "The option eventhubs.writeId is for batch queries; a stream has its checkpoint instead.",
                 next_step="Leave it out.",
             )
-        connection_string = connection_string_of(given)
-        return cls(
-            connection_string=connection_string,
-            ca_certificates=read_certificates(given.get("eventhubs.caFile")),
-            credential=credential_of(given, connection_string),
-            is_idempotent=boolean(given, "eventhubs.idempotent", default=True),
-            write_id=given.get("eventhubs.writeId"),
-        )
+        return parsed
 
 
 def check_columns(schema: StructType) -> None:

@@ -32,8 +32,9 @@ from tidegate.spark.runtime.pickled import PLAN_OPTION
 from tidegate.spark.runtime.session import checkpoint_path, refuse_sqlite_on_cluster, task_options
 from tidegate.spark.runtime.trigger import AS_SOON_AS_POSSIBLE, Trigger
 from tidegate.spark.source.hub import HubReader
-from tidegate.spark.source.options import CHECKPOINT_PREFIX, SourceOptions
+from tidegate.spark.source.options import SourceOptions
 from tidegate.spark.source.ownership import claim_checkpoints
+from tidegate.spark.source.positions import CHECKPOINT_PREFIX
 from tidegate.spark.source.processing import COMMITS_OPTION, ReadingPlan
 from tidegate.spark.source.schema import event_field
 from tidegate.spark.sql_sink.commits import BOOKKEEPING_COLUMNS, needed_columns

@@ -5,23 +5,22 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from tidegate.model.errors import InvalidArgumentError
 
 
-def read_certificates(path: str | None) -> str | None:
-    """The content of the file that the option ``eventhubs.caFile`` names; None if it names none.
-
-    Raises InvalidArgumentError, naming the option.
-    """
+def read_certificates(given: Mapping[str, str], option: str) -> str | None:
+    """The content of the file that an option names; None if it is not given. Raises InvalidArgumentError."""
+    path = given.get(option)
     if path is None:
         return None
     try:
         return Path(path).read_text(encoding="ascii")
     except (OSError, ValueError) as exc:
         why = "there is no such file" if isinstance(exc, FileNotFoundError) else "it cannot be read as PEM"
-        raise InvalidArgumentError(f"The option eventhubs.caFile is {path!r}, but {why}.") from exc
+        raise InvalidArgumentError(f"The option {option} is {path!r}, but {why}.") from exc
 
 
 def certificates_file(certificates: str | None) -> str | None:

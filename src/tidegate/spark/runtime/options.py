@@ -1,17 +1,27 @@
-"""The option names and value checks that all formats share.
+"""Declares the options of the formats: a class per source or sink, and a field per value.
 
-Spark passes options with lower-cased names and string values. Unknown names are refused, because a misspelt
-``maxEventsPerTriger`` that is silently ignored is hard to find.
+    fail_on_data_loss: bool = option(flag(True), "eventhubs.failOnDataLoss")
+
+A declaration names the option (or several that make one value) and what reads it: the type, the default, the
+error. Spark passes options with lower-cased names and string values. Unknown names are refused, because a
+misspelt ``maxEventsPerTriger`` that is silently ignored is hard to find.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
-from typing import Final, overload
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import field, fields
+from typing import Any, Final, TypeVar, cast
 
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import InvalidArgumentError
+
+T = TypeVar("T")
+D = TypeVar("D")
+
+Given = Mapping[str, str]
+"""The given options, by the names in their declarations."""
 
 PREFIX: Final = "eventhubs."
 OPTIONS_OF_SPARK: Final = ("checkpointlocation", "path", "queryname")
@@ -30,14 +40,29 @@ def check_appends(overwrite: bool, subject: str, *, is_stream: bool) -> None:
         raise InvalidArgumentError(f"{subject} can only append.", next_step=f'Use {mode}("append").')
 
 
-def known_options(
-    options: Mapping[str, str], known: Sequence[str], *, subject: str, ignored: Collection[str] = ()
-) -> dict[str, str]:
-    """The given options (any letter case, with or without ``eventhubs.``) by their names in ``known``.
+def option(read: Callable[..., T], *names: str, is_secret: bool = False) -> T:
+    """Declare a field of a dataclass of options.
+
+    read: gets the given options and ``names``, returns the field's value, and raises InvalidArgumentError
+    naming the option at fault. is_secret: keep it out of the ``repr``.
+    """
+    return cast(T, field(metadata={"read": read, "names": names}, repr=not is_secret))
+
+
+def option_names(kind: type) -> tuple[str, ...]:
+    """The options that a class declares."""
+    return tuple(dict.fromkeys(name for item in fields(kind) for name in item.metadata.get("names", ())))
+
+
+def read_options(
+    kind: Callable[..., T], options: Mapping[str, str], *, subject: str, ignored: Collection[str] = ()
+) -> T:
+    """An instance of a class of options (names in any letter case, with or without ``eventhubs.``).
 
     subject: what has the options, to begin an error: ``The format eventhubs``. ignored: short names to leave
-    out. Raises InvalidArgumentError for an unknown name, or two values for one option.
+    out. Raises InvalidArgumentError for an unknown name, two values for one option, or an invalid value.
     """
+    known = option_names(cast(type, kind))
     names = {short_name(name): name for name in known}
     given: dict[str, str] = {}
     for raw_name, value in options.items():
@@ -53,45 +78,55 @@ def known_options(
             raise InvalidArgumentError(
                 f"The option {names[short]} is given twice, with different values.", next_step="Give it once."
             )
-    return given
+    declared = [item for item in fields(cast(Any, kind)) if item.metadata]
+    return kind(**{item.name: item.metadata["read"](given, *item.metadata["names"]) for item in declared})
 
 
-def positive_integer(given: Mapping[str, str], option: str) -> int | None:
-    """An integer of at least 1; None if it is not given. Raises InvalidArgumentError."""
-    text = given.get(option)
-    if text is None:
+def text(default: D) -> Callable[[Given, str], str | D]:
+    """Reads any text."""
+    return lambda given, option: given.get(option, default)
+
+
+def positive_integer(given: Given, option: str) -> int | None:
+    """Reads an integer of at least 1; None if it is not given."""
+    value = given.get(option)
+    if value is None:
         return None
-    if not text.strip().isascii() or not text.strip().isdigit() or int(text) == 0:
-        raise InvalidArgumentError(f"The option {option} must be an integer of at least 1, not {text!r}.")
-    return int(text)
+    if not value.strip().isascii() or not value.strip().isdigit() or int(value) == 0:
+        raise InvalidArgumentError(f"The option {option} must be an integer of at least 1, not {value!r}.")
+    return int(value)
 
 
-@overload
-def boolean(given: Mapping[str, str], option: str, *, default: bool) -> bool: ...
-@overload
-def boolean(given: Mapping[str, str], option: str, *, default: None) -> bool | None: ...
-def boolean(given: Mapping[str, str], option: str, *, default: bool | None) -> bool | None:
-    """``true`` or ``false``, in any letter case. Raises InvalidArgumentError."""
-    text = given.get(option)
-    if text is None:
-        return default
-    if text.strip().lower() not in ("true", "false"):
-        raise InvalidArgumentError(f"The option {option} must be true or false, not {text!r}.")
-    return text.strip().lower() == "true"
+def flag(default: D) -> Callable[[Given, str], bool | D]:
+    """Reads ``true`` or ``false``, in any letter case."""
+
+    def read(given: Given, option: str) -> bool | D:
+        value = given.get(option)
+        if value is None:
+            return default
+        if value.strip().lower() not in ("true", "false"):
+            raise InvalidArgumentError(f"The option {option} must be true or false, not {value!r}.")
+        return value.strip().lower() == "true"
+
+    return read
 
 
-def connection_string_of(given: Mapping[str, str]) -> ConnectionString:
-    """The connection string, with the event hub in ``entity_path``.
+HUB_OPTIONS: Final = ("eventhubs.connectionString", "eventhubs.eventHubName")
+"""The options that say which event hub."""
+
+
+def connection_string_of(given: Given, *_: str) -> ConnectionString:
+    """Reads the connection string, with the event hub in ``entity_path``.
 
     Raises InvalidArgumentError; ConnectionStringError for the string itself.
     """
-    text = given.get("eventhubs.connectionString")
-    if text is None:
+    value = given.get("eventhubs.connectionString")
+    if value is None:
         raise InvalidArgumentError(
             "The option eventhubs.connectionString is missing.",
             next_step="Copy the one that `tidegate serve` prints, or the one in Azure's portal.",
         )
-    parsed = ConnectionString.parse(text)
+    parsed = ConnectionString.parse(value)
     name = given.get("eventhubs.eventHubName")
     if name is not None and parsed.entity_path is not None and name.lower() != parsed.entity_path.lower():
         raise InvalidArgumentError(
@@ -109,41 +144,42 @@ def connection_string_of(given: Mapping[str, str]) -> ConnectionString:
     return parsed.with_entity_path(hub)
 
 
-def credential_of(given: Mapping[str, str], connection_string: ConnectionString) -> str | None:
-    """``MODULE:NAME`` of a credential factory; None if it is not given. Raises InvalidArgumentError."""
-    text = given.get("eventhubs.credential")
-    if text is None:
+def credential_of(given: Given, option: str) -> str | None:
+    """Reads ``MODULE:NAME`` of a credential factory; None if it is not given."""
+    value = given.get(option)
+    if value is None:
         return None
-    if not all(part.isidentifier() for part in text.replace(":", ".").split(".")) or text.count(":") != 1:
+    if not all(part.isidentifier() for part in value.replace(":", ".").split(".")) or value.count(":") != 1:
         raise InvalidArgumentError(
-            f"The option eventhubs.credential is {text!r}.",
+            f"The option {option} is {value!r}.",
             next_step="Write MODULE:NAME of a class or function without arguments that returns a credential, "
             "such as azure.identity.aio:DefaultAzureCredential.",
         )
+    connection_string = connection_string_of(given)
     if connection_string.shared_access_key or connection_string.shared_access_signature:
         raise InvalidArgumentError(
-            "The option eventhubs.credential is given, but the connection string holds a key or a signature.",
+            f"The option {option} is given, but the connection string holds a key or a signature.",
             next_step="Leave one of the two out; with a credential, Endpoint and EntityPath are enough.",
         )
-    return text
+    return value
 
 
-STORAGE_OPTIONS: Final = (
-    "path",
-    "storageConnectionString",
-    "storageAccessKey",
-    "storageToken",
-    "storageOptions",
-)
-"""The options that say where files are stored."""
+_STORAGE_ARGUMENTS: Final = {
+    "storageConnectionString": "connection_string",
+    "storageAccessKey": "account_key",
+    "storageToken": "sas_token",
+}
+"""Options → arguments of the file system's library, by adlfs's names."""
+STORAGE_OPTIONS: Final = (*_STORAGE_ARGUMENTS, "storageOptions")
+"""The options for the file system's library, which may hold secrets."""
 
 
-def storage_path(given: Mapping[str, str]) -> str:
-    """A directory, or a URL that fsspec supports, without credentials. Raises InvalidArgumentError."""
-    path = given.get("path", "").strip()
+def storage_path(given: Given, option: str) -> str:
+    """Reads a directory, or a URL that fsspec supports, without credentials."""
+    path = given.get(option, "").strip()
     if not path:
         raise InvalidArgumentError(
-            "The option path is missing.",
+            f"The option {option} is missing.",
             next_step="Set it to a directory, or to a URL such as az://container/folder.",
         )
     scheme, separator, rest = path.partition("://")
@@ -151,15 +187,15 @@ def storage_path(given: Mapping[str, str]) -> str:
     if separator and (not scheme or "?" in path or ":" in user):
         # Do not repeat it, because it may contain a signature or a password.
         raise InvalidArgumentError(
-            "The option path is a URL with a query or a password.",
+            f"The option {option} is a URL with a query or a password.",
             next_step="Pass credentials in storageConnectionString, storageAccessKey, storageToken or "
             "storageOptions.",
         )
     return path.rstrip("/") or "/"
 
 
-def storage_options(given: Mapping[str, str]) -> dict[str, object]:
-    """Arguments for the file system's library, by adlfs's names. Raises InvalidArgumentError."""
+def storage_options(given: Given, *_: str) -> dict[str, object]:
+    """Reads ``STORAGE_OPTIONS`` as arguments for the file system's library."""
     try:
         found: object = json.loads(given.get("storageOptions", "{}"))
     except ValueError:
@@ -170,11 +206,4 @@ def storage_options(given: Mapping[str, str]) -> dict[str, object]:
             next_step='Write it as {"account_name": "…", "account_key": "…"}, with the argument names of '
             "fsspec's file system.",
         )
-    for option, name in (
-        ("storageConnectionString", "connection_string"),
-        ("storageAccessKey", "account_key"),
-        ("storageToken", "sas_token"),
-    ):
-        if option in given:
-            found[name] = given[option]
-    return found
+    return found | {name: given[option] for option, name in _STORAGE_ARGUMENTS.items() if option in given}

@@ -1,10 +1,10 @@
-"""The options of the format ``eventhubs``: read once, checked, and turned into typed values."""
+"""The options of the format ``eventhubs``, as a source."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from tidegate.model.connection_string import ConnectionString
@@ -12,36 +12,26 @@ from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
 from tidegate.spark.runtime.certificates import read_certificates
 from tidegate.spark.runtime.options import (
+    HUB_OPTIONS,
     PREFIX,
-    boolean,
     connection_string_of,
     credential_of,
-    known_options,
+    flag,
+    option,
     positive_integer,
+    read_options,
     short_name,
+    text,
 )
-from tidegate.spark.source.positions import CHECKPOINT_PREFIX as CHECKPOINT_PREFIX
-from tidegate.spark.source.positions import StartingPositions, ending_positions_of, starting_positions_of
+from tidegate.spark.source.positions import (
+    ENDING_OPTIONS,
+    STARTING_OPTIONS,
+    StartingPositions,
+    ending_positions_of,
+    starting_positions_of,
+)
 
 _logger = logging.getLogger(__name__)
-
-KNOWN: Final = (
-    "eventhubs.connectionString",
-    "eventhubs.eventHubName",
-    "eventhubs.consumerGroup",
-    "eventhubs.startingPosition",
-    "eventhubs.startingPositions",
-    "eventhubs.endingPosition",
-    "eventhubs.endingPositions",
-    "eventhubs.maxEventsPerTrigger",
-    "eventhubs.failOnDataLoss",
-    "eventhubs.caFile",
-    "eventhubs.tasksMin",
-    "eventhubs.tasksMax",
-    "eventhubs.encodedEvents",
-    "eventhubs.credential",
-    "eventhubs.splitPartitions",
-)
 
 # Options of the JVM connector (azure-eventhubs-spark 2.3.22) that have no counterpart here.
 WITHOUT_EFFECT: Final = {
@@ -77,31 +67,35 @@ REFUSED: Final = {
 class SourceOptions:
     """The checked options of one ``eventhubs`` source."""
 
-    connection_string: ConnectionString
+    connection_string: ConnectionString = option(connection_string_of, *HUB_OPTIONS)
     """Names the event hub in ``entity_path``."""
-    event_hub: str
-    consumer_group: str
-    starting: StartingPositions
-    ending: StartingPositions
-    """The first event that a batch query does not read. Streams have no end."""
-    has_ending: bool
-    max_events_per_trigger: int | None
+    consumer_group: str = option(text(DEFAULT_CONSUMER_GROUP), "eventhubs.consumerGroup")
+    starting: StartingPositions = option(starting_positions_of, *STARTING_OPTIONS)
+    ending: StartingPositions | None = option(ending_positions_of, *ENDING_OPTIONS)
+    """The first event that a batch query does not read; None: the end at its start. Streams have no end."""
+    max_events_per_trigger: int | None = option(positive_integer, "eventhubs.maxEventsPerTrigger")
     """Most events in one micro-batch; None: all available."""
-    fail_on_data_loss: bool
-    ca_certificates: str | None = field(repr=False)
-    """The content of the file ``caFile`` (PEM), since executors on other machines do not have the file."""
-    tasks_min: int | None
+    fail_on_data_loss: bool = option(flag(True), "eventhubs.failOnDataLoss")
+    ca_certificates: str | None = option(read_certificates, "eventhubs.caFile", is_secret=True)
+    """The content of the file (PEM), since executors on other machines do not have it."""
+    tasks_min: int | None = option(positive_integer, "eventhubs.tasksMin")
     """Most Spark tasks for a small (micro-)batch; None: as many as for a large one."""
-    tasks_max: int | None
+    tasks_max: int | None = option(positive_integer, "eventhubs.tasksMax")
     """Most Spark tasks per (micro-)batch; None: as many as this machine has cores, or ``tasks_min``."""
-    encoded_events: bool
-    credential: str | None = None
+    encoded_events: bool = option(flag(False), "eventhubs.encodedEvents")
+    credential: str | None = option(credential_of, "eventhubs.credential")
     """``module:name`` of the credential factory that every connecting process calls; None: the connection
     string has a key or signature."""
-    split_partitions: bool | None = None
+    split_partitions: bool | None = option(flag(None), "eventhubs.splitPartitions")
     """Whether one partition may be read by several tasks; None: batch queries may, streams may not."""
     without_effect: tuple[str, ...] = field(default=(), compare=False)
     """The given options of ``WITHOUT_EFFECT``, by their names there."""
+
+    @property
+    def event_hub(self) -> str:
+        """Its name."""
+        assert self.connection_string.entity_path is not None
+        return self.connection_string.entity_path
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SourceOptions:
@@ -114,34 +108,15 @@ class SourceOptions:
                 raise InvalidArgumentError(
                     f"The option {name} is not supported: {reason}.", next_step="Leave it out."
                 )
-        given = known_options(options, KNOWN, subject="The format eventhubs", ignored=WITHOUT_EFFECT)
-        connection_string = connection_string_of(given)
-        event_hub = connection_string.entity_path
-        assert event_hub is not None
-        tasks_min = positive_integer(given, "eventhubs.tasksMin")
-        tasks_max = positive_integer(given, "eventhubs.tasksMax")
+        parsed = read_options(cls, options, subject="The format eventhubs", ignored=WITHOUT_EFFECT)
+        tasks_min, tasks_max = parsed.tasks_min, parsed.tasks_max
         if tasks_min is not None and tasks_max is not None and tasks_min > tasks_max:
             raise InvalidArgumentError(
                 f"The option eventhubs.tasksMin ({tasks_min}) exceeds eventhubs.tasksMax ({tasks_max}).",
                 next_step="Lower tasksMin, or leave one of the two out.",
             )
-        return cls(
-            connection_string=connection_string,
-            event_hub=event_hub,
-            consumer_group=given.get("eventhubs.consumerGroup", DEFAULT_CONSUMER_GROUP),
-            starting=starting_positions_of(given, event_hub),
-            ending=ending_positions_of(given, event_hub),
-            has_ending="eventhubs.endingPosition" in given or "eventhubs.endingPositions" in given,
-            max_events_per_trigger=positive_integer(given, "eventhubs.maxEventsPerTrigger"),
-            fail_on_data_loss=boolean(given, "eventhubs.failOnDataLoss", default=True),
-            ca_certificates=read_certificates(given.get("eventhubs.caFile")),
-            tasks_min=tasks_min,
-            tasks_max=tasks_max,
-            encoded_events=boolean(given, "eventhubs.encodedEvents", default=False),
-            credential=credential_of(given, connection_string),
-            split_partitions=boolean(given, "eventhubs.splitPartitions", default=None),
-            without_effect=tuple(sorted({short_name(name) for name in options} & WITHOUT_EFFECT.keys())),
-        )
+        ignored = {short_name(name) for name in options} & WITHOUT_EFFECT.keys()
+        return replace(parsed, without_effect=tuple(sorted(ignored)))
 
     def warn_of_those_without_effect(self) -> None:
         """Log which options have no effect, and why. To be called once per query, by its planner.

@@ -8,9 +8,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Final
 
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.position import EventPosition
+from tidegate.spark.runtime.options import Given, connection_string_of
 
 CHECKPOINT_PREFIX = "checkpoint:"
 """``startingPosition = checkpoint:<database URL>`` starts at the consumer group's SQL checkpoint."""
@@ -34,45 +36,50 @@ class StartingPositions:
 
     def option_for(self, partition_id: str) -> str:
         """The name of the option that sets it, for errors."""
-        name = "eventhubs.endingPosition" if self.is_ending else "eventhubs.startingPosition"
-        return f"{name}s" if partition_id in self.by_partition else name
+        return (ENDING_OPTIONS if self.is_ending else STARTING_OPTIONS)[partition_id in self.by_partition]
 
 
-def starting_positions_of(given: Mapping[str, str], event_hub: str) -> StartingPositions:
-    """The options ``startingPosition`` and ``startingPositions``. Raises InvalidArgumentError by name."""
-    text = given.get("eventhubs.startingPosition", "earliest").strip()
-    by_partition = _position_map(given, "eventhubs.startingPositions", event_hub)
-    if not text.lower().startswith(CHECKPOINT_PREFIX):
-        return StartingPositions(_position("eventhubs.startingPosition", text), by_partition)
-    url = text[len(CHECKPOINT_PREFIX) :].strip()
+STARTING_OPTIONS: Final = ("eventhubs.startingPosition", "eventhubs.startingPositions")
+ENDING_OPTIONS: Final = ("eventhubs.endingPosition", "eventhubs.endingPositions")
+"""A position for all partitions, and positions by partition."""
+
+
+def starting_positions_of(given: Given, option: str, map_option: str) -> StartingPositions:
+    """Reads ``STARTING_OPTIONS``."""
+    value = given.get(option, "earliest").strip()
+    by_partition = _position_map(given, map_option)
+    if not value.lower().startswith(CHECKPOINT_PREFIX):
+        return StartingPositions(_position(option, value), by_partition)
+    url = value[len(CHECKPOINT_PREFIX) :].strip()
     if not url:
         raise InvalidArgumentError(
-            "The option eventhubs.startingPosition is `checkpoint:` without a database.",
+            f"The option {option} is `checkpoint:` without a database.",
             next_step="Write checkpoint:<database URL>, such as checkpoint:sqlite:///flights.db.",
         )
     return StartingPositions(EventPosition.earliest(), by_partition, url)
 
 
-def ending_positions_of(given: Mapping[str, str], event_hub: str) -> StartingPositions:
-    """The options ``endingPosition`` and ``endingPositions``. Raises InvalidArgumentError by name."""
-    text = given.get("eventhubs.endingPosition", "latest")
-    if text.strip().lower().startswith(CHECKPOINT_PREFIX):
+def ending_positions_of(given: Given, option: str, map_option: str) -> StartingPositions | None:
+    """Reads ``ENDING_OPTIONS``; None if neither is given."""
+    if option not in given and map_option not in given:
+        return None
+    value = given.get(option, "latest")
+    if value.strip().lower().startswith(CHECKPOINT_PREFIX):
         raise InvalidArgumentError(
-            "The option eventhubs.endingPosition cannot be a checkpoint: that is where a query starts.",
+            f"The option {option} cannot be a checkpoint: that is where a query starts.",
             next_step="Write a sequence number, an offset, a time or latest.",
         )
-    by_partition = _position_map(given, "eventhubs.endingPositions", event_hub)
-    return StartingPositions(_position("eventhubs.endingPosition", text), by_partition, is_ending=True)
+    return StartingPositions(_position(option, value), _position_map(given, map_option), is_ending=True)
 
 
-def _position_map(given: Mapping[str, str], option: str, event_hub: str) -> dict[str, EventPosition]:
+def _position_map(given: Given, option: str) -> dict[str, EventPosition]:
     """``{"0": POSITION, …}``; a key may also be the JVM connector's ``{"ehName": …, "partitionId": 0}``."""
     value = _json(option, given.get(option, "{}"))
     if not isinstance(value, dict):
         raise InvalidArgumentError(f"The option {option} is not a JSON object of partition → position.")
     positions: dict[str, EventPosition] = {}
     for key, position in value.items():
-        partition_id = _partition_of_key(option, key, event_hub)
+        partition_id = _partition_of_key(given, option, key)
         if partition_id in positions:
             raise InvalidArgumentError(f"The option {option} names the partition {partition_id} twice.")
         positions[partition_id] = _position(
@@ -81,13 +88,13 @@ def _position_map(given: Mapping[str, str], option: str, event_hub: str) -> dict
     return positions
 
 
-def _partition_of_key(option: str, key: str, event_hub: str) -> str:
+def _partition_of_key(given: Given, option: str, key: str) -> str:
     """``"0"``, or the 0 of the JVM connector's key, which must name the event hub that is read."""
     partition_id = key.strip()
     if partition_id.startswith("{"):
         value = _json(option, partition_id)
         assert isinstance(value, dict)
-        name = value.get("ehName")
+        name, event_hub = value.get("ehName"), connection_string_of(given).entity_path or ""
         if name is not None and str(name).lower() != event_hub.lower():
             raise InvalidArgumentError(
                 f"The option {option} has a position for the event hub {name!r}, but {event_hub!r} is read."

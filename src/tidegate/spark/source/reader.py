@@ -194,7 +194,8 @@ class EventHubsBatchReader(DataSourceReader):
         options.warn_of_those_without_effect()
         description = hub.describe()
         start = starting_positions(options, hub, description)
-        until = hub.resolve(options.ending, description)
+        end = description.end_offset().partitions
+        until = end if options.ending is None else hub.resolve(options.ending, description)
         ranges = self._bounds.apply(
             ranges_between(start, until),
             lambda key, time: hub.first_sequence_number(
@@ -276,7 +277,7 @@ class EventHubsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         """is_committing: tasks move the SQL checkpoints, so compare with them before each micro-batch, not
         only at the query's beginning.
         """
-        if options.has_ending:
+        if options.ending is not None:
             raise InvalidArgumentError(
                 "The option eventhubs.endingPosition is for batch queries; a stream has no end.",
                 next_step="Use trigger(availableNow=True) for a stream that stops at the present end.",
