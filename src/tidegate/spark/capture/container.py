@@ -1,8 +1,9 @@
 """Reads Avro object containers, the format of capture files, block by block.
 
 Every block is checked (sizes, sync marker, number of records), so a truncated or damaged file is an error
-that names the file, never a short table. Only a file cut exactly between two blocks looks complete, because
-the format has no end mark. fastavro decodes the records of a block at a time. Source: Apache Avro 1.12
+that names the file, never a short table. (fastavro's ``block_reader`` takes a file cut within a block's count
+for a complete one, and inflates without a limit.) Only a file cut exactly between two blocks looks complete,
+because the format has no end mark. fastavro decodes the header, the numbers and the records. Source: Apache Avro 1.12
 specification, "Object Container Files" and "Binary Encoding".
 """
 
@@ -13,7 +14,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from io import BytesIO
+from io import SEEK_CUR, BytesIO
 from typing import Any, BinaryIO, Final
 
 import fastavro
@@ -24,8 +25,18 @@ from tidegate.wire.capture import AVRO_SCHEMA
 
 _MAGIC: Final = b"Obj\x01"
 _SYNC_BYTES: Final = 16
-_HEADER_BYTES_MAX: Final = 1 << 20
-_VARINT_BYTES_MAX: Final = 10
+_LONG: Final = fastavro.parse_schema("long")
+_HEADER: Final = fastavro.parse_schema(
+    {
+        "type": "record",
+        "name": "header",
+        "fields": [
+            {"name": "metadata", "type": {"type": "map", "values": "bytes"}},
+            {"name": "sync", "type": {"type": "fixed", "name": "sync", "size": _SYNC_BYTES}},
+        ],
+    }
+)
+"""What follows ``_MAGIC``."""
 _BLOCK_BYTES_MAX: Final = 1 << 30
 """Our choice: a larger size indicates damage (services write far less than a megabyte)."""
 _RECORD_BYTES_MIN: Final = 6
@@ -55,16 +66,8 @@ def read_header(file: BinaryIO, name: str) -> ContainerHeader:
     """Read the header, leaving the file positioned after it. Raises CaptureFileError."""
     if file.read(len(_MAGIC)) != _MAGIC:
         raise CaptureFileError(f"{name} is not an Avro file.", next_step=_SKIP)
-    metadata: dict[str, bytes] = {}
-    count = _read_long(file, name)
-    while count:
-        if count < 0:  # then the size of these entries follows
-            _read_long(file, name)
-        for _ in range(abs(count)):
-            key = _read_exactly(file, _length(file, name), name).decode("utf-8", "replace")
-            metadata[key] = _read_exactly(file, _length(file, name), name)
-        count = _read_long(file, name)
-    sync_marker = _read_exactly(file, _SYNC_BYTES, name)
+    header = _read(file, _HEADER, name)
+    metadata: dict[str, bytes] = header["metadata"]
     codec = metadata.get("avro.codec", b"null").decode("utf-8", "replace")
     if codec not in ("null", "deflate"):
         raise CaptureFileError(
@@ -72,16 +75,14 @@ def read_header(file: BinaryIO, name: str) -> ContainerHeader:
         )
     schema_text = metadata.get("avro.schema", b"").decode("utf-8", "replace")
     _check_schema(schema_text, name)
-    return ContainerHeader(schema_text, codec, sync_marker)
+    return ContainerHeader(schema_text, codec, header["sync"])
 
 
 def iter_blocks(file: BinaryIO, header: ContainerHeader, name: str) -> Iterator[tuple[int, bytes]]:
     """Yield (number of records, their bytes) per block from the file's position. Raises CaptureFileError."""
-    while True:
-        first = file.read(1)
-        if not first:
-            return
-        count, size = _read_long(file, name, first), _read_long(file, name)
+    while file.read(1):
+        file.seek(-1, SEEK_CUR)
+        count, size = _read(file, _LONG, name), _read(file, _LONG, name)
         if count < 0 or not 0 <= size <= _BLOCK_BYTES_MAX:
             raise _damaged(name, "a block has an impossible size")
         data = _read_exactly(file, size, name)
@@ -98,7 +99,11 @@ def decode_records(
         raise _damaged(name, "a block holds fewer records than it says")
     written, wanted = _schemas(header.schema_text, fields)
     # A block's records plus an array's end mark form an array, so one call decodes them all.
-    array = BytesIO(b"".join((_long(count), data, b"\0") if count else (b"\0", data)))
+    array = BytesIO()
+    if count:
+        fastavro.schemaless_writer(array, _LONG, count)
+    array.writelines((data, b"\0") if count else (b"\0", data))
+    array.seek(0)
     try:
         records = fastavro.schemaless_reader(array, written, wanted)
     except Exception as error:  # fastavro raises IndexError, UnicodeDecodeError, …
@@ -122,33 +127,13 @@ def _read_exactly(file: BinaryIO, size: int, name: str) -> bytes:
     return data
 
 
-def _length(file: BinaryIO, name: str) -> int:
-    length = _read_long(file, name)
-    if not 0 <= length <= _HEADER_BYTES_MAX:
-        raise _damaged(name, "its header has an impossible size")
-    return length
-
-
-def _read_long(file: BinaryIO, name: str, first: bytes = b"") -> int:
-    """A zigzag integer of seven bits a byte."""
-    value = shift = 0
-    for position in range(_VARINT_BYTES_MAX):
-        byte = first if first and not position else _read_exactly(file, 1, name)
-        value |= (byte[0] & 0x7F) << shift
-        shift += 7
-        if not byte[0] & 0x80:
-            return (value >> 1) ^ -(value & 1)
-    raise _damaged(name, "a number has no end")
-
-
-def _long(value: int) -> bytes:
-    """A count as a zigzag integer."""
-    rest, output = value << 1, bytearray()
-    while rest >= 0x80:
-        output.append(rest & 0x7F | 0x80)
-        rest >>= 7
-    output.append(rest)
-    return bytes(output)
+def _read(file: BinaryIO, schema: Schema, name: str) -> Any:
+    try:
+        return fastavro.schemaless_reader(file, schema, None)
+    except (EOFError, IndexError) as error:
+        raise CaptureFileError(f"{name} is truncated.", next_step=_SKIP) from error
+    except (ValueError, OverflowError, MemoryError) as error:  # others are the storage's
+        raise _damaged(name, "its header does not parse") from error
 
 
 def _decompressed(data: bytes, header: ContainerHeader, name: str) -> bytes:
