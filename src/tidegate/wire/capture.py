@@ -20,7 +20,7 @@ from tidegate.amqp.errors import DecodeError
 from tidegate.amqp.message import MESSAGE_ANNOTATIONS, PROPERTIES, decode_message, iter_sections
 from tidegate.amqp.types import Timestamp
 from tidegate.model.capture import NAME_FIELDS
-from tidegate.model.events import EventContents, PropertyValue
+from tidegate.model.events import EventContents
 from tidegate.wire.batch import unwrap
 from tidegate.wire.event_texts import (
     DECODE_ERROR_PROPERTY,
@@ -83,18 +83,21 @@ def capture_record(
     enqueued_time: from ``enqueued_time_text``. system_properties: from ``system_properties``. The offset is
     the one that receivers get.
     """
-    properties = contents.properties
     system = dict(system_properties or ())
-    if properties:
-        types = {name: kind for name, value in properties.items() if (kind := _missing_type(value))}
-        if types:
-            system[PROPERTY_TYPES] = json.dumps(types, separators=(",", ":"))
+    properties: dict[str, AvroValue] = {}
+    types: dict[str, str] = {}
+    for name, value in contents.properties.items():
+        properties[name], kind = _avro_value(value)
+        if kind is not None:
+            types[name] = kind
+    if types:
+        system[PROPERTY_TYPES] = json.dumps(types, separators=(",", ":"))
     return {
         "SequenceNumber": sequence_number,
         "Offset": str(sequence_number),
         "EnqueuedTimeUtc": enqueued_time,
         "SystemProperties": system,
-        "Properties": _avro_properties(properties) if properties else {},
+        "Properties": properties,
         "Body": contents.body if contents.body_value is None else _value_body(contents.body_value),
     }
 
@@ -189,59 +192,38 @@ def _decoded_system_properties(sections: bytes) -> Mapping[str, AvroValue]:
         values |= standard_properties(message.properties)
     # Types that the schema lacks become the text that table columns show.
     return {
-        name: text_of(value) or "" if isinstance(value, _TEXT_ONLY) else _avro_value(value)
+        name: text_of(value) or "" if isinstance(value, _TEXT_ONLY) else _avro_value(value)[0]
         for name, value in values.items()
     }
 
 
-def _missing_type(value: object) -> str | None:
-    """The type of a property's value, if the schema lacks it; else None."""
-    match value:
-        case None:
-            return TYPE_NULL
-        case bool():
-            return TYPE_BOOLEAN
-        case int():
-            return None if _LONG_MIN <= value < _LONG_END else TYPE_INTEGER
-        case str() | bytes() | float():
-            return None
-        case datetime():
-            return TYPE_TIMESTAMP
-        case UUID():
-            return TYPE_UUID
-        case _:
-            return TYPE_ENCODED
+def _avro_value(value: object) -> tuple[AvroValue, str | None]:
+    """A property's value as one of the schema's four types, and the type to note if it is none of them.
 
-
-def _avro_properties(properties: Mapping[str, PropertyValue]) -> dict[str, AvroValue]:
-    return {name: _avro_value(value) for name, value in properties.items()}
-
-
-def _avro_value(value: object) -> AvroValue:
-    """A property's value as one of the schema's four types.
-
-    Our choice for the others: booleans as words, null as an empty string, a time in ISO 8601, a UUID and an
+    Our choice for those: booleans as words, null as an empty string, a time in ISO 8601, a UUID and an
     integer beyond 64 bits as text, a list or map in its AMQP encoding.
     """
     match value:
         case bool():
-            return "true" if value else "false"
+            return "true" if value else "false", TYPE_BOOLEAN
+        case int() if _LONG_MIN <= value < _LONG_END:
+            return int(value), None
         case int():
-            return int(value) if _LONG_MIN <= value < _LONG_END else str(value)
+            return str(value), TYPE_INTEGER
         case float():
-            return float(value)
+            return float(value), None
         case str():
-            return str(value)
+            return str(value), None
         case bytes():
-            return bytes(value)
+            return bytes(value), None
         case None:
-            return ""
+            return "", TYPE_NULL
         case datetime():
-            return value.isoformat()
+            return value.isoformat(), TYPE_TIMESTAMP
         case UUID():
-            return str(value)
+            return str(value), TYPE_UUID
         case _:
-            return encode_value(value)
+            return encode_value(value), TYPE_ENCODED
 
 
 def _value_body(value: object) -> bytes:

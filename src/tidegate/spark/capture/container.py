@@ -3,8 +3,8 @@
 Every block is checked (sizes, sync marker, number of records), so a truncated or damaged file is an error
 that names the file, never a short table. (fastavro's ``block_reader`` takes a file cut within a block's count
 for a complete one, and inflates without a limit.) Only a file cut exactly between two blocks looks complete,
-because the format has no end mark. fastavro decodes the header, the numbers and the records. Source: Apache Avro 1.12
-specification, "Object Container Files" and "Binary Encoding".
+because the format has no end mark. fastavro decodes the header, the numbers and the records. Source: Apache
+Avro 1.12 specification, "Object Container Files" and "Binary Encoding".
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ class PipelineIdentity:
 
 
 def identity_of(
-    pipeline: StreamPipeline, *, connection_string: str, ca_file: str | None = None
+    pipeline: StreamPipeline, *, connection_string: str, ca_file: str | Path | None = None
 ) -> PipelineIdentity:
     """The pipeline's identity. Asks the service when the hub was created, and raises what that raises."""
     source = pipeline.source

@@ -1,13 +1,12 @@
 """Starts a declared pipeline's source, steps and sink as one streaming query.
 
-The checkpoint directory's owner is checked first; then one method per kind of sink builds the query.
+The checkpoint directory's owner is checked first; then the query is built for the kind of sink.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
@@ -71,128 +70,93 @@ def start_stream_pipeline(
     DatabaseError, and the service's errors.
     """
     declared = declared_pipeline(pipeline)
-    start = _Start(
-        spark,
-        declared,
-        connection_string=hub_connection_string(connection_string, declared.source.event_hub),
-        database_url=database_url,
-        checkpoint_location=checkpoint_path(checkpoint_location),
-        trigger=trigger or declared.trigger,
-        ca_file=None if ca_file is None else str(ca_file),
-        adopt=adopt,
-        on_written=on_written,
-        capture=capture,
-    )
-    identity = identity_of(declared, connection_string=start.connection_string, ca_file=start.ca_file)
-    claim_checkpoint(start.checkpoint_location, identity, spark)
+    sink, source = declared.sink, declared.source
+    connection_string = hub_connection_string(connection_string, source.event_hub)
+    checkpoint_location = checkpoint_path(checkpoint_location)
+    trigger = trigger or declared.trigger
+    if capture is not None and not isinstance(sink, SqlSink):
+        raise InvalidArgumentError(
+            f"The pipeline {declared.name} does not write to SQL per hub partition, so it cannot be "
+            "replayed.",
+            next_step='Use a SqlSink, or read captured events as a table with .format("eventhubs-capture").',
+        )
+    identity = identity_of(declared, connection_string=connection_string, ca_file=ca_file)
+    claim_checkpoint(checkpoint_location, identity, spark)
     register(spark)
-    return start.query()
-
-
-@dataclass(frozen=True, slots=True)
-class _Start:
-    """One start of one pipeline."""
-
-    spark: SparkSession
-    pipeline: StreamPipeline
-    connection_string: str = field(repr=False)
-    """Names the event hub in ``EntityPath``."""
-    database_url: str | None = field(repr=False)
-    checkpoint_location: str
-    trigger: Trigger
-    ca_file: str | None
-    adopt: str | None
-    on_written: OnWritten | None
-    capture: Mapping[str, str] | None = field(repr=False)
-
-    def query(self) -> StreamingQuery:
-        """Start it."""
-        sink = self.pipeline.sink
-        if isinstance(sink, SqlSink):
-            return self._start_sql(sink)
-        if self.capture is not None:
-            raise InvalidArgumentError(
-                f"The pipeline {self.pipeline.name} does not write to SQL per hub partition, so it cannot be "
-                "replayed.",
-                next_step="Use a SqlSink, or read captured events as a table with "
-                '.format("eventhubs-capture").',
-            )
-        if isinstance(sink, SqlBatchSink):
-            return self._start_sql_batch(sink)
-        writer = self._hub_writer(sink) if isinstance(sink, HubSink) else self._file_writer(sink)
-        writer = writer.queryName(self.pipeline.name).option("checkpointLocation", self.checkpoint_location)
-        return self.trigger.applied_to(writer).start()
-
-    def _start_sql(self, sink: SqlSink) -> StreamingQuery:
-        pipeline, source = self.pipeline, self.pipeline.source
-        policy = pipeline.failure_policy
-        handler = _no_handler if sink.handler is None else sink.handler
+    if isinstance(sink, SqlSink):
+        policy = declared.failure_policy
         return run_pipeline(
-            self.spark,
-            pipeline.sql_pipeline(handler),
-            connection_string=self.connection_string,
-            database_url=self._database_url(),
-            checkpoint_location=self.checkpoint_location,
-            transform=functools.partial(_through_steps, pipeline.steps, policy) if pipeline.steps else None,
-            trigger=self.trigger,
+            spark,
+            declared.sql_pipeline(sink.handler or _no_handler),
+            connection_string=connection_string,
+            database_url=_checked(database_url, declared),
+            checkpoint_location=checkpoint_location,
+            transform=functools.partial(_through_steps, declared.steps, policy) if declared.steps else None,
+            trigger=trigger,
             max_events_per_trigger=source.max_events_per_trigger,
             starting_position=source.starting_position,
             fail_on_data_loss=source.fail_on_data_loss,
-            ca_file=self.ca_file,
-            capture=self.capture,
+            ca_file=ca_file,
+            capture=capture,
         )
-
-    def _start_sql_batch(self, sink: SqlBatchSink) -> StreamingQuery:
-        write = _ReportingLedgerSink(
-            name=self.pipeline.name,
-            database_url=self._database_url(),
+    rows = _rows(spark, declared, hub_options(source, connection_string, ca_file))
+    if isinstance(sink, SqlBatchSink):
+        ledger = _ReportingLedgerSink(
+            name=declared.name,
+            database_url=_checked(database_url, declared),
             tables=sink.tables,
-            consumer=self.pipeline.consumer,
-            adopt=self.adopt,
+            consumer=declared.consumer,
+            adopt=adopt,
         )
-        write.on_written = self.on_written
-        return write.start(
-            self._rows(),
-            checkpoint_location=self.checkpoint_location,
-            output_mode=sink.output_mode,
-            trigger=self.trigger,
+        ledger.on_written = on_written
+        return ledger.start(
+            rows, checkpoint_location=checkpoint_location, output_mode=sink.output_mode, trigger=trigger
         )
+    writer = rows.writeStream.queryName(declared.name).outputMode("append")
+    writer = writer.option("checkpointLocation", checkpoint_location)
+    if isinstance(sink, HubSink):
+        writer = _to_hub(writer, sink, connection_string, ca_file)
+    else:
+        writer = _to_files(writer, sink)
+    return trigger.applied_to(writer).start()
 
-    def _hub_writer(self, sink: HubSink) -> DataStreamWriter:
-        parsed = ConnectionString.parse(sink.connection_string or self.connection_string)
-        options = {"eventhubs.connectionString": parsed.with_entity_path(sink.event_hub).format()}
-        if self.ca_file is not None:
-            options["eventhubs.caFile"] = self.ca_file
-        writer = self._rows().writeStream.format(EventHubsDataSource.name())
-        return writer.outputMode("append").options(**options, **sink.options)
 
-    def _file_writer(self, sink: FileSink) -> DataStreamWriter:
-        writer = self._rows().writeStream.format(sink.format).outputMode("append")
-        if sink.partition_by and sink.format == OWN_FILE_FORMAT:
-            # Spark does not pass partitionBy on to a Python sink.
-            writer = writer.option("partitionColumns", ",".join(sink.partition_by))
-        elif sink.partition_by:
-            writer = writer.partitionBy(*sink.partition_by)
-        return writer.options(**sink.options).option("path", sink.path)
+def _checked(database_url: str | None, pipeline: StreamPipeline) -> str:
+    if database_url is None:
+        raise InvalidArgumentError(
+            f"The pipeline {pipeline.name} writes to a table, but no database is given.",
+            next_step="Set --database or TIDEGATE_DATABASE (database_url in a program).",
+        )
+    return database_url
 
-    def _rows(self) -> DataFrame:
-        """The source's events after all steps."""
-        source = self.pipeline.source
-        options = hub_options(source, self.connection_string, self.ca_file)
-        if not any(short_name(name) in ("tasksmin", "tasksmax") for name in source.options):
-            options |= task_options(self.spark)
-        options |= source.options
-        reader = self.spark.readStream.format(EventHubsDataSource.name()).options(**options)
-        rows = _through_steps(self.pipeline.steps, None, reader.load())
-        return apply_policy(rows, self.pipeline.failure_policy)
 
-    def _database_url(self) -> str:
-        if self.database_url is None:
-            raise InvalidArgumentError(
-                f"The pipeline {self.pipeline.name} writes to a table, but no database is given.",
-                next_step="Set --database or TIDEGATE_DATABASE (database_url in a program).",
-            )
-        return self.database_url
+def _rows(spark: SparkSession, pipeline: StreamPipeline, options: dict[str, str]) -> DataFrame:
+    """The source's events after all steps."""
+    own = pipeline.source.options
+    if not any(short_name(name) in ("tasksmin", "tasksmax") for name in own):
+        options |= task_options(spark)
+    reader = spark.readStream.format(EventHubsDataSource.name()).options(**(options | dict(own)))
+    return apply_policy(_through_steps(pipeline.steps, None, reader.load()), pipeline.failure_policy)
+
+
+def _to_hub(
+    writer: DataStreamWriter, sink: HubSink, connection_string: str, ca_file: str | Path | None
+) -> DataStreamWriter:
+    parsed = ConnectionString.parse(sink.connection_string or connection_string)
+    options = {"eventhubs.connectionString": parsed.with_entity_path(sink.event_hub).format()}
+    if ca_file is not None:
+        options["eventhubs.caFile"] = str(ca_file)
+    return writer.format(EventHubsDataSource.name()).options(**options, **sink.options)
+
+
+def _to_files(writer: DataStreamWriter, sink: FileSink) -> DataStreamWriter:
+    writer = writer.format(sink.format)
+    if sink.partition_by and sink.format == OWN_FILE_FORMAT:
+        # Spark does not pass partitionBy on to a Python sink.
+        writer = writer.option("partitionColumns", ",".join(sink.partition_by))
+    elif sink.partition_by:
+        writer = writer.partitionBy(*sink.partition_by)
+    return writer.options(**sink.options).option("path", sink.path)
 
 
 class _ReportingLedgerSink(LedgerSink):
