@@ -23,12 +23,11 @@ from tidegate.model.errors import (
 )
 from tidegate.spark.pipelines.pipeline import sink_options
 from tidegate.spark.source.options import SourceOptions
-from tidegate.spark.source.ownership import claim_checkpoints
+from tidegate.spark.source.ownership import checkpoint_positions, claim_checkpoints
 from tidegate.spark.sql_sink.accounting import Gap
-from tidegate.spark.sql_sink.commits import transformed
+from tidegate.spark.sql_sink.commits import to_batch
 from tidegate.spark.sql_sink.plan import SinkPlan, load_plan
 from tidegate.spark.sql_sink.writer import (
-    PartitionSummary,
     TaskWriter,
     WriterWait,
     check_lost,
@@ -82,6 +81,11 @@ def _rows(start: int, until: int, partition_id: str = "0") -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(columns)
 
 
+def _checkpoints(plan: SinkPlan) -> dict[str, int]:
+    consumer = plan.pipeline.consumer
+    return checkpoint_positions(Database.shared(plan.database_url), consumer, event_hub_created_at_ms=1)
+
+
 def test_rows_of_events_that_are_committed_are_an_error(plan: SinkPlan) -> None:
     """A second row of an event that comes too late is not taken for one that was written before."""
     with pytest.raises(InvalidArgumentError, match="after those of later events"):
@@ -91,8 +95,8 @@ def test_rows_of_events_that_are_committed_are_an_error(plan: SinkPlan) -> None:
 def test_an_attempt_after_a_lost_one_goes_on_in_order(plan: SinkPlan) -> None:
     """A retried task is given everything again: what is committed is skipped, whatever the batches are."""
     TaskWriter(plan).write(iter([_rows(0, 15)]))
-    (summary,) = TaskWriter(plan).write(iter([_rows(0, 12), _rows(12, 14), _rows(14, 40)]))
-    assert summary == PartitionSummary("0", 40, rows=25, dead_letters=0, skipped=15)
+    assert TaskWriter(plan).write(iter([_rows(0, 12), _rows(12, 14), _rows(14, 40)])) == {"0": 15}
+    assert _checkpoints(plan)["0"] == 40
     assert outcome_of(plan.database_url).distinct_rows == outcome_of(plan.database_url).rows == 40
 
 
@@ -108,11 +112,10 @@ def test_few_rows_of_several_partitions_share_a_transaction(
 
     monkeypatch.setattr("tidegate.spark.sql_sink.writer.commit_batches", noted)
     batches = [_rows(0, 4, "0"), _rows(0, 15, "1"), _rows(0, 5, "2"), _rows(0, 7, "3")]
-    summaries = TaskWriter(plan).write(iter(batches))
+    TaskWriter(plan).write(iter(batches))
     # Of 15 rows the last event's stay behind, for more of them may come.
     assert sizes == [[14], [4, 1, 5], [7]]
-    found = {each.partition_id: (each.rows, each.until_sequence_number) for each in summaries}
-    assert found == {"0": (4, 4), "1": (15, 15), "2": (5, 5), "3": (7, 7)}
+    assert _checkpoints(plan) == {"0": 4, "1": 15, "2": 5, "3": 7}
     assert outcome_of(plan.database_url).rows == 31
 
 
@@ -131,7 +134,7 @@ def test_a_transaction_is_prepared_while_the_one_before_is_written(
     is_second_prepared = threading.Event()
 
     def prepared(plan: SinkPlan, partition_id: str, rows: pa.Table, is_gap_allowed: bool) -> PartitionBatch:
-        batch = transformed(plan, partition_id, rows, is_gap_allowed)
+        batch = to_batch(plan, partition_id, rows, is_gap_allowed)
         steps.append(f"prepared {batch.scope.start}")
         if batch.scope.start:
             is_second_prepared.set()
@@ -144,13 +147,13 @@ def test_a_transaction_is_prepared_while_the_one_before_is_written(
         steps.append(f"committed {batches[0].scope.start}")
         return results
 
-    monkeypatch.setattr("tidegate.spark.sql_sink.writer.way_of", lambda plan: prepared)
+    monkeypatch.setattr("tidegate.spark.sql_sink.writer.to_batch", prepared)
     monkeypatch.setattr("tidegate.spark.sql_sink.writer.commit_batches", committed)
-    (summary,) = TaskWriter(plan).write(iter([_rows(0, 11), _rows(11, 19)]))
+    TaskWriter(plan).write(iter([_rows(0, 11), _rows(11, 19)]))
     first, second = ["prepared 0", "committed 0"], ["prepared 10", "committed 10"]
     together = ["prepared 0", "prepared 10", "committed 0", "committed 10"]
     assert steps == ([*first, *second] if Database.shared(plan.database_url).is_sqlite else together)
-    assert (summary.rows, outcome_of(plan.database_url).rows) == (19, 19)
+    assert outcome_of(plan.database_url).rows == 19
 
 
 @pytest.mark.parametrize("is_reading_failing", [False, True])
@@ -195,7 +198,7 @@ def test_nothing_more_is_handled_once_a_commit_has_failed(
     handled: list[int] = []
 
     def prepared(plan: SinkPlan, partition_id: str, rows: pa.Table, is_gap_allowed: bool) -> PartitionBatch:
-        batch = transformed(plan, partition_id, rows, is_gap_allowed)
+        batch = to_batch(plan, partition_id, rows, is_gap_allowed)
         handled.append(batch.scope.start)
         return batch
 
@@ -208,7 +211,7 @@ def test_nothing_more_is_handled_once_a_commit_has_failed(
         wait([writer._committing.outcome])
         yield _rows(11, 31)
 
-    monkeypatch.setattr("tidegate.spark.sql_sink.writer.way_of", lambda plan: prepared)
+    monkeypatch.setattr("tidegate.spark.sql_sink.writer.to_batch", prepared)
     monkeypatch.setattr("tidegate.spark.sql_sink.writer.commit_batches", refused)
     writer = TaskWriter(plan)
     with pytest.raises(DatabaseUnavailableError):
@@ -231,8 +234,8 @@ def test_a_gap_before_a_transaction_that_another_follows(
     monkeypatch.setattr("tidegate.spark.sql_sink.writer.check_lost", check)
     batches = [_rows(3, 14), _rows(14, 22)]
     if is_gap_lost:
-        (summary,) = TaskWriter(plan).write(iter(batches))
-        assert (summary.rows, summary.until_sequence_number) == (19, 22)
+        TaskWriter(plan).write(iter(batches))
+        assert _checkpoints(plan)["0"] == 22
     else:
         with pytest.raises(CheckpointGapError, match=r"^Partition 0 of .* sequence numbers 0 to 2"):
             TaskWriter(plan).write(iter(batches))
@@ -261,17 +264,15 @@ def test_what_is_being_committed_is_done_when_reading_fails(
         with pytest.raises(ConnectionError):
             TaskWriter(plan).write(batches())
     assert outcome_of(plan.database_url).rows == 10
-    (summary,) = TaskWriter(plan).write(iter([_rows(0, 20)]))
-    assert (summary.rows, summary.skipped) == (10, 10)
+    assert TaskWriter(plan).write(iter([_rows(0, 20)])) == {"0": 10}
+    assert outcome_of(plan.database_url).rows == 20
 
 
 def test_tasks_that_share_a_partition_are_told_apart_from_retries() -> None:
     """Only where one of them left events out is anything missing."""
-    first, second = PartitionSummary("0", 40, rows=40), PartitionSummary("0", 40, skipped=40)
-    other = PartitionSummary("1", 40, skipped=3)
     with pytest.raises(InvalidArgumentError, match=r"Partition 0.*in more than one task"):
-        check_partitions_whole([[first, other], [second]])
-    check_partitions_whole([[first], [replace(second, skipped=0), other]])
+        check_partitions_whole([{"0": 0, "1": 3}, {"0": 40}])
+    check_partitions_whole([{"0": 0}, {"0": 0, "1": 3}])
 
 
 def test_a_database_url_never_shows(plan: SinkPlan) -> None:

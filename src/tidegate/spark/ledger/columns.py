@@ -10,9 +10,9 @@ from sqlalchemy.types import TypeDecorator
 
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.spark.ledger.tasks import TABLE_COLUMN
-from tidegate.spark.sql_sink.commits import BOOKKEEPING_COLUMNS, ERROR_COLUMN
 from tidegate.sql import ConsumerKey
 from tidegate.sql.core.row_groups import required_columns
+from tidegate.sql.handlers.batches import BOOKKEEPING_COLUMNS, ERROR_COLUMN
 from tidegate.sql.ledger.rows import LedgerTable, WriteMode
 
 _EVENT_NEEDED = ("partition", "sequenceNumber", "offset", "enqueuedTime")

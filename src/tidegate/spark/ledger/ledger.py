@@ -30,9 +30,9 @@ from tidegate.spark.ledger.tasks import PART_SCHEMA, TaskPlan, TaskRows, add_par
 from tidegate.spark.runtime.arrow_step import ArrowStep
 from tidegate.spark.runtime.session import checkpoint_path, refuse_sqlite_on_cluster
 from tidegate.spark.runtime.trigger import AS_SOON_AS_POSSIBLE, Trigger
-from tidegate.spark.sql_sink.commits import ERROR_COLUMN
 from tidegate.sql import ConsumerKey, Database
 from tidegate.sql.core.database import absolute_url
+from tidegate.sql.handlers.batches import ERROR_COLUMN
 from tidegate.sql.ledger.commit import BatchCommit, BatchContents, LedgerResult
 from tidegate.sql.ledger.ledger import BatchLedger, MicroBatch
 from tidegate.sql.ledger.rows import LedgerTable, StagedRowsLostError, WriteMode, check_key

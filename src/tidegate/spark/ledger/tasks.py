@@ -17,8 +17,8 @@ import pyarrow.compute
 
 from tidegate.model.errors import DatabaseError, InvalidArgumentError
 from tidegate.spark.runtime.workers import freeze_loaded_modules
-from tidegate.spark.sql_sink.commits import ERROR_COLUMN, SKIP_COLUMN
 from tidegate.sql.core.unit_of_work import RowsRefusedError
+from tidegate.sql.handlers.batches import ERROR_COLUMN, SKIP_COLUMN
 from tidegate.sql.ledger.commit import BatchContents, letter_rows, letters_of_refused
 from tidegate.sql.ledger.refusals import refusal_error, write_halving
 from tidegate.sql.ledger.rows import LedgerTable, WriteMode

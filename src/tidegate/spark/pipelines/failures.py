@@ -18,8 +18,12 @@ from tidegate.model import errors
 from tidegate.model.errors import PartitionStoppedError, TidegateError
 from tidegate.spark.pipelines.stream_pipeline import OnFailure, Step
 from tidegate.spark.runtime.errors import explain, our_errors
-from tidegate.spark.sql_sink.accounting import PARTITION_COLUMN, SEQUENCE_NUMBER_COLUMN
-from tidegate.spark.sql_sink.commits import ERROR_COLUMN, SKIP_COLUMN
+from tidegate.sql.handlers.batches import (
+    ERROR_COLUMN,
+    PARTITION_COLUMN,
+    SEQUENCE_NUMBER_COLUMN,
+    SKIP_COLUMN,
+)
 
 _MARK = "TIDEGATE_STOPPED"
 _STOPPED = re.compile(

@@ -37,13 +37,13 @@ from tidegate.spark.source.ownership import claim_checkpoints
 from tidegate.spark.source.positions import CHECKPOINT_PREFIX
 from tidegate.spark.source.processing import COMMITS_OPTION, ReadingPlan
 from tidegate.spark.source.schema import event_field
-from tidegate.spark.sql_sink.commits import BOOKKEEPING_COLUMNS, needed_columns
+from tidegate.spark.sql_sink.commits import needed_columns
 from tidegate.spark.sql_sink.plan import SinkPlan
 from tidegate.spark.sql_sink.writer import commit_events
 from tidegate.sql import Database, Pipeline
 from tidegate.sql.core.database import absolute_url
 from tidegate.sql.core.row_groups import required_columns
-from tidegate.sql.handlers.batches import PARTITION_KEY_COLUMN
+from tidegate.sql.handlers.batches import BOOKKEEPING_COLUMNS, PARTITION_KEY_COLUMN
 
 TRANSACTION_ROWS_MAX = 50_000
 """Most rows per transaction (our choice: fewer make commits costly, more only use memory). A task that writes

@@ -16,8 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.model.errors import InvalidArgumentError
-from tidegate.sql.handlers.batches import PARTITION_COLUMN as PARTITION_COLUMN
-from tidegate.sql.handlers.batches import SEQUENCE_NUMBER_COLUMN as SEQUENCE_NUMBER_COLUMN
+from tidegate.sql.handlers.batches import PARTITION_COLUMN, SEQUENCE_NUMBER_COLUMN
 
 SequenceNumbers = npt.NDArray[np.int64]
 

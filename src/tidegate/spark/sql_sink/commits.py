@@ -1,11 +1,9 @@
-"""Turns one hub partition's Arrow rows into a batch to commit, by a handler per event, by a batch function,
-or unchanged from a transformation.
-"""
+"""Turns one hub partition's Arrow rows into a batch to commit."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,12 +13,7 @@ import pyarrow as pa
 from tidegate.model.events import ReceivedEvent
 from tidegate.spark.source.columns import encoded_bodies
 from tidegate.spark.source.hub import HubReader
-from tidegate.spark.sql_sink.accounting import (
-    PARTITION_COLUMN,
-    SEQUENCE_NUMBER_COLUMN,
-    SequenceNumbers,
-    sequence_numbers_of,
-)
+from tidegate.spark.sql_sink.accounting import SequenceNumbers, sequence_numbers_of
 from tidegate.spark.sql_sink.plan import SinkPlan
 from tidegate.sql import NewDeadLetter, Pipeline
 from tidegate.sql.commit.engine import BatchScope
@@ -28,14 +21,13 @@ from tidegate.sql.commit.partition_batch import PartitionBatch, computed_batch, 
 from tidegate.sql.core.arrow_rows import ArrowRows
 from tidegate.sql.core.values import EventPlace, place_of
 from tidegate.sql.handlers.arrow import account, run_batch_handler
-from tidegate.sql.handlers.batches import BOOKKEEPING_COLUMNS as BOOKKEEPING_COLUMNS
 from tidegate.sql.handlers.batches import (
     ENQUEUED_TIME_COLUMN,
     OFFSET_COLUMN,
+    PARTITION_COLUMN,
     PARTITION_KEY_COLUMN,
+    SEQUENCE_NUMBER_COLUMN,
 )
-from tidegate.sql.handlers.batches import ERROR_COLUMN as ERROR_COLUMN
-from tidegate.sql.handlers.batches import SKIP_COLUMN as SKIP_COLUMN
 from tidegate.wire.event_codec import decode_event, event_body
 
 ENCODED_EVENT_COLUMN = "encodedEvent"
@@ -44,35 +36,46 @@ _POSITION_COLUMNS = (PARTITION_COLUMN, SEQUENCE_NUMBER_COLUMN, OFFSET_COLUMN, EN
 _NEW_OBJECTS_MAX = 50_000
 """New objects between garbage collections while a batch is handled (our choice: about a batch's events)."""
 
-ToBatch = Callable[[SinkPlan, str, pa.Table, bool], PartitionBatch]
-"""(plan, partition id, rows in order of their sequence numbers, is_gap_allowed) → the batch to commit."""
 
+def to_batch(plan: SinkPlan, partition_id: str, rows: pa.Table, is_gap_allowed: bool) -> PartitionBatch:
+    """The batch to commit for a hub partition's rows, which are in the order of their sequence numbers.
 
-def way_of(plan: SinkPlan) -> ToBatch:
-    """How a pipeline's rows become a batch."""
-    if plan.is_transformed:
-        return transformed
-    return handled if plan.pipeline.batch_handler is None else handled_together
-
-
-def handled(plan: SinkPlan, partition_id: str, rows: pa.Table, is_gap_allowed: bool) -> PartitionBatch:
-    """Run the pipeline's handler over encoded events."""
-    events = received_events(partition_id, rows)
-    scope = _scope(plan, partition_id, sequence_numbers_of(rows), is_gap_allowed)
-    return handled_batch(plan.pipeline, scope, events)
-
-
-def _scope(plan: SinkPlan, partition_id: str, numbers: SequenceNumbers, is_gap_allowed: bool) -> BatchScope:
-    return BatchScope(
-        plan.pipeline.consumer,
+    Runs the pipeline's handler or batch function over events. Rows of a transformation stay as they are: an
+    event with ``_error`` in any of its rows becomes a dead letter and writes no row; rows with ``_skip`` are
+    not written.
+    """
+    pipeline, claim, numbers = plan.pipeline, plan.claim, sequence_numbers_of(rows)
+    scope = BatchScope(
+        pipeline.consumer,
         partition_id,
         int(numbers[0]),
         int(numbers[-1]) + 1,
-        plan.claim.event_hub_created_at_ms,
+        claim.event_hub_created_at_ms,
         is_gap_allowed,
-        plan.claim.owner,
-        plan.claim.lease_epoch,
-        plan.pipeline.name,
+        claim.owner,
+        claim.lease_epoch,
+        pipeline.name,
+    )
+    groups: Sequence[ArrowRows]
+    failures: Sequence[tuple[int, BaseException]]
+    if plan.is_transformed:
+        written, failures = account(rows, numbers, pipeline.table)
+        groups = [written]
+    elif pipeline.batch_handler is None:
+        return handled_batch(pipeline, scope, received_events(partition_id, rows))
+    else:
+        batches = rows.combine_chunks().to_batches()  # one, as it fits into one transaction
+        outcomes = [run_batch_handler(pipeline.batch_handler, pipeline.table, batch) for batch in batches]
+        groups = [group for outcome in outcomes for group in outcome.groups]
+        failures = [failure for outcome in outcomes for failure in outcome.failures]
+    places = _Places(plan, partition_id, rows, numbers)
+    return computed_batch(
+        pipeline.table,
+        scope,
+        groups,
+        positions=places.place_of,
+        dead_letters=places.dead_letters(failures),
+        last=places.last(),
     )
 
 
@@ -129,58 +132,14 @@ def _times_ms(rows: pa.Table) -> list[int]:
     return milliseconds
 
 
-def handled_together(
-    plan: SinkPlan, partition_id: str, rows: pa.Table, is_gap_allowed: bool
-) -> PartitionBatch:
-    """Run the pipeline's batch function."""
-    handler = plan.pipeline.batch_handler
-    assert handler is not None
-    batches = rows.combine_chunks().to_batches()  # one, as it fits into one transaction
-    outcomes = [run_batch_handler(handler, plan.pipeline.table, batch) for batch in batches]
-    return _batch(
-        plan,
-        _Places(plan, partition_id, rows),
-        [group for outcome in outcomes for group in outcome.groups],
-        [failure for outcome in outcomes for failure in outcome.failures],
-        is_gap_allowed,
-    )
-
-
-def transformed(plan: SinkPlan, partition_id: str, rows: pa.Table, is_gap_allowed: bool) -> PartitionBatch:
-    """Rows as a DataFrame transformation made them.
-
-    An event with ``_error`` in any of its rows becomes a dead letter and writes no row; rows with ``_skip``
-    are not written.
-    """
-    written, failures = account(rows, sequence_numbers_of(rows), plan.pipeline.table)
-    return _batch(plan, _Places(plan, partition_id, rows), [written], failures, is_gap_allowed)
-
-
-def _batch(
-    plan: SinkPlan,
-    places: _Places,
-    groups: Sequence[ArrowRows],
-    failures: Sequence[tuple[int, BaseException]],
-    is_gap_allowed: bool,
-) -> PartitionBatch:
-    return computed_batch(
-        plan.pipeline.table,
-        _scope(plan, places.partition_id, places.numbers, is_gap_allowed),
-        groups,
-        positions=places.place_of,
-        dead_letters=places.dead_letters(failures),
-        last=places.last(),
-    )
-
-
 class _Places:
     """Events' places: from the bookkeeping columns if they were kept, else from the hub."""
 
-    def __init__(self, plan: SinkPlan, partition_id: str, rows: pa.Table) -> None:
-        self.partition_id = partition_id
+    def __init__(self, plan: SinkPlan, partition_id: str, rows: pa.Table, numbers: SequenceNumbers) -> None:
+        self._partition_id = partition_id
         self._plan = plan
         self._rows = rows
-        self.numbers = sequence_numbers_of(rows)
+        self._numbers = numbers
         self._has_positions = all(
             name in rows.column_names and not rows.column(name).null_count
             for name in (OFFSET_COLUMN, ENQUEUED_TIME_COLUMN)
@@ -191,7 +150,7 @@ class _Places:
 
     def last(self) -> EventPlace | None:
         """The place of the last event, for the checkpoint; None: only the hub knows it."""
-        return self._kept(int(self.numbers[-1])) if self._has_positions else None
+        return self._kept(int(self._numbers[-1])) if self._has_positions else None
 
     def dead_letters(self, failures: Sequence[tuple[int, BaseException]]) -> list[NewDeadLetter]:
         """The dead letters of failed events; places that only the hub knows are read together.
@@ -201,7 +160,7 @@ class _Places:
         places: dict[int, EventPlace] = {}
         if failures and not self._is_in_rows:
             events = HubReader(self._plan.source).read_events(
-                self.partition_id, [number for number, _ in failures]
+                self._partition_id, [number for number, _ in failures]
             )
             copied = self._plan.pipeline.is_payload_copied
             places = {event.sequence_number: place_of(event, is_payload_copied=copied) for event in events}
@@ -213,12 +172,12 @@ class _Places:
     def place_of(self, sequence_number: int) -> EventPlace:
         """The place of one event. Raises PositionOutOfRangeError where the hub no longer holds it."""
         if not self._is_in_rows:
-            (event,) = HubReader(self._plan.source).read_events(self.partition_id, [sequence_number])
+            (event,) = HubReader(self._plan.source).read_events(self._partition_id, [sequence_number])
             return place_of(event, is_payload_copied=self._plan.pipeline.is_payload_copied)
         return self._kept(sequence_number)
 
     def _kept(self, sequence_number: int) -> EventPlace:
-        position = int(np.searchsorted(self.numbers, sequence_number))
+        position = int(np.searchsorted(self._numbers, sequence_number))
         row = self._rows.slice(position, 1)
         key: str | None = None
         if PARTITION_KEY_COLUMN in row.column_names:

@@ -8,7 +8,7 @@ authoritative; Spark's own may be lost.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
 
@@ -26,7 +26,6 @@ from tidegate.spark.sql_sink.accounting import Gap
 from tidegate.spark.sql_sink.commits import needed_columns
 from tidegate.spark.sql_sink.plan import load_plan
 from tidegate.spark.sql_sink.writer import (
-    PartitionSummary,
     TaskWriter,
     WriterWait,
     check_lost,
@@ -63,7 +62,8 @@ def sql_sink_writer(options: Mapping[str, str], schema: StructType, overwrite: b
 class TaskCommitMessage(WriterCommitMessage):
     """What one task did."""
 
-    summaries: Sequence[PartitionSummary]
+    skipped: Mapping[str, int]
+    """See ``TaskWriter.write``."""
     wait: WriterWait
     """What it waited for SQLite's other writers."""
 
@@ -94,7 +94,7 @@ class SqlSinkWriter(DataSourceStreamArrowWriter):
         warning = reduce(WriterWait.plus, [task.wait for task in tasks], WriterWait()).warning()
         if warning is not None:
             _logger.warning("Micro-batch %d of %s: %s", batchId, plan.pipeline.name, warning)
-        check_partitions_whole([task.summaries for task in tasks])
+        check_partitions_whole([task.skipped for task in tasks])
         if self._checkpoint_location is None:
             return
         end = journalled_offset(self._checkpoint_location, batchId)

@@ -18,7 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pyarrow as pa
 
@@ -32,7 +32,7 @@ from tidegate.spark.sql_sink.accounting import (
     sequence_numbers_of,
     split_by_partition,
 )
-from tidegate.spark.sql_sink.commits import rare_collections, way_of
+from tidegate.spark.sql_sink.commits import rare_collections, to_batch
 from tidegate.spark.sql_sink.plan import SinkPlan
 from tidegate.sql import BatchResult, Database
 from tidegate.sql.commit.batch import commit_batches
@@ -43,29 +43,6 @@ _logger = logging.getLogger(__name__)
 _WAIT_S_MIN = 1.0
 _WAIT_SHARE_MIN = 0.25
 """Waits for SQLite are reported from this many seconds and this share of a micro-batch (our choice)."""
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionSummary:
-    """What a task did with one hub partition; sent to the driver."""
-
-    partition_id: str
-    until_sequence_number: int
-    """The SQL checkpoint afterwards."""
-    rows: int = 0
-    dead_letters: int = 0
-    skipped: int = 0
-    """Events that an earlier attempt had committed already."""
-
-    def plus(self, result: BatchResult) -> PartitionSummary:
-        """With one more transaction in it."""
-        return replace(
-            self,
-            until_sequence_number=result.until_sequence_number,
-            rows=self.rows + result.rows,
-            dead_letters=self.dead_letters + result.dead_letters,
-            skipped=self.skipped + result.skipped,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,18 +82,18 @@ class TaskWriter:
     def __init__(self, plan: SinkPlan) -> None:
         self._plan = plan
         self._database = Database.shared(plan.database_url)
-        self._to_batch = way_of(plan)
         self.wait = WriterWait()
         """What ``write`` waited for SQLite, once it is done."""
         self._pending: dict[str, PendingRows] = {}
-        self._summaries: dict[str, PartitionSummary] = {}
+        self._skipped: Counter[str] = Counter()
         self._passed: dict[str, int] = {}
         """Hub partition → the first event that this task has not yet given to a transaction."""
         self._committing: _Committing | None = None
 
-    def write(self, batches: Iterator[pa.RecordBatch]) -> list[PartitionSummary]:
+    def write(self, batches: Iterator[pa.RecordBatch]) -> Mapping[str, int]:
         """Commit everything that ``batches`` holds.
 
+        Returns for each hub partition how many of its events an earlier attempt had committed already.
         Raises FencedError if another driver has taken over, CheckpointGapError if events are missing, and
         what the database raises. What was committed before stays committed, and no transaction is left
         running.
@@ -129,7 +106,7 @@ class TaskWriter:
                 self._raise_failed_commit(error)
                 raise
         self.wait = WriterWait(self._database.writer_wait_s - waited_before, time.monotonic() - started)
-        return list(self._summaries.values())
+        return self._skipped
 
     def _write(self, batches: Iterator[pa.RecordBatch], executor: ThreadPoolExecutor) -> None:
         for batch in batches:
@@ -198,10 +175,7 @@ class TaskWriter:
             results = {}
             for partition_id, table in rows.items():
                 results |= self._attempt_behind_gap({partition_id: table})
-        for partition_id, result in results.items():
-            first = int(sequence_numbers_of(rows[partition_id])[0])
-            before = self._summaries.get(partition_id) or PartitionSummary(partition_id, first)
-            self._summaries[partition_id] = before.plus(result)
+        self._skipped.update({partition_id: result.skipped for partition_id, result in results.items()})
 
     def _check_whole(self, partition_id: str, rows: pa.Table) -> None:
         """Raise if rows came after those of later events, or events between them are missing."""
@@ -234,8 +208,7 @@ class TaskWriter:
         self, rows: Mapping[str, pa.Table], *, is_gap_allowed: bool = False
     ) -> list[PartitionBatch]:
         return [
-            self._to_batch(self._plan, partition_id, table, is_gap_allowed)
-            for partition_id, table in rows.items()
+            to_batch(self._plan, partition_id, table, is_gap_allowed) for partition_id, table in rows.items()
         ]
 
     def _run(self, batches: Sequence[PartitionBatch]) -> list[BatchResult]:
@@ -276,15 +249,16 @@ def check_lost(plan: SinkPlan, partition_id: str, gap: Gap) -> None:
     raise gap_error(plan, partition_id, gap)
 
 
-def check_partitions_whole(tasks: Sequence[Sequence[PartitionSummary]]) -> None:
+def check_partitions_whole(tasks: Sequence[Mapping[str, int]]) -> None:
     """Raise InvalidArgumentError if tasks of a micro-batch shared a hub partition and one skipped events
     as done, because another task had committed other rows of them.
+
+    tasks: what ``TaskWriter.write`` returned in each.
     """
-    summaries = [summary for task in tasks for summary in task]
-    counts = Counter(summary.partition_id for summary in summaries)
-    for summary in summaries:
-        if counts[summary.partition_id] > 1 and summary.skipped:
-            raise split_error(summary.partition_id, "in more than one task")
+    counts = Counter(partition_id for skipped in tasks for partition_id in skipped)
+    for partition_id, skipped_count in (item for skipped in tasks for item in skipped.items()):
+        if counts[partition_id] > 1 and skipped_count:
+            raise split_error(partition_id, "in more than one task")
 
 
 def gap_error(plan: SinkPlan, partition_id: str, gap: Gap) -> TidegateError:
