@@ -149,7 +149,7 @@ def test_certificates_arrive_where_their_file_is_not(tmp_path: Path) -> None:
     """The same content is the same file; one that somebody damaged is made anew."""
     source = tmp_path / "ca.pem"
     source.write_text(f"-----BEGIN CERTIFICATE-----\n{tmp_path.name}\n-----END CERTIFICATE-----\n")
-    text = read_certificates(str(source))
+    text = read_certificates({"eventhubs.caFile": str(source)}, "eventhubs.caFile")
     target = Path(certificates_file(text) or "")
     try:
         assert target.read_text() == text
@@ -159,4 +159,4 @@ def test_certificates_arrive_where_their_file_is_not(tmp_path: Path) -> None:
     finally:
         target.unlink()
     with pytest.raises(InvalidArgumentError, match="no such file"):
-        read_certificates(str(tmp_path / "missing.pem"))
+        read_certificates({"eventhubs.caFile": str(tmp_path / "missing.pem")}, "eventhubs.caFile")

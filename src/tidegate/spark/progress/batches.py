@@ -43,12 +43,12 @@ class BatchProgress:
         spanned = _events_between(value["sources"])
         events = row_count if spanned is None else min(row_count, spanned)
         rate = value.get("inputRowsPerSecond")  # based on Spark's own row count
-        is_rate = isinstance(rate, int | float) and row_count
+        input_rate = rate * events / row_count if isinstance(rate, int | float) and row_count else None
         rows = (value.get("sink") or {}).get("numOutputRows")
         watermark = (value.get("eventTime") or {}).get("watermark")
         operators = value.get("stateOperators") or []
         figures = {
-            "input_events_per_s": rate * events / row_count if is_rate else None,
+            "input_events_per_s": input_rate,
             "processed_events_per_s": events * 1000 / batch_ms if batch_ms else None,
             "batch_ms": batch_ms,
             "watermark": None if watermark is None else datetime.fromisoformat(watermark),
