@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,7 +20,7 @@ from tests.support.clocks import SetClock
 from tidegate.broker import Broker, Partition
 from tidegate.capture.destination import CaptureDestinationError, Destination, DirectoryDestination
 from tidegate.capture.file_journal import FileJournal
-from tidegate.capture.partition_capture import PartitionCapture
+from tidegate.capture.partition_capture import CaptureContext, PartitionCapture
 from tidegate.capture.state import PartitionState, StateFile
 from tidegate.capture.window import WindowLimits
 from tidegate.model.capture import CapturedFile, WindowEnd
@@ -57,23 +58,23 @@ class Steps:
         return result
 
 
-class SteppedState:
+class SteppedState(StateFile):
     """A state file whose every use is a step; tells when everything is captured."""
 
     def __init__(self, path: Path, steps: Steps, partition: Partition) -> None:
-        self._file = StateFile(path)
+        super().__init__(path)
         self._steps = steps
         self._partition = partition
         self._loop = asyncio.get_running_loop()
         self.all_captured = asyncio.Event()
 
     def load(self) -> PartitionState | None:
-        state = self._steps.take(self._file.load)
+        state = self._steps.take(super().load)
         self._look(state)
         return state
 
     def save(self, state: PartitionState) -> None:
-        self._steps.take(lambda: self._file.save(state))
+        self._steps.take(partial(super().save, state))
         self._look(state)
 
     def _look(self, state: PartitionState | None) -> None:
@@ -82,24 +83,24 @@ class SteppedState:
             self._loop.call_soon_threadsafe(self.all_captured.set)
 
 
-class SteppedDestination:
+class SteppedDestination(DirectoryDestination):
     """A directory whose every use is a step."""
 
     def __init__(self, root: Path, steps: Steps) -> None:
-        self._directory = DirectoryDestination(root)
+        super().__init__(root)
         self._steps = steps
 
     def spool(self, token: str) -> Path:
-        return self._steps.take(lambda: self._directory.spool(token))
+        return self._steps.take(partial(super().spool, token))
 
     def exists(self, name: str) -> bool:
-        return self._steps.take(lambda: self._directory.exists(name))
+        return self._steps.take(partial(super().exists, name))
 
     def publish(self, spool: Path, name: str) -> None:
-        self._steps.take(lambda: self._directory.publish(spool, name))
+        self._steps.take(partial(super().publish, spool, name))
 
     def discard(self, token_prefix: str) -> None:
-        self._steps.take(lambda: self._directory.discard(token_prefix))
+        self._steps.take(partial(super().discard, token_prefix))
 
 
 class SteppedJournal(FileJournal):
@@ -138,22 +139,20 @@ async def _capture_all(
     state = SteppedState(work / "state" / "hub" / "0.json", steps, partition)
     opened: asyncio.Future[Destination] = asyncio.get_running_loop().create_future()
     opened.set_result(SteppedDestination(work / "files", steps))
-    capture = PartitionCapture(
-        partition,
+    context = CaptureContext(
         destination=opened,
-        state_store=state,
-        limits=limits,
+        destination_name=str(work / "files"),
         file_name=lambda partition_id, time_s: f"{partition_id}/{time_s:012}.avro",
-        token="hub-0",
+        limits=limits,
         clock=clock,
         threads=Threads(2, name="test"),
         encoding_threads=Threads(1, name="test encoding"),
         file_turns=asyncio.Semaphore(1),
         journal=SteppedJournal(work / "state" / "hub", steps),
-        destination_name=str(work / "files"),
         retry_s_min=0.001,
         pace_s=0.0,
     )
+    capture = PartitionCapture(partition, context, state_store=state, token="hub-0")
     async with TaskOwner("test") as tasks:
         running = tasks.start(capture.run(), name="capture")
         captured = tasks.start(state.all_captured.wait(), name="all captured")

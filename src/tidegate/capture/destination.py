@@ -11,7 +11,7 @@ import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from tidegate.capture.state import sync_directory
 from tidegate.model.capture_destination import CaptureDestinations, CapturePlace, check_host
@@ -33,22 +33,31 @@ class CaptureDestinationError(TidegateError):
     is_transient = True
 
 
-class Destination(Protocol):
+class Destination:
     """See the module's docstring."""
+
+    spool_directory: Path
+    """Where files are built. Created when needed."""
 
     def spool(self, token: str) -> Path:
         """A path for building the next file, for ``publish``. token: unique to this file."""
-        ...
+        with _guarded("create a file in", str(self.spool_directory)):
+            make_private_directory(self.spool_directory)
+            return self.spool_directory / f"{token}.tmp"
 
-    def exists(self, name: str) -> bool: ...
+    def exists(self, name: str) -> bool:
+        raise NotImplementedError
 
     def publish(self, spool: Path, name: str) -> None:
         """Give the finished file at ``spool`` its name, replacing any other; ``spool`` is gone afterwards."""
-        ...
+        raise NotImplementedError
 
     def discard(self, token_prefix: str) -> None:
         """Delete spool files of earlier attempts whose tokens begin with this."""
-        ...
+        with _guarded("clear", str(self.spool_directory)):
+            for path in self.spool_directory.iterdir() if self.spool_directory.exists() else ():
+                if path.name.startswith(token_prefix):
+                    path.unlink(missing_ok=True)
 
 
 class Spool:
@@ -119,17 +128,14 @@ def _addresses_of(place: CapturePlace) -> set[str]:
     return set()
 
 
-class DirectoryDestination:
+class DirectoryDestination(Destination):
     """A private local directory, created when missing. Files appear complete, and survive power loss."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        # Below the destination, so that a rename can give the file its name.
+        self.spool_directory = root / _SPOOL_NAME
         self._is_root_durable = False
-
-    def spool(self, token: str) -> Path:
-        """Below the destination, so that a rename can give the file its name."""
-        with _guarded("create a file in", str(self.root)):
-            return _spool_file(self.root / _SPOOL_NAME, token)
 
     def exists(self, name: str) -> bool:
         with _guarded("read", str(self.root)):
@@ -152,15 +158,11 @@ class DirectoryDestination:
                         sync_directory(directory)
                 self._is_root_durable = True
 
-    def discard(self, token_prefix: str) -> None:
-        with _guarded("clear", str(self.root)):
-            _discard(self.root / _SPOOL_NAME, token_prefix)
-
     def __repr__(self) -> str:
         return f"<DirectoryDestination {self.root}>"
 
 
-class FsspecDestination:
+class FsspecDestination(Destination):
     """A URL that fsspec supports. Credentials come from the environment, as its library defines.
 
     In an object store a file appears when it is complete. On a remote file system it is first written under
@@ -170,7 +172,7 @@ class FsspecDestination:
     def __init__(self, url: str, *, spool_directory: Path) -> None:
         """Raises CaptureDestinationError if no installed library supports the URL."""
         self.url = url
-        self._spool_directory = spool_directory
+        self.spool_directory = spool_directory
         with _guarded("open", url, next_step="Install the missing package, or correct the URL."):
             from fsspec.core import url_to_fs
 
@@ -179,10 +181,6 @@ class FsspecDestination:
             self._fs: Any = file_system
             protocol = self._fs.protocol
         self._is_in_steps = bool(_IN_STEPS & ({protocol} if isinstance(protocol, str) else set(protocol)))
-
-    def spool(self, token: str) -> Path:
-        with _guarded("create a file in", str(self._spool_directory)):
-            return _spool_file(self._spool_directory, token)
 
     def exists(self, name: str) -> bool:
         with _guarded("read", self.url):
@@ -211,28 +209,11 @@ class FsspecDestination:
         with contextlib.suppress(OSError):
             spool.unlink(missing_ok=True)
 
-    def discard(self, token_prefix: str) -> None:
-        with _guarded("clear", str(self._spool_directory)):
-            _discard(self._spool_directory, token_prefix)
-
     def _path(self, name: str) -> str:
         return f"{self._root.rstrip('/')}/{name}"
 
     def __repr__(self) -> str:
         return f"<FsspecDestination {self.url}>"
-
-
-def _spool_file(directory: Path, token: str) -> Path:
-    make_private_directory(directory)
-    return directory / f"{token}.tmp"
-
-
-def _discard(directory: Path, token_prefix: str) -> None:
-    if not directory.exists():
-        return
-    for name in os.listdir(directory):
-        if name.startswith(token_prefix):
-            (directory / name).unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from pathlib import Path
 from tidegate.broker import EventHub
 from tidegate.capture.destination import CaptureDestinationError, Destination, open_destination
 from tidegate.capture.file_journal import FileJournal
-from tidegate.capture.partition_capture import PartitionCapture
+from tidegate.capture.partition_capture import CaptureContext, PartitionCapture
 from tidegate.capture.state import StateFile
 from tidegate.capture.window import WindowLimits
 from tidegate.model.capture import CaptureProgress, CaptureSettings, CaptureStatistics
@@ -92,24 +92,23 @@ class HubCapture:
         )
 
     def _start_partitions(self) -> list[PartitionCapture]:
-        file_turns = asyncio.Semaphore(_FILES_AT_A_TIME)
+        context = CaptureContext(
+            destination=self._opened,
+            destination_name=self.settings.destination,
+            file_name=self._file_name,
+            limits=self._limits,
+            clock=self._clock,
+            threads=self._threads,
+            encoding_threads=self._encoding_threads,
+            file_turns=asyncio.Semaphore(_FILES_AT_A_TIME),
+            journal=self._journal,
+        )
         captures = []
         for partition in self._event_hub.partitions:
             partition_id = partition.partition_id
-            capture = PartitionCapture(
-                partition,
-                destination=self._opened,
-                state_store=StateFile(self._directory / self._hub_id / f"{partition_id}.json"),
-                limits=self._limits,
-                file_name=self._file_name,
-                token=f"{self._hub_id}-{partition_id}",
-                clock=self._clock,
-                threads=self._threads,
-                encoding_threads=self._encoding_threads,
-                file_turns=file_turns,
-                journal=self._journal,
-                destination_name=self.settings.destination,
-            )
+            state = StateFile(self._directory / self._hub_id / f"{partition_id}.json")
+            token = f"{self._hub_id}-{partition_id}"
+            capture = PartitionCapture(partition, context, state_store=state, token=token)
             self._tasks.start(capture.run(), name=f"partition {partition_id}")
             captures.append(capture)
         return captures

@@ -15,13 +15,13 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from tidegate.broker import Partition, RecordBatch
 from tidegate.capture.avro_file import AvroEncoder, encode_in_pieces
 from tidegate.capture.destination import CaptureDestinationError, Destination, Spool
 from tidegate.capture.file_journal import FileJournal
-from tidegate.capture.state import PartitionState, PlannedFile, StateStore
+from tidegate.capture.state import PartitionState, PlannedFile, StateFile
 from tidegate.capture.window import ClosedWindow, Window, WindowLimits
 from tidegate.model.capture import CapturedFile, CaptureProgress, WindowEnd
 from tidegate.model.clock import Clock
@@ -57,53 +57,49 @@ class CaptureCounts:
     last_error: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureContext:
+    """What the captures of a hub's partitions share."""
+
+    destination: asyncio.Future[Destination]
+    """Resolves once it is open."""
+    destination_name: str
+    """As configured; recorded with each file."""
+    file_name: Callable[[str, int], str]
+    """A partition id and the file's time (seconds since 1970-01-01 UTC) → the name below the destination."""
+    limits: WindowLimits
+    """Tests use smaller windows than a user may set."""
+    clock: Clock
+    threads: Threads
+    """For calls that may hang with the destination."""
+    encoding_threads: Threads
+    """For computation."""
+    file_turns: asyncio.Semaphore
+    """Limits how many files are written at a time."""
+    journal: FileJournal
+    """Lists each finished file."""
+    retry_s_min: float = _RETRY_S_MIN
+    """The first pause after a failure."""
+    pace_s: float = _PACE_S
+    """Seconds between two reads of a partition that is being appended to."""
+
+
 class PartitionCapture:
     """Captures one partition until its task is cancelled or the partition closes."""
 
     def __init__(
-        self,
-        partition: Partition,
-        *,
-        destination: asyncio.Future[Destination],
-        state_store: StateStore,
-        limits: WindowLimits,
-        file_name: Callable[[str, int], str],
-        token: str,
-        clock: Clock,
-        threads: Threads,
-        encoding_threads: Threads,
-        file_turns: asyncio.Semaphore,
-        journal: FileJournal,
-        destination_name: str,
-        retry_s_min: float = _RETRY_S_MIN,
-        pace_s: float = _PACE_S,
+        self, partition: Partition, shared: CaptureContext, *, state_store: StateFile, token: str
     ) -> None:
-        """destination: resolves once it is open. limits: tests use smaller windows than a user may set.
-
-        file_name: returns the name below the destination, from a partition id and the file's time (seconds
-        since 1970-01-01 UTC). token: prefix of this partition's unfinished files, and of no other's. threads:
-        for calls that may hang with the destination; encoding_threads: for computation. file_turns: limits
-        how many files are written at a time. journal: lists each finished file, with ``destination_name``.
-        retry_s_min: the first pause after a failure. pace_s: seconds between two reads of a partition that is
-        being appended to.
-        """
+        """token: prefix of this partition's unfinished files, and of no other's."""
         self.partition = partition
         self.counts = CaptureCounts()
+        self._shared = shared
+        self._threads = shared.threads
+        self._limits = shared.limits
         self._place = f"{partition.event_hub}/{partition.partition_id}"
-        self._opened = destination
         self._destination: Destination
         self._state_store = state_store
-        self._limits = limits
-        self._file_name = file_name
         self._token = token
-        self._clock = clock
-        self._threads = threads
-        self._encoding_threads = encoding_threads
-        self._file_turns = file_turns
-        self._journal = journal
-        self._destination_name = destination_name
-        self._retry_s_min: Final = retry_s_min
-        self._pace_s: Final = pace_s
         self._state = PartitionState()
         self._is_again = False
         """Whether an earlier run may have written and listed the planned file."""
@@ -123,12 +119,12 @@ class PartitionCapture:
 
     def progress(self) -> CaptureProgress:
         state, partition_id = self._state, self.partition.partition_id
-        is_one_written = state.last_name_s is not None and state.planned is None
+        last_s = state.last_name_s if state.planned is None else None
         return CaptureProgress(
             partition_id=partition_id,
             next_sequence_number=state.next_sequence_number,
             backlog_events=self.backlog_events,
-            last_file=self._file_name(partition_id, state.last_name_s or 0) if is_one_written else None,
+            last_file=None if last_s is None else self._shared.file_name(partition_id, last_s),
             planned_file=None if state.planned is None else state.planned.name,
             last_error=self.counts.last_error if self.counts.is_failing else "",
         )
@@ -139,7 +135,7 @@ class PartitionCapture:
             self._state = await self._retry(self._load)
             self._is_again = self._state.planned is not None
             # A partition that closes does not cancel the others' wait.
-            self._destination = await asyncio.shield(self._opened)
+            self._destination = await asyncio.shield(self._shared.destination)
             await self._retry(self._discard_spools)
             while True:
                 if self._state.planned is None:
@@ -201,19 +197,19 @@ class PartitionCapture:
         if self._state.last_name_s is not None:
             time_s = max(time_s, self._state.last_name_s + 1)
         for candidate_s in range(time_s, time_s + _NAME_TRIES_MAX):
-            name = self._file_name(self.partition.partition_id, candidate_s)
+            name = self._shared.file_name(self.partition.partition_id, candidate_s)
             if not self._destination.exists(name):
                 return name, candidate_s
         raise CaptureDestinationError(
             f"{_NAME_TRIES_MAX} file names are taken in {self._destination!r}, starting with "
-            f"{self._file_name(self.partition.partition_id, time_s)}.",
+            f"{self._shared.file_name(self.partition.partition_id, time_s)}.",
             next_step="If another service captures a hub of the same name there, use a separate "
             "folder for one of them.",
         )
 
     async def _write_in_turn(self) -> None:
         # Retry pauses are outside the turn, so that a failing partition does not block the others.
-        async with self._file_turns:
+        async with self._shared.file_turns:
             await self._write()
 
     async def _write(self) -> None:
@@ -281,7 +277,7 @@ class PartitionCapture:
                     encode = partial(
                         encode_in_pieces, encoder, start, batch.enqueued_time_ms, payload, lengths
                     )
-                    data = await self._encoding_threads.run(encode)
+                    data = await self._shared.encoding_threads.run(encode)
                     await self._threads.run(partial(spool.write, data))
                     position = until
         return missing
@@ -293,7 +289,7 @@ class PartitionCapture:
             is_full = planned.event_bytes >= self._limits.size_bytes
         file = CapturedFile(
             name=planned.name,
-            destination=self._destination_name,
+            destination=self._shared.destination_name,
             partition_id=self.partition.partition_id,
             start_sequence_number=planned.start_sequence_number,
             until_sequence_number=planned.until_sequence_number,
@@ -305,7 +301,7 @@ class PartitionCapture:
             closed_by=WindowEnd.SIZE if is_full else WindowEnd.TIME,
         )
         try:
-            await self._threads.run_whole(partial(self._journal.append, file, is_again=self._is_again))
+            await self._threads.run_whole(partial(self._shared.journal.append, file, is_again=self._is_again))
         except OSError as error:
             _logger.warning("%s was captured, but cannot be added to the list of files: %s", file.name, error)
 
@@ -338,7 +334,7 @@ class PartitionCapture:
         with suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
                 await self.partition.wait_appended(window.until_sequence_number)
-                await asyncio.sleep(self._pace_s)
+                await asyncio.sleep(self._shared.pace_s)
 
     async def _retry_read(self, position: int) -> list[RecordBatch]:
         async def read() -> list[RecordBatch]:
@@ -353,7 +349,7 @@ class PartitionCapture:
 
     async def _retry(self, call: Callable[[], Awaitable[T]]) -> T:
         """Call until it succeeds; logs when failures begin and end."""
-        pause_s = self._retry_s_min
+        pause_s = self._shared.retry_s_min
         while True:
             try:
                 result = await call()
@@ -392,7 +388,7 @@ class PartitionCapture:
         )
 
     def _now_ms(self) -> int:
-        return int(self._clock.now_utc().timestamp() * 1000)
+        return int(self._shared.clock.now_utc().timestamp() * 1000)
 
     def __repr__(self) -> str:
         state = f"next={self._state.next_sequence_number} behind={self.backlog_events}"

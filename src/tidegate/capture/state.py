@@ -15,7 +15,7 @@ import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from tidegate.model.errors import LogCorruptError
 from tidegate.transport.private_files import make_private_directory, open_private
@@ -53,20 +53,8 @@ class PartitionState:
     planned: PlannedFile | None = None
 
 
-class StateStore(Protocol):
-    """Stores the state of one partition. Both methods may block."""
-
-    def load(self) -> PartitionState | None:
-        """The saved state; None if there is none. Raises LogCorruptError, OSError."""
-        ...
-
-    def save(self, state: PartitionState) -> None:
-        """Replace the state; durable on return. Raises OSError; the old state then remains."""
-        ...
-
-
 class StateFile:
-    """Stores the state of one partition in a file."""
+    """Stores the state of one partition in a file. ``load`` and ``save`` may block."""
 
     def __init__(self, path: Path) -> None:
         """path: created, with its directory, by the first ``save``."""
@@ -74,6 +62,7 @@ class StateFile:
         self._is_directory_durable = False
 
     def load(self) -> PartitionState | None:
+        """The saved state; None if there is none. Raises LogCorruptError, OSError."""
         try:
             document = json.loads(self.path.read_bytes())
         except FileNotFoundError:
@@ -95,6 +84,7 @@ class StateFile:
         return state
 
     def save(self, state: PartitionState) -> None:
+        """Replace the state; durable on return. Raises OSError; the old state then remains."""
         directory = self.path.parent
         make_private_directory(directory)
         document = {"format_version": _FORMAT_VERSION, **asdict(state)}

@@ -167,17 +167,7 @@ def capture_file_name(
     as an Event Grid source", 2022-12-02). There, month to second have two digits.
     """
     time = _EPOCH + timedelta(seconds=time_s)
-    values = (
-        namespace,
-        event_hub,
-        partition_id,
-        f"{time.year:04}",
-        f"{time.month:02}",
-        f"{time.day:02}",
-        f"{time.hour:02}",
-        f"{time.minute:02}",
-        f"{time.second:02}",
-    )
+    values = (namespace, event_hub, partition_id, *f"{time:%Y %m %d %H %M %S}".split())
     return name_format.format_map(dict(zip(NAME_FIELDS, values, strict=True))) + FILE_SUFFIX
 
 
