@@ -47,11 +47,13 @@ def test_a_name_is_read_back(
     )
     chosen = {"namespace": namespace, "event_hub": event_hub} if is_chosen else {}
     names = NameFormat(name_format, **chosen)
-    assert names.parse(name, 7) == CaptureFile(name, namespace, event_hub, partition_id, time_s, 7)
+    file = CaptureFile(name, namespace, event_hub, partition_id, time_s, 7)
+    assert names.parse(name, 7) == file
+    assert names.is_wanted(file)
     assert name.startswith(names.folder)
     if is_chosen:
         other = NameFormat(name_format, namespace=namespace + "x", event_hub=event_hub)
-        assert other.parse(name, 7) is None
+        assert not other.is_wanted(other.parse(name, 7))
 
 
 @st.composite

@@ -32,18 +32,6 @@ _NOT_A_COLUMN: Final = frozenset(
     (*map(str, (ENQUEUED_TIME, OFFSET, PARTITION_KEY, PUBLISHER, SEQUENCE_NUMBER)), PROPERTY_TYPES)
 )
 """Not in ``systemProperties``: it has its own column, or is the file writer's note."""
-_FIELDS_OF: Final[Mapping[str, tuple[str, ...]]] = {
-    "body": ("Body", "SystemProperties"),
-    "partition": (),
-    "offset": ("Offset",),
-    "sequenceNumber": (),
-    "enqueuedTime": (),
-    "publisher": ("SystemProperties",),
-    "partitionKey": ("SystemProperties",),
-    "properties": ("Properties", "SystemProperties"),
-    "systemProperties": ("SystemProperties",),
-    "encodedEvent": ("Body", "Properties", "SystemProperties"),
-}
 _ALWAYS: Final = ("SequenceNumber", "EnqueuedTimeUtc", "SystemProperties")
 """Needed for every event: its number and its time (which is in two places)."""
 
@@ -85,7 +73,7 @@ class CaptureRows:
 def fields_for(columns: Sequence[str]) -> tuple[str, ...]:
     """The fields of a capture file from which these columns are made."""
     columns = ["properties" if property_of(column) is not None else column for column in columns]
-    wanted = {name for column in columns for name in _FIELDS_OF[column]} | set(_ALWAYS)
+    wanted = {name for column in columns for name in _COLUMNS[column][0]} | set(_ALWAYS)
     return tuple(sorted(wanted))
 
 
@@ -124,7 +112,7 @@ def capture_batch(partition_id: str, rows: CaptureRows, columns: Sequence[str]) 
 def _column(name: str, partition_id: str, rows: CaptureRows) -> Column:
     wanted = property_of(name)
     if wanted is None:
-        return _MAKERS[name](partition_id, rows)
+        return _COLUMNS[name][1](partition_id, rows)
     return _text_column([text_of(properties.get(wanted)) for properties in _typed_properties(rows)])
 
 
@@ -144,6 +132,10 @@ def _parsed_time_ms(text: str) -> int:
         return int(time.timestamp()) * 1000 + int(fraction[:3].ljust(3, "0") or 0)
     time = datetime.strptime(text, "%m/%d/%Y %I:%M:%S %p").replace(tzinfo=UTC)
     return int(time.timestamp()) * 1000
+
+
+def _enqueued_times(_: str, rows: CaptureRows) -> Column:
+    return pa.array(rows.times_ms * 1000).cast(EVENT_ARROW_SCHEMA.field("enqueuedTime").type)
 
 
 def _text_column(values: Sequence[str | None]) -> Column:
@@ -217,19 +209,16 @@ def _encoded_events(_: str, rows: CaptureRows) -> Column:
     )
 
 
-_MAKERS: Final[Mapping[str, Callable[[str, CaptureRows], Column]]] = {
-    "body": _bodies,
-    "partition": lambda partition_id, rows: pa.repeat(
-        pa.scalar(partition_id, pa.string()), len(rows.records)
-    ),
-    "offset": lambda partition_id, rows: _text_column([record["Offset"] for record in rows.records]),
-    "sequenceNumber": lambda partition_id, rows: pa.array(rows.sequence_numbers),
-    "enqueuedTime": lambda partition_id, rows: pa.array(rows.times_ms * 1000).cast(
-        EVENT_ARROW_SCHEMA.field("enqueuedTime").type
-    ),
-    "publisher": _system_text(str(PUBLISHER)),
-    "partitionKey": _system_text(str(PARTITION_KEY)),
-    "properties": _properties,
-    "systemProperties": _system_properties,
-    "encodedEvent": _encoded_events,
+_COLUMNS: Final[Mapping[str, tuple[tuple[str, ...], Callable[[str, CaptureRows], Column]]]] = {
+    "body": (("Body", "SystemProperties"), _bodies),
+    "partition": ((), lambda partition_id, rows: pa.repeat(pa.scalar(partition_id), len(rows.records))),
+    "offset": (("Offset",), lambda _, rows: _text_column([record["Offset"] for record in rows.records])),
+    "sequenceNumber": ((), lambda _, rows: pa.array(rows.sequence_numbers)),
+    "enqueuedTime": ((), _enqueued_times),
+    "publisher": (("SystemProperties",), _system_text(str(PUBLISHER))),
+    "partitionKey": (("SystemProperties",), _system_text(str(PARTITION_KEY))),
+    "properties": (("Properties", "SystemProperties"), _properties),
+    "systemProperties": (("SystemProperties",), _system_properties),
+    "encodedEvent": (("Body", "Properties", "SystemProperties"), _encoded_events),
 }
+"""Column → the fields of a record from which it is made, besides ``_ALWAYS``, and what makes it."""

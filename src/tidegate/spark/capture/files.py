@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Final, cast
@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 
 from tidegate.model.errors import InvalidArgumentError, TidegateError
 from tidegate.spark.capture.container import CaptureFileError
-from tidegate.spark.capture.names import CaptureFile, NameFormat, check_one_hub
+from tidegate.spark.capture.names import CaptureFile, check_one_hub
 from tidegate.spark.capture.options import CaptureOptions
 from tidegate.wire.capture import FILE_SUFFIX
 
@@ -47,11 +47,14 @@ def list_capture_files(
 ) -> list[CaptureFile]:
     """The capture files of the one event hub that the options choose, by partition and time.
 
-    event_hub: used, in any letter case, if the options name none; None: the only one. Raises
-    InvalidArgumentError for an Avro file whose name does not match, or if several hubs remain.
+    event_hub: used, in any letter case, if the options name none; None: the only one. No files are not an
+    error: Capture may not have written yet. Raises InvalidArgumentError for an Avro file whose name does not
+    match, if several hubs remain, and, without ``event_hub``, if there are files, but none of the chosen hub
+    or partitions: otherwise a misspelt name would look like a hub without events.
     """
     names = options.names()
     found: list[CaptureFile] = []
+    others: set[str] = set()
     for name, size_bytes in files.list(names.folder):
         try:
             file = names.parse(name, size_bytes)
@@ -59,54 +62,33 @@ def list_capture_files(
             if options.is_bad_file_skipped:
                 continue
             raise
-        if file is not None and (
-            event_hub is None or options.event_hub or file.event_hub.lower() == event_hub.lower()
-        ):
+        if not names.is_wanted(file):
+            others.add(f"{file.namespace}/{file.event_hub}")
+        elif event_hub is None or options.event_hub or file.event_hub.lower() == event_hub.lower():
             found.append(file)
     check_one_hub(found)
+    if event_hub is None:
+        _check_chosen(found, others, options)
     return sorted(found, key=lambda file: (int(file.partition_id), file.time_s, file.name))
 
 
-def list_chosen_files(files: CaptureFiles, options: CaptureOptions) -> list[CaptureFile]:
-    """As ``list_capture_files``, but fails if there are files, but none of the chosen hub or partitions.
-
-    Otherwise a misspelt name would look like a hub without events. No files at all are not an error: Capture
-    may not have written yet. Raises InvalidArgumentError, naming the hubs or partitions that have files.
-    """
-    found = list_capture_files(files, options)
-    if not found:
-        _check_hub_is_there(files, options)
-    ids = options.partition_ids
-    if found and ids is not None and not any(file.partition_id in ids for file in found):
-        wanted = ", ".join(sorted(ids, key=int))
-        there = dict.fromkeys(file.partition_id for file in found)
-        raise InvalidArgumentError(
-            f"There are no files of partition {wanted} of the event hub {found[0].event_hub!r} at "
-            f"{options.path}.",
-            next_step=f"Correct the option partitions: there are files of {', '.join(there)}.",
-        )
-    return found
-
-
-def _check_hub_is_there(files: CaptureFiles, options: CaptureOptions) -> None:
-    """Raise InvalidArgumentError if there are files, but only of hubs that the options do not choose."""
-    any_hub = NameFormat(options.name_format)
-    hubs: set[str] = set()
-    for name, size_bytes in files.list(options.names().folder):
-        try:
-            file = any_hub.parse(name, size_bytes)
-        except InvalidArgumentError:
-            continue  # a bad file to be skipped; otherwise it was refused before
-        if file is not None:
-            hubs.add(f"{file.namespace}/{file.event_hub}")
-    if hubs:
+def _check_chosen(found: Sequence[CaptureFile], others: set[str], options: CaptureOptions) -> None:
+    if others and not found:
         named = {"namespace": options.namespace, "eventHubName": options.event_hub}
         given = {option: value for option, value in named.items() if value is not None}
-        more = f" and {len(hubs) - _HUBS_SHOWN_MAX} more" if len(hubs) > _HUBS_SHOWN_MAX else ""
+        more = f" and {len(others) - _HUBS_SHOWN_MAX} more" if len(others) > _HUBS_SHOWN_MAX else ""
         raise InvalidArgumentError(
             f"There are no files of the event hub {'/'.join(given.values())} at {options.path}.",
             next_step=f"Correct the option {' or '.join(given)}: there are files of "
-            f"{', '.join(sorted(hubs)[:_HUBS_SHOWN_MAX])}{more} (namespace/event hub, case-sensitive).",
+            f"{', '.join(sorted(others)[:_HUBS_SHOWN_MAX])}{more} (namespace/event hub, case-sensitive).",
+        )
+    ids = options.partition_ids
+    if found and ids is not None and not any(file.partition_id in ids for file in found):
+        there = sorted({file.partition_id for file in found}, key=int)
+        raise InvalidArgumentError(
+            f"There are no files of partition {', '.join(sorted(ids, key=int))} of the event hub "
+            f"{found[0].event_hub!r} at {options.path}.",
+            next_step=f"Correct the option partitions: there are files of {', '.join(there)}.",
         )
 
 

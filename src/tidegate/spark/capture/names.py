@@ -121,16 +121,19 @@ class NameFormat:
             known.append(filled + "/")
         return "".join(known)
 
-    def parse(self, name: str, size_bytes: int) -> CaptureFile | None:
-        """The file of this name; None if its namespace or event hub is not accepted.
+    def is_wanted(self, file: CaptureFile) -> bool:
+        """Whether its namespace and event hub are accepted."""
+        found = {"Namespace": file.namespace, "EventHub": file.event_hub}
+        return all(wanted in (None, found[field]) for field, wanted in self._wanted.items())
+
+    def parse(self, name: str, size_bytes: int) -> CaptureFile:
+        """The file of this name, as one that is accepted if the format leaves that open.
 
         Raises InvalidArgumentError for a name that does not match the format.
         """
-        match = self._wanted_only.fullmatch(name)
+        match = self._wanted_only.fullmatch(name) or self._any.fullmatch(name)
         if match is None:
-            if self._any.fullmatch(name) is None:
-                raise self._foreign(name)
-            return None
+            raise self._foreign(name)
         try:
             time = datetime(*(int(match[field]) for field in _TIME_FIELDS), tzinfo=UTC)  # type: ignore[arg-type,misc]
         except ValueError:

@@ -26,7 +26,7 @@ from tidegate.spark.capture.container import (
 from tidegate.spark.capture.files import (
     CaptureFiles,
     CaptureStorageError,
-    list_chosen_files,
+    list_capture_files,
     open_capture_files,
     opened,
 )
@@ -81,7 +81,7 @@ class CaptureReader(DataSourceReader):
         options = self._options
         files = open_capture_files(options)
         wanted = prune(
-            list_chosen_files(files, options),
+            list_capture_files(files, options),
             partition_ids=self._bounds.partition_ids,
             times_ms=self._bounds.times_ms,
             retention_hours=options.retention_hours,

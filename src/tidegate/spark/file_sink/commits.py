@@ -15,11 +15,11 @@ DuckDB all ignore names that begin with ``_``.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
 from typing import Final
+
+import msgspec
 
 from tidegate.spark.file_sink.storage import SinkFolder
 
@@ -28,8 +28,7 @@ _STAGING: Final = "_tidegate/staging"
 _MOVES_AT_ONCE: Final = 8
 
 
-@dataclass(frozen=True, slots=True)
-class StagedFile:
+class StagedFile(msgspec.Struct, frozen=True):
     """A file written by a task."""
 
     staged: str
@@ -38,8 +37,7 @@ class StagedFile:
     rows: int
 
 
-@dataclass(frozen=True, slots=True)
-class Manifest:
+class Manifest(msgspec.Struct, frozen=True):
     """The files of one micro-batch."""
 
     query: str
@@ -47,15 +45,6 @@ class Manifest:
     is_published: bool
     """Whether all of them have their final names."""
     files: tuple[StagedFile, ...]
-
-    def to_json(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
-
-    @classmethod
-    def from_json(cls, data: bytes) -> Manifest:
-        value = json.loads(data)
-        files = tuple(StagedFile(**each) for each in value["files"])
-        return cls(value["query"], value["batch_id"], value["is_published"], files)
 
 
 class FileCommits:
@@ -73,7 +62,7 @@ class FileCommits:
     def find(self, batch_id: int) -> Manifest | None:
         """The micro-batch's manifest; None until it is committed."""
         data = self._folder.read(self._name(batch_id))
-        return None if data is None else Manifest.from_json(data)
+        return None if data is None else msgspec.json.decode(data, type=Manifest)
 
     def commit(self, batch_id: int, files: Sequence[StagedFile]) -> Manifest:
         """Decide which files the micro-batch has, unless that was already decided, and publish them.
@@ -84,14 +73,14 @@ class FileCommits:
         manifest = self.find(batch_id)
         if manifest is None:
             manifest = Manifest(self._query, batch_id, False, tuple(files))
-            self._folder.write_whole(self._name(batch_id), manifest.to_json())
+            self._folder.write_whole(self._name(batch_id), msgspec.json.encode(manifest))
         if not manifest.is_published:
             with ThreadPoolExecutor(_MOVES_AT_ONCE) as threads:
                 moves = [threads.submit(self._folder.move, each.staged, each.name) for each in manifest.files]
                 for move in moves:
                     move.result()
-            manifest = Manifest(manifest.query, batch_id, True, manifest.files)
-            self._folder.write_whole(self._name(batch_id), manifest.to_json())
+            manifest = msgspec.structs.replace(manifest, is_published=True)
+            self._folder.write_whole(self._name(batch_id), msgspec.json.encode(manifest))
         self._folder.delete_tree(self.staging(batch_id))
         return manifest
 
@@ -111,7 +100,7 @@ def published_files(path: str, storage_options: Mapping[str, object] | None = No
         data = folder.read(f"{_COMMITS}/{commit}") if commit.endswith(".json") else None
         if data is None:
             continue
-        manifest = Manifest.from_json(data)
+        manifest = msgspec.json.decode(data, type=Manifest)
         if manifest.is_published:
             names += [folder.url(each.name) for each in manifest.files]
     return names

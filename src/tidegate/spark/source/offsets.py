@@ -15,7 +15,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from operator import attrgetter
-from typing import Any, Final, TypeGuard, TypeVar
+from typing import Annotated, Final, Literal, TypeVar
+
+import msgspec
 
 from tidegate.model.errors import InvalidArgumentError, PositionOutOfRangeError
 from tidegate.model.partition_ends import PartitionEnds
@@ -84,36 +86,28 @@ class StreamOffset:
                 f"version {OFFSET_VERSION}.",
                 next_step="Run the version of Tidegate that wrote it, or a newer one.",
             )
-        created_at_ms, tasks = value.get("eventHubCreatedAtMs"), value.get("tasks")
-        partitions, lost_events = value.get("partitions"), value.get("lostEvents", {})
-        if (
-            version != OFFSET_VERSION
-            or not isinstance(created_at_ms, int)
-            or not _is_counts(partitions)
-            or not _is_counts(lost_events)
-            or not (tasks is None or _is_layout(tasks))
-        ):
+        try:
+            found = msgspec.convert(value, _JournalledOffset)
+        except msgspec.ValidationError as error:
             raise InvalidArgumentError(
                 f"The checkpoint directory holds an offset that is not of the format `eventhubs`: {value!r}.",
                 next_step="Give each query a checkpoint directory of its own.",
-            )
-        layout = None if tasks is None else TaskLayout(tasks["max"], tasks["areSplit"])
-        return cls(partitions, created_at_ms, lost_events, layout)
+            ) from error
+        layout = None if found.tasks is None else TaskLayout(found.tasks.max, found.tasks.are_split)
+        return cls(found.partitions, found.event_hub_created_at_ms, found.lost_events, layout)
 
 
-def _is_counts(value: object) -> TypeGuard[dict[str, int]]:
-    return isinstance(value, dict) and all(
-        isinstance(key, str) and isinstance(number, int) for key, number in value.items()
-    )
+class _JournalledTasks(msgspec.Struct, rename="camel"):
+    max: Annotated[int, msgspec.Meta(ge=1)]
+    are_split: bool
 
 
-def _is_layout(value: object) -> TypeGuard[dict[str, Any]]:
-    return (
-        isinstance(value, dict)
-        and isinstance(value.get("max"), int)
-        and value["max"] >= 1
-        and isinstance(value.get("areSplit"), bool)
-    )
+class _JournalledOffset(msgspec.Struct, rename="camel"):
+    version: Literal[1]
+    event_hub_created_at_ms: int
+    partitions: dict[str, int]
+    lost_events: dict[str, int] = {}
+    tasks: _JournalledTasks | None = None
 
 
 @dataclass(frozen=True, slots=True)
