@@ -12,7 +12,7 @@ from tidegate.model.errors import InvalidArgumentError
 from tidegate.spark.sql_sink.accounting import (
     Gap,
     PendingRows,
-    find_gap,
+    find_gaps,
     sequence_numbers_of,
     split_by_partition,
 )
@@ -28,21 +28,19 @@ def _rows(*sequence_numbers: int) -> pa.RecordBatch:
 
 
 @pytest.mark.parametrize(
-    ("numbers", "expected", "gap"),
+    ("numbers", "gaps"),
     [
-        ([], 5, None),
-        ([5, 6, 7], 5, None),
-        ([5, 5, 6, 6, 6], 5, None),
-        ([2, 3, 5, 6], 5, None),
-        ([2, 3], 5, None),
-        ([6, 7], 5, Gap(5, 6)),
-        ([5, 6, 9, 12], 5, Gap(7, 9)),
-        ([1, 2, 4, 5, 8], 5, Gap(6, 8)),
+        ([], []),
+        ([5], []),
+        ([5, 6, 7], []),
+        ([5, 5, 6, 6, 6], []),
+        ([5, 6, 9, 12], [Gap(7, 9), Gap(10, 12)]),
+        ([1, 2, 2, 4, 5, 8], [Gap(3, 4), Gap(6, 8)]),
     ],
 )
-def test_gaps_are_found_from_the_checkpoint_on(numbers: list[int], expected: int, gap: Gap | None) -> None:
-    """Below the checkpoint all is done; above it each number must be there, repeated or not."""
-    assert find_gap(np.array(numbers, dtype=np.int64), expected) == gap
+def test_gaps_are_found(numbers: list[int], gaps: list[Gap]) -> None:
+    """Each number must be there, repeated or not."""
+    assert list(find_gaps(np.array(numbers, dtype=np.int64))) == gaps
 
 
 def test_a_gap_reads_well() -> None:

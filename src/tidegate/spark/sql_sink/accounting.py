@@ -58,21 +58,10 @@ def sequence_numbers_of(rows: pa.Table | pa.RecordBatch) -> SequenceNumbers:
     return numbers
 
 
-def find_gap(sequence_numbers: SequenceNumbers, expected: int) -> Gap | None:
-    """The first gap in ascending numbers that should begin at ``expected``; None: there is none.
-
-    A number may repeat (several rows of one event). Numbers below ``expected`` are ignored.
-    """
-    numbers = sequence_numbers[np.searchsorted(sequence_numbers, expected) :]
-    if not len(numbers):
-        return None
-    if numbers[0] > expected:
-        return Gap(expected, int(numbers[0]))
-    jumps = np.flatnonzero(np.diff(numbers) > 1)
-    if not len(jumps):
-        return None
-    first = int(jumps[0])
-    return Gap(int(numbers[first]) + 1, int(numbers[first + 1]))
+def find_gaps(sequence_numbers: SequenceNumbers) -> Iterator[Gap]:
+    """The gaps between ascending numbers, of which some may repeat (several rows of one event)."""
+    for at in np.flatnonzero(np.diff(sequence_numbers) > 1):
+        yield Gap(int(sequence_numbers[at]) + 1, int(sequence_numbers[at + 1]))
 
 
 @dataclass(slots=True)

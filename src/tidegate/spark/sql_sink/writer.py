@@ -28,7 +28,7 @@ from tidegate.spark.source.ownership import checkpoint_positions
 from tidegate.spark.sql_sink.accounting import (
     Gap,
     PendingRows,
-    find_gap,
+    find_gaps,
     sequence_numbers_of,
     split_by_partition,
 )
@@ -183,10 +183,8 @@ class TaskWriter:
         first = int(numbers[0])
         if first < self._passed.get(partition_id, 0):
             raise split_error(partition_id, "after those of later events")
-        inner_gap = find_gap(numbers, first)
-        while inner_gap is not None:
-            check_lost(self._plan, partition_id, inner_gap)
-            inner_gap = find_gap(numbers, inner_gap.until_sequence_number)
+        for gap in find_gaps(numbers):
+            check_lost(self._plan, partition_id, gap)
 
     def _attempt_behind_gap(self, rows: Mapping[str, pa.Table]) -> dict[str, BatchResult]:
         """One partition alone; the events before its rows may be missing if they are lost for good."""
