@@ -86,7 +86,7 @@ class BatchCutter:
     def _add(self, rows: pa.RecordBatch) -> Iterator[HubBatch]:
         columns = {name: rows.column(name) for name in rows.schema.names}
         keys, properties = columns.get("partitionKey"), columns.get("properties")
-        self._check(rows, columns)
+        self._check(columns)
         indices = self._indices(columns, rows.num_rows)
         sections = encode_sections(columns["body"], keys, properties)
         lengths = np.diff(_offsets(sections))
@@ -130,29 +130,31 @@ class BatchCutter:
         full, self._open[index] = self._open[index], _Open()
         return HubBatch(index, b"".join(full.pieces), full.event_count)
 
-    def _check(self, rows: pa.RecordBatch, columns: dict[str, Any]) -> None:
-        if columns["body"].null_count:
-            row = _first(columns["body"].is_null())
-            raise InvalidArgumentError(
-                f"Row {self._rows_before + row} of the task has no body.",
-                next_step="Filter out such rows, or set an empty body with coalesce(body, '').",
-            )
+    def _check(self, columns: dict[str, Any]) -> None:
         keys, partitions = columns.get("partitionKey"), columns.get("partition")
-        if keys is not None and partitions is not None:
-            both = _compute.and_(keys.is_valid(), partitions.is_valid())
-            if _compute.any(both).as_py():
-                raise InvalidArgumentError(
-                    f"Row {self._rows_before + _first(both)} of the task has a partition and a partitionKey.",
-                    next_step="Set one of them to null: a key chooses the partition.",
-                )
-        if keys is not None:
-            too_long = _compute.greater(_compute.utf8_length(keys), PARTITION_KEY_CHARACTERS_MAX)
-            if _compute.any(too_long).as_py():
-                raise InvalidArgumentError(
-                    f"Row {self._rows_before + _first(too_long)} of the task has a partitionKey of over "
-                    f"{PARTITION_KEY_CHARACTERS_MAX} characters.",
-                    next_step="Use a shorter one, such as a hash of it.",
-                )
+        self._refuse(
+            columns["body"].is_null(),
+            "has no body",
+            "Filter out such rows, or set an empty body with coalesce(body, '').",
+        )
+        if keys is None:
+            return
+        if partitions is not None:
+            self._refuse(
+                _compute.and_(keys.is_valid(), partitions.is_valid()),
+                "has a partition and a partitionKey",
+                "Set one of them to null: a key chooses the partition.",
+            )
+        self._refuse(
+            _compute.greater(_compute.utf8_length(keys), PARTITION_KEY_CHARACTERS_MAX),
+            f"has a partitionKey of over {PARTITION_KEY_CHARACTERS_MAX} characters",
+            "Use a shorter one, such as a hash of it.",
+        )
+
+    def _refuse(self, is_wrong: Any, problem: str, next_step: str) -> None:
+        if _compute.any(is_wrong).as_py():
+            row = self._rows_before + _compute.index(is_wrong.fill_null(False), True).as_py()
+            raise InvalidArgumentError(f"Row {row} of the task {problem}.", next_step=next_step)
 
     def _indices(self, columns: dict[str, Any], count: int) -> npt.NDArray[np.int64]:
         """The index of each row's partition."""
@@ -195,10 +197,6 @@ def _spread(column: Any, index_of: Any, indices: npt.NDArray[np.int64]) -> None:
     numbers = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
     is_set = numbers >= 0
     indices[is_set] = found[numbers[is_set]]
-
-
-def _first(mask: Any) -> int:
-    return int(_compute.index(mask.fill_null(False), True).as_py())
 
 
 def _offsets(sections: Any) -> npt.NDArray[np.int64]:
