@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         SqlSink,
         StreamPipeline,
     )
-    from tidegate.spark.progress.reported import reported_query
+    from tidegate.spark.progress.listener import reported_query
     from tidegate.spark.runtime.arrow_step import ArrowStep
     from tidegate.spark.runtime.errors import explain
     from tidegate.spark.runtime.session import checkpoint_path, spark_session, task_options
@@ -82,7 +82,7 @@ _MODULES = {
         "FileSink",
         "OnFailure",
     ),
-    "progress.reported": ("reported_query",),
+    "progress.listener": ("reported_query",),
     "runtime.arrow_step": ("ArrowStep",),
     "runtime.errors": ("explain",),
     "runtime.session": ("spark_session", "task_options", "checkpoint_path"),

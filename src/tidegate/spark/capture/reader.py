@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from io import SEEK_END, BytesIO
 from typing import BinaryIO, Final
@@ -52,12 +53,11 @@ UNKNOWN_UNTIL: Final = 2**63 - 1
 _logger = logging.getLogger(__name__)
 
 
+@dataclass
 class PiecesInputPartition(InputPartition):
     """What one task reads."""
 
-    def __init__(self, pieces: tuple[Piece, ...]) -> None:
-        super().__init__(pieces)
-        self.pieces = pieces
+    pieces: tuple[Piece, ...]
 
 
 class CaptureReader(DataSourceReader):

@@ -111,13 +111,12 @@ def check_replayable(columns: Sequence[str], pipeline: Pipeline) -> None:
         )
 
 
+@dataclass
 class ReplayInputPartition(InputPartition):
     """What one task reads: for each hub partition, first the captured events, then those in the log."""
 
-    def __init__(self, captured: tuple[CapturedRange, ...], live: tuple[PartitionRange, ...]) -> None:
-        super().__init__((captured, live))
-        self.captured = captured
-        self.live = live
+    captured: tuple[CapturedRange, ...]
+    live: tuple[PartitionRange, ...]
 
 
 class ReplayStreamReader(EventHubsStreamReader):

@@ -1,4 +1,4 @@
-"""Passes a query's reports to a reporter, through a ``StreamingQueryListener``.
+"""Reports a query, through a ``StreamingQueryListener``, to a reporter, also of a user's own driver.
 
 Spark calls a Python listener over a socket, from the one listener thread of all of the session's queries, so
 the listener only puts strings into a queue.
@@ -7,9 +7,10 @@ the listener only puts strings into a queue.
 from __future__ import annotations
 
 import logging
+import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import (
@@ -20,7 +21,16 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
+from tidegate.model.connection_string import ConnectionString
+from tidegate.model.pipeline_status import PipelineState, PipelineStatus
 from tidegate.spark.progress.report import PipelineReporter
+from tidegate.spark.runtime.errors import explain
+from tidegate.sql import ConsumerKey, Database, DeadLetterFilter, DeadLetters
+from tidegate.transport.clock import SystemClock
+from tidegate.transport.status_files import PipelineFiles, this_process
+
+_LAST_WORD_S = 30.0
+"""Far more than Spark needs to report an end."""
 
 _logger = logging.getLogger(__name__)
 
@@ -80,3 +90,58 @@ def listening(spark: SparkSession, query_name: str, reporter: PipelineReporter) 
         yield listener
     finally:
         spark.streams.removeListener(listener)
+
+
+@contextmanager
+def reported_query(
+    spark: SparkSession,
+    name: str,
+    consumer: ConsumerKey,
+    *,
+    connection_string: str,
+    database_url: str,
+    sink: str,
+    target: str,
+    checkpoint: str,
+) -> Iterator[Callable[[], None]]:
+    """Report the query ``name`` to ``tidegate pipeline status`` and the console.
+
+    Enter it before the query starts, and call the yielded function once the query runs. Leaving it reports
+    the end, with the error that ended the query, if any. name: the query's; for ``run_pipeline`` the
+    pipeline's. sink: its kind, such as ``sql``. target: such as a table's name. database_url: where open dead
+    letters are counted. The status is written to ``TIDEGATE_STATE_DIR`` or the user's state directory.
+    """
+    now = SystemClock().now_utc()
+    first = PipelineStatus(
+        name=name,
+        state=PipelineState.STARTING,
+        process=this_process(),
+        event_hub=consumer.event_hub,
+        consumer_group=consumer.consumer_group,
+        namespace=ConnectionString.parse(connection_string).host,
+        sink=sink,
+        target=target,
+        checkpoint=checkpoint,
+        started_at=now,
+        updated_at=now,
+    )
+    chosen = DeadLetterFilter(event_hub=consumer.event_hub, consumer_group=consumer.consumer_group)
+    with ExitStack() as stack:
+        letters = DeadLetters(stack.enter_context(Database.open(database_url)))
+        reporter = stack.enter_context(
+            PipelineReporter(
+                first,
+                clock=SystemClock(),
+                write=PipelineFiles.of_user(os.environ).write,
+                count_dead_letters=lambda: letters.count(chosen),
+            )
+        )
+        listener = stack.enter_context(listening(spark, name, reporter))
+        try:
+            yield lambda: reporter.report_state(PipelineState.RUNNING)
+        except Exception as error:
+            reporter.report_state(PipelineState.FAILED, error=explain(error))
+            raise
+        # Spark reports the last micro-batch and the end with a delay.
+        listener.wait_over(silence_s=_LAST_WORD_S)
+        reporter.report_state(PipelineState.ENDED)

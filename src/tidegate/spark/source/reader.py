@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 import pyarrow as pa
@@ -62,12 +62,11 @@ _SHORT_EVENTS: Final = 4096
 _logger = logging.getLogger(__name__)
 
 
+@dataclass
 class RangesInputPartition(InputPartition):
     """What one task reads: ranges of one or more hub partitions, in sequence."""
 
-    def __init__(self, ranges: tuple[PartitionRange, ...]) -> None:
-        super().__init__(ranges)
-        self.ranges = ranges
+    ranges: tuple[PartitionRange, ...]
 
 
 def read_ranges(

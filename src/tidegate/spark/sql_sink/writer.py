@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from tidegate.model.errors import CheckpointGapError, FencedError, InvalidArgumentError, TidegateError
+from tidegate.model.errors import CheckpointGapError, FencedError, InvalidArgumentError
 from tidegate.spark.source.hub import HubReader
 from tidegate.spark.source.ownership import checkpoint_positions
 from tidegate.spark.sql_sink.accounting import (
@@ -213,7 +213,12 @@ class TaskWriter:
         try:
             return commit_batches(self._database, batches)
         except FencedError as exc:
-            raise fenced_error(self._plan, exc) from exc
+            pipeline, owner = self._plan.pipeline, self._plan.claim.owner
+            raise FencedError(
+                f"Another driver took over the pipeline {pipeline.name} ({pipeline.consumer}) from this one "
+                f"({owner}): {exc.message}",
+                next_step="Nothing of the batch was written here. Run one driver per consumer group.",
+            ) from exc
 
     def _checkpoint(self, partition_id: str) -> int:
         positions = checkpoint_positions(
@@ -244,7 +249,16 @@ def check_lost(plan: SinkPlan, partition_id: str, gap: Gap) -> None:
         if gap.until_sequence_number <= begin:
             _logger.warning("Partition %s: %s skipped, because retention has deleted it.", partition_id, gap)
             return
-    raise gap_error(plan, partition_id, gap)
+    raise CheckpointGapError(
+        f"Partition {partition_id} of {plan.pipeline.consumer}: {gap} did not come out of the query, so "
+        "nothing after it was written.",
+        next_step="The transformation must return every event: instead of filtering one, set `_skip` to true "
+        "(it writes no row) or `_error` to a reason (it becomes a dead letter). After a shuffle, repartition "
+        "by `partition`."
+        if plan.is_transformed
+        else "The Spark checkpoint directory is ahead of the database (a database restored from a backup?): "
+        "delete the directory and start again; the SQL checkpoint is authoritative.",
+    )
 
 
 def check_partitions_whole(tasks: Sequence[Mapping[str, int]]) -> None:
@@ -259,26 +273,6 @@ def check_partitions_whole(tasks: Sequence[Mapping[str, int]]) -> None:
             raise split_error(partition_id, "in more than one task")
 
 
-def gap_error(plan: SinkPlan, partition_id: str, gap: Gap) -> TidegateError:
-    """The error for missing events, with the likely reason."""
-    if plan.is_transformed:
-        next_step = (
-            "The transformation must return every event: instead of filtering one, set `_skip` to true (it "
-            "writes no row) or `_error` to a reason (it becomes a dead letter). After a shuffle, "
-            "repartition by `partition`."
-        )
-    else:
-        next_step = (
-            "The Spark checkpoint directory is ahead of the database (a database restored from a backup?): "
-            "delete the directory and start again; the SQL checkpoint is authoritative."
-        )
-    return CheckpointGapError(
-        f"Partition {partition_id} of {plan.pipeline.consumer}: {gap} did not come out of the query, so "
-        "nothing after it was written.",
-        next_step=next_step,
-    )
-
-
 def split_error(partition_id: str, how: str) -> InvalidArgumentError:
     """The error for a transformation that separated rows of a partition, so that rows may be missing."""
     return InvalidArgumentError(
@@ -287,13 +281,4 @@ def split_error(partition_id: str, how: str) -> InvalidArgumentError:
         next_step='Let all rows of a partition come together, such as with `.repartition("partition")` and '
         '`.sortWithinPartitions("partition", "sequenceNumber")` at the end; then start over with an empty '
         "table, a new consumer group and a new checkpoint directory.",
-    )
-
-
-def fenced_error(plan: SinkPlan, cause: FencedError) -> FencedError:
-    """The error for another driver, which says that nothing was written twice."""
-    return FencedError(
-        f"Another driver took over the pipeline {plan.pipeline.name} ({plan.pipeline.consumer}) from this "
-        f"one ({plan.claim.owner}): {cause.message}",
-        next_step="Nothing of the batch was written here. Run one driver per consumer group.",
     )
