@@ -46,8 +46,8 @@ def drop_all(service: HubService, hub: str) -> None:
 def make_reader(service: HubService, hub: str, path: Path, **options: str) -> ReplayStreamReader:
     """A reader whose partitions without a checkpoint begin with the first captured event."""
     source = {"eventhubs.connectionString": service.hub_connection_string(hub), **options}
-    replay = plan_replay(source, {"path": str(path)})
-    given = {**source, **replay.options, "eventhubs.startingPositions": replay.starting_positions}
+    replay, positions = plan_replay(source, {"path": str(path)})
+    given = {**source, **replay, "eventhubs.startingPositions": positions}
     return ReplayStreamReader(parse_options(given)[0], COLUMNS, parse_options(given)[1])
 
 

@@ -20,10 +20,11 @@ from tidegate.wire.capture import (
     AVRO_SCHEMA,
     PROPERTY_TYPES,
     capture_record,
+    encoded_event,
     system_properties,
+    typed_properties,
     undecodable_record,
 )
-from tidegate.wire.capture_events import encoded_event, typed_properties
 from tidegate.wire.event_codec import decode_event, encode_event
 from tidegate.wire.event_texts import EventTexts, decode_whole
 

@@ -4,24 +4,38 @@ Source of the schema: Azure "Capture streaming events through Azure Event Hubs",
 (article of 2017-08-21; captured files published up to 2023 have the same). Azure's files are not compressed
 (``avro.codec`` null), and a time reads ``6/12/2020 6:32:34 PM``. Where that page is silent, the choice is
 ours and marked as such. The schema lacks milliseconds, booleans and null: ``SystemProperties`` holds them
-under additional names, so that our files restore the original event (see ``capture_events``). No I/O here.
+under additional names, from which the original event is restored. Azure's files have only integers, floats,
+text and bytes, so a boolean property is text in them; the contents of their ``SystemProperties`` are not
+documented, so every name that is not a standard property is treated as an annotation. No I/O here.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from functools import lru_cache
+from typing import Any, Final, cast
 from uuid import UUID
 
+from tidegate.amqp.decode import CONTENT_LIMITS, decode_value
 from tidegate.amqp.encode import encode_value
 from tidegate.amqp.errors import DecodeError
-from tidegate.amqp.message import MESSAGE_ANNOTATIONS, PROPERTIES, decode_message, iter_sections
-from tidegate.amqp.types import Timestamp
+from tidegate.amqp.message import (
+    MESSAGE_ANNOTATIONS,
+    PROPERTIES,
+    Message,
+    Properties,
+    decode_message,
+    encode_message,
+    iter_sections,
+)
+from tidegate.amqp.types import Symbol, Timestamp, UInt
 from tidegate.model.capture import NAME_FIELDS
-from tidegate.model.events import EventContents
+from tidegate.model.events import EventContents, EventData, PropertyValue
 from tidegate.wire.batch import unwrap
+from tidegate.wire.event_codec import encode_event
 from tidegate.wire.event_texts import (
     DECODE_ERROR_PROPERTY,
     cached_when_short,
@@ -29,7 +43,7 @@ from tidegate.wire.event_texts import (
     standard_properties,
     text_of,
 )
-from tidegate.wire.names import ENQUEUED_TIME, OFFSET, SEQUENCE_NUMBER
+from tidegate.wire.names import ENQUEUED_TIME, OFFSET, PARTITION_KEY, SEQUENCE_NUMBER
 
 FILE_SUFFIX: Final = ".avro"
 
@@ -52,15 +66,10 @@ AVRO_SCHEMA: Final[Mapping[str, object]] = {
 
 PROPERTY_TYPES: Final = "tidegate:property-types"
 """In ``SystemProperties``: a JSON object of the application properties whose type the schema lacks, each with
-one of the ``TYPE_…`` below."""
-TYPE_NULL: Final = "null"
-TYPE_BOOLEAN: Final = "boolean"
-TYPE_INTEGER: Final = "integer"
-TYPE_TIMESTAMP: Final = "timestamp"
-TYPE_UUID: Final = "uuid"
-TYPE_ENCODED: Final = "amqp"
+its name in ``_RESTORE``."""
 
 AvroValue = int | float | str | bytes
+Values = Mapping[str, AvroValue]
 CaptureRecord = dict[str, int | str | bytes | dict[str, AvroValue]]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -195,11 +204,11 @@ def _avro_value(value: object) -> tuple[AvroValue, str | None]:
     """
     match value:
         case bool():
-            return "true" if value else "false", TYPE_BOOLEAN
+            return "true" if value else "false", "boolean"
         case int() if _LONG_MIN <= value < _LONG_END:
             return int(value), None
         case int():
-            return str(value), TYPE_INTEGER
+            return str(value), "integer"
         case float():
             return float(value), None
         case str():
@@ -207,13 +216,13 @@ def _avro_value(value: object) -> tuple[AvroValue, str | None]:
         case bytes():
             return bytes(value), None
         case None:
-            return "", TYPE_NULL
+            return "", "null"
         case datetime():
-            return value.isoformat(), TYPE_TIMESTAMP
+            return value.isoformat(), "timestamp"
         case UUID():
-            return str(value), TYPE_UUID
+            return str(value), "uuid"
         case _:
-            return encode_value(value), TYPE_ENCODED
+            return encode_value(value), "amqp"
 
 
 def _value_body(value: object) -> bytes:
@@ -224,3 +233,109 @@ def _value_body(value: object) -> bytes:
     if isinstance(value, str):
         return value.encode()
     return bytes(value) if isinstance(value, bytes) else encode_value(value)
+
+
+# --- from records to events -----------------------------------------------------------------------------
+
+NOT_OF_THE_EVENT: Final = frozenset({str(SEQUENCE_NUMBER), str(OFFSET), str(ENQUEUED_TIME), PROPERTY_TYPES})
+"""Names in ``SystemProperties`` that describe the event or its record, and are not part of it."""
+
+_KEY: Final = str(PARTITION_KEY)
+_STANDARD: Final = {item.name.replace("_", "-"): item.name for item in fields(Properties)}
+_SIMPLE: Final = frozenset({_KEY, "message-id", "correlation-id", "content-type"})
+_RESTORE: Final[Mapping[str, Callable[[Any], object]]] = {
+    "null": lambda value: None,
+    "boolean": lambda value: value == "true",
+    "integer": int,
+    "timestamp": datetime.fromisoformat,
+    "uuid": UUID,
+    "amqp": lambda value: decode_value(value, 0, CONTENT_LIMITS)[0],
+}
+
+
+def typed_properties(properties: Values, system_properties: Values) -> Mapping[str, PropertyValue]:
+    """A record's application properties with their original types, as far as the record has them."""
+    types_text = system_properties.get(PROPERTY_TYPES)
+    if not isinstance(types_text, str):
+        return properties
+    typed = cast(dict[str, object], dict(properties))
+    for name, kind in _types(types_text).items():
+        restore = _RESTORE.get(kind)
+        if restore is not None and name in typed:
+            try:
+                typed[name] = restore(typed[name])
+            except (ValueError, TypeError, DecodeError):
+                continue  # an application's property that happens to have this name
+    return cast(Mapping[str, PropertyValue], typed)
+
+
+@lru_cache(maxsize=1024)
+def _types(text: str) -> Mapping[str, str]:
+    try:
+        types = json.loads(text)
+    except ValueError:
+        return {}
+    return types if isinstance(types, dict) else {}
+
+
+def encoded_event(body: bytes | None, properties: Values, system_properties: Values) -> bytes:
+    """A record as an encoded event for ``event_codec.decode_event``. A body of None is empty."""
+    system = {name: value for name, value in system_properties.items() if name not in NOT_OF_THE_EVENT}
+    typed = typed_properties(properties, system_properties)
+    if DECODE_ERROR_PROPERTY in system:
+        return _as_stored(body or b"")
+    if _SIMPLE.issuperset(system) and all(type(value) is str for value in system.values()):
+        strings = cast(Mapping[str, str], system)
+        event = EventData(
+            body or b"",
+            typed,
+            content_type=strings.get("content-type"),
+            message_id=strings.get("message-id"),
+            correlation_id=strings.get("correlation-id"),
+        )
+        return encode_event(event, strings.get(_KEY))
+    standard = {_STANDARD[name]: value for name, value in system.items() if name in _STANDARD}
+    annotations: dict[object, object] = {
+        Symbol(name): value for name, value in system.items() if name not in _STANDARD
+    }
+    before = encode_message(Message(message_annotations=annotations, properties=_standard(standard)))
+    # The event codec encodes properties and body: it knows the encoding of each Python type.
+    return before + encode_event(EventData(body or b"", typed))
+
+
+def _as_stored(stored: bytes) -> bytes:
+    """An event that is not an AMQP message: its record has the stored section."""
+    try:
+        return bytes(unwrap(stored))
+    except DecodeError:
+        return stored
+
+
+def _standard(values: Mapping[str, AvroValue]) -> Properties | None:
+    if not values:
+        return None
+    typed: dict[str, Any] = {}
+    for name, value in values.items():
+        if name in ("content_type", "content_encoding"):
+            typed[name] = Symbol(str(value))
+        elif name in ("absolute_expiry_time", "creation_time"):
+            typed[name] = _timestamp(value)
+        elif name == "group_sequence":
+            typed[name] = UInt(int(value))
+        elif name == "user_id":
+            typed[name] = value if isinstance(value, bytes) else str(value).encode()
+        elif name in ("message_id", "correlation_id"):
+            typed[name] = value if isinstance(value, int | bytes) else str(value)
+        else:
+            typed[name] = str(value)
+    return Properties(**typed)
+
+
+def _timestamp(value: AvroValue) -> Timestamp | None:
+    try:
+        if isinstance(value, int):
+            return Timestamp(value)
+        time = datetime.fromisoformat(str(value))
+        return Timestamp((time - _EPOCH) // timedelta(milliseconds=1))
+    except (ValueError, TypeError):
+        return None

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -63,19 +63,13 @@ def parse_options(options: Mapping[str, str]) -> tuple[SourceOptions, CaptureOpt
     return SourceOptions.parse(source), CaptureOptions.parse(capture)
 
 
-@dataclass(frozen=True, slots=True)
-class Replay:
-    """The options that start a pipeline over Capture and log."""
-
-    options: Mapping[str, str] = field(repr=False)
-    """Options for ``eventhubs-replay``, besides the hub's."""
-    starting_positions: str
-    """The source's option ``startingPositions``, for partitions without a SQL checkpoint."""
-
-
-def plan_replay(source_options: Mapping[str, str], capture_options: Mapping[str, str]) -> Replay:
+def plan_replay(
+    source_options: Mapping[str, str], capture_options: Mapping[str, str]
+) -> tuple[dict[str, str], str]:
     """Examine hub and files before anything is claimed.
 
+    Returns options for ``eventhubs-replay``, besides the hub's, and the source's option
+    ``startingPositions``, for partitions without a SQL checkpoint.
     Raises InvalidArgumentError if no events of the hub are captured, and CaptureFileError.
     """
     prefixed = {CAPTURE_PREFIX + name: value for name, value in capture_options.items()}
@@ -92,7 +86,7 @@ def plan_replay(source_options: Mapping[str, str], capture_options: Mapping[str,
         )
     begins = {key: bounds.begin_sequence_number for key, bounds in hub.bounds.items()}
     starts = {key: min(first.get(key, begin), begin) for key, begin in begins.items()}
-    return Replay(prefixed, json.dumps({key: {"seqNo": number} for key, number in starts.items()}))
+    return prefixed, json.dumps({key: {"seqNo": number} for key, number in starts.items()})
 
 
 def check_replayable(columns: Sequence[str], pipeline: Pipeline) -> None:

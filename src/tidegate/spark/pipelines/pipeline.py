@@ -112,9 +112,9 @@ def run_pipeline(
         "eventhubs.encodedEvents": str(transform is None and not is_batched).lower(),
         "eventhubs.splitPartitions": "false",  # a transaction holds a partition's events in one piece
     }
-    replay = None if capture is None else plan_replay(options, capture)
-    if replay is not None:
-        options["eventhubs.startingPositions"] = replay.starting_positions
+    replay: dict[str, str] | None = None
+    if capture is not None:
+        replay, options["eventhubs.startingPositions"] = plan_replay(options, capture)
     replayed_columns = _replayed_columns(pipeline) if replay is not None and is_batched else []
     plan = _claimed_plan(
         pipeline,
@@ -132,7 +132,7 @@ def run_pipeline(
     if is_committed_by_source:
         reader = reader.format(ProcessedDataSource.name()).options(**_committing(plan)).schema(_COMMITTED)
     if replay is not None:
-        reader = reader.format(ReplayDataSource.name()).options(**replay.options)
+        reader = reader.format(ReplayDataSource.name()).options(**replay)
     if replayed_columns:
         reader = reader.schema(StructType([event_field(name) for name in replayed_columns]))
     rows = reader.load()
