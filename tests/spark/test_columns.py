@@ -19,8 +19,8 @@ from tidegate.amqp.types import Symbol, Timestamp
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.events import EventData, PropertyValue
 from tidegate.spark.source import columns
-from tidegate.spark.source.body_places import locate_bodies
 from tidegate.spark.source.columns import ALL_COLUMNS, event_batch, event_batches
+from tidegate.spark.source.places import locate_bodies
 from tidegate.spark.source.schema import (
     ENCODED_EVENT_ARROW_SCHEMA,
     ENCODED_EVENT_SCHEMA,

@@ -1,10 +1,10 @@
 """Turns encoded events into Arrow columns, by whole columns, without a Python object per event.
 
-Theory of operation. A chunk of events is one buffer and the positions of its messages. ``body_places`` finds
+Theory of operation. A chunk of events is one buffer and the positions of its messages. ``places`` finds
 where all their prefixes (annotations, properties) end; Arrow then cuts bodies and prefixes out of the buffer.
-Events of one producer share their prefix, or differ only in a partition key, which ``key_places`` finds. So
-each distinct prefix is decoded once per chunk, without the key, and its columns are spread over the events.
-Only events of another shape (a value body, a footer, several data sections) are decoded individually.
+Events of one producer share their prefix, or differ only in a partition key, which ``places`` finds as well.
+So each distinct prefix is decoded once per chunk, without the key, and its columns are spread over the
+events. Only events of another shape (a value body, a footer, several data sections) are decoded individually.
 
 Only requested columns are computed: without ``body`` no body is cut out, without the prefix's columns no
 prefix is decoded, and without either no message is examined.
@@ -21,8 +21,7 @@ import pyarrow as pa
 import pyarrow.compute
 
 from tidegate.amqp.errors import DecodeError
-from tidegate.spark.source.body_places import BodyPlaces, Int64s, locate_bodies
-from tidegate.spark.source.key_places import locate_keys
+from tidegate.spark.source.places import BodyPlaces, Int64s, locate_bodies, locate_keys
 from tidegate.spark.source.schema import EVENT_ARROW_SCHEMA, arrow_schema
 from tidegate.wire.encoded_events import EncodedEvents
 from tidegate.wire.event_texts import EventTexts, cached_when_short, decode_whole, property_of
