@@ -60,6 +60,7 @@ chaos-hosts: $(STAMP)  ## hosts that are killed, paused and cut off; on SQLite a
 	$(BIN)/python -m tests.processor.faults $(ARGS)
 
 chaos-spark: $(STAMP)  ## executors, driver, service and database killed, speculation on; per event and aggregated
+	TIDEGATE_KILLS=10 $(BIN)/python -m pytest -q tests/spark/test_crashes.py
 	$(BIN)/python -m tests.spark.faults $(ARGS)
 
 interop: $(STAMP) $(NPM)  ## official and generic clients against a real service; fetches them from their registries

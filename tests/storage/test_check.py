@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+import shutil
+import struct
+import time
+from dataclasses import replace
 from pathlib import Path
 
+import google_crc32c
 import pytest
 from tests.storage.test_power_loss import read_all
 
-from tidegate.model.errors import DirectoryInUseError, LogCorruptError
+from tidegate.model.errors import DirectoryInUseError, LogCorruptError, LogFormatError
 from tidegate.storage.check import check_log_directory
 from tidegate.storage.log_manager import LogManager
 from tidegate.storage.options import LogOptions
+from tidegate.storage.snapshot import decode_snapshot
 
 _OPTIONS = LogOptions(segment_bytes_max=2000, index_interval_bytes=300)
 _EVENTS = 60
@@ -114,6 +121,84 @@ async def test_a_service_refuses_damage_until_it_is_repaired(tmp_path: Path) -> 
     survivors, following = await _surviving(tmp_path)
     assert survivors == list(range(int(paths[-1].stem)))
     assert following == _EVENTS
+
+
+def _as_of_version(path: Path, version: int, place: str) -> None:
+    """Rewrite a header as a later version would have written it, with its checksum."""
+    data = bytearray(path.read_bytes())
+    salt = struct.unpack_from("<I", data, 12)[0]
+    start, size, seed = (0, 28, 0) if place == "segment" else (32, 60, salt)
+    struct.pack_into("<H", data, start + (8 if place == "segment" else 4), version)
+    crc = google_crc32c.extend(seed, bytes(data[start : start + size]))
+    struct.pack_into("<I", data, start + size, crc)
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("place", ["segment", "batch"])
+@pytest.mark.parametrize("is_last", [True, False])
+async def test_a_later_format_is_refused_and_left_alone(place: str, is_last: bool, tmp_path: Path) -> None:
+    """Events of a later version were acknowledged: neither a start nor a repair may take them for a torn
+    tail, or for damage."""
+    paths = await _write_log(tmp_path)
+    (tmp_path / "logs/hub/0/state").unlink()
+    path = paths[-1 if is_last else 0]
+    _as_of_version(path, 2, place)
+    before = {path: path.read_bytes() for path in paths}
+    for repair in (False, True):
+        with pytest.raises(LogFormatError, match=f"A {place} of the log has format 2.*reads format 1"):
+            check_log_directory(tmp_path, repair=repair)
+    manager = await LogManager.open(tmp_path, options=_OPTIONS)
+    found = f"format 2.*The log is {tmp_path / 'logs/hub/0'}" if is_last else "format 2"
+    with pytest.raises(LogFormatError, match=found):
+        read_all(manager.log("hub", "0"))
+    await manager.close()
+    assert {path: path.read_bytes() for path in paths} == before
+
+
+@pytest.mark.parametrize("is_busy", [False, True])
+@pytest.mark.parametrize("damage", ["bit", "cut", "batch"])
+async def test_what_was_stored_before_a_pause_is_no_torn_tail(
+    damage: str, is_busy: bool, tmp_path: Path
+) -> None:
+    """A partition that was idle for a moment has recorded how far it went: neither a start nor a check takes
+    lost events for a write that was never acknowledged, also after a crash."""
+    crashed = tmp_path / "crashed"
+    options = replace(_OPTIONS, segment_bytes_max=100_000, idle_snapshot_s=0.01)
+    manager = await LogManager.open(tmp_path / "log", options=options)
+    manager.create_logs("hub", 2)
+    for number in range(10):
+        await manager.log("hub", "0").append(bytes(100), [100], enqueued_time_ms=number)
+    deadline = time.monotonic() + 10
+    while _next_of_snapshot(tmp_path / "log") != 10:
+        assert time.monotonic() < deadline
+        if is_busy:
+            await manager.log("hub", "1").append(bytes(100), [100], enqueued_time_ms=0)
+        else:
+            await asyncio.sleep(0.01)
+    shutil.copytree(tmp_path / "log", crashed)
+    await manager.close()
+    (path,) = crashed.glob("logs/hub/0/*.log")
+    data = bytearray(path.read_bytes())
+    if damage == "bit":
+        data[-50] ^= 1
+    else:
+        del data[-(1 if damage == "cut" else 168) :]
+    path.write_bytes(data)
+    report = check_log_directory(crashed)
+    assert not report.torn_tails
+    assert [found.lost for found in report.damages] == [(9, 10)]
+    manager = await LogManager.open(crashed, options=options)
+    with pytest.raises(LogCorruptError):
+        read_all(manager.log("hub", "0"))
+    await manager.close()
+
+
+def _next_of_snapshot(data_directory: Path) -> int | None:
+    try:
+        snapshot = decode_snapshot((data_directory / "logs/hub/0/state").read_bytes())
+    except FileNotFoundError:
+        return None
+    return None if snapshot is None else snapshot.next_sequence_number
 
 
 async def test_a_torn_tail_is_no_damage(tmp_path: Path) -> None:

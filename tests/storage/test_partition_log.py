@@ -237,6 +237,23 @@ async def test_lost_and_damaged_indexes_are_rebuilt(open_log: OpenLog, tmp_path:
         assert len(sorted(directory.glob("*.index"))) == len(indexes)
 
 
+async def test_the_index_of_another_segment_is_not_used(open_log: OpenLog, tmp_path: Path) -> None:
+    """Indexes that were exchanged, as a restored backup may, neither skip events nor refuse intact ones."""
+    async with open_log() as (_, log):
+        for number in range(40):
+            await _append(log, number)
+    indexes = sorted((tmp_path / "logs/hub/0").glob("*.index"))
+    contents = [path.read_bytes() for path in indexes]
+    for path, content in zip(indexes, contents[1:] + contents[:1], strict=True):
+        path.write_bytes(content)
+    async with open_log() as (_, log):
+        assert [batch.base_sequence_number for batch in read_all(log)] == list(range(40))
+        for number in range(40):
+            assert log.read_nowait(number, bytes_max=1)[0].base_sequence_number == number
+            assert log.sequence_number_at_time(1000 + number) == number
+    assert [path.read_bytes() for path in indexes] == contents
+
+
 async def test_altered_events_are_never_served(open_log: OpenLog, tmp_path: Path) -> None:
     """One flipped bit in an old segment: reading it names file, byte and command; the others are still
     read.

@@ -160,6 +160,15 @@ class LogCorruptError(TidegateError):
     )
 
 
+class LogFormatError(LogCorruptError):
+    """Stored bytes pass their checksum and are of a format that this version does not know."""
+
+    remote_text = (
+        "Stored events of this partition have a format that this version of the service does not know. The "
+        "operator must start the version that wrote them, or a later one."
+    )
+
+
 class LogFullError(TidegateError, is_transient=True):
     """The disk is full: the append was rejected as a whole."""
 

@@ -4,7 +4,7 @@ Theory of operation. The event loop puts appends into a queue and never waits. T
 (an equal share of each partition if it is too much for one round), does one gathered write per partition,
 syncs each written file once, and passes all results to the loop in one call. Meanwhile the next round
 collects in the queue: the slower the disk, the larger the rounds, so throughput does not fall with the time
-of a sync.
+of a sync. Between rounds the thread saves snapshots of partitions that are idle.
 
     loop thread        futures, waiters, listeners, files open for reading, queued bytes
     writer thread      PartitionWriter, files open for writing
@@ -17,17 +17,21 @@ import asyncio
 import contextlib
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
 from tidegate.storage.partition_writer import AppendRequest, PartitionWriter
 
 ROUND_MAX = 500
 """Appends and commands per round. Our choice: the event loop answers a round in one go, which takes about a
 millisecond, and everything else waits meanwhile."""
+
+_SNAPSHOT_EVERY_S = 0.02
+"""From one snapshot of an idle partition to the next: they must not delay rounds (our choice)."""
 
 _logger = logging.getLogger(__name__)
 
@@ -50,7 +54,13 @@ Delivery = tuple[list[tuple[PartitionWriter, list[AppendRequest]]], list[Command
 class GroupCommit:
     """The queue, and the writer thread that empties it."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, deliver: Callable[[Delivery], None]) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        deliver: Callable[[Delivery], None],
+        *,
+        idle_snapshot_s: float,
+    ) -> None:
         """deliver: called on ``loop`` once per round."""
         self._loop = loop
         self._deliver = deliver
@@ -58,6 +68,11 @@ class GroupCommit:
         self._backlog: dict[PartitionWriter, deque[AppendRequest]] = {}
         self._command: Command | None = None
         """Taken from the queue, but not in a round yet: appends, and the command that comes after them."""
+        self._idle_snapshot_s = idle_snapshot_s
+        self._written: dict[PartitionWriter, float] = {}
+        """When each was last written, the longest ago first; only those that need a snapshot."""
+        self._snapshot_at = 0.0
+        """The earliest time of the next snapshot of an idle partition."""
         self._is_stopping = False
         self._thread: threading.Thread | None = None
         self._ended: asyncio.Future[None] = loop.create_future()
@@ -98,6 +113,8 @@ class GroupCommit:
     def _run(self) -> None:
         while not self._is_stopping or self._has_taken or not self._queue.empty():
             delivery = _commit(self._take())
+            self._note_written(delivery)
+            self._save_idle()
             # The loop is only closed if a program ended without close(): nothing is left to notify.
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._deliver, delivery)
@@ -108,6 +125,29 @@ class GroupCommit:
         if not self._ended.done():
             self._ended.set_result(None)
 
+    def _note_written(self, delivery: Delivery) -> None:
+        now = time.monotonic()
+        for writer, _ in delivery[0]:
+            self._written.pop(writer, None)
+            self._written[writer] = now
+
+    def _idle_wait_s(self) -> float | None:
+        """Until the next snapshot of an idle partition is due; None: none is."""
+        if not self._written:
+            return None
+        due = max(self._snapshot_at, next(iter(self._written.values())) + self._idle_snapshot_s)
+        return max(0.0, due - time.monotonic())
+
+    def _save_idle(self) -> None:
+        """Save the snapshot of the partition that has been idle longest, if one is due."""
+        if self._idle_wait_s() != 0.0:
+            return
+        writer = next(iter(self._written))
+        del self._written[writer]
+        if writer.needs_snapshot:
+            writer.save_snapshot(is_durable=False)
+            self._snapshot_at = time.monotonic() + _SNAPSHOT_EVERY_S
+
     @property
     def _has_taken(self) -> bool:
         return bool(self._backlog) or self._command is not None
@@ -116,7 +156,11 @@ class GroupCommit:
         """Wait for work, and take about ROUND_MAX of it, shared equally between partitions."""
         # Empty the queue into the backlog, up to the next command.
         while self._command is None and not (self._has_taken and self._queue.empty()):
-            item = self._queue.get()
+            try:
+                item = self._queue.get(timeout=self._idle_wait_s())
+            except Empty:
+                self._save_idle()
+                continue
             if item is None:
                 self._is_stopping = True
                 break

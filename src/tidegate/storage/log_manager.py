@@ -58,7 +58,7 @@ class LogManager:
             segments_max=options.open_segments_max,
             index_interval_bytes=options.index_interval_bytes,
         )
-        self._commit = GroupCommit(self._loop, self._deliver)
+        self._commit = GroupCommit(self._loop, self._deliver, idle_snapshot_s=options.idle_snapshot_s)
         if is_threaded:
             self._commit.start()
 

@@ -15,6 +15,9 @@ class LogOptions:
     """Bytes of log per index entry: the most that a look-up reads to find its place."""
     snapshot_interval_bytes: int = 32 * 1024 * 1024
     """Recovery after a crash reads at most about this much per partition."""
+    idle_snapshot_s: float = 1.0
+    """A partition that has had no append for so long gets a snapshot: what was acknowledged before it is then
+    known to have existed, and its loss is damage instead of a torn write."""
     queued_bytes_max: int = 256 * 1024 * 1024
     """Appends beyond this raise ServerBusyError."""
     congested_bytes: int = 8 * 1024 * 1024

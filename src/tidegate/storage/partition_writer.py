@@ -330,8 +330,10 @@ class PartitionWriter:
 
     def _save_index(self, segment: Segment) -> None:
         assert segment.index is not None
+        assert segment.salt is not None
+        encoded = segment.index.encode(segment.salt)
         try:
-            replace_whole(self._files, index_path(segment.path), segment.index.encode(), is_durable=False)
+            replace_whole(self._files, index_path(segment.path), encoded, is_durable=False)
         except OSError as error:
             _logger.warning(
                 "The index of %s was not written (%s); it is rebuilt when needed.", segment, error
@@ -369,6 +371,11 @@ class PartitionWriter:
             self._files.remove(index_path(segment.path))
         return removed
 
+    @property
+    def needs_snapshot(self) -> bool:
+        """Whether events were stored since the last snapshot."""
+        return self.failure is None and self._snapshot_bytes > 0
+
     def save_snapshot(self, *, is_durable: bool) -> OSError | None:
         """Save the durable state; returns the error if that fails (a start then reads more of the log)."""
         if not self.view.segments:
@@ -398,7 +405,7 @@ class PartitionWriter:
 
     def close(self) -> None:
         """Write a last snapshot, so that the next start reads nothing, and release the file."""
-        if self.failure is None and self._snapshot_bytes:
+        if self.needs_snapshot:
             self.save_snapshot(is_durable=True)
         if self._file is not None:
             self._file.close()

@@ -36,7 +36,7 @@ from typing import Final
 
 import google_crc32c
 
-from tidegate.model.errors import InvalidArgumentError
+from tidegate.model.errors import InvalidArgumentError, LogFormatError
 
 MAGIC: Final = b"TGRB"
 FORMAT_VERSION: Final = 1
@@ -185,7 +185,10 @@ def body_crc(payload: bytes, lengths: bytes) -> int:
 
 
 def decode_header(data: bytes | memoryview, offset: int = 0, *, salt: int) -> BatchHeader | None:
-    """The header at ``offset``; None if there is no intact header of this segment."""
+    """The header at ``offset``; None if there is no intact header of this segment.
+
+    Raises LogFormatError for one of another format: it was acknowledged, and must not be taken for damage.
+    """
     fields = bytes(data[offset : offset + _FIELDS.size])
     end = offset + HEADER_BYTES
     if len(data) < end or fields[:4] != MAGIC:
@@ -193,12 +196,24 @@ def decode_header(data: bytes | memoryview, offset: int = 0, *, salt: int) -> Ba
     (crc,) = _CRC.unpack_from(data, end - _CRC.size)
     if google_crc32c.extend(salt, fields) != crc:
         return None
-    _, version, _, body_length, count, body_crc, base, time_ms, durable, producer_id, sequence, epoch, _ = (
-        _FIELDS.unpack(fields)
+    _, version, flags, body_length, count, body_crc, base, time_ms, durable, *producer = _FIELDS.unpack(
+        fields
     )
-    if version != FORMAT_VERSION or not 0 < count <= body_length // 4 or body_length > BODY_BYTES_MAX:
+    check_format("A batch", version, FORMAT_VERSION, flags)
+    producer_id, sequence, epoch, _ = producer
+    if not 0 < count <= body_length // 4 or body_length > BODY_BYTES_MAX:
         return None
     return BatchHeader(body_length, count, body_crc, base, time_ms, durable, producer_id, sequence, epoch)
+
+
+def check_format(what: str, version: int, known: int, flags: int) -> None:
+    """Raise LogFormatError for what another version of Tidegate has written; its checksum was right."""
+    if version != known or flags:
+        raise LogFormatError(
+            f"{what} of the log has format {version} with flags {flags}; this version of Tidegate reads "
+            f"format {known} without any.",
+            next_step="Start the version of Tidegate that wrote it, or a later one. Nothing was changed.",
+        )
 
 
 def decode_body(header: BatchHeader, body: bytes) -> RecordBatch | None:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from tidegate.model.errors import LogFormatError
 from tidegate.storage.files import Files, ReadableFile, read_whole
 from tidegate.storage.log_view import LogView
 from tidegate.storage.options import LogOptions
@@ -70,7 +71,17 @@ class RecoveredLog:
 
 
 def recover_log(directory: Path, *, files: Files, options: LogOptions) -> RecoveredLog:
-    """Open the log in ``directory``, truncating a torn tail. Raises LogCorruptError, OSError."""
+    """Open the log in ``directory``, truncating a torn tail. Raises LogCorruptError, OSError.
+
+    A format that is not known is never a torn tail: it raises LogFormatError, and nothing is changed.
+    """
+    try:
+        return _recover_log(directory, files, options)
+    except LogFormatError as error:
+        raise LogFormatError(f"{error.message} The log is {directory}.", next_step=error.next_step) from None
+
+
+def _recover_log(directory: Path, files: Files, options: LogOptions) -> RecoveredLog:
     gaps = read_gaps(files, directory)
     snapshot = read_snapshot(files, directory)
     bases = _existing_bases(files, directory, snapshot)

@@ -19,7 +19,7 @@ import google_crc32c
 
 from tidegate.model.errors import LogCorruptError
 from tidegate.storage.files import ReadableFile
-from tidegate.storage.record import HEADER_BYTES, BatchHeader, decode_header
+from tidegate.storage.record import HEADER_BYTES, BatchHeader, check_format, decode_header
 from tidegate.storage.sparse_index import SparseIndex
 
 SEGMENT_SUFFIX: Final = ".log"
@@ -85,14 +85,18 @@ def encode_segment_header(header: SegmentHeader) -> bytes:
 
 
 def decode_segment_header(data: bytes) -> SegmentHeader | None:
-    """The header in the first 32 bytes; None if it is not intact."""
+    """The header in the first 32 bytes; None if it is not intact.
+
+    Raises LogFormatError for one of another format.
+    """
     if len(data) < SEGMENT_HEADER_BYTES:
         return None
     fields = data[: _FIELDS.size]
-    magic, version, _, salt, base, _ = _FIELDS.unpack(fields)
+    magic, version, flags, salt, base, _ = _FIELDS.unpack(fields)
     if magic != _MAGIC or _CRC.unpack_from(data, _FIELDS.size)[0] != google_crc32c.value(fields):
         return None
-    return SegmentHeader(salt, base) if version == _FORMAT_VERSION else None
+    check_format("A segment", version, _FORMAT_VERSION, flags)
+    return SegmentHeader(salt, base)
 
 
 def read_segment_header(file: ReadableFile, path: Path, base_sequence_number: int) -> SegmentHeader:

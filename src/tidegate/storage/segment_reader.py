@@ -95,7 +95,7 @@ def load_index(
     file, salt = file_and_salt
     path = index_path(segment.path)
     try:
-        index = SparseIndex.decode(read_whole(files, path))
+        index = SparseIndex.decode(read_whole(files, path), salt)
     except FileNotFoundError:
         index = None
     size = file.size()
@@ -106,7 +106,7 @@ def load_index(
     rebuilt = build_index(segment, file, salt, end=size, interval_bytes=interval_bytes)
     _logger.warning("The index %s was missing or damaged and has been rebuilt.", path)
     try:
-        replace_whole(files, path, rebuilt.encode(), is_durable=False)
+        replace_whole(files, path, rebuilt.encode(salt), is_durable=False)
     except OSError as error:
         _logger.warning("The index %s was not written: %s.", path, error)
     return rebuilt
@@ -169,6 +169,10 @@ def read_batches(
                 if offset + total > len(chunk):
                     needed = total
                     break
+                if not batches and header.base_sequence_number > start_sequence_number:
+                    raise corrupt_error(
+                        segment.path, position + offset, f"the event {start_sequence_number} is missing"
+                    )
                 batch = decode_body(header, chunk[offset + HEADER_BYTES : offset + total])
                 if batch is None:
                     raise corrupt_error(segment.path, position + offset, "the batch fails its checksum")

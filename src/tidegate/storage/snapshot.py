@@ -27,6 +27,10 @@ _HEADER = struct.Struct("<8sII")
 _CRC_START = 12
 
 
+_INDEX_SALT = 0
+"""The snapshot has a checksum of its own around the index."""
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """The state at a durable position of the log."""
@@ -70,7 +74,7 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
         ],
     }
     text = json.dumps(document, separators=(",", ":")).encode()
-    content = _HEADER.pack(_MAGIC, 0, len(text)) + text + snapshot.index.encode()
+    content = _HEADER.pack(_MAGIC, 0, len(text)) + text + snapshot.index.encode(_INDEX_SALT)
     crc: int = google_crc32c.value(content[_CRC_START:])
     return bytes(content[:8]) + crc.to_bytes(4, "little") + content[_CRC_START:]
 
@@ -83,7 +87,7 @@ def decode_snapshot(data: bytes) -> Snapshot | None:
     if magic != _MAGIC or google_crc32c.value(data[_CRC_START:]) != crc:
         return None
     text_end = _HEADER.size + text_length
-    index = SparseIndex.decode(data[text_end:])
+    index = SparseIndex.decode(data[text_end:], _INDEX_SALT)
     if index is None:
         return None
     document = json.loads(data[_HEADER.size : text_end])
