@@ -205,6 +205,26 @@ def test_consumer_groups(service: HubService, database: Database, plain_browser:
     assert "former-host" in plain_browser.get(f"/consumers/{hub}/former-group").text
 
 
+def test_sets_of_sent_events(service: HubService) -> None:
+    """Their pages say how much the former tenant has sent, and an error may quote what it was."""
+    hub = service.create_hub(partition_count=1)
+    former = signed_in(service, hub, Claim.SEND)
+    former.get(f"/hubs/{hub}/explorer/send")
+    form = {"lines": "one\ntwo", "repeats": "5000", "rate": "20"}
+    address = former.post(f"/hubs/{hub}/explorer/sets", form).headers["location"]
+    assert "10,000" in former.get(address).text
+    recreate_hub(service, hub)
+    tenant = signed_in(service, hub, Claim.MANAGE)
+    assert address not in tenant.get(f"/hubs/{hub}/explorer/send").text
+    live = f"/console/live/hubs/{hub}/sets/{address.rpartition('/')[2]}"
+    assert [tenant.get(path).status for path in (address, live)] == [404, 404]
+    assert tenant.post(f"{address}/stop").status == 404
+    own = tenant.post(f"/hubs/{hub}/explorer/sets", form).headers["location"]
+    assert "10,000" in tenant.get(own).text
+    assert own in tenant.get(f"/hubs/{hub}/explorer/send").text
+    assert tenant.post(f"{own}/stop").status == 303
+
+
 def test_jobs(service: HubService, plain_browser: PlainBrowser) -> None:
     """A job's title quotes a reason, its actor names a policy and an address, its output quotes events."""
     hub = service.create_hub(partition_count=1)

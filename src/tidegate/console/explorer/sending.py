@@ -116,6 +116,7 @@ class EventSender:
         self._check_room(size)  # again, now that its size is known
         # The run keeps the encoded lines instead of bodies and properties.
         run = SendRun(
+            event_hub,
             replace(plan, bodies=(), message=Message()),
             sections,
             len(sections) * plan.repeats,
@@ -128,23 +129,33 @@ class EventSender:
         for old in ended[: max(0, len(ended) - _ENDED_RUNS_MAX + 1)]:
             del self._runs[old.run_id]
         self._runs[run.run_id] = run
-        self._tasks.start(self._send_set(run, event_hub, may_go_on), name=f"set {run.run_id}")
+        self._tasks.start(self._send_set(run, may_go_on), name=f"set {run.run_id}")
         return run
 
     def run(self, hub: str, run_id: str) -> SendRun:
         """A run. Raises NotFoundError, also for old runs, which are forgotten."""
         run = self._runs.get(run_id)
-        if run is None or run.plan.hub.lower() != hub.lower():
+        if run is None or not self._is_of(run, hub):
             raise NotFoundError(f"No set {run_id[:40]!r} was sent to {hub[:80]!r} recently.")
         return run
 
     def runs(self, hub: str) -> Sequence[SendRun]:
         """The known runs of a hub, newest first."""
-        return [run for run in reversed(self._runs.values()) if run.plan.hub.lower() == hub.lower()]
+        return [run for run in reversed(self._runs.values()) if self._is_of(run, hub)]
 
     def stop_run(self, hub: str, run_id: str) -> None:
         """Stop a run, if it has not ended; events already sent stay. Raises NotFoundError."""
         self.run(hub, run_id).stop_requested.set()
+
+    def _is_of(self, run: SendRun, hub: str) -> bool:
+        """Whether the run is of that hub: not of an earlier one of its name, which may have been another
+        tenant's."""
+        if run.plan.hub.lower() != hub.lower():
+            return False
+        try:
+            return self._broker.event_hub(hub) is run.event_hub
+        except NotFoundError:
+            return True
 
     @property
     def _running(self) -> list[SendRun]:
@@ -164,13 +175,13 @@ class EventSender:
                 next_step="Stop one, or wait until one ends.",
             )
 
-    async def _send_set(self, run: SendRun, event_hub: EventHub, may_go_on: Callable[[], bool]) -> None:
+    async def _send_set(self, run: SendRun, may_go_on: Callable[[], bool]) -> None:
         try:
-            await self._send_steps(run, event_hub, may_go_on)
+            await self._send_steps(run, may_go_on)
             run.end(RunState.DONE if run.sent == run.total else RunState.STOPPED)
         except TidegateError as error:
             # An error with a separate message for remote peers is logged in full.
-            _log.info("sending a set to %s ended: %s", event_hub.name, error)
+            _log.info("sending a set to %s ended: %s", run.event_hub.name, error)
             run.error = error.remote_text or error.message
             run.next_step = "" if error.remote_text else error.next_step
             run.end(RunState.FAILED)
@@ -178,7 +189,8 @@ class EventSender:
             run.end(RunState.FAILED)
             raise
 
-    async def _send_steps(self, run: SendRun, event_hub: EventHub, may_go_on: Callable[[], bool]) -> None:
+    async def _send_steps(self, run: SendRun, may_go_on: Callable[[], bool]) -> None:
+        event_hub = run.event_hub
         rate = run.plan.events_per_s
         step_events = max(1, rate // _STEPS_PER_S)
         due_s = self._clock.monotonic()
@@ -228,6 +240,7 @@ class _Batch:
 class SendRun:
     """The changing state of a set that is being sent or was sent."""
 
+    event_hub: EventHub
     plan: SendPlan
     """Without bodies and properties."""
     sections: Sequence[tuple[bytes, str | None]]
