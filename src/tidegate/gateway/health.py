@@ -1,7 +1,7 @@
-"""The answer of ``/health``: whether the service works, and what an operator should look at.
+"""The answer of ``/health``: whether the service works, and what an operator should check.
 
-The status code is 200 in any case. Load balancers go by it, and to take the only node out because one
-partition has failed, or because a peer has used up a limit, would make the trouble of a part that of all.
+The status code is always 200. Load balancers rely on it, and removing the only node because one partition has
+failed, or because a peer has used up a limit, would turn a partial failure into a complete one.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def health_report(broker: Broker, admission: Admission, now: float) -> dict[str,
 
 
 def _are_descriptors_short(descriptors_max: int | None) -> bool:
-    """Whether connections are refused for the number that the next file gets: the lowest that is free."""
+    """Whether the next file, which gets the lowest free number, is beyond those for connections."""
     if descriptors_max is None:
         return False
     try:

@@ -1,7 +1,7 @@
 """The metrics for Prometheus: one table, read from the broker at each scrape.
 
-Nothing is counted here, and nothing is paid per event. Where Azure Monitor has a metric that says the same,
-the name is Azure's as Prometheus writes names: ``IncomingMessages`` is ``tidegate_incoming_messages_total``.
+Nothing is counted here, and events cost nothing extra. A metric that Azure Monitor has as well is named like
+Azure's, in the style of Prometheus: ``IncomingMessages`` is ``tidegate_incoming_messages_total``.
 Source: Azure "Supported metrics for Microsoft.EventHub/namespaces" (2026-09); Prometheus "Metric and label
 naming".
 """
@@ -39,7 +39,7 @@ class ConnectionCounts:
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Where the numbers come from."""
+    """The sources of the numbers."""
 
     broker: Broker
     connections: Callable[[], ConnectionCounts]
@@ -55,10 +55,10 @@ Samples = Iterable[tuple[tuple[str, ...], float]]
 
 
 class Kind(Enum):
-    """What Prometheus does with the numbers."""
+    """The type of a metric."""
 
     COUNTER = "counter"
-    """Since the service started; begins at 0 again with it."""
+    """Since the service started, from 0."""
     GAUGE = "gauge"
 
 
@@ -67,12 +67,12 @@ class MetricRow:
     """One line of the table."""
 
     name: str
-    """As it is written, without ``PREFIX``; a counter's ends in ``_total``."""
+    """Without ``PREFIX``; a counter's ends in ``_total``."""
     kind: Kind
     description: str
     read: Callable[[Sources], Samples]
     azure_name: str = ""
-    """Of Azure's metric that says the same; empty: there is none."""
+    """Of Azure's metric with the same meaning; empty: none."""
     labels: tuple[str, ...] = ()
 
     def family(self, sources: Sources) -> Metric:
@@ -128,7 +128,7 @@ def _of_partition(name: str, description: str, field: str) -> MetricRow:
 def _of_namespace(
     name: str, kind: Kind, description: str, read: Callable[[Sources], float | None], azure_name: str = ""
 ) -> MetricRow:
-    """One number, or None where there is none now."""
+    """One number; None: it does not exist now."""
 
     def samples(sources: Sources) -> Samples:
         value = read(sources)
@@ -143,7 +143,7 @@ METRICS: Final[tuple[MetricRow, ...]] = (
     _counter("outgoing_messages_total", "Events delivered.", "outgoing_events", "OutgoingMessages"),
     _counter("outgoing_bytes_total", "Bytes delivered.", "outgoing_bytes", "OutgoingBytes"),
     _counter(
-        "incoming_requests_total", "Batches offered, refused ones included.", "incoming_requests",
+        "incoming_requests_total", "Batches sent, including refused ones.", "incoming_requests",
         "IncomingRequests",
     ),
     _counter(
@@ -151,24 +151,24 @@ METRICS: Final[tuple[MetricRow, ...]] = (
         "ThrottledRequests",
     ),
     _of_hub(
-        "receivers", Kind.GAUGE, "Receivers that are open, of all consumer groups.",
+        "receivers", Kind.GAUGE, "Open receivers in all consumer groups.",
         lambda hub: sum(len(partition.receivers()) for partition in hub.partitions),
     ),
     _of_partition(
         "partition_begin_sequence_number",
-        "Sequence number of the first event held, or of the next one where none is.",
+        "Sequence number of the first event in the log, or of the next event if it is empty.",
         "begin_sequence_number",
     ),
     _of_partition(
-        "partition_next_sequence_number", "Sequence number that the next event gets.", "next_sequence_number"
+        "partition_next_sequence_number", "Sequence number of the next event.", "next_sequence_number"
     ),
     _of_namespace(
-        "active_connections", Kind.GAUGE, "AMQP connections that are open, over all transports.",
+        "active_connections", Kind.GAUGE, "Open AMQP connections, over all transports.",
         lambda sources: sources.connections().active, "ActiveConnections",
     ),
     MetricRow(
         "open_connections", Kind.GAUGE,
-        "Connections that are open, by what they speak (WebSockets: amqp), with a token shown or not.",
+        "Open connections, by protocol (WebSockets: amqp) and by whether they presented a token.",
         lambda sources: [
             ((face.value, "yes" if has_token else "no"), count)
             for (face, has_token), count in sources.admission().open.items()
@@ -184,7 +184,7 @@ METRICS: Final[tuple[MetricRow, ...]] = (
         labels=("limit",),
     ),
     _of_namespace(
-        "open_connections_max", Kind.GAUGE, "Connections that may be open; process_max_fds bounds it.",
+        "open_connections_max", Kind.GAUGE, "Maximum of open connections; bounded by process_max_fds.",
         lambda sources: sources.admission().limits.connections_max,
     ),
     _of_hub(
@@ -193,19 +193,19 @@ METRICS: Final[tuple[MetricRow, ...]] = (
     ),
     _of_namespace(
         "memory_held_bytes", Kind.GAUGE,
-        "Held in memory for clients: unsent, unfinished and not yet durable data.",
+        "Memory held for clients: unsent, incomplete and not yet durable data.",
         lambda sources: sources.memory().used_bytes,
     ),
     _of_namespace(
-        "memory_held_max_bytes", Kind.GAUGE, "The most that may be held for clients.",
+        "memory_held_max_bytes", Kind.GAUGE, "Maximum memory held for clients.",
         lambda sources: sources.memory().bytes_max,
     ),
     _of_namespace(
-        "memory_ended_connections_total", Kind.COUNTER, "Connections ended because that was reached.",
+        "memory_ended_connections_total", Kind.COUNTER, "Connections ended because that maximum was reached.",
         lambda sources: sources.memory().ended_peers,
     ),
     _of_namespace(
-        "connections_opened_total", Kind.COUNTER, "AMQP connections that came in.",
+        "connections_opened_total", Kind.COUNTER, "AMQP connections opened.",
         lambda sources: sources.connections().opened, "ConnectionsOpened",
     ),
     _of_namespace(
@@ -213,15 +213,15 @@ METRICS: Final[tuple[MetricRow, ...]] = (
         lambda sources: sources.connections().opened - sources.connections().active, "ConnectionsClosed",
     ),
     _of_namespace(
-        "throughput_units", Kind.GAUGE, "Throughput units; not there where there is no limit.",
+        "throughput_units", Kind.GAUGE, "Throughput units; absent if there is no limit.",
         lambda sources: sources.broker.throughput.units,
     ),
     _of_namespace(
-        "delayed_deliveries_total", Kind.COUNTER, "Times that a receiver waited for the throughput units.",
+        "delayed_deliveries_total", Kind.COUNTER, "How often a receiver waited for throughput units.",
         lambda sources: sources.broker.throughput.statistics().delayed_deliveries,
     ),
     _of_namespace(
-        "congested", Kind.GAUGE, "1 while producers are not read from, because the disk is behind.",
+        "congested", Kind.GAUGE, "1 while reading from producers is paused because the disk is too slow.",
         lambda sources: float(sources.broker.is_congested),
     ),
     _of_capture(
@@ -234,22 +234,22 @@ METRICS: Final[tuple[MetricRow, ...]] = (
     ),
     _of_capture("captured_files_total", Kind.COUNTER, "Files that Capture has finished.", "captured_files"),
     _of_capture(
-        "capture_backlog_messages", Kind.GAUGE, "Events in the log that are in no finished file.",
+        "capture_backlog_messages", Kind.GAUGE, "Events in the log that are not in a finished file yet.",
         "backlog_events", "CaptureBacklog",
     ),
     _of_capture(
-        "capture_backlog_bytes", Kind.GAUGE, "Their bytes, as far as Capture has looked.", "backlog_bytes"
+        "capture_backlog_bytes", Kind.GAUGE, "Their bytes, as far as Capture has counted.", "backlog_bytes"
     ),
     _of_capture(
-        "capture_missing_messages_total", Kind.COUNTER, "Events that retention took uncaptured.",
+        "capture_missing_messages_total", Kind.COUNTER, "Events that retention removed uncaptured.",
         "missing_events",
     ),
     _of_capture(
-        "capture_failing", Kind.GAUGE, "1 while something keeps Capture from continuing.", "is_failing"
+        "capture_failing", Kind.GAUGE, "1 while Capture cannot continue.", "is_failing"
     ),
     MetricRow(
         "authentication_failures_total", Kind.COUNTER,
-        "Keys and tokens refused: wrong, expired, for something else, or unseen after many wrong ones.",
+        "Refused keys and tokens: wrong, expired, for another entity, or after too many wrong ones.",
         lambda sources: [
             ((door.value,), sources.broker.key_guard.failures(door))
             for door in (Door.AMQP, Door.HTTP, Door.CONSOLE)
@@ -257,7 +257,7 @@ METRICS: Final[tuple[MetricRow, ...]] = (
         labels=("door",),
     ),
     _of_namespace(
-        "tls_handshake_failures_total", Kind.COUNTER, "TLS handshakes that failed, of AMQP and HTTP.",
+        "tls_handshake_failures_total", Kind.COUNTER, "Failed TLS handshakes, over AMQP and HTTP.",
         lambda sources: sources.tls_handshake_failures(),
     ),
     MetricRow(
@@ -265,11 +265,11 @@ METRICS: Final[tuple[MetricRow, ...]] = (
         lambda _: [((VERSION,), 1.0)], labels=("version",),
     ),
 )  # fmt: skip
-"""All, besides those of the process (``process_…``), which are prometheus-client's own."""
+"""All metrics but those of the process (``process_…``), which prometheus-client adds."""
 
 
 class MetricsPage(Collector):
-    """What ``/metrics`` answers."""
+    """The answer of ``/metrics``."""
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
@@ -283,6 +283,6 @@ class MetricsPage(Collector):
             yield row.family(self._sources)
 
     def render(self, accept: str) -> tuple[bytes, str]:
-        """Body and content type: OpenMetrics where ``accept`` asks for it, else Prometheus' text format."""
+        """Body and content type: OpenMetrics if ``accept`` asks for it, else Prometheus' text format."""
         encode, content_type = choose_encoder(accept)
         return encode(self._registry), content_type

@@ -19,7 +19,6 @@ from tidegate.broker import (
     Broker,
     Claim,
     EventHub,
-    EventHubStatistics,
     Partition,
     SharedAccessPolicy,
 )
@@ -109,18 +108,12 @@ class Operation:
 
 
 def _read_namespace(call: Call) -> object:
-    limits, statistics = call.broker.limits, call.broker.throughput.statistics()
+    throughput = call.broker.throughput
     return {
         "tier": call.broker.tier.value,
-        "event_bytes_max": limits.event_bytes_max,
-        "partitions_max": limits.partitions_max,
-        "consumer_groups_max": limits.consumer_groups_max,
-        "retention_hours_max": limits.retention_hours_max,
-        "throughput_units": call.broker.throughput.units,
-        "throttled_requests": statistics.throttled_requests,
-        "throttled_events": statistics.throttled_events,
-        "throttled_bytes": statistics.throttled_bytes,
-        "delayed_deliveries": statistics.delayed_deliveries,
+        **asdict(call.broker.limits),
+        "throughput_units": throughput.units,
+        **asdict(throughput.statistics()),
     }
 
 
@@ -205,7 +198,7 @@ def _read_capture_statistics(call: Call) -> object:
     found = call.capture_statistics().get(call.event_hub.name)
     if found is None:
         raise NotFoundError(f"The event hub {call.event_hub.name!r} is not captured now.")
-    return {name: getattr(found, name) for name in shapes.CaptureStatistics.__struct_fields__}
+    return asdict(found)
 
 
 def _set_capture(call: Call) -> object:
@@ -265,7 +258,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     Operation(
         "GET", "/statistics", "readStatistics", "Counts of the namespace since the service started.",
         Needs.SEE,
-        lambda call: _statistics(call.broker.statistics()),
+        lambda call: asdict(call.broker.statistics()),
         answer=shapes.Statistics,
     ),
     Operation(
@@ -299,16 +292,16 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     Operation(
         "GET", f"{_HUB}/statistics", "readEventHubStatistics",
         "Counts of an event hub since the service started.", Needs.SEE,
-        lambda call: _statistics(call.event_hub.statistics()),
+        lambda call: asdict(call.event_hub.statistics()),
         answer=shapes.Statistics,
     ),
     Operation(
-        "GET", f"{_HUB}/partitions", "listPartitions", "Where the partitions begin and end.", Needs.SEE,
+        "GET", f"{_HUB}/partitions", "listPartitions", "The partitions' beginnings and ends.", Needs.SEE,
         lambda call: [_partition(partition) for partition in call.event_hub.partitions],
         answer=shapes.Partition, is_list=True,
     ),
     Operation(
-        "GET", f"{_HUB}/partitions/{{partition}}", "readPartition", "Where one partition begins and ends.",
+        "GET", f"{_HUB}/partitions/{{partition}}", "readPartition", "The beginning and end of one partition.",
         Needs.SEE,
         lambda call: _partition(call.event_hub.partition(call.parameters["partition"])),
         answer=shapes.Partition,
@@ -348,7 +341,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         status=204,
     ),
     Operation(
-        "GET", f"{_HUB}/capture", "readCapture", "The settings of Capture; 404 where nothing is captured.",
+        "GET", f"{_HUB}/capture", "readCapture", "The settings of Capture; 404 if there are none.",
         Needs.SEE, _read_capture, answer=shapes.Capture,
     ),
     Operation(
@@ -402,10 +395,6 @@ def _policy(policy: SharedAccessPolicy, call: Call) -> dict[str, object]:
     if call.is_manager:
         described |= {"primary_key": policy.key, "secondary_key": policy.secondary_key}
     return described
-
-
-def _statistics(statistics: EventHubStatistics) -> dict[str, object]:
-    return {name: getattr(statistics, name) for name in shapes.Statistics.__struct_fields__}
 
 
 def _time_text(time_ms: int) -> str:

@@ -47,15 +47,15 @@ _POLICIES_USED: Final = (
 
 
 class AuditRecord(Shape):
-    time: Annotated[str, _says("When: UTC, in ISO 8601.")]
+    time: Annotated[str, _says("The time: UTC, in ISO 8601.")]
     action: Annotated[str, _says("What was done.")]
-    target: Annotated[str, _says("To what: HUB, HUB/policies/NAME; empty is the namespace.")]
+    target: Annotated[str, _says("The target: HUB, HUB/policies/NAME; empty: the namespace.")]
     policy: Annotated[str, _says(_POLICIES_USED)]
-    scope: Annotated[str, _says("The event hub of that policy; empty is the namespace.")]
-    address: Annotated[str, _says("From where; empty where it is not known.")]
+    scope: Annotated[str, _says("The event hub of that policy; empty: the namespace.")]
+    address: Annotated[str, _says("The client's address; empty if unknown.")]
     door: Annotated[str, _says("amqp, http, console, or service.")]
-    old: Annotated[str | None, _says("What was before, as JSON; null where there was nothing.")]
-    new: Annotated[str | None, _says("What is now, as JSON; null where there is nothing.")]
+    old: Annotated[str | None, _says("The values before, as JSON; null if there were none.")]
+    new: Annotated[str | None, _says("The values now, as JSON; null if there are none.")]
 
 
 class Named(Shape):
@@ -63,7 +63,7 @@ class Named(Shape):
 
 
 class Namespace(Shape):
-    tier: Annotated[Tier, _says("The tier of Event Hubs whose limits are kept.")]
+    tier: Annotated[Tier, _says("The tier of Event Hubs whose limits apply.")]
     event_bytes_max: Annotated[int, _says("Largest event or batch that the tier allows, in bytes.")]
     partitions_max: Annotated[int, _says("Partitions per event hub that the tier allows.")]
     consumer_groups_max: Annotated[int, _says("Consumer groups per event hub that the tier allows.")]
@@ -72,11 +72,11 @@ class Namespace(Shape):
     throttled_requests: Annotated[int, _says("Batches refused for the units since the service started.")]
     throttled_events: Annotated[int, _says("Events in them.")]
     throttled_bytes: Annotated[int, _says("Bytes in them.")]
-    delayed_deliveries: Annotated[int, _says("How often a receiver had to wait for the units.")]
+    delayed_deliveries: Annotated[int, _says("How often a receiver waited because of the units.")]
 
 
 class NamespaceUpdate(Shape):
-    tier: Annotated[Tier | UnsetType, _says("The tier whose limits to keep.")] = UNSET
+    tier: Annotated[Tier | UnsetType, _says("The tier whose limits apply from now on.")] = UNSET
     throughput_units: Annotated[int | UnsetType | None, _says("1 or more; null means no limit.")] = UNSET
 
 
@@ -85,7 +85,7 @@ class Statistics(Shape):
     incoming_bytes: Annotated[int, _says("Bytes stored.")]
     outgoing_events: Annotated[int, _says("Events delivered.")]
     outgoing_bytes: Annotated[int, _says("Bytes delivered.")]
-    incoming_requests: Annotated[int, _says("Batches offered, refused ones included.")]
+    incoming_requests: Annotated[int, _says("Batches sent, including refused ones.")]
     throttled_requests: Annotated[int, _says("Batches refused for the throughput units.")]
 
 
@@ -94,7 +94,9 @@ _CAPTURE_OPTIONS: Final[Mapping[str, Any]] = {
     "size_window_bytes": Annotated[int, _says("Bytes of events after which a file is closed.")],
     "time_window_s": Annotated[int, _says("Seconds after which a file is closed.")],
     "is_empty_skipped": Annotated[bool, _says("Whether a window without events leaves no file.")],
-    "name_format": Annotated[str, _says("How files are named; holds each of Event Hubs' fields in braces.")],
+    "name_format": Annotated[
+        str, _says("The names of files; contains each of Event Hubs' fields in braces.")
+    ],
 }
 _DESTINATION: Final[Mapping[str, Any]] = {
     "destination": Annotated[str, _says("A directory of the service's machine, or a URL that fsspec knows.")]
@@ -109,11 +111,11 @@ class CaptureStatistics(Shape):
     ]
     captured_events: Annotated[int, _says("Events in them.")]
     captured_bytes: Annotated[int, _says("Bytes of these events, as stored.")]
-    backlog_events: Annotated[int, _says("Events in the log that are in no finished file.")]
-    backlog_bytes: Annotated[int, _says("Their bytes, as far as Capture has looked.")]
-    missing_events: Annotated[int, _says("Events that retention took before they were captured.")]
-    is_failing: Annotated[bool, _says("Whether something keeps it from continuing.")]
-    last_error: Annotated[str, _says("What that is, or was last; empty where nothing ever was.")]
+    backlog_events: Annotated[int, _says("Events in the log that are not in a finished file yet.")]
+    backlog_bytes: Annotated[int, _says("Their bytes, as far as Capture has counted.")]
+    missing_events: Annotated[int, _says("Events that retention removed before they were captured.")]
+    is_failing: Annotated[bool, _says("Whether Capture cannot continue.")]
+    last_error: Annotated[str, _says("The current or last error; empty if there was none.")]
 
 
 def _setting(setting: HubSetting) -> Any:
@@ -130,12 +132,12 @@ def _change(setting: HubSetting) -> Any:
 
 
 _CHANGES: Final = {setting.name: _change(setting) for setting in HUB_SETTINGS}
-_COUNT: Final = f"{PARTITION_COUNT_DEFAULT} where it is left out; fixed from then on."
+_COUNT: Final = f"{PARTITION_COUNT_DEFAULT} if omitted; fixed from then on."
 
 EventHub: Final = _shape(
     "EventHub",
     {
-        "name": Annotated[str, _says("As its creator wrote it; compared without regard to case.")],
+        "name": Annotated[str, _says("As its creator spelled it; case-insensitive.")],
         "created_at": Annotated[str, _says("When it was created: ISO 8601, UTC.")],
         "partition_ids": Annotated[list[str], _says('"0", "1", … in order.')],
         **{setting.name: _setting(setting) for setting in HUB_SETTINGS},
@@ -152,17 +154,22 @@ EventHubCreation: Final = _shape(
 EventHubUpdate: Final = _shape(
     "EventHubUpdate",
     {},
-    {"partition_count": Annotated[int, _says("May only repeat what it is.")], **_CHANGES},
+    {
+        "partition_count": Annotated[int, _says("Must be the current number: it cannot be changed.")],
+        **_CHANGES,
+    },
 )
 
 
 class Partition(Shape):
     partition_id: Annotated[str, _says('"0", "1", …')]
-    begin_sequence_number: Annotated[int, _says("Of the first event held, or of the next one where none is.")]
-    last_enqueued_sequence_number: Annotated[int, _says("-1 where no event ever came.")]
-    last_enqueued_offset: Annotated[str, _says('"-1" where no event ever came.')]
-    last_enqueued_time: Annotated[str | None, _says("ISO 8601, UTC; null where no event ever came.")]
-    is_empty: Annotated[bool, _says("Whether no event is held.")]
+    begin_sequence_number: Annotated[
+        int, _says("Of the first event in the log, or of the next event if it is empty.")
+    ]
+    last_enqueued_sequence_number: Annotated[int, _says("-1 if there never was an event.")]
+    last_enqueued_offset: Annotated[str, _says('"-1" if there never was an event.')]
+    last_enqueued_time: Annotated[str | None, _says("ISO 8601, UTC; null if there never was an event.")]
+    is_empty: Annotated[bool, _says("Whether the log has no events.")]
 
 
 _KEY: Final = "Shown only with a Manage claim."
@@ -175,7 +182,7 @@ class Policy(Shape):
     secondary_key: Annotated[str | UnsetType, _says(f"Equivalent to the primary key. {_KEY}")] = UNSET
 
 
-_MADE: Final = _says("Generated where it is left out or null.")
+_MADE: Final = _says("Generated if omitted or null.")
 
 
 class PolicyCreation(Shape):
@@ -186,13 +193,13 @@ class PolicyCreation(Shape):
 
 
 class KeyRegeneration(Shape):
-    is_secondary: Annotated[bool, _says("Which key; the primary key if left out.")] = False
+    is_secondary: Annotated[bool, _says("Which key; by default the primary key.")] = False
     key: Annotated[str | None, _MADE] = None
 
 
 class ErrorDetail(Shape):
     status: Annotated[int, _says("The HTTP status.")]
-    condition: Annotated[str, _says("The AMQP condition that says the same; one word per kind of error.")]
+    condition: Annotated[str, _says("The AMQP condition with the same meaning; one per kind of error.")]
     message: Annotated[str, _says("A sentence, and what to do next.")]
 
 

@@ -1,6 +1,6 @@
 """The administration over HTTP: one route per operation of ``operations``, and ``/openapi.json``.
 
-    token judged -> body read, within limits -> checked against the operation's shape -> handler -> JSON
+    token checked -> body read, within limits -> checked against the operation's shape -> handler -> JSON
 
 Errors are answered as ``{"error": {"status", "condition", "message"}}``. Answers may hold keys:
 they must not be cached, and nothing of them is logged.
@@ -37,16 +37,16 @@ from tidegate.model.validation import decoded
 from tidegate.wire.conditions import condition_for, error_description, http_status_for
 
 BODY_BYTES_MAX: Final = 65_536
-"""Of a request (our choice: many times the largest that can be meant)."""
+"""Maximum body of a request (our choice: many times the largest valid one)."""
 
 TIMEOUT_S: Final = 60.0
-"""Of a request. Our choice; what takes time is the removal of a large event hub."""
+"""Maximum time of a request. Our choice; deleting a large event hub takes longest."""
 
 _log = logging.getLogger(__name__)
 
 
 Perform = Callable[[bytes, Grant], Awaitable[Response]]
-"""Does what a request asks for, by its body and what its token allows, and answers it."""
+"""Executes a request, by its body and the grant of its token, and returns the answer."""
 
 
 class AdministrationEndpoint:
@@ -55,7 +55,7 @@ class AdministrationEndpoint:
     def __init__(
         self, broker: Broker, clock: Clock, error_response: Callable[[TidegateError], Response]
     ) -> None:
-        """error_response: the answer to a request that failed."""
+        """error_response: the answer to a failed request."""
         self._broker = broker
         self._authorizer = RequestAuthorizer(broker, clock)
         self._error_response = error_response
@@ -63,9 +63,9 @@ class AdministrationEndpoint:
     async def answer(
         self, request: Request, operation_id: str, needs: Needs, hub: str | None, perform: Perform
     ) -> Response:
-        """What ``perform`` returns, called on behalf of the sender; or the answer to its failure.
+        """The result of ``perform``, called on behalf of the sender; or the answer to its failure.
 
-        hub: the event hub that the claims must be for; None: the namespace.
+        hub: requires the claims on this event hub; None: on the namespace.
         """
         try:
             try:
@@ -87,7 +87,7 @@ class AdministrationEndpoint:
         entity = NAMESPACE if hub is None else entity_path(hub)
         self._authorizer.require(request, entity, *needs.value)
         body = await _read_body(request)
-        # Again, because a body may arrive slowly: a key that was revoked meanwhile must not change anything.
+        # Again, because a body may arrive slowly: a key revoked meanwhile must not change anything.
         grant = self._authorizer.require(request, entity, *needs.value)
         with acting_as(Actor.of([grant], peer_of(request))):
             return await perform(body, grant)
@@ -103,14 +103,14 @@ class Administration:
         clock: Clock,
         capture_statistics: Callable[[], Mapping[str, CaptureStatistics]],
     ) -> None:
-        """capture_statistics: by the name of each hub that is captured now."""
+        """capture_statistics: of each hub that is captured now, by name."""
         self._broker = broker
         self._capture_statistics = capture_statistics
         self._endpoint = AdministrationEndpoint(broker, clock, admin_error_response)
         self._document = json.dumps(openapi_document())
 
     def routes(self) -> list[BaseRoute]:
-        """What is served: the rows of the table, and the document made of them."""
+        """The routes: the operations, and their OpenAPI document."""
         by_path: dict[str, dict[str, Operation]] = {}
         for operation in OPERATIONS:
             by_path.setdefault(operation.path, {})[operation.method] = operation
@@ -144,7 +144,7 @@ class Administration:
 
 
 def admin_error_response(error: TidegateError) -> Response:
-    """The answer to a request of the administration that failed."""
+    """The answer to a failed request of the administration."""
     return admin_error(
         http_status_for(error), condition_for(error), error_description(error), headers_for(error)
     )
@@ -159,7 +159,7 @@ def admin_error(
 
 
 def _json_response(value: object, status: int, headers: Mapping[str, str] | None = None) -> Response:
-    # Not orjson, which has no integers beyond 64 bits: a setting may be one.
+    # Not orjson, which cannot encode integers beyond 64 bits: a setting may be one.
     body = json.dumps(value, ensure_ascii=False)
     return Response(body, status, {"Cache-Control": "no-store", **(headers or {})}, "application/json")
 

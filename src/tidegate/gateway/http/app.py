@@ -54,12 +54,12 @@ class HttpGateway:
         hsts_max_age_s: int | None = None,
         tls_handshake_failures: Callable[[], int] = lambda: 0,
     ) -> None:
-        """amqp: takes what comes in WebSockets; close it first, so that it ends them in order.
+        """amqp: serves AMQP over WebSockets; close it first, so that it ends them in order.
 
-        capture_statistics: by the name of each hub that is captured now. origins: of pages that may open
-        WebSockets. proxies: before the service, whose word about their clients is believed. further_routes:
-        serve all other addresses (the console). hsts_max_age_s: for browsers that have come
-        by HTTPS; None: nothing. tls_handshake_failures: since the service started.
+        capture_statistics: of each hub that is captured now, by name. origins: of pages that may open
+        WebSockets. proxies: trusted to report their clients' addresses. further_routes: serve all other paths
+        (the console). hsts_max_age_s: sent to browsers that use HTTPS; None: not sent.
+        tls_handshake_failures: since the service started.
         """
         self._broker = broker
         self._amqp = amqp
@@ -90,15 +90,15 @@ class HttpGateway:
             ],
             exception_handlers={HTTPException: _on_http_exception, Exception: _on_failure},
         )
-        # Starlette would send clients to whatever host the Host header names, and with plain HTTP.
+        # Starlette would redirect clients to the host in the Host header, over plain HTTP.
         self._application.router.redirect_slashes = False
 
     async def listen(
         self, host: str, port: int, *, ssl_context: ssl.SSLContext | None = None
     ) -> tuple[str, int]:
-        """Serve, over TLS where a context is given; returns the address and port bound (0: any free one).
+        """Serve a port, with TLS if a context is given; returns the bound address and port (0: any free one).
 
-        Raises OSError when the address cannot be listened on.
+        Raises OSError if the address cannot be used.
         """
         listener = listening_socket(host, port)
         server = HttpServer(
@@ -118,7 +118,7 @@ class HttpGateway:
         return str(bound[0]), int(bound[1])
 
     async def close(self) -> None:
-        """Stop listening, and let requests that are under way finish."""
+        """Stop listening, and let running requests finish."""
         for server in self._servers:
             server.should_exit = True
         for server in self._servers:
@@ -133,7 +133,7 @@ class HttpGateway:
         return JSONResponse(health_report(self._broker, self._amqp.admission, now))
 
     async def _show_metrics(self, request: Request) -> Response:
-        # They show event hubs and their load: a client that is not on this machine needs a token.
+        # They show event hubs and their load: a client on another machine needs a token.
         peer = None if request.client is None else request.client.host
         version: str = request.scope["http_version"]
         if not is_from_this_machine(peer, request.headers, http_version=version, proxies=self._proxies):

@@ -8,10 +8,9 @@
     GET                 /{hub}/RevokedPublishers[/{publisher}]
     PUT, DELETE         /{hub}/RevokedPublishers/{publisher}
 
-PUT creates; with If-Match it updates. Letter case does not count in the fixed parts. Claims,
-limits of the body and the audit trail are those of ``admin``; queries (``api-version``, ``timeout``) are
-ignored.
-Source: as in ``wire.atom``. Our choice: what does not exist is answered with 404.
+PUT creates; with If-Match it updates. The fixed parts are case-insensitive. Claims, the limit of the body and
+the audit trail are those of ``admin``; queries (``api-version``, ``timeout``) are ignored.
+Source: as in ``wire.atom``. Our choice: missing entities are answered with 404.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ from tidegate.wire.atom import (
 )
 
 PARTITION_COUNT_DEFAULT: Final = 16
-"""Of a hub whose description names no number (Azure "Create Event Hub", 2026-09)."""
+"""For a hub whose description has no number (Azure "Create Event Hub", 2026-09)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,7 @@ class _Call:
     parameters: Mapping[str, str]
     body: bytes
     is_update: bool
-    """Whether it changes only what is there."""
+    """Whether it only changes existing entities."""
 
     @property
     def event_hub(self) -> EventHub:
@@ -73,7 +72,7 @@ class _Call:
 
 
 Answer = AtomEntry | Sequence[AtomEntry] | Awaitable[None] | None
-"""An entry, a feed, or nothing, which may take time."""
+"""An entry, a feed, or nothing, possibly later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +95,7 @@ class AtomAdministration:
         self._endpoint = AdministrationEndpoint(broker, clock, response_for)
 
     def routes(self) -> list[BaseRoute]:
-        """What is served; put it behind everything else, since ``/{hub}`` takes every short address."""
+        """The routes; put them last, because ``/{hub}`` matches every short path."""
         by_path: dict[str, dict[str, AtomOperation]] = {}
         for operation in ATOM_OPERATIONS:
             by_path.setdefault(operation.path, {})[operation.method] = operation
@@ -133,15 +132,11 @@ class AtomAdministration:
 
 
 class _AnyCaseRoute(Route):
-    """A route whose fixed parts are matched in whatever letter case."""
+    """A route whose fixed parts are case-insensitive."""
 
     def __init__(self, path: str, endpoint: Callable[..., object], *, methods: list[str]) -> None:
         super().__init__(path, endpoint, methods=methods)
         self.path_regex = re.compile(self.path_regex.pattern, re.IGNORECASE)
-
-
-def _list_event_hubs(call: _Call) -> Answer:
-    return [_event_hub(event_hub) for event_hub in call.broker.list_event_hubs()]
 
 
 def _put_event_hub(call: _Call) -> Answer:
@@ -173,21 +168,9 @@ def _put_event_hub(call: _Call) -> Answer:
 
 def _put_consumer_group(call: _Call) -> Answer:
     parse_description(call.body, "ConsumerGroupDescription")
-    if not call.is_update:  # else there is nothing that could change
+    if not call.is_update:  # otherwise nothing could change
         call.event_hub.create_consumer_group(call.parameters["group"])
     return _consumer_group(call, call.group)
-
-
-def _list_partitions(call: _Call) -> Answer:
-    return [_partition(call, partition) for partition in call.event_hub.partitions]
-
-
-def _read_partition(call: _Call) -> Answer:
-    return _partition(call, call.event_hub.partition(call.parameters["partition"]))
-
-
-def _list_revoked_publishers(call: _Call) -> Answer:
-    return [_revoked_publisher(call, name) for name in call.event_hub.revoked_publishers]
 
 
 def _read_revoked_publisher(call: _Call) -> Answer:
@@ -211,7 +194,7 @@ def _revoke_publisher(call: _Call) -> Answer:
 
 
 def _integer(properties: Mapping[str, str], name: str) -> int:
-    """Zero where there is none, which is also how clients say that they set none."""
+    """An integer; 0 if missing, which clients also send to set none."""
     text = properties.get(name) or "0"
     if not text.isascii() or not text.isdigit() or len(text) > 9:
         raise InvalidArgumentError(f"{name} must be an integer, got {text[:40]!r}.")
@@ -277,7 +260,10 @@ _PUBLISHER: Final = "/{hub}/RevokedPublishers/{publisher}"
 _SEE, _MANAGE = Needs.SEE, Needs.MANAGE
 
 ATOM_OPERATIONS: Final = (
-    AtomOperation("GET", "/$Resources/EventHubs", "list event hubs", _SEE, _list_event_hubs),
+    AtomOperation(
+        "GET", "/$Resources/EventHubs", "list event hubs", _SEE,
+        lambda call: [_event_hub(event_hub) for event_hub in call.broker.list_event_hubs()],
+    ),
     AtomOperation("GET", "/{hub}", "get event hub", _SEE, lambda call: _event_hub(call.event_hub)),
     AtomOperation("PUT", "/{hub}", "put event hub", _MANAGE, _put_event_hub),
     AtomOperation(
@@ -298,12 +284,19 @@ ATOM_OPERATIONS: Final = (
         row
         for of in ("/{hub}", _GROUP)
         for row in (
-            AtomOperation("GET", f"{of}/Partitions", "list partitions", _SEE, _list_partitions),
-            AtomOperation("GET", f"{of}/Partitions/{{partition}}", "get partition", _SEE, _read_partition),
+            AtomOperation(
+                "GET", f"{of}/Partitions", "list partitions", _SEE,
+                lambda call: [_partition(call, partition) for partition in call.event_hub.partitions],
+            ),
+            AtomOperation(
+                "GET", f"{of}/Partitions/{{partition}}", "get partition", _SEE,
+                lambda call: _partition(call, call.event_hub.partition(call.parameters["partition"])),
+            ),
         )
     ),
     AtomOperation(
-        "GET", "/{hub}/RevokedPublishers", "list revoked publishers", _SEE, _list_revoked_publishers
+        "GET", "/{hub}/RevokedPublishers", "list revoked publishers", _SEE,
+        lambda call: [_revoked_publisher(call, name) for name in call.event_hub.revoked_publishers],
     ),
     AtomOperation("GET", _PUBLISHER, "get revoked publisher", _SEE, _read_revoked_publisher),
     AtomOperation("PUT", _PUBLISHER, "revoke publisher", _MANAGE, _revoke_publisher),

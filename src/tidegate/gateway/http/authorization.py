@@ -1,7 +1,7 @@
-"""What a request may do, by the shared access signature in its ``Authorization`` header.
+"""Authorizes requests by the shared access signature in their ``Authorization`` header.
 
-The rule: nothing else of the request counts. The entity that is judged is the one that the caller acts on;
-neither ``Host`` nor any other header has a part in it.
+The rule: nothing else in the request counts. The token must be for the entity that the caller acts on;
+neither ``Host`` nor any other header plays a part.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from tidegate.model.errors import UnauthorizedError
 from tidegate.transport.admission import authenticate_peer
 
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9-]*", re.ASCII)
-"""Of an ``Authorization`` header, as those that are registered with IANA are written."""
+"""The scheme of an ``Authorization`` header, in the form of those registered with IANA."""
 
 
 class RequestAuthorizer:
-    """Judges requests by the policies of the namespace and its event hubs."""
+    """Authorizes requests by the policies of the namespace and its event hubs."""
 
     def __init__(self, broker: Broker, clock: Clock) -> None:
         self._broker = broker
@@ -31,7 +31,7 @@ class RequestAuthorizer:
     def require(self, request: HTTPConnection, path: EntityPath, *claims: Claim) -> Grant:
         """Raise UnauthorizedError unless the request's token gives one of ``claims`` on ``path`` now.
 
-        After too many wrong keys ServerBusyError. The answer to an InvalidKeyError waits for
+        Raises ServerBusyError after too many wrong keys. The answer to an InvalidKeyError waits for
         ``KeyGuard.wait_before_answer``.
         """
         grant = self._broker.authorize(_token(request), Audience("", path), peer_of(request))
@@ -48,7 +48,7 @@ class RequestAuthorizer:
 
 
 def peer_of(request: HTTPConnection) -> Peer:
-    """Who sent a request."""
+    """The sender of a request."""
     return Peer(Door.HTTP, request.client.host if request.client is not None else "")
 
 
@@ -60,11 +60,11 @@ def _token(request: HTTPConnection) -> str:
             next_step="Send Authorization: SharedAccessSignature sr=…&sig=…&se=…&skn=….",
         )
     if len(tokens) > 1:
-        # A proxy before us may have judged by another one than we would.
+        # A proxy in front may have checked another one than we would.
         raise UnauthorizedError("InvalidToken: The request has several Authorization headers.")
     scheme, space, _ = tokens[0].partition(" ")
     if scheme.lower() != "sharedaccesssignature":
-        # Without a space it is not a scheme: it may be a key, or a token.
+        # Without a space it is not a scheme, but perhaps a key or a token.
         is_scheme = space and _SCHEME.fullmatch(scheme)
         kind = f"of the type {scheme[:40].lower()!r}" if is_scheme else "without a type"
         raise UnauthorizedError(

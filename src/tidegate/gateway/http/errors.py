@@ -1,4 +1,4 @@
-"""The shape of HTTP errors, as Event Hubs' REST interface has it.
+"""HTTP errors in the format of Event Hubs' REST interface.
 
 <Error><Code>404</Code><Detail>The messaging entity 'x' could not be found.</Detail></Error>
 """
@@ -24,21 +24,21 @@ def format_error(status: int, detail: str) -> tuple[str, str]:
 
 
 def error_response(status: int, detail: str, *, headers: Mapping[str, str] | None = None) -> Response:
-    """The answer to a request that failed."""
+    """The answer to a failed request."""
     media_type, text = format_error(status, detail)
     return Response(text, status, headers, media_type)
 
 
 def response_for(error: TidegateError) -> Response:
-    """The answer to a request that failed with one of our errors."""
+    """The answer to a request that failed with a TidegateError."""
     return error_response(http_status_for(error), error_description(error), headers=headers_for(error))
 
 
 def headers_for(error: TidegateError) -> dict[str, str]:
-    """The headers that go with an error, whatever the shape of its answer."""
+    """The headers of an error's answer, in any format."""
     headers: dict[str, str] = {}
     if error.retry_after_s is not None:
-        # Whole seconds, rounded up: a client that retries then is not early.
+        # In seconds, rounded up, so that a client that obeys is not early.
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
     if http_status_for(error) == 401:
         headers["WWW-Authenticate"] = "SharedAccessSignature"

@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document of the administration, made of the table of its operations: it cannot drift."""
+"""The OpenAPI 3.1 document of the administration, generated from the table of its operations."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from tidegate.gateway.administration.shapes import REFERENCE, Error, Shape, sche
 from tidegate.model.version import VERSION
 
 _PARAMETERS: Final = {
-    "hub": "The event hub, in whatever letter case.",
+    "hub": "The event hub; case-insensitive.",
     "partition": "The partition's id.",
-    "group": "The consumer group, in whatever letter case.",
-    "policy": "The policy; compared as it stands.",
-    "publisher": "The publisher, in whatever letter case.",
+    "group": "The consumer group; case-insensitive.",
+    "policy": "The policy; case-sensitive.",
+    "publisher": "The publisher; case-insensitive.",
 }
 
 _CLAIMS: Final = {
-    Needs.MANAGE: "Takes a policy with Manage.",
-    Needs.SEE: "Takes a policy with Listen or Manage.",
+    Needs.MANAGE: "Requires a policy with Manage.",
+    Needs.SEE: "Requires a policy with Listen or Manage.",
 }
 
 
@@ -94,12 +94,12 @@ def _answer(operation: Operation) -> dict[str, object]:
     schema = _reference(operation.answer)
     if operation.is_list:
         schema = {"type": "array", "items": schema}
-    description = "Made." if operation.status == 201 else "What there is."
+    description = "Created." if operation.status == 201 else "The answer."
     return {"description": description, "content": _content(schema)}
 
 
 def _error() -> dict[str, object]:
-    return {"description": "What is wrong.", "content": _content(_reference(Error))}
+    return {"description": "An error.", "content": _content(_reference(Error))}
 
 
 def _reference(shape: type[Shape]) -> dict[str, object]:

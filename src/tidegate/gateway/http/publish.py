@@ -1,4 +1,4 @@
-"""Publishing by REST, as Event Hubs has it.
+"""Publishing over Event Hubs' REST interface.
 
     POST /{hub}/messages                          one event, or a batch
     POST /{hub}/partitions/{partition}/messages   the same, to one partition
@@ -51,20 +51,20 @@ BATCH_CONTENT_TYPE: Final = "application/vnd.microsoft.servicebus.json"
 
 TIMEOUT_S_DEFAULT: Final = 60
 TIMEOUT_S_MAX: Final = 300
-"""Of a request, from its head to its answer. Our choice; 60 is what Azure's examples ask for."""
+"""Maximum time of a request, from its head to its answer. Our choice; Azure's examples use 60."""
 
 _JSON_FACTOR: Final = 2
-"""How many times the largest batch its JSON may be long (our choice: names, quotes and escapes)."""
+"""Maximum size of a batch's JSON, in largest batches (our choice: names, quotes and escapes)."""
 
 _OWN_HEADER = re.compile(
     "accept(-.*)?|authorization|brokerproperties|cache-control|connection|content-.*|cookie|date|dnt|expect|"
     "forwarded|from|host|if-.*|keep-alive|max-forwards|origin|pragma|priority|proxy-.*|range|referer|sec-.*|te|"
     "trailer|transfer-encoding|upgrade(-.*)?|user-agent|via|x-forwarded-.*|x-ms-retrypolicy"
 )
-"""Headers with a meaning in HTTP, or to a proxy on the way; the others are properties of the event."""
+"""Headers with a meaning in HTTP or for proxies; the others are properties of the event."""
 
 _PROPERTIES_MAX: Final = 1000
-"""UserProperties of one event (our choice: as many entries as a map may have over AMQP)."""
+"""Maximum UserProperties of one event (our choice: the maximum entries of a map over AMQP)."""
 
 _DECODER: Final = json.JSONDecoder()
 _SPACE = re.compile(r"[ \t\n\r]*")
@@ -73,19 +73,19 @@ _log = logging.getLogger(__name__)
 
 
 class Publishing:
-    """Answers the requests that publish."""
+    """Answers publish requests."""
 
     def __init__(
         self, broker: Broker, *, clock: Clock, budget: MemoryBudget, sliced_work: SlicedWork
     ) -> None:
-        """budget: counts the bodies of requests. sliced_work: takes large batches apart."""
+        """budget: counts the bodies of requests. sliced_work: parses large batches."""
         self._budget = budget
         self._sliced_work = sliced_work
         self._broker = broker
         self._authorizer = RequestAuthorizer(broker, clock)
 
     def routes(self) -> list[BaseRoute]:
-        """What is served."""
+        """The routes."""
         paths = ("messages", "partitions/{partition}/messages")
         publishers = ("publishers/{publisher}/messages", "publisher/{publisher}/messages")
         return [Route(f"/{{hub}}/{path}", self._publish, methods=["POST"]) for path in (*paths, *publishers)]
@@ -102,7 +102,7 @@ class Publishing:
                     f"The request did not end within {timeout_s} s; whether its events are stored is unknown."
                 ) from error
         except TidegateError as error:
-            # An error with a separate text for peers is complete only here, and deserves a look.
+            # An error with a separate message for remote peers is logged in full.
             level = logging.ERROR if error.remote_text else logging.INFO
             _log.log(level, "publishing to %.300r refused: %s", request.scope["path"], error)
             await self._broker.key_guard.wait_before_answer(error)
@@ -112,9 +112,9 @@ class Publishing:
         return Response(status_code=201, media_type=XML)
 
     async def _append(self, request: Request, deadline: asyncio.Timeout) -> None:
-        """Store what the request publishes.
+        """Store the published events.
 
-        Cancellation: all of it is stored or nothing; what is stored may not be counted for its publisher.
+        Cancellation: all events are stored or none; stored ones may not be counted for their publisher.
         """
         hub, publisher = request.path_params["hub"], request.path_params.get("publisher")
         partition_id = request.path_params.get("partition")
@@ -131,7 +131,7 @@ class Publishing:
             sections, key = await self._parse_batch(body, encode)
         else:
             sections, key = _parse_single(body, request, encode)
-        # Again: body and parsing may take long, and a right that is gone meanwhile must not store anything.
+        # Again: body and parsing may take long, and a right that was lost meanwhile must not store anything.
         event_hub = self._admit(request, address)
         partition = _target(event_hub, partition_id, publisher, key)
         added_bytes = 0 if publisher is None else len(_publisher_section(publisher)) * len(sections)
@@ -169,7 +169,7 @@ class Publishing:
         keys: set[str | None] = set()
 
         def sections() -> Iterator[bytes]:
-            # Encoded at once: objects that are kept by the hundred thousand make collections of garbage long.
+            # Encoded immediately: hundreds of thousands of objects would make garbage collections slow.
             for event, key in _batch_items(_batch_text(body)):
                 keys.add(key)
                 yield encode(event, key)
@@ -184,8 +184,8 @@ class Publishing:
         return found, keys.pop()
 
     def _admit(self, request: Request, address: NodeAddress) -> EventHub:
-        """The event hub, where the request may send to ``address`` now."""
-        # Azure's examples make tokens for the address that they post to, with /messages at its end.
+        """The event hub, if the request may send to ``address`` now."""
+        # Azure's examples create tokens for the URL that they post to, which ends in /messages.
         self._authorizer.require(request, beneath(address.entity, "messages"), Claim.SEND)
         event_hub = self._broker.event_hub(address.event_hub)
         if address.publisher is not None:
@@ -210,7 +210,7 @@ def _encoder(publisher: str | None) -> _Encode:
 def _target(
     event_hub: EventHub, partition_id: str | None, publisher: str | None, key: str | None
 ) -> Partition:
-    """The partition that the address and the key choose."""
+    """The partition, by the address and the key."""
     if partition_id is not None:
         return event_hub.partition_for(key, chosen=event_hub.partition(partition_id))
     if publisher is None:
@@ -262,7 +262,7 @@ def _batch_text(body: bytes) -> str:
 
 
 def _batch_items(text: str) -> Iterator[tuple[EventData, str | None]]:
-    """The events of a batch, each with its partition key, one after the other as ``json.loads`` has them."""
+    """The events of a batch, each with its partition key, one at a time; accepts what ``json.loads`` does."""
     position = _skip_space(text, 0)
     if text[position : position + 1] != "[":
         _parse_json(text, "The batch")
@@ -331,7 +331,7 @@ def _partition_key(broker_properties: object) -> str | None:
 def _utf8(text: str, what: str) -> bytes:
     try:
         return text.encode()
-    except UnicodeEncodeError as error:  # JSON can write half of a surrogate pair
+    except UnicodeEncodeError as error:  # JSON can escape half of a surrogate pair
         raise InvalidArgumentError(f"{what} holds half a character: {error.reason}.") from error
 
 

@@ -1,9 +1,9 @@
-"""uvicorn as the HTTP service uses it: on the service's own loop, with limits, and with AMQP in WebSockets.
+"""uvicorn on the service's event loop, with limits, and with AMQP over WebSockets.
 
-What a peer without a token can hold of the service is bounded: connections (``transport.admission``; those
-without a complete request make room for others), the time that a request may take to arrive and its answer
-wait to be read, and (in ``publish``) the time and the bytes of a body after a token. Where there is no
-place for a connection, it may still ask for ``/health``.
+The resources of a peer without a token are bounded: connections (``transport.admission``; those without a
+complete request make room for others), the time for a request to arrive and for its answer to be read, and
+(in ``publish``) the time and the bytes of a body after a token. A connection beyond the limits may still
+request ``/health``.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from tidegate.transport.turns import Share, Turns
 from tidegate.transport.websocket import WebSocketStream
 
 HEAD_TIMEOUT_S: Final = 20.0
-"""How long the head of a request may take from the connection, or its first byte, on; without a token, its
-body too (our choice)."""
+"""Time for the head of a request, since the connection or its first byte; without a token, for its body as
+well (our choice)."""
 
 HEALTH_TIMEOUT_S: Final = 2.0
-"""The same where only ``/health`` is answered (our choice: who checks it has one request ready)."""
+"""The same if only ``/health`` is answered (our choice: a health check sends its request immediately)."""
 
 HEALTH_PATH: Final = "/health"
 _HEALTH_REQUEST: Final = b"GET /health "
 
 WRITE_TIMEOUT_S: Final = 60.0
-"""How long the unsent bytes of answers may wait for their reader (our choice)."""
+"""Time that unsent bytes of answers may wait for their reader (our choice)."""
 
 SHUTDOWN_TIMEOUT_S: Final = 5
-"""Requests that have not ended so long after the service stops are cut off (our choice)."""
+"""Time for running requests to end when the service stops; then they are aborted (our choice)."""
 
 WEBSOCKET_PATH: Final = "/$servicebus/websocket"
-"""Where official clients look for AMQP over WebSocket (azure-eventhub 5.15.1, @azure/core-amqp 4)."""
+"""The path of AMQP over WebSocket in official clients (azure-eventhub 5.15.1, @azure/core-amqp 4)."""
 
 NO_PLACE: Final = "The service, or your address, has reached its connection limit. Try again later."
 
@@ -56,10 +56,10 @@ RETRY_AFTER_S: Final = 5
 """Our choice: idle connections end in seconds."""
 
 HEADER_NAMES: Final = "header_names"
-"""In the ``state`` of a request's scope: the names of its headers as they were sent, by their lower case."""
+"""In the ``state`` of a request's scope: the names of its headers as sent, by lower-case name."""
 
 _CLIENT: Final = "client"
-"""Also there, where a trusted proxy named one: the client."""
+"""There as well: the client, if a trusted proxy reported one."""
 
 _log = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class HttpServer(uvicorn.Server):
         self._listener: Listener | None = None
         self.work: asyncio.Task[None] | None = None
         self.websockets: set[WebSocketStream] = set()
-        """Those that have not ended."""
+        """Those that are open."""
         config = uvicorn.Config(
             application,
             http=_HttpProtocol,
@@ -118,11 +118,11 @@ class HttpServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Take no signals."""
+        """Leave signals alone."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start to listen, and say so: as uvicorn does, but each connection needs a ticket."""
+        """Start listening, as uvicorn does, but each connection needs a ticket."""
         assert sockets is not None
         listener = Listener(
             sockets,
@@ -138,7 +138,7 @@ class HttpServer(uvicorn.Server):
         self.is_serving.set()
 
     async def stop(self) -> None:
-        """Stop listening and let requests under way finish, for SHUTDOWN_TIMEOUT_S at most."""
+        """Stop listening and let running requests finish, for SHUTDOWN_TIMEOUT_S at most."""
         for stream in list(self.websockets):
             stream.shutdown()
         self.should_exit = True
@@ -173,25 +173,25 @@ class HttpServer(uvicorn.Server):
 
 
 def _default_headers(ssl_context: ssl.SSLContext | None, hsts_max_age_s: int | None) -> list[tuple[str, str]]:
-    """What every answer has. Over plain HTTP browsers must not heed Strict-Transport-Security (RFC 6797)."""
+    """Headers of every answer. Over plain HTTP, browsers ignore Strict-Transport-Security (RFC 6797)."""
     if ssl_context is None or hsts_max_age_s is None:
         return []
     return [("Strict-Transport-Security", f"max-age={hsts_max_age_s}")]
 
 
 class _NamingConnection(h11.Connection):
-    """Reports the names of each request's headers as sent: ASGI has them in lower case only. Gives
-    every request target in origin form.
+    """Reports the names of each request's headers as sent, because ASGI has them only in lower case. Converts
+    every request target to origin form.
     """
 
     on_head: Callable[[h11.Request, dict[str, str]], None]
-    """Called with each request and the names of its headers; what it raises is answered by the protocol."""
+    """Called with each request and the names of its headers; the protocol answers errors that it raises."""
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         event = super().next_event()
         if isinstance(event, h11.Request):
             if {b"content-length", b"transfer-encoding"} <= {name for name, _ in event.headers}:
-                # h11 takes the second; a proxy before us that took the first would see other requests than
+                # h11 uses the second; a proxy in front that uses the first would see other requests than
                 # we do (RFC 9112, 6.1).
                 raise h11.RemoteProtocolError("The request has two lengths.")
             names = (name.decode("latin-1") for name, _ in event.headers.raw_items())
@@ -201,7 +201,7 @@ class _NamingConnection(h11.Connection):
 
 
 def _in_origin_form(request: h11.Request) -> h11.Request:
-    """The request with ``/path`` as its target where a URI was sent, whose host replaces the Host header.
+    """The request with ``/path`` as its target if a URI was sent, whose host replaces the Host header.
 
     Servers must accept such targets (RFC 9112 section 3.2.2); Java's SDKs open their WebSockets so.
     """
@@ -220,30 +220,30 @@ def _in_origin_form(request: h11.Request) -> h11.Request:
 
 
 class _HttpProtocol(H11Protocol):
-    """HTTP/1.1 with a ticket, a limit of the time that a request takes to arrive (of its body only while the
-    peer has shown no token), and of the time that its answer waits to be read.
+    """HTTP/1.1 with a ticket, and limits on the time for a request to arrive (for its body only while the
+    peer has presented no token) and for its answer to be read.
     """
 
     owner: HttpServer
     ticket: Ticket
     _peer: IpAddress | None = None
     _refusal: str | None = None
-    """Why a request is refused whose head has just come."""
+    """Why the request is refused whose head has just arrived."""
     _share: Share
     _unparsed = b""
-    """What has come and waits for its turn."""
+    """Received bytes that wait for their turn."""
     _is_parsing_late = False
     _is_health = False
-    """Whether its turns are those of requests for ``/health``."""
+    """Whether it is served in the turns of requests for ``/health``."""
     _is_writing_paused = False
     _head_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
     _unread: MemoryAccount | None = None
-    """Of an answer, while its reader is slow."""
+    """Counts an answer while its reader is slow."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        # Of our own: what clients can cause is limited in the service's log by the names of its loggers.
+        # Ours: the service's log limits what clients can cause by the names of loggers.
         self.logger = _log
         connection = _NamingConnection(h11.SERVER)
         connection.on_head = self._on_head
@@ -276,7 +276,7 @@ class _HttpProtocol(H11Protocol):
             self._unread.update()
 
     def resume_writing(self) -> None:
-        # A transport that closes still waits until the rest is read.
+        # A closing transport still waits until the rest is read.
         if not self.transport.is_closing():
             self._stop_write_timer()
         self._is_writing_paused = False
@@ -308,7 +308,7 @@ class _HttpProtocol(H11Protocol):
             self._share.move(turns.for_health if is_health else turns.for_arrivals)
 
     def _parse(self) -> bool:
-        """Parse what has come, in this connection's turn; a request begins in a task."""
+        """Parse received bytes, in this connection's turn; a request begins in a task."""
         data, self._unparsed = self._unparsed, b""
         if self._is_parsing_late:
             self._is_parsing_late = False
@@ -333,7 +333,7 @@ class _HttpProtocol(H11Protocol):
 
     def shutdown(self) -> None:
         if self.conn.their_state is h11.SEND_BODY and not self.ticket.has_token:
-            self.transport.close()  # the service does not wait for what a stranger may never send
+            self.transport.close()  # a stranger may never send the rest
             self._limit_closing()
         else:
             super().shutdown()
@@ -354,7 +354,7 @@ class _HttpProtocol(H11Protocol):
             self._refuse(400, msg)
 
     def _follow_body(self) -> None:
-        """Limit the time of a body that a stranger sends; a request that is whole is no longer waited for."""
+        """Limit the time of a stranger's body; a complete request is no longer waited for."""
         if self.ticket.face is Face.AMQP:
             return
         is_arriving = self.conn.their_state is h11.SEND_BODY
@@ -367,7 +367,7 @@ class _HttpProtocol(H11Protocol):
 
     @property
     def _is_discarding(self) -> bool:
-        """Whether the rest of a request is read that was answered before it was complete."""
+        """Whether it reads the rest of a request that was answered before it was complete."""
         return self.conn.our_state is h11.DONE and self.conn.their_state is h11.SEND_BODY
 
     def _on_head(self, request: h11.Request, names: dict[str, str]) -> None:
@@ -377,8 +377,8 @@ class _HttpProtocol(H11Protocol):
             headers = [(name.lower(), value) for name, value in request.headers]
             address = trusted.client_address(self._peer, headers)
             self._share.join(None if address is None else site_of(address))
-            # A client that is not known is the proxy's for the audit trail and for wrong keys; but of the
-            # limits, from which a proxy's own address is free, all of them share one address's.
+            # For the audit trail and for wrong keys, an unknown client counts as the proxy; for limits, from
+            # which a proxy's own address is exempt, all unknown clients share those of one address.
             name = str(self._peer if address is None else address)
             self.client = (name, 0)
             self.app_state[_CLIENT] = f"{name}:0"
@@ -427,7 +427,7 @@ class _HttpProtocol(H11Protocol):
             self._unread = None
 
     def _refuse(self, status: int, detail: str) -> None:
-        """Answer without a request that could be answered, and close; only close where an answer is out."""
+        """Answer without a request, and close; only close if an answer was already sent."""
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.close()
             self._limit_closing()
@@ -445,7 +445,7 @@ class _HttpProtocol(H11Protocol):
 
 
 class _HealthOnly:
-    """What connections are served that there is no place for: ``/health``, and 503 for anything else."""
+    """The application of connections beyond the limits: ``/health``, and 503 for anything else."""
 
     def __init__(self, application: ASGIApp) -> None:
         self._application = application
@@ -462,6 +462,6 @@ class _HealthOnly:
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
-    """A listening socket; raises OSError when the address cannot be listened on."""
+    """A listening socket. Raises OSError if the address cannot be used."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, port), family=family, backlog=1024)
