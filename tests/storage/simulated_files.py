@@ -51,6 +51,10 @@ class SimulatedFiles:
         """Errno that every sync of a file fails with."""
         self.sync_error_name: str | None = None
         """Only for files whose path contains this."""
+        self.is_failed_sync_forgotten = False
+        """True: after a sync failed, the next one has nothing to write, as with Linux's page cache."""
+        self.truncate_error: int | None = None
+        """Errno that every truncation fails with."""
         self.opens_left: int | None = None
         """Files and directories that may still be opened before EMFILE; None: no limit."""
         self.read_error: int | None = None
@@ -233,14 +237,19 @@ class _SimulatedWritable:
         self._files.syncs += 1
         name = self._files.sync_error_name
         if self._files.sync_error is not None and (name is None or name in str(self._path)):
+            if self._files.is_failed_sync_forgotten:
+                self._inode.pending.clear()
             raise OSError(self._files.sync_error, "injected")
         if self._files.is_sync_a_lie:
             return
-        self._inode.durable = bytearray(self._inode.content)
+        for operation in self._inode.pending:
+            self._inode.apply(self._inode.durable, operation)
         self._inode.pending.clear()
 
     def truncate(self, size: int) -> None:
         self._files.operate()
+        if self._files.truncate_error is not None:
+            raise OSError(self._files.truncate_error, "injected")
         self._inode.apply(self._inode.content, size)
         self._inode.pending.append(size)
 

@@ -311,6 +311,27 @@ async def test_after_a_failed_sync_nothing_is_acknowledged_until_a_restart() -> 
     await manager.close()
 
 
+async def test_what_a_start_serves_outlasts_a_power_loss() -> None:
+    """A batch whose sync and whose cut failed is read from the page cache at the next start, and the kernel
+    takes its pages for written: to be served, it must be written again."""
+    files = SimulatedFiles()
+    manager, logs = await _open(files)
+    _append(manager, logs[0], b"first")
+    files.sync_error = files.truncate_error = errno.EIO
+    files.is_failed_sync_forgotten = True
+    future = logs[0].append_nowait(b"second", [6], enqueued_time_ms=1)
+    manager.commit_queued()
+    assert isinstance(future.exception(), LogFailedError)
+    await manager.close()
+    files.sync_error = files.truncate_error = None
+    manager, logs = await _open(files)
+    served = [bytes(batch.payload) for batch in read_all(logs[0])]
+    assert served == [b"first", b"second"]
+    manager, logs = await _open(files.lose_power(random.Random(0)))
+    assert [bytes(batch.payload) for batch in read_all(logs[0])] == served
+    await manager.close()
+
+
 async def _crashed_log(events: int) -> SimulatedFiles:
     """A disk as a killed service leaves it: no last snapshot."""
     files = SimulatedFiles()

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from tidegate.model.errors import LogFormatError
-from tidegate.storage.files import Files, ReadableFile, read_whole
+from tidegate.storage.files import Files, ReadableFile, read_whole, write_all
 from tidegate.storage.log_view import LogView
 from tidegate.storage.options import LogOptions
 from tidegate.storage.producers import ProducerTable
@@ -254,7 +254,7 @@ class _Tail:
             self._cut_off(last.path, end, size)
         if end > start:
             # Batches that were perhaps never synced are about to be served: make them durable first.
-            self._sync(last.path)
+            self._write_again(last.path, file, start, end)
         last.index = index
         if scanned_time_ms is not None:
             time_ms = scanned_time_ms
@@ -349,9 +349,14 @@ class _Tail:
         finally:
             file.close()
 
-    def _sync(self, path: Path) -> None:
+    def _write_again(self, path: Path, source: ReadableFile, start: int, end: int) -> None:
+        """Make a range durable. After a failed sync the kernel takes its pages for written: a sync alone
+        would not write them."""
         file = self._files.open_writable(path)
         try:
+            for position in range(start, end, _CHUNK_BYTES):
+                chunk = source.read_at(min(_CHUNK_BYTES, end - position), position)
+                write_all(file, [chunk], position)
             file.sync()
         finally:
             file.close()
