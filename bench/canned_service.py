@@ -23,7 +23,7 @@ from tidegate.model.hub_properties import EventHubProperties
 from tidegate.model.limits import EVENT_BYTES_MAX
 from tidegate.model.times import EPOCH
 from tidegate.transport.clock import SystemClock
-from tidegate.transport.driver import AmqpDriver, EventHandler, serve_amqp
+from tidegate.transport.driver import AmqpDriver, AmqpServer, EventHandler
 from tidegate.wire.batch import wrap_event
 from tidegate.wire.cbs import ACCEPTED
 from tidegate.wire.delivery import event_deliveries
@@ -124,15 +124,10 @@ async def _serve(event_bytes: int) -> None:
         assert isinstance(driver.connection, Connection)
         return _CannedConnection(deliveries).on_event
 
-    server = await serve_amqp(
-        "127.0.0.1",
-        0,
-        ssl=None,
-        configuration=ConnectionConfiguration(container_id="canned"),
-        clock=SystemClock(),
-        on_connection=on_connection,
-    )
-    print(server.port, flush=True)
+    configuration = ConnectionConfiguration(container_id="canned")
+    server = AmqpServer(configuration, clock=SystemClock(), on_connection=on_connection)
+    _, port = await server.listen("127.0.0.1", 0)
+    print(port, flush=True)
     await asyncio.Event().wait()
 
 

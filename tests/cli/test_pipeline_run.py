@@ -19,7 +19,7 @@ from tests.cli.support import COMMAND, run_tidegate
 from tests.spark.capture_support import captured_then_live
 from tests.spark.support import assert_exact, outcome_of, publish
 
-from tidegate.cli.pipelines.start import load_stream_pipeline
+from tidegate.cli.pipelines.run import load_stream_pipeline
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.pipeline_status import PipelineState
 from tidegate.testing.hub import HubService

@@ -33,7 +33,7 @@ from tidegate.model.partition_ends import PartitionEnds
 from tidegate.model.position import EventPosition, PositionKind
 from tidegate.model.times import EPOCH
 from tidegate.transport.clock import SystemClock
-from tidegate.transport.driver import AmqpDriver, AmqpServer, EventHandler, serve_amqp
+from tidegate.transport.driver import AmqpDriver, AmqpServer, EventHandler
 from tidegate.wire.addresses import NodeAddress, NodeKind
 from tidegate.wire.batch import BATCH_MESSAGE_FORMAT, iter_events, split_message, wrap_event
 from tidegate.wire.cbs import ACCEPTED, PutToken
@@ -128,15 +128,8 @@ class FakeService:
         configuration = ConnectionConfiguration(
             container_id="fake", sasl_mechanisms=("ANONYMOUS",), max_frame_size=65536
         )
-        self._server = await serve_amqp(
-            "127.0.0.1",
-            self.port,
-            ssl=None,
-            configuration=configuration,
-            clock=SystemClock(),
-            on_connection=self._on_connection,
-        )
-        self.port = self._server.port
+        self._server = AmqpServer(configuration, clock=SystemClock(), on_connection=self._on_connection)
+        _, self.port = await self._server.listen("127.0.0.1", self.port)
         return self
 
     async def __aexit__(

@@ -78,7 +78,7 @@ async def test_an_ended_connection_leaves_no_cycles(tmp_path: Path, is_tls: bool
         driver._stream.abort()
     await driver.close()
     async with asyncio.timeout(WAIT_S):
-        while gateway._handlers or any(server.drivers for server in gateway._servers):  # noqa: ASYNC110
+        while gateway._handlers or gateway._server.drivers:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     await asyncio.sleep(0)
     assert [name for name, part in left.items() if part() is not None] == []

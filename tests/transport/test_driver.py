@@ -29,7 +29,7 @@ from tidegate.amqp.events import (
 from tidegate.amqp.link import ReceiverLink, SenderLink
 from tidegate.model.errors import BrokenError, ClosedError, OperationTimeoutError
 from tidegate.transport.clock import SystemClock
-from tidegate.transport.driver import AmqpDriver, AmqpServer, InternalFailureError, connect_amqp, serve_amqp
+from tidegate.transport.driver import AmqpDriver, AmqpServer, InternalFailureError, connect_amqp
 from tidegate.transport.streams import connect_stream
 
 CLIENT = ConnectionConfiguration("client", sasl_mechanism="ANONYMOUS")
@@ -90,14 +90,8 @@ class Service:
 @asynccontextmanager
 async def serving(service: Service, server_ssl: ssl.SSLContext | None = None) -> AsyncIterator[AmqpServer]:
     """The service on a free port."""
-    server = await serve_amqp(
-        "127.0.0.1",
-        0,
-        ssl=server_ssl,
-        configuration=ConnectionConfiguration("service"),
-        clock=SystemClock(),
-        on_connection=service,
-    )
+    server = AmqpServer(ConnectionConfiguration("service"), clock=SystemClock(), on_connection=service)
+    await server.listen("127.0.0.1", 0, ssl=server_ssl)
     try:
         yield server
     finally:

@@ -42,7 +42,7 @@ from tidegate.amqp.performatives import (
 from tidegate.amqp.session import Session
 from tidegate.amqp.transfers import TAG_OF_4, batch_front, batch_head, batch_tail
 from tidegate.transport.clock import SystemClock
-from tidegate.transport.driver import STRANGER_PASS_BYTES, AmqpDriver, AmqpServer, connect_amqp, serve_amqp
+from tidegate.transport.driver import STRANGER_PASS_BYTES, AmqpDriver, AmqpServer, connect_amqp
 from tidegate.transport.turns import PASS_S, SLICE_S
 
 STEP_S = 0.0001
@@ -112,14 +112,10 @@ def _sends() -> bytes:
 
 async def _serve(service: Service, server_ssl: ssl.SSLContext | None, *, is_limited: bool) -> AmqpServer:
     limits = PeerLimits() if is_limited else None
-    return await serve_amqp(
-        "127.0.0.1",
-        0,
-        ssl=server_ssl,
-        configuration=ConnectionConfiguration("service", idle_timeout_s=0.0, stranger_limits=limits),
-        clock=StepClock(),
-        on_connection=service,
-    )
+    configuration = ConnectionConfiguration("service", idle_timeout_s=0.0, stranger_limits=limits)
+    server = AmqpServer(configuration, clock=StepClock(), on_connection=service)
+    await server.listen("127.0.0.1", 0, ssl=server_ssl)
+    return server
 
 
 async def _sender(server: AmqpServer, client_ssl: ssl.SSLContext | None) -> tuple[AmqpDriver, SenderLink]:

@@ -19,7 +19,7 @@ from tidegate.cli.entities.profile import profile_group
 from tidegate.cli.entities.publisher import publisher_group
 from tidegate.cli.events.receive import receive
 from tidegate.cli.events.send import send
-from tidegate.cli.pipelines.replay import replay
+from tidegate.cli.pipelines.run import replay
 from tidegate.cli.pipelines.run import run as run_pipeline
 from tidegate.cli.pipelines.spark import spark_group
 from tidegate.cli.pipelines.status import status, stop

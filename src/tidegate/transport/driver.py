@@ -64,7 +64,7 @@ class InternalFailureError(TidegateError):
 
 
 class AmqpDriver:
-    """Drives one ``Connection``. Created by ``connect_amqp`` and ``serve_amqp``."""
+    """Drives one ``Connection``. Created by ``connect_amqp`` and ``AmqpServer``."""
 
     def __init__(
         self,
@@ -475,9 +475,9 @@ class AmqpDriver:
 
 
 class AmqpServer:
-    """A listening socket and the drivers of its connections. Created by ``serve_amqp``.
+    """The connections of an AMQP service, on any number of listening sockets.
 
-    Without a socket, streams accepted elsewhere are passed to ``accept``.
+    Streams accepted elsewhere are passed to ``accept``.
     """
 
     def __init__(
@@ -487,19 +487,45 @@ class AmqpServer:
         clock: Clock,
         on_connection: Callable[[AmqpDriver], EventHandler],
         budget: MemoryBudget | None = None,
-        turns: Turns | None = None,
     ) -> None:
         """on_connection: gives each new driver its event handler, before its first event. budget: counts
-        memory held for clients. turns: shared by all connections of the event loop; None: by this server's.
-        """
+        memory held for clients."""
         self.drivers: set[AmqpDriver] = set()
         """Connections that have not ended."""
-        self.listener: Listener | None = None
+        self.turns = Turns(
+            monotonic=clock.monotonic, call_soon=lambda call: asyncio.get_running_loop().call_soon(call)
+        )
+        """Shared by all connections."""
+        self._listeners: list[Listener] = []
         self._configuration = configuration
         self._clock = clock
         self._on_connection = on_connection
         self._budget = budget
-        self.turns = turns_of_loop(clock) if turns is None else turns
+
+    async def listen(
+        self,
+        host: str,
+        port: int,
+        *,
+        ssl: ssl_module.SSLContext | None = None,
+        admission: Admission | None = None,
+    ) -> tuple[str, int]:
+        """Listen for connections, and return the address and port; port 0: any free one.
+
+        The time limit of the opening applies to TLS too. admission: limits connections, shared with HTTP;
+        None: a separate one. Raises BrokenError if it cannot listen on the address.
+        """
+        listener = await serve_streams(
+            host,
+            port,
+            ssl=ssl,
+            on_connected=self.accept,
+            turns=self.turns,
+            handshake_timeout_s=self._configuration.handshake_timeout_s,
+            admission=admission,
+        )
+        self._listeners.append(listener)
+        return listener.addresses[0]
 
     def accept(self, stream: ByteStream) -> AmqpDriver:
         """Serve a client on a connected stream; pass what it reads to the returned driver."""
@@ -522,22 +548,21 @@ class AmqpServer:
         return driver
 
     @property
-    def addresses(self) -> list[tuple[str, int]]:
-        """(host, port) of each listening socket; empty once closed."""
-        return self.listener.addresses if self.listener is not None else []
-
-    @property
     def port(self) -> int:
         """The port of the first listening socket."""
-        return self.addresses[0][1]
+        return self._listeners[0].addresses[0][1]
+
+    def stop_listening(self) -> None:
+        """Accept no more connections."""
+        for listener in self._listeners:
+            listener.close()
 
     async def close(self, error: Error | None = None, *, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Stop listening and close all connections; ``error`` defaults to ``amqp:connection:forced``.
 
         Cancellation: the remaining connections end within ``timeout_s``.
         """
-        if self.listener is not None:
-            self.listener.close()
+        self.stop_listening()
         if error is None:
             error = Error(Symbol(CONNECTION_FORCED), "The service is shutting down.")
         drivers = tuple(self.drivers)
@@ -545,8 +570,8 @@ class AmqpServer:
             driver.start_closing(error, timeout_s=timeout_s)
         for driver in drivers:
             await driver.wait_closed()
-        if self.listener is not None:
-            await self.listener.wait_closed()
+        for listener in self._listeners:
+            await listener.wait_closed()
 
 
 async def connect_amqp(
@@ -573,44 +598,6 @@ async def connect_amqp(
 
     await connect_stream(host, port, ssl=ssl, on_connected=on_connected, timeout_s=timeout_s)
     return driver
-
-
-async def serve_amqp(
-    host: str,
-    port: int,
-    *,
-    ssl: ssl_module.SSLContext | None,
-    configuration: ConnectionConfiguration,
-    clock: Clock,
-    on_connection: Callable[[AmqpDriver], EventHandler],
-    budget: MemoryBudget | None = None,
-    admission: Admission | None = None,
-    turns: Turns | None = None,
-) -> AmqpServer:
-    """Listen for AMQP connections; port 0: any free one. The time limit of the opening applies to TLS too.
-
-    on_connection: gives each new driver its event handler, before its first event. budget, turns: see
-    ``AmqpServer``. admission: limits connections, shared with HTTP; None: a separate one.
-    Raises BrokenError if it cannot listen on the address.
-    """
-    server = AmqpServer(configuration, clock=clock, on_connection=on_connection, budget=budget, turns=turns)
-    server.listener = await serve_streams(
-        host,
-        port,
-        ssl=ssl,
-        on_connected=server.accept,
-        turns=server.turns,
-        handshake_timeout_s=configuration.handshake_timeout_s,
-        admission=admission,
-    )
-    return server
-
-
-def turns_of_loop(clock: Clock) -> Turns:
-    """Create turns for the connections of the running event loop."""
-    return Turns(
-        monotonic=clock.monotonic, call_soon=lambda function: asyncio.get_running_loop().call_soon(function)
-    )
 
 
 def _ignore(event: Event) -> None:

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from tidegate.cli.entities.hub_settings import with_hub_settings
 from tidegate.cli.shell.completing import complete_hub
 from tidegate.cli.shell.connection import Service, impatient_namespace, open_administrator, with_service
 from tidegate.cli.shell.contents import CommandGroup
-from tidegate.cli.shell.decorators import option
+from tidegate.cli.shell.decorators import Decorator, adding_argument, all_of, option
 from tidegate.cli.shell.interrupt import run_interruptible
-from tidegate.cli.shell.options import with_output, yes_option
+from tidegate.cli.shell.options import OFF, number_or_off, with_output, yes_option
 from tidegate.cli.shell.profiles import ServiceConnection
 from tidegate.cli.shell.render import Output, remark
 from tidegate.model.errors import InvalidArgumentError, TidegateError
-from tidegate.model.hub_settings import HUB_SETTINGS, PARTITION_COUNT_DEFAULT, HubChanges
-from tidegate.model.limits import PARTITIONS_MAX
+from tidegate.model.hub_settings import HUB_SETTINGS, PARTITION_COUNT_DEFAULT, HubChanges, HubSetting
+from tidegate.model.limits import PARTITIONS_MAX, TIER_DEFAULT, TIER_LIMITS
 
 if TYPE_CHECKING:
     from tidegate.client import EventHubProperties
@@ -37,6 +37,51 @@ _PARTITION_COLUMNS = (
 )
 
 
+def _with_hub_settings(*, is_change: bool) -> Decorator:
+    """Give a command an option for each setting; it takes those given as its argument ``settings``.
+
+    is_change: ``off`` removes a limit.
+    """
+
+    def make(_: click.Context, arguments: dict[str, Any]) -> HubChanges:
+        given = {each: arguments.pop(each.name) for each in HUB_SETTINGS}
+        return {  # type: ignore[return-value]  # the names are those of HubChanges
+            each.name: number_or_off(_option_name(each), value) if is_change and each.has_off else value
+            for each, value in given.items()
+            if value is not None
+        }
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        options = (_option(setting, is_change) for setting in HUB_SETTINGS)
+        return all_of(*options)(adding_argument(command, "settings", make))
+
+    return decorate
+
+
+def _option(setting: HubSetting, is_change: bool) -> Decorator:
+    text = setting.sentence + (f"; {setting.note}." if setting.note else ".")
+    metavar = {"hours": "H"}.get(setting.unit, "N") if setting.kind is int else "TEXT"
+    kind = click.IntRange(min=setting.minimum) if setting.kind is int else click.STRING
+    if not is_change:
+        text += f" Default: {_default_text(setting)}."
+    elif setting.has_off:
+        text += f" {OFF}: {setting.default}."
+        metavar, kind = f"{metavar}|{OFF}", click.STRING
+    elif setting.kind is str:
+        text += f' "": {setting.default}.'
+    return option(_option_name(setting), metavar, text, kind)
+
+
+def _default_text(setting: HubSetting) -> str:
+    if setting.default_value is None:
+        return setting.default
+    return f"{setting.default_value(TIER_LIMITS[TIER_DEFAULT])}, or what the tier allows"
+
+
+def _option_name(setting: HubSetting) -> str:
+    return f"--{setting.name.replace('_', '-')}"
+
+
 @hub_group.command()
 @name_argument
 @option(
@@ -46,7 +91,7 @@ _PARTITION_COLUMNS = (
     click.IntRange(1, PARTITIONS_MAX),
     default=PARTITION_COUNT_DEFAULT,
 )
-@with_hub_settings(is_change=False)
+@_with_hub_settings(is_change=False)
 @with_service
 @with_output()
 def create(output: Output, service: Service, name: str, partitions: int, settings: HubChanges) -> None:
@@ -61,7 +106,7 @@ def create(output: Output, service: Service, name: str, partitions: int, setting
 
 @hub_group.command()
 @name_argument
-@with_hub_settings(is_change=True)
+@_with_hub_settings(is_change=True)
 @with_service
 @with_output()
 def update(output: Output, service: Service, name: str, settings: HubChanges) -> None:

@@ -1,25 +1,75 @@
-"""``tidegate pipeline run``: a declared pipeline in this process, until it is stopped."""
+"""``tidegate pipeline run`` and ``replay``: a declared pipeline in this process, until it is stopped."""
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
 import click
 
-from tidegate.cli.pipelines.start import (
-    RunOptions,
-    load_stream_pipeline,
-    pipeline_argument,
-    run_declared,
-    with_run_options,
-)
 from tidegate.cli.shell.connection import Service, with_service
-from tidegate.cli.shell.decorators import option
-from tidegate.cli.shell.options import with_output
+from tidegate.cli.shell.decorators import adding_argument, all_of, flag, option
+from tidegate.cli.shell.options import PORT, database_option, with_output
 from tidegate.cli.shell.render import Output
+from tidegate.cli.shell.stores import DATABASE_VARIABLE, STORAGE_VARIABLE
+from tidegate.model.errors import InvalidArgumentError, NotFoundError
+
+if TYPE_CHECKING:
+    from tidegate.spark.pipelines.stream_pipeline import StreamPipeline
+
+_pipeline_argument = click.argument(
+    "pipeline", metavar="FILE.py:NAME", help="The pipeline: path/to/file.py:name or package.module:name."
+)
+
+_AZURE = ("az://", "abfs://", "abfss://")
+
+_run_options = all_of(
+    database_option,
+    option(
+        "--checkpoint-dir",
+        "DIR",
+        "Spark's checkpoint directory, or a URL that Spark can write to. Default: a directory with the "
+        "pipeline's name in this user's state directory.",
+    ),
+    option("--master", "URL", "Spark's master. Default: local, with all cores of this machine."),
+    click.option(
+        "--available-now", "--once", is_flag=True, help="Process all events available now, then stop."
+    ),
+    option("--metrics-port", "N", "Port to serve Prometheus metrics on; 0: any free port.", PORT),
+)
+
+
+def _with_run_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options of a run; it takes ``RunOptions`` as its argument ``options``."""
+
+    def make(_: click.Context, arguments: dict[str, Any]) -> RunOptions:
+        names = ("database", "checkpoint_dir", "master", "available_now", "metrics_port")
+        return RunOptions(*(arguments.pop(name) for name in names))
+
+    return _run_options(adding_argument(command, "options", make))
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """What the options of a run say."""
+
+    database: str | None
+    """None: the database of the environment."""
+    checkpoint_dir: str | None
+    """None: a directory of this user with the pipeline's name."""
+    master: str | None
+    is_available_now: bool
+    metrics_port: int | None
 
 
 @click.command()
-@pipeline_argument
-@with_run_options
+@_pipeline_argument
+@_with_run_options
 @option("--metrics-host", "ADDRESS", "Address to serve metrics on.", default="127.0.0.1")
 @option("--spark-log", "LEVEL", "Spark's log level: OFF, ERROR, WARN or INFO.", default="ERROR")
 @option("--adopt", "TOKEN", "Continue once, where a SqlBatchSink's ledger stopped the query with this token.")
@@ -50,7 +100,7 @@ def run(
       tidegate pipeline run delays.py:pipeline --available-now --nl
       tidegate pipeline run delays.py:pipeline --master spark://host:7077 --metrics-port 9464
     """
-    run_declared(
+    _run_declared(
         output,
         load_stream_pipeline(pipeline),
         service,
@@ -59,3 +109,148 @@ def run(
         log_level=spark_log.upper(),
         adopt=adopt,
     )
+
+
+@click.command()
+@_pipeline_argument
+@option(
+    "--capture",
+    "PATH",
+    "Capture's destination: a directory, or a URL such as az://container/folder, in the account "
+    f"given by {STORAGE_VARIABLE}.",
+    required=True,
+)
+@option("--name-format", "FORMAT", "Capture's file name format, if not the default.")
+@option("--namespace", "NAME", "The namespace in the file names, if there are several.")
+@option(
+    "--starting-time",
+    "TIME",
+    "Ignore files from before this time, e.g. 2026-11-20T12:00:00Z. Default: read all files.",
+)
+@flag("--allow-gap", "Skip events that are neither in the log nor in the files.")
+@_with_run_options
+@with_service
+@with_output()
+def replay(
+    output: Output,
+    service: Service,
+    options: RunOptions,
+    pipeline: str,
+    capture: str,
+    name_format: str | None,
+    namespace: str | None,
+    starting_time: str | None,
+    allow_gap: bool,
+) -> None:
+    """Run a pipeline over captured events, then over live ones.
+
+    Captured events replace those that retention has removed.
+
+    It starts at the pipeline's SQL checkpoint, or with the first captured event; reads each partition from
+    Capture's files up to the beginning of its log; and continues with the log like `pipeline run`. No event
+    is skipped or processed twice, even if it is interrupted. If events are in neither place, it stops with an
+    error that lists them. The pipeline must write rows to SQL per partition (a tidegate.sql.Pipeline, or a
+    StreamPipeline with a SqlSink).
+
+    Examples:
+      tidegate pipeline replay delays.py:pipeline --capture /var/lib/capture --database sqlite:///delays.db
+      tidegate pipeline replay delays.py:pipeline --capture az://archive/telemetry --available-now
+    """
+    declared = load_stream_pipeline(pipeline)
+    declared = replace(declared, source=replace(declared.source, fail_on_data_loss=not allow_gap))
+    chosen = {
+        "path": capture,
+        "nameFormat": name_format,
+        "namespace": namespace,
+        "startingTime": starting_time,
+        "storageConnectionString": os.environ.get(STORAGE_VARIABLE) if capture.startswith(_AZURE) else None,
+    }
+    given = {name: value for name, value in chosen.items() if value is not None}
+    _run_declared(output, declared, service, options, capture=given)
+
+
+def _run_declared(
+    output: Output,
+    declared: StreamPipeline,
+    service: Service,
+    options: RunOptions,
+    *,
+    metrics_host: str = "127.0.0.1",
+    log_level: str = "ERROR",
+    adopt: str | None = None,
+    capture: Mapping[str, str] | None = None,
+) -> None:
+    """Run a pipeline in this process until it ends or is stopped, and show its progress.
+
+    The other parameters are those of ``PipelineRun``, and it raises the same errors.
+    """
+    from tidegate.cli.pipelines.process import PipelineRun
+    from tidegate.cli.pipelines.screen import PipelineScreen
+    from tidegate.transport.status_files import PipelineFiles
+
+    connection = service.connection()
+    files = PipelineFiles.of_user(os.environ)
+    screen = PipelineScreen(output)
+    status = None
+    try:
+        status = PipelineRun(
+            pipeline=declared,
+            connection=connection,
+            database_url=_database_url(declared, options.database),
+            checkpoint=options.checkpoint_dir or str(files.checkpoint_dir(declared.name).absolute()),
+            master=options.master,
+            is_available_now=options.is_available_now,
+            metrics_at=None if options.metrics_port is None else (metrics_host, options.metrics_port),
+            log_level=log_level,
+            adopt=adopt,
+            watch=screen.watch,
+            capture=capture,
+        ).run(files)
+    finally:
+        screen.close(status)
+
+
+def load_stream_pipeline(address: str) -> StreamPipeline:
+    """The declaration at an address; Spark's workers can import its file and the modules beside it.
+
+    Raises InvalidArgumentError, and NotFoundError if Spark is not installed.
+    """
+    for package in ("pyspark", "pyarrow"):
+        if find_spec(package) is None:
+            raise NotFoundError(
+                f"This command requires the package {package}, which is not installed.",
+                next_step="Run `pip install 'tidegate[spark]'`; in a clone, `make demo`.",
+            )
+    from tidegate.spark.pipelines.stream_pipeline import StreamPipeline, declared_pipeline
+    from tidegate.sql.handlers.pipeline import Pipeline, load_declared
+
+    place = address.rpartition(":")[0]
+    # As with `python file.py`: modules beside it can be imported. Local workers inherit the environment.
+    directory = str(Path(place).absolute().parent) if place.endswith(".py") else os.getcwd()
+    sys.path.insert(0, directory)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (directory, os.environ.get("PYTHONPATH"))))
+    found = load_declared(address, (StreamPipeline, Pipeline))
+    assert isinstance(found, StreamPipeline | Pipeline)
+    return declared_pipeline(found)
+
+
+def _database_url(pipeline: StreamPipeline, given: str | None) -> str | None:
+    """The database of a pipeline that writes to one, with a relative SQLite path made absolute."""
+    from tidegate.spark.pipelines.stream_pipeline import SqlBatchSink, SqlSink
+    from tidegate.sql.core.database import absolute_url
+
+    if not isinstance(pipeline.sink, SqlSink | SqlBatchSink):
+        if given is not None:
+            raise InvalidArgumentError(
+                f"--database was given, but the pipeline {pipeline.name} does not write to a database.",
+                next_step="Omit --database.",
+            )
+        return None
+    chosen = given or os.environ.get(DATABASE_VARIABLE)
+    if not chosen:
+        raise InvalidArgumentError(
+            f"The pipeline {pipeline.name} writes to a table, but no database was given.",
+            next_step=f"Use --database or set {DATABASE_VARIABLE}, e.g. --database "
+            f"sqlite:///{pipeline.name}.db",
+        )
+    return absolute_url(chosen)

@@ -26,7 +26,7 @@ from tidegate.model.clock import Clock
 from tidegate.model.errors import ClosedError
 from tidegate.model.limits import EVENT_BYTES_MAX
 from tidegate.transport.admission import Admission
-from tidegate.transport.driver import AmqpDriver, AmqpServer, EventHandler, serve_amqp, turns_of_loop
+from tidegate.transport.driver import AmqpDriver, AmqpServer, EventHandler
 from tidegate.transport.memory import MemoryBudget
 from tidegate.transport.sliced_work import SlicedWork
 from tidegate.transport.streams import ByteStream, StreamReceiver
@@ -88,7 +88,7 @@ class AmqpGateway:
         self._connection_unacknowledged_bytes_max = unacknowledged_bytes_max
         self._unacknowledged_bytes = 0
         self._tasks = TaskOwner("AMQP gateway")
-        self._configuration = ConnectionConfiguration(
+        configuration = ConnectionConfiguration(
             container_id=f"tidegate-{uuid.uuid4().hex}",
             # The largest batch, and as much again for whatever a client wraps around it.
             message_bytes_max=2 * EVENT_BYTES_MAX,
@@ -97,17 +97,11 @@ class AmqpGateway:
             handshake_timeout_s=idle_limits.unauthorized_s,
             properties={"product": "Tidegate"},
         )
-        self.turns = turns_of_loop(clock)
-        """In which all connections are served."""
-        # Without a listener: for streams that are accepted elsewhere.
-        self._websockets = AmqpServer(
-            self._configuration,
-            clock=clock,
-            on_connection=self._on_connection,
-            budget=self.budget,
-            turns=self.turns,
+        self._server = AmqpServer(
+            configuration, clock=clock, on_connection=self._on_connection, budget=self.budget
         )
-        self._servers: list[AmqpServer] = [self._websockets]
+        self.turns = self._server.turns
+        """In which all connections are served."""
         self._is_stopping = False
         self._opened_connections = 0
         self._handlers: set[ConnectionHandler] = set()
@@ -122,25 +116,13 @@ class AmqpGateway:
 
         port: 0 is any free one. Raises BrokenError when the address cannot be listened on.
         """
-        server = await serve_amqp(
-            host,
-            port,
-            ssl=ssl_context,
-            configuration=self._configuration,
-            clock=self.clock,
-            on_connection=self._on_connection,
-            budget=self.budget,
-            admission=self.admission,
-            turns=self.turns,
-        )
-        self._servers.append(server)
-        return server.addresses[0]
+        return await self._server.listen(host, port, ssl=ssl_context, admission=self.admission)
 
     def accept(self, stream: ByteStream) -> StreamReceiver:
         """Serve a client whose bytes come in elsewhere: a WebSocket. Raises ClosedError after ``close``."""
         if self._is_stopping:
             raise ClosedError("The service is stopping.", next_step="Connect again later.")
-        return self._websockets.accept(stream)
+        return self._server.accept(stream)
 
     def connection_counts(self) -> ConnectionCounts:
         """Connections over all transports: since the start, and now."""
@@ -153,9 +135,7 @@ class AmqpGateway:
         connections that are left still end.
         """
         self._is_stopping = True
-        for server in self._servers:
-            if server.listener is not None:
-                server.listener.close()
+        self._server.stop_listening()
         self._all_over.clear()
         for handler in list(self._handlers):
             handler.stop()
@@ -165,8 +145,7 @@ class AmqpGateway:
                     await self._all_over.wait()
             except TimeoutError:
                 _log.warning("%d connections did not end in time and are cut off", len(self._handlers))
-        for server in self._servers:
-            await server.close(timeout_s=1.0)
+        await self._server.close(timeout_s=1.0)
         await self._tasks.close()
 
     # -- for connections (``connection_handler.ConnectionOwner``)
