@@ -7,8 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from tidegate.model.errors import InvalidArgumentError
-from tidegate.model.position import EventPosition
-from tidegate.model.position_text import parse_position
+from tidegate.model.position import EventPosition, parse_position
 
 NOW = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
 

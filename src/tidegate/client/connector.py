@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import TypeVar
 
 from tidegate.client.connection import LiveConnection, timed_out
@@ -86,8 +87,10 @@ class AuthorizedConnection:
         try:
             while True:
                 now = self.connection.clock.now_utc().timestamp()
-                if await self._is_over_within(refresh_delay_s(token.expiry, now=now)):
-                    return
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(refresh_delay_s(token.expiry, now=now)):
+                        await self.connection.wait_over()
+                        return
                 async with asyncio.timeout(self.connection.namespace.timeout_s):
                     fresh = await self._put_token(audience)
                 if fresh.expiry <= token.expiry:
@@ -97,15 +100,6 @@ class AuthorizedConnection:
             self.connection.fail(timed_out("a token refresh", self.connection.namespace.timeout_s))
         except TidegateError as error:
             self.connection.fail(error)
-
-    async def _is_over_within(self, delay_s: float) -> bool:
-        """True as soon as the connection ends; False after the delay."""
-        try:
-            async with asyncio.timeout(delay_s):
-                await self.connection.wait_over()
-        except TimeoutError:
-            return False
-        return True
 
 
 class Connector:

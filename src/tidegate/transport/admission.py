@@ -58,38 +58,35 @@ class Face(Enum):
 
 
 class Refusal(Enum):
-    """Why a connection is refused or ended."""
+    """Why a connection is refused or ended: its name, and the reason for an operator, with the setting."""
 
-    DESCRIPTORS = "descriptors"
-    """The remaining ones are reserved for the log."""
-    TOTAL = "total"
-    ADDRESS = "address"
-    WITHOUT_TOKEN = "without_token"
-    WITHOUT_TOKEN_ADDRESS = "without_token_address"
-    DISPLACED = "displaced"
-    """It was waiting, and was displaced by another."""
+    DESCRIPTORS = "descriptors", "the remaining file descriptors are reserved for the log (ulimit -n)"
+    TOTAL = "total", "the service has reached its connection limit (connections_max)"
+    ADDRESS = "address", "their address has reached its connection limit (connections_per_address_max)"
+    WITHOUT_TOKEN = (
+        "without_token",
+        "the service has reached its limit of connections without a token (connections_without_token_max)",
+    )
+    WITHOUT_TOKEN_ADDRESS = (
+        "without_token_address",
+        "their address has reached its limit of connections without a token "
+        "(connections_without_token_per_address_max)",
+    )
+    DISPLACED = "displaced", "they had presented nothing and made room for others"
 
-    @property
-    def words(self) -> str:
-        """The reason for an operator, with the setting."""
-        return _WORDS[self]
+    words: str
+
+    def __new__(cls, name: str, words: str) -> Refusal:
+        """A member whose value is its name."""
+        member = object.__new__(cls)
+        member._value_ = name
+        member.words = words
+        return member
 
     @property
     def is_about_all(self) -> bool:
         """Whether the whole service is full, not the share of one address."""
         return self in (Refusal.DESCRIPTORS, Refusal.TOTAL, Refusal.WITHOUT_TOKEN)
-
-
-_WORDS: Final = {
-    Refusal.DESCRIPTORS: "the remaining file descriptors are reserved for the log (ulimit -n)",
-    Refusal.TOTAL: "the service has reached its connection limit (connections_max)",
-    Refusal.ADDRESS: "their address has reached its connection limit (connections_per_address_max)",
-    Refusal.WITHOUT_TOKEN: "the service has reached its limit of connections without a token "
-    "(connections_without_token_max)",
-    Refusal.WITHOUT_TOKEN_ADDRESS: "their address has reached its limit of connections without a token "
-    "(connections_without_token_per_address_max)",
-    Refusal.DISPLACED: "they had presented nothing and made room for others",
-}
 
 
 @dataclass(frozen=True, slots=True)

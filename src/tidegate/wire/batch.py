@@ -230,12 +230,7 @@ def _find_data_sections(view: memoryview, offset: int, lengths: array[int]) -> i
 def _event_numbers(event: Buffer) -> tuple[int | None, int | None, int | None]:
     for code, _, value_start, _ in iter_sections(event):
         if code == MESSAGE_ANNOTATIONS:
-            annotations = _annotations(event, value_start)
-            return (
-                _producer_part(annotations, PRODUCER_ID),
-                _producer_part(annotations, PRODUCER_EPOCH),
-                _producer_part(annotations, PRODUCER_SEQUENCE_NUMBER),
-            )
+            return _producer_parts(_annotations(event, value_start))
     return None, None, None
 
 
@@ -253,19 +248,17 @@ def _sections(stored: memoryview, lengths: array[int], annotations: dict[object,
     if key is not None and not isinstance(key, str):
         raise DecodeError(f"The partition key is a {type(key).__name__}, not a string.")
     publisher = annotations.get(PUBLISHER)
-    return BatchSections(
-        stored,
-        lengths,
-        key,
-        _producer_part(annotations, PRODUCER_ID),
-        _producer_part(annotations, PRODUCER_EPOCH),
-        _producer_part(annotations, PRODUCER_SEQUENCE_NUMBER),
-        publisher if isinstance(publisher, str) else None,
-    )
+    publisher = publisher if isinstance(publisher, str) else None
+    return BatchSections(stored, lengths, key, *_producer_parts(annotations), publisher)
 
 
-def _producer_part(annotations: dict[object, object], name: str) -> int | None:
-    value = annotations.get(name)
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
-        raise DecodeError(f"The annotation {name} is a {type(value).__name__}, not an integer.")
-    return value
+def _producer_parts(annotations: dict[object, object]) -> tuple[int | None, int | None, int | None]:
+    """A producer's id, its epoch, and the number of the first event."""
+
+    def part(name: str) -> int | None:
+        value = annotations.get(name)
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+            raise DecodeError(f"The annotation {name} is a {type(value).__name__}, not an integer.")
+        return value
+
+    return part(PRODUCER_ID), part(PRODUCER_EPOCH), part(PRODUCER_SEQUENCE_NUMBER)

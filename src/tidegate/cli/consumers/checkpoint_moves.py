@@ -18,8 +18,7 @@ from tidegate.model.errors import (
 )
 from tidegate.model.hub_properties import no_partition
 from tidegate.model.partition_ends import PartitionEnds
-from tidegate.model.position import EventPosition, PositionKind
-from tidegate.model.position_text import parse_time
+from tidegate.model.position import EventPosition, PositionKind, parse_time
 from tidegate.model.times import milliseconds_of
 from tidegate.transport.clock import SystemClock
 

@@ -48,7 +48,7 @@ def with_filter(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _filter(_: click.Context, arguments: dict[str, Any]) -> DeadLetterFilter:
-    from tidegate.model.position_text import parse_time
+    from tidegate.model.position import parse_time
     from tidegate.sql import DeadLetterFilter
     from tidegate.transport.clock import SystemClock
 

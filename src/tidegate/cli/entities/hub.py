@@ -147,11 +147,13 @@ def show(output: Output, service: Service, name: str) -> None:
     Example:
       tidegate hub show telemetry
     """
-    connection = service.connection()
-    records = run_interruptible(_partition_records(connection, name))
+    records, units = run_interruptible(_read(service.connection(), name))
     output.records(records, columns=_PARTITION_COLUMNS, title=f"Event hub {name}")
-    if warning := run_interruptible(_balance_warning(connection, len(records))):
-        remark(warning)
+    if units not in (None, len(records)):
+        remark(
+            f"Warning: the hub has {len(records)} partitions and the namespace {units} throughput units. "
+            f"Azure recommends as many units as partitions: `tidegate throughput set {len(records)}`."
+        )
 
 
 @hub_group.command()
@@ -170,13 +172,13 @@ def delete(service: Service, name: str, yes: bool) -> None:
     remark(f"Deleted the event hub {name}.")
 
 
-async def _partition_records(connection: ServiceConnection, name: str) -> list[dict[str, object]]:
+async def _read(connection: ServiceConnection, name: str) -> tuple[list[dict[str, object]], int | None]:
+    """The rows of a hub's partitions, and the throughput units; None: no limit, or unknown."""
     from tidegate.client import EventHubConsumer
 
     records: list[dict[str, object]] = []
     async with EventHubConsumer(impatient_namespace(connection), name) as consumer:
-        hub = await consumer.get_event_hub_properties()
-        for partition in await consumer.get_all_partition_properties(hub):
+        for partition in await consumer.get_all_partition_properties():
             # Azure may report -1 for both ends of an empty partition; Tidegate reports its next event.
             begin = max(partition.begin_sequence_number, 0)
             until = partition.next_sequence_number
@@ -189,22 +191,11 @@ async def _partition_records(connection: ServiceConnection, name: str) -> list[d
                     "last_enqueued_time": partition.last_enqueued_time,
                 }
             )
-    return records
-
-
-async def _balance_warning(connection: ServiceConnection, partition_count: int) -> str | None:
-    """The warning about throughput units and partitions; None if they match or are unknown."""
     try:
         async with open_administrator(connection) as administrator:
-            units = (await administrator.get_throughput()).units
+            return records, (await administrator.get_throughput()).units
     except TidegateError:
-        return None  # a policy without Manage, or a service that is not Tidegate
-    if units is None or units == partition_count:
-        return None
-    return (
-        f"Warning: the hub has {partition_count} partitions and the namespace {units} throughput units. "
-        f"Azure recommends as many units as partitions: `tidegate throughput set {partition_count}`."
-    )
+        return records, None  # a policy without Manage, or a service that is not Tidegate
 
 
 def _hub_record(hub: EventHubProperties) -> dict[str, object]:

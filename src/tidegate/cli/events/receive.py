@@ -9,7 +9,7 @@ from tidegate.cli.shell.decorators import flag, option
 from tidegate.cli.shell.interrupt import run_interruptible
 from tidegate.cli.shell.options import COUNT, group_option, hub_argument, with_output
 from tidegate.cli.shell.render import Output
-from tidegate.model.position_text import parse_position
+from tidegate.model.position import parse_position
 
 
 @click.command()

@@ -31,8 +31,7 @@ from tidegate.console.frame.sessions import (
 from tidegate.console.jobs.jobs import Jobs
 from tidegate.console.jobs.page import follow_job
 from tidegate.model.errors import InvalidArgumentError, NotFoundError, TidegateError
-from tidegate.model.position import EventPosition, PositionKind
-from tidegate.model.position_text import parse_time
+from tidegate.model.position import EventPosition, PositionKind, parse_time
 
 LIVE_EVERY_S = 2.0
 FIRST_PAINT_S = 0.15

@@ -12,8 +12,7 @@ from tidegate.console.explorer.values import EVENTS_PER_PAGE_MAX, EventCursor, E
 from tidegate.console.frame.forms import digits_of, sequence_number_of
 from tidegate.console.frame.paging import PAGE_SIZE
 from tidegate.model.errors import InvalidArgumentError
-from tidegate.model.position import EventPosition
-from tidegate.model.position_text import parse_time
+from tidegate.model.position import EventPosition, parse_time
 
 STARTS: Final = {
     "newest": "Newest first",

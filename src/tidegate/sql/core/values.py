@@ -16,7 +16,7 @@ from typing import Final, Protocol, Self
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.events import EventData, ReceivedEvent
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
-from tidegate.model.position_text import parse_time
+from tidegate.model.position import parse_time
 from tidegate.wire.event_codec import encode_event
 
 Row = Mapping[str, object]
