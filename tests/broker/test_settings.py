@@ -9,8 +9,7 @@ import pytest
 from tests.support.clocks import SetClock
 
 from tidegate.broker import Broker, Claim, Partition
-from tidegate.broker.catalog import CATALOG_NAME, Catalog
-from tidegate.broker.catalog_check import check_catalog
+from tidegate.broker.catalog import CATALOG_NAME, Catalog, check_catalog
 from tidegate.model.capture import CaptureSettings
 from tidegate.model.errors import (
     EventTooLargeError,
@@ -298,7 +297,7 @@ def test_looking_at_a_catalog_does_not_write_it(tmp_path: Path) -> None:
     """``tidegate check`` leaves an older catalog as it found it."""
     _write_version_1(tmp_path)
     before = (tmp_path / CATALOG_NAME).read_bytes()
-    assert check_catalog(tmp_path) == []
+    assert list(check_catalog(tmp_path)) == []
     assert len(Catalog.read(OsFiles(), tmp_path).event_hubs) == 1
     assert (tmp_path / CATALOG_NAME).read_bytes() == before
 

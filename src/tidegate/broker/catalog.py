@@ -12,6 +12,7 @@ A file of version 1 is read, and written as version 2 when the service starts.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -23,7 +24,8 @@ from tidegate.model.capture import CaptureSettings
 from tidegate.model.errors import InvalidArgumentError, LogCorruptError, LogFullError
 from tidegate.model.hub_settings import HUB_SETTINGS, HubChanges, HubSettings, checked_changes, hub_changes_in
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP, TIER_DEFAULT, Tier, TierLimits
-from tidegate.storage.files import Files, read_whole, replace_whole
+from tidegate.storage.files import Files, OsFiles, read_whole, replace_whole
+from tidegate.storage.log_manager import LOGS_NAME
 from tidegate.storage.write_errors import is_full_error, is_shortage_error, shortage_error
 
 CATALOG_NAME: Final = "catalog.json"
@@ -175,3 +177,41 @@ def _parse_event_hub(hub: dict[str, Any]) -> EventHubRecord:
     capture = hub.pop("capture", None)
     record = msgspec.convert({**hub, **hub_changes_in(hub), "hub_id": hub["id"]}, EventHubRecord)
     return record if capture is None else replace(record, capture=CaptureSettings.from_mapping(capture))
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogDamage:
+    """A damage of the catalog, or a mismatch with the logs."""
+
+    path: Path
+    description: str
+
+
+def check_catalog(data_directory: Path) -> Iterator[CatalogDamage]:
+    """All damages of the catalog; none if no service has started in the directory yet. Writes nothing.
+
+    It cannot be repaired: only a backup has its keys and names. Raises OSError.
+    """
+    path = data_directory / CATALOG_NAME
+    logs_directory = data_directory / LOGS_NAME
+    kept = {entry.name for entry in logs_directory.iterdir() if entry.is_dir()}
+    if not path.exists():
+        if kept:
+            yield CatalogDamage(
+                path,
+                f"the catalog is missing but the logs of {len(kept)} event hubs exist: a "
+                "service would start with no event hub and a new key",
+            )
+        return
+    try:
+        contents = Catalog.read(OsFiles(), data_directory)
+    except LogCorruptError as error:
+        yield CatalogDamage(path, error.message)
+        return
+    for hub in contents.event_hubs:
+        for partition_id in map(str, range(hub.partition_count)):
+            directory = logs_directory / hub.hub_id / partition_id
+            if not directory.is_dir():
+                yield CatalogDamage(
+                    directory, f"the log of partition {partition_id} of the event hub {hub.name!r} is missing"
+                )

@@ -92,10 +92,7 @@ def run() -> None:
     prepare_completion()
     try:
         app(prog_name="tidegate")
-    except TidegateError as error:
+    except (TidegateError, OSError) as error:
+        # An OSError: an unreadable file, a full disk; the system's message names it.
         sys.stderr.write(f"Error: {error}\n")
         sys.exit(exit_code_of(error))
-    except OSError as error:
-        # An unreadable file, a full disk: the system's message names it.
-        sys.stderr.write(f"Error: {error}\n")
-        sys.exit(ExitCode.FAILED)

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from tidegate.model.errors import InvalidArgumentError
-from tidegate.transport.private_files import write_private_file
+from tidegate.transport.private_files import user_directory, write_private_file
 
 _PROFILE_NAME = "profile.json"
 
@@ -58,11 +58,8 @@ def write_ready_file(path: Path, information: ReadyInformation) -> None:
 
 def profile_path(environment: Mapping[str, str]) -> Path:
     """The path of this user's profile, in ``TIDEGATE_CONFIG_DIR`` or the XDG configuration directory."""
-    own = environment.get("TIDEGATE_CONFIG_DIR")
-    if own:
-        return Path(own) / _PROFILE_NAME
-    base = environment.get("XDG_CONFIG_HOME")
-    return (Path(base) if base else Path.home() / ".config") / "tidegate" / _PROFILE_NAME
+    directory = user_directory(environment, "TIDEGATE_CONFIG_DIR", "XDG_CONFIG_HOME", ".config")
+    return directory / _PROFILE_NAME
 
 
 def write_profile(information: ReadyInformation, environment: Mapping[str, str]) -> Path:

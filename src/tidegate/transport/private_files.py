@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 
@@ -32,3 +33,11 @@ def make_private_directory(directory: Path) -> None:
     if not directory.parent.exists():
         make_private_directory(directory.parent)
     directory.mkdir(mode=0o700, exist_ok=True)
+
+
+def user_directory(environment: Mapping[str, str], own: str, xdg: str, default: str) -> Path:
+    """This user's directory: in the variable ``own``, else ``tidegate`` in the one of the XDG base directory
+    specification (the variable ``xdg``, else ``default`` in the home directory)."""
+    if named := environment.get(own):
+        return Path(named)
+    return Path(environment.get(xdg) or Path.home() / default) / "tidegate"

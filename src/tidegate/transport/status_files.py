@@ -23,6 +23,7 @@ from pathlib import Path
 
 from tidegate.model.errors import DirectoryInUseError, InvalidArgumentError, NotFoundError, TidegateError
 from tidegate.model.pipeline_status import PipelineStatus, ProcessIdentity
+from tidegate.transport.private_files import user_directory
 
 _STATUS_NAME = "status.json"
 _PS_TIMEOUT_S = 5.0
@@ -41,11 +42,7 @@ class PipelineFiles:
     @classmethod
     def of_user(cls, environment: Mapping[str, str]) -> PipelineFiles:
         """The pipelines in ``TIDEGATE_STATE_DIR``, else in the XDG state directory."""
-        own = environment.get("TIDEGATE_STATE_DIR")
-        if own:
-            return cls(Path(own))
-        base = environment.get("XDG_STATE_HOME")
-        return cls((Path(base) if base else Path.home() / ".local" / "state") / "tidegate")
+        return cls(user_directory(environment, "TIDEGATE_STATE_DIR", "XDG_STATE_HOME", ".local/state"))
 
     def log_file(self, name: str) -> Path:
         """Where Spark's output is written."""

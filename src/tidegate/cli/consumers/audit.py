@@ -10,30 +10,19 @@ from tidegate.cli.shell.connection import FIRST_CONTACT_TIMEOUT_S, Service, with
 from tidegate.cli.shell.decorators import flag, option
 from tidegate.cli.shell.exit_codes import CheckFailedError
 from tidegate.cli.shell.options import database_option, group_option, hub_argument, with_output
-from tidegate.cli.shell.render import Output, OutputFormat, attributes, remark
+from tidegate.cli.shell.render import Output, OutputFormat, attributes, columns_of, remark
 from tidegate.cli.shell.stores import open_database
 
 if TYPE_CHECKING:
-    from tidegate.sql import Audit, Finding, FindingKind, PartitionAudit
+    from tidegate.sql import Audit, FindingKind, PartitionAudit
 
-_ATTRIBUTES: Final = {
-    "partition": "partition_id",
-    "start": "start_sequence_number",
-    "checkpoint": "checkpoint_sequence_number",
-    "log_end": "log_until_sequence_number",
-    "events": "events",
-    "rows": "rows",
-    "dead_letters": "dead_letters_open",
-    "discarded": "dead_letters_discarded",
-    "gaps": "gaps",
-    "duplicates": "duplicates",
-    "rows_and_dead_letters": "rows_and_dead_letters",
-    "beyond_checkpoint": "beyond_checkpoint",
-    "beyond_log": "beyond_log",
-}
-"""Columns, and the attributes of a partition's audit that fill them."""
+_ATTRIBUTES: Final = columns_of(
+    "partition=partition_id start=start_sequence_number checkpoint=checkpoint_sequence_number "
+    "log_end=log_until_sequence_number events rows dead_letters=dead_letters_open "
+    "discarded=dead_letters_discarded gaps duplicates rows_and_dead_letters beyond_checkpoint beyond_log"
+)
 _COLUMNS = (*_ATTRIBUTES, "stray_rows")
-_FINDING_COLUMNS = ("partition", "kind", "from", "until", "events")
+_FINDING_ATTRIBUTES: Final = columns_of("kind from=start_sequence_number until=until_sequence_number events")
 
 
 @click.command()
@@ -139,28 +128,19 @@ def _write(output: Output, audit: Audit, title: str) -> None:
         return
     output.records(records, columns=_COLUMNS, title=title)
     findings = [
-        {"partition": partition.partition_id} | _finding_record(finding)
+        {"partition": partition.partition_id} | attributes(finding, _FINDING_ATTRIBUTES)
         for partition in audit.partitions
         for finding in partition.findings
     ]
     if findings:
         output.line("")
-        output.records(findings, columns=_FINDING_COLUMNS, title="Findings")
+        output.records(findings, columns=("partition", *_FINDING_ATTRIBUTES), title="Findings")
 
 
 def _record(partition: PartitionAudit, stray_rows: int) -> dict[str, object]:
     return attributes(partition, _ATTRIBUTES) | {
         "stray_rows": stray_rows,
-        "findings": [_finding_record(finding) for finding in partition.findings],
-    }
-
-
-def _finding_record(finding: Finding) -> dict[str, object]:
-    return {
-        "kind": finding.kind.value,
-        "from": finding.start_sequence_number,
-        "until": finding.until_sequence_number,
-        "events": finding.events,
+        "findings": [attributes(finding, _FINDING_ATTRIBUTES) for finding in partition.findings],
     }
 
 

@@ -13,7 +13,7 @@ from tidegate.cli.shell.contents import CommandGroup
 from tidegate.cli.shell.decorators import flag, option
 from tidegate.cli.shell.interrupt import run_interruptible
 from tidegate.cli.shell.options import groups_option, hub_argument, with_output, with_store
-from tidegate.cli.shell.render import Output, OutputFormat, remark
+from tidegate.cli.shell.render import Output, OutputFormat, attributes, columns_of, remark
 from tidegate.cli.shell.stores import StoreChoice, view_groups
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.times import milliseconds_of
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from tidegate.processor.group_view import GroupView, Lag
 
 _LEASE_COLUMNS = ("consumer_group", "partition", "owner", "acquired", "offset", "lease_age_s", "epoch")
-_COLUMNS = (*_LEASE_COLUMNS, "checkpoint", "end_of_log", "lag_events", "lag_s", "lost_events")
+_LAG_ATTRIBUTES = columns_of("lag_events=events lag_s=seconds lost_events")
+_COLUMNS = (*_LEASE_COLUMNS, "checkpoint", "end_of_log", *_LAG_ATTRIBUTES)
 _CLEAR_SCREEN = "\x1b[H\x1b[2J"
 
 lease_group = CommandGroup("lease", help="List the leases of Event Processor Hosts.")
@@ -140,7 +141,7 @@ def _write(
                     "checkpoint": None if checkpoint is None else checkpoint.sequence_number,
                     "end_of_log": partition.last_enqueued_sequence_number,
                 }
-                | _lag_record(lag)
+                | attributes(lag, _LAG_ATTRIBUTES)
             )
             if lag.is_beyond_log:
                 remark(
@@ -148,13 +149,8 @@ def _write(
                     "log; this one was restored or recreated. `tidegate checkpoint set --rewind` moves it."
                 )
     if output.is_table:
-        total = total_of(lags)
-        records.append({"consumer_group": "total"} | _lag_record(total))
+        records.append({"consumer_group": "total"} | attributes(total_of(lags), _LAG_ATTRIBUTES))
     output.records(records, columns=_COLUMNS, title=f"Lag of {properties.name}")
-
-
-def _lag_record(lag: Lag) -> dict[str, object]:
-    return {"lag_events": lag.events, "lag_s": lag.seconds, "lost_events": lag.lost_events}
 
 
 def _lease_record(group: str, view: GroupView, partition_id: str) -> dict[str, object]:

@@ -22,7 +22,7 @@ from tidegate.cli.shell.options import (
     with_output,
     yes_option,
 )
-from tidegate.cli.shell.render import Output, attributes, remark
+from tidegate.cli.shell.render import Output, attributes, columns_of, remark
 from tidegate.cli.shell.stores import default_actor, open_database
 from tidegate.model.errors import TidegateError
 
@@ -32,27 +32,12 @@ if TYPE_CHECKING:
 
 dlq_group = CommandGroup("dlq", help="List dead letters, redrive them, or discard them.")
 
-_LIST_ATTRIBUTES: Final = {
-    "event_hub": "event_hub",
-    "partition": "partition_id",
-    "sequence_number": "sequence_number",
-    "key": "partition_key",
-    "status": "status",
-    "attempts": "attempts",
-    "error_type": "error_type",
-    "reason": "reason",
-    "last_failed_at": "last_failed_at",
-}
-"""Columns, and the attributes of a dead letter that fill them."""
-_COUNT_COLUMNS = ("error_type", "reason", "count", "first_failed_at", "last_failed_at")
-_HISTORY_ATTRIBUTES: Final = {
-    "at": "at",
-    "partition": "partition_id",
-    "sequence_number": "sequence_number",
-    "action": "action",
-    "actor": "actor",
-    "detail": "detail",
-}
+_LIST_ATTRIBUTES: Final = columns_of(
+    "event_hub partition=partition_id sequence_number key=partition_key status attempts error_type reason "
+    "last_failed_at"
+)
+_COUNT_ATTRIBUTES: Final = columns_of("error_type reason count first_failed_at last_failed_at")
+_HISTORY_ATTRIBUTES: Final = columns_of("at partition=partition_id sequence_number action actor detail")
 
 _limit_option = option("--limit", "N", "Maximum number to show.", COUNT, default=100)
 _output_file_option = option(
@@ -100,18 +85,12 @@ def list_dead_letters(
         if by_reason:
             counts = dead_letters.counts_by_reason(chosen)[:limit]
             with output.into(output_file) as opened_output:
-                opened_output.records(
-                    ({name: getattr(item, name) for name in _COUNT_COLUMNS} for item in counts),
-                    columns=_COUNT_COLUMNS,
-                    title="Dead letters by reason",
-                )
+                opened_output.objects(counts, _COUNT_ATTRIBUTES, title="Dead letters by reason")
             return
         found = dead_letters.list(chosen, limit=limit)
         count = len(found) if len(found) < limit else dead_letters.count(chosen)
     with output.into(output_file) as opened_output:
-        opened_output.records(
-            (_list_record(item) for item in found), columns=tuple(_LIST_ATTRIBUTES), title="Dead letters"
-        )
+        opened_output.objects(found, _LIST_ATTRIBUTES, title="Dead letters")
     if count > len(found):
         remark(
             f"Showing {len(found):,} of {count:,}; use --limit to show more, or --by-reason to count them."
@@ -154,7 +133,7 @@ def show(
 
     with open_database(database) as opened:
         letter = DeadLetters(opened).show(ConsumerKey(hub, group), partition, sequence_number)
-    record = _list_record(letter) | {
+    record = attributes(letter, _LIST_ATTRIBUTES) | {
         "consumer_group": letter.consumer_group,
         "pipeline": letter.pipeline,
         "offset": letter.offset,
@@ -201,11 +180,7 @@ def history(
 
     with open_database(database) as opened:
         entries = DeadLetters(opened).audit(ConsumerKey(hub, group), partition, sequence_number, limit=limit)
-    output.records(
-        (attributes(entry, _HISTORY_ATTRIBUTES) for entry in entries),
-        columns=tuple(_HISTORY_ATTRIBUTES),
-        title="Dead letter history",
-    )
+    output.objects(entries, _HISTORY_ATTRIBUTES, title="Dead letter history")
 
 
 dlq_group.add_command(redrive)
@@ -249,7 +224,3 @@ def _event_of(letter: DeadLetter, service: Service, data_dir: Path | None) -> Re
             raise
         remark(f"Showing the copy stored with the dead letter: {error}")
         return copy
-
-
-def _list_record(letter: DeadLetter) -> dict[str, object]:
-    return attributes(letter, _LIST_ATTRIBUTES) | {"status": letter.status.value}

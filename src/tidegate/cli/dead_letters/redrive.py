@@ -17,7 +17,7 @@ from tidegate.cli.shell.connection import Service, with_service
 from tidegate.cli.shell.decorators import FILE, flag, option
 from tidegate.cli.shell.exit_codes import CheckFailedError
 from tidegate.cli.shell.options import COUNT, database_option, with_output
-from tidegate.cli.shell.render import Output, OutputFormat, attributes, remark
+from tidegate.cli.shell.render import Output, OutputFormat, attributes, columns_of, remark
 from tidegate.cli.shell.stores import default_actor, open_database
 from tidegate.model.errors import InvalidArgumentError, TidegateError
 
@@ -27,19 +27,12 @@ if TYPE_CHECKING:
     from tidegate.server.ready import ReadyInformation
     from tidegate.sql import ConsumerKey, DeadLetterFilter, RedriveReport
 
-_COUNTS = ("considered", "redriven", "failed", "waiting")
-_REASON_COLUMNS = ("error_type", "reason", *_COUNTS)
-_REPORT_COLUMNS = (
-    *("considered", "redriven", "rows", "failed", "waiting"),
-    *("lost", "exhausted", "taken_by_others", "is_dry_run"),
+_COUNTS: Final = columns_of("considered redriven failed waiting")
+_REASON_ATTRIBUTES: Final = {**columns_of("error_type reason"), **_COUNTS}
+_REPORT_ATTRIBUTES: Final = columns_of(
+    "considered redriven rows failed waiting lost exhausted taken_by_others is_dry_run"
 )
-_FAILURE_ATTRIBUTES: Final = {
-    "error_type": "error_type",
-    "reason": "reason",
-    "count": "count",
-    "partition": "partition_id",
-    "sequence_number": "sequence_number",
-}
+_FAILURE_ATTRIBUTES: Final = columns_of("error_type reason count partition=partition_id sequence_number")
 
 
 class IncompleteRedriveError(TidegateError):
@@ -169,8 +162,8 @@ def _progress_lines(total: Callable[[RedriveReport], int]) -> Iterator[Callable[
     import orjson
 
     def write(report: RedriveReport) -> None:
-        counts = {name: getattr(report, name) for name in _COUNTS}
-        remark(orjson.dumps({"progress": {**counts, "total": total(report)}}).decode())
+        counts = attributes(report, _COUNTS) | {"total": total(report)}
+        remark(orjson.dumps({"progress": counts}).decode())
 
     yield write
 
@@ -189,22 +182,22 @@ def _check_consumer(consumer: ConsumerKey, hub: str | None, group: str | None) -
 
 
 def _write_report(output: Output, report: RedriveReport) -> None:
-    counts = attributes(report, {name: name for name in _REPORT_COLUMNS}) | {"lost": len(report.lost)}
-    reasons = [attributes(each, {name: name for name in _REASON_COLUMNS}) for each in report.by_reason]
-    failures = [attributes(each, _FAILURE_ATTRIBUTES) for each in report.failures]
+    counts = attributes(report, _REPORT_ATTRIBUTES) | {"lost": len(report.lost)}
     title = "Redrive (dry run: nothing was written)" if report.is_dry_run else "Redrive"
     if output.is_table:
         output.record(counts, title=title)
-        if reasons:
+        if report.by_reason:
             output.line("")
-            output.records(reasons, columns=_REASON_COLUMNS, title="By previous reason")
-        if failures:
+            output.objects(report.by_reason, _REASON_ATTRIBUTES, title="By previous reason")
+        if report.failures:
             output.line("")
             title = "New failures, with the first event of each"
-            output.records(failures, columns=tuple(_FAILURE_ATTRIBUTES), title=title)
+            output.objects(report.failures, _FAILURE_ATTRIBUTES, title=title)
     elif output.format is OutputFormat.CSV:
         output.record(counts)
     else:
+        reasons = [attributes(each, _REASON_ATTRIBUTES) for each in report.by_reason]
+        failures = [attributes(each, _FAILURE_ATTRIBUTES) for each in report.failures]
         output.record({**counts, "by_reason": reasons, "failures": failures})
 
 

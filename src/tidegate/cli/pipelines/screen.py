@@ -7,22 +7,13 @@ import sys
 import threading
 from typing import Final, TextIO
 
-from tidegate.cli.shell.render import Output, RecordStream, attributes
+from tidegate.cli.shell.render import Output, RecordStream, attributes, columns_of
 from tidegate.model.pipeline_status import PipelineState, PipelineStatus
 
-_ATTRIBUTES: Final = {
-    "pipeline": "name",
-    "at": "updated_at",
-    "batch": "batch_id",
-    "events": "events",
-    "input_events_per_s": "input_events_per_s",
-    "processed_events_per_s": "processed_events_per_s",
-    "batch_ms": "batch_ms",
-    "lag_events": "lag_events",
-    "rows": "rows",
-    "dead_letters_open": "dead_letters_open",
-}
-"""Columns, and the attributes of a status that fill them."""
+_ATTRIBUTES: Final = columns_of(
+    "pipeline=name at=updated_at batch=batch_id events input_events_per_s processed_events_per_s batch_ms "
+    "lag_events rows dead_letters_open"
+)
 _CLEAR_LINE = "\r\x1b[2K"
 
 

@@ -11,25 +11,15 @@ import click
 from tidegate.cli.shell.completing import complete_pipeline
 from tidegate.cli.shell.decorators import option
 from tidegate.cli.shell.options import with_output
-from tidegate.cli.shell.render import Output, OutputFormat, attributes, remark
+from tidegate.cli.shell.render import Output, OutputFormat, attributes, columns_of, remark
 from tidegate.model.errors import OperationTimeoutError
 from tidegate.model.pipeline_status import PipelineState, PipelineStatus
 from tidegate.transport.status_files import PipelineFiles, ask_to_stop, is_there
 
-_ATTRIBUTES: Final = {
-    "pipeline": "name",
-    "state": "state",
-    "since": "started_at",
-    "batch": "batch_id",
-    "input_events_per_s": "input_events_per_s",
-    "processed_events_per_s": "processed_events_per_s",
-    "batch_ms": "batch_ms",
-    "lag_events": "lag_events",
-    "events": "events_total",
-    "dead_letters_open": "dead_letters_open",
-    "error": "error",
-}
-"""Columns, and the attributes of a status that fill them."""
+_ATTRIBUTES: Final = columns_of(
+    "pipeline=name state since=started_at batch=batch_id input_events_per_s processed_events_per_s batch_ms "
+    "lag_events events=events_total dead_letters_open error"
+)
 _POLL_S = 0.1
 
 
@@ -111,10 +101,7 @@ def _stop(files: PipelineFiles, found: PipelineStatus, timeout_s: float) -> Pipe
 
 
 def _summary(found: PipelineStatus) -> dict[str, object]:
-    return attributes(found, _ATTRIBUTES) | {
-        "state": found.state.value,
-        "since": found.ended_at or found.started_at,
-    }
+    return attributes(found, _ATTRIBUTES) | {"since": found.ended_at or found.started_at}
 
 
 def _details(found: PipelineStatus) -> dict[str, object]:

@@ -42,11 +42,11 @@ def check(output: Output, directory: Path, repair: bool) -> None:
       tidegate check ./log
       tidegate check ./log --repair
     """
-    from tidegate.broker.catalog_check import check_catalog
+    from tidegate.broker.catalog import check_catalog
 
     try:
         report = _check_logs(directory, repair=repair, is_shown=output.is_table)
-        catalog_damages = check_catalog(directory)
+        catalog_damages = list(check_catalog(directory))
     except FileNotFoundError as error:
         raise NotFoundError(
             f"{directory} is not a service's data directory.",

@@ -154,8 +154,7 @@ def _destinations(prefixes: tuple[str, ...]) -> tuple[str, ...]:
 
 def default_data_dir() -> Path:
     """Where ``serve`` keeps its data by default (XDG base directory specification)."""
-    base = os.environ.get("XDG_DATA_HOME")
-    return (Path(base) if base else Path.home() / ".local" / "share") / "tidegate"
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "tidegate"
 
 
 def _settings(config: Path | None, options: dict[str, Any]) -> ServerSettings:

@@ -50,6 +50,6 @@ _CODES: tuple[tuple[type[TidegateError], ExitCode], ...] = (
 )
 
 
-def exit_code_of(error: TidegateError) -> ExitCode:
+def exit_code_of(error: Exception) -> ExitCode:
     """The exit code of a command that fails with ``error``."""
     return next((code for error_type, code in _CODES if isinstance(error, error_type)), ExitCode.FAILED)

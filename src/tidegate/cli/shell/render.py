@@ -42,8 +42,13 @@ def remark(text: str) -> None:
     sys.stderr.flush()
 
 
+def columns_of(text: str) -> dict[str, str]:
+    """Columns with the attributes that fill them: ``column=attribute``, or ``name`` if they are the same."""
+    return {column: name or column for column, _, name in (each.partition("=") for each in text.split())}
+
+
 def attributes(value: object, names: Mapping[str, str]) -> dict[str, object]:
-    """A record of attributes of ``value``. names: column → attribute."""
+    """A record of attributes of ``value``, by ``columns_of``."""
     return {column: getattr(value, name) for column, name in names.items()}
 
 
@@ -120,6 +125,10 @@ class Output:
             for record in records:
                 stream.write(record)
             stream.close()
+
+    def objects(self, values: Iterable[object], names: Mapping[str, str], *, title: str) -> None:
+        """Write a list of ``attributes``."""
+        self.records((attributes(each, names) for each in values), columns=tuple(names), title=title)
 
     def rows(self, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         """Write a list of rows with these columns."""
@@ -208,7 +217,9 @@ def json_text(value: object, *, is_indented: bool = False) -> str:
 
 
 def plain(value: object) -> object:
-    """A field for JSON: times in ISO 8601 with ``Z``, bytes in base64, UUIDs as strings."""
+    """A field for JSON: times in ISO 8601 with ``Z``, bytes in base64, an enum's value, UUIDs as strings."""
+    if isinstance(value, Enum):
+        return value.value
     if isinstance(value, datetime):
         return time_text(value)
     if isinstance(value, bytes):
