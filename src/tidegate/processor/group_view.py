@@ -97,11 +97,7 @@ def lag_of(
     if resume_point > until:
         return Lag(None, None, None, is_beyond_log=True)
     events = until - max(begin, resume_point)
-    return Lag(
-        events,
-        _seconds(partition, checkpoint) if events else 0.0,
-        max(0, begin - resume_point),
-    )
+    return Lag(events, _seconds(partition, checkpoint) if events else 0.0, max(0, begin - resume_point))
 
 
 def total_of(lags: Sequence[Lag]) -> Lag:

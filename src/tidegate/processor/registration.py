@@ -66,12 +66,7 @@ class Registration:
 
 
 def check_registration(
-    handler: object,
-    factory: object,
-    *,
-    is_transactional: bool,
-    store: object,
-    group: GroupKey,
+    handler: object, factory: object, *, is_transactional: bool, store: object, group: GroupKey
 ) -> Registration:
     """Determine the kind of a user's handler; what a factory returns is checked later.
 

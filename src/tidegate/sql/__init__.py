@@ -50,8 +50,7 @@ if TYPE_CHECKING:
     )
     from tidegate.sql.ledger.ledger import forget_query, next_batch_id
     from tidegate.sql.stores.checkpoint_moves import CheckpointMove, move_checkpoint
-    from tidegate.sql.stores.checkpoints import CheckpointReader
-    from tidegate.sql.stores.forgetting import forget_consumer
+    from tidegate.sql.stores.checkpoints import CheckpointReader, forget_consumer
     from tidegate.sql.stores.group_views import read_group_view, read_group_views
     from tidegate.sql.stores.processor_store import SqlStore
 
@@ -106,7 +105,7 @@ __all__ = [
 
 _MODULES = {
     "core.database": ("Database",),
-    "stores.checkpoints": ("CheckpointReader",),
+    "stores.checkpoints": ("CheckpointReader", "forget_consumer"),
     "core.values": (
         "Checkpoint",
         "ConsumerKey",
@@ -123,20 +122,10 @@ _MODULES = {
         "RedriveReason",
         "RedriveFailure",
     ),
-    "stores.checkpoint_moves": (
-        "move_checkpoint",
-        "CheckpointMove",
-    ),
-    "stores.forgetting": ("forget_consumer",),
+    "stores.checkpoint_moves": ("move_checkpoint", "CheckpointMove"),
     "stores.processor_store": ("SqlStore",),
     "stores.group_views": ("read_group_view", "read_group_views"),
-    "handlers.pipeline": (
-        "Pipeline",
-        "TransactionalPipeline",
-        "AnyPipeline",
-        "Handler",
-        "load_pipeline",
-    ),
+    "handlers.pipeline": ("Pipeline", "TransactionalPipeline", "AnyPipeline", "Handler", "load_pipeline"),
     "handlers.context": ("TransactionMisusedError",),
     "handlers.batches": (
         "ArrowHandler",
@@ -146,22 +135,10 @@ _MODULES = {
         "TransformationError",
     ),
     "commit.batch": ("process_partition_batch",),
-    "core.unit_of_work": (
-        "UnitOfWork",
-        "RowsRefusedError",
-    ),
+    "core.unit_of_work": ("UnitOfWork", "RowsRefusedError"),
     "dead_letters.dead_letters": ("DeadLetters",),
-    "audit.table": (
-        "audit_table",
-        "AuditedLog",
-    ),
-    "audit.audit": (
-        "Audit",
-        "PartitionAudit",
-        "Finding",
-        "FindingKind",
-        "StrayRows",
-    ),
+    "audit.table": ("audit_table", "AuditedLog"),
+    "audit.audit": ("Audit", "PartitionAudit", "Finding", "FindingKind", "StrayRows"),
     "ledger.ledger": ("next_batch_id", "forget_query"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}

@@ -229,9 +229,7 @@ class LeaseStoreConformance(_Suite):
                 replace(group, consumer_group="$Default2"),
             ]
             shouted = GroupKey(
-                group.fully_qualified_namespace.upper(),
-                group.event_hub.upper(),
-                group.consumer_group.upper(),
+                group.fully_qualified_namespace.upper(), group.event_hub.upper(), group.consumer_group.upper()
             )
             lease = await acquire(store, group, "0", "Host-A")
             await store.update_checkpoint(group, _checkpoint("0", 5), lease=lease)

@@ -162,11 +162,7 @@ class EventProcessorHost:
                 next_step="Call unregister first, or create another host.",
             )
         registration = check_registration(
-            handler,
-            factory,
-            is_transactional=self._is_transactional,
-            store=self._store,
-            group=self.group,
+            handler, factory, is_transactional=self._is_transactional, store=self._store, group=self.group
         )
         if registration.is_transactional and self._options.invoke_after_receive_timeout:
             raise InvalidArgumentError(

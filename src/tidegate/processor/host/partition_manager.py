@@ -29,10 +29,7 @@ from tidegate.model.clock import Clock
 from tidegate.model.errors import StoreUnavailableError
 from tidegate.processor.handlers import CloseReason
 from tidegate.processor.host.balancer import decide_balance, seconds_until_change
-from tidegate.processor.host.pump_control import (
-    PartitionPumps as PartitionPumps,
-)  # re-exported: its callers need both
-from tidegate.processor.host.pump_control import PumpControl
+from tidegate.processor.host.pump_control import PartitionPumps, PumpControl
 from tidegate.processor.lease import GroupKey, Lease, LeaseSnapshot, LeaseStore
 from tidegate.processor.options import PartitionManagerOptions
 from tidegate.transport.tasks import TaskOwner

@@ -151,7 +151,7 @@ class PartitionPump:
         self.session = session
         untold, self._untold = self._untold, None
         task = self._environment.tasks.start(
-            _as_result(session.run(untold)), name=f"session of partition {self.partition_id}"
+            _as_outcome(session.run(untold)), name=f"session of partition {self.partition_id}"
         )
         interrupted = self._environment.tasks.start(self._interrupted.wait(), name="interruption")
         await asyncio.wait([task, interrupted], return_when=asyncio.FIRST_COMPLETED)
@@ -169,7 +169,7 @@ class PartitionPump:
             return None, not task.done()
         if task.cancelled():
             return _cancelled_by_handler(self.partition_id), False
-        return task.result(), False
+        return task.result()[1], False
 
     async def _close(
         self, session: PartitionSession, reason: CloseReason, error: Exception | None, *, is_abandoned: bool
@@ -272,19 +272,11 @@ class PartitionPump:
         return outcome
 
 
-async def _as_result(work: Coroutine[object, object, None]) -> Exception | None:
-    """The exception of ``work`` as a value, because the pump handles it, not the task's owner."""
-    try:
-        await work
-    except Exception as error:  # handled by ``_decide_step``
-        return error
-    return None
-
-
 async def _as_outcome(work: Coroutine[object, object, T]) -> tuple[T | None, Exception | None]:
+    """The result of ``work`` or its exception, which the pump handles, not the task's owner."""
     try:
         return await work, None
-    except Exception as error:  # raised again by the caller
+    except Exception as error:  # handled by ``_decide_step``, or raised again
         return None, error
 
 

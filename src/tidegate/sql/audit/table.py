@@ -225,9 +225,7 @@ def _strays(extents: Mapping[str | None, _Extent], known: set[str]) -> Iterator[
 
 
 def _check_same_hub(
-    consumer: ConsumerKey,
-    checkpoints: Mapping[str, tuple[int | None, int | None]],
-    hub: EventHubProperties,
+    consumer: ConsumerKey, checkpoints: Mapping[str, tuple[int | None, int | None]], hub: EventHubProperties
 ) -> None:
     for partition_id, (_, stored_ms) in checkpoints.items():
         if stored_ms is not None and stored_ms != hub.created_at_ms:

@@ -125,9 +125,7 @@ class SqlTransactions:
                 await asyncio.sleep(retry.delay_before(retries_done + 1, jitter_fraction=fraction))
         return await self._in_thread(
             partial(
-                repeat_carefully,
-                lambda why: self._run(scope, events, is_last=True, failed=why),
-                last_failure,
+                repeat_carefully, lambda why: self._run(scope, events, is_last=True, failed=why), last_failure
             )
         )
 

@@ -268,8 +268,7 @@ def _sqlite_values(column: Column, sql_type: TypeEngine[Any]) -> list[Any] | Non
     if pa.types.is_null(kind):
         return [None] * len(column)
     if (pa.types.is_string(kind) and target in _TEXTS) or (pa.types.is_binary(kind) and target in _BINARIES):
-        texts: list[Any] = column.to_numpy(zero_copy_only=False).tolist()
-        return texts
+        return _plain_values(column)
     if pa.types.is_boolean(kind) and target in (*_BOOLEANS, *INTEGERS):
         return _numbers(column.cast(pa.int8()))
     if pa.types.is_integer(kind) and target in (*INTEGERS, *_FLOATS):
@@ -278,13 +277,13 @@ def _sqlite_values(column: Column, sql_type: TypeEngine[Any]) -> list[Any] | Non
         return _numbers(column.cast(pa.float64()))
     if pa.types.is_timestamp(kind) and target in TIMES:
         # The format in which SQLAlchemy's DateTime stores and reads times on SQLite: without a zone.
-        return _texts(_microseconds(column).cast(pa.string()))
+        return _plain_values(_microseconds(column).cast(pa.string()))
     if pa.types.is_date(kind) and target in _DATES:
-        return _texts(_date_text(column))
+        return _plain_values(_date_text(column))
     return None
 
 
-def _texts(column: Column) -> list[Any]:
+def _plain_values(column: Column) -> list[Any]:
     values: list[Any] = column.to_numpy(zero_copy_only=False).tolist()
     return values
 
@@ -292,9 +291,8 @@ def _texts(column: Column) -> list[Any]:
 def _numbers(column: Column) -> list[Any]:
     """Numbers as Python objects, null as None; NumPy would turn integers with nulls into floats."""
     if not column.null_count:
-        values: list[Any] = column.to_numpy(zero_copy_only=False).tolist()
-        return values
-    values = column.fill_null(0).to_numpy(zero_copy_only=False).tolist()
+        return _plain_values(column)
+    values = _plain_values(column.fill_null(0))
     for place in np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False)):
         values[place] = None
     return values

@@ -46,7 +46,10 @@ def insert_values(
         return
     rows = _converted(values, [*plan.preparations, *plan.processors])
     if plan.is_copy:
-        _copy(connection, plan.statement, rows)
+        with _copying(connection, plan.statement) as copy:
+            write_row = copy.write_row
+            for row in rows:
+                write_row(row)
     else:
         insert_parameters(connection, plan, list(chain.from_iterable(rows)))
 
@@ -152,24 +155,19 @@ def _execute_many(connection: Connection, statement: str, values: Sequence[Seque
 
 def copy_text(connection: Connection, statement: str, lines: Iterable[memoryview]) -> None:
     """PostgreSQL only: run a COPY whose data is already in its text format. Raises DBAPIError."""
-    with (
-        _wrapping(connection, statement),
-        _driver_connection(connection).cursor() as cursor,
-        cursor.copy(statement) as copy,
-    ):
+    with _copying(connection, statement) as copy:
         for part in lines:
             copy.write(part)
 
 
-def _copy(connection: Connection, statement: str, values: Iterable[Sequence[object]]) -> None:
+@contextmanager
+def _copying(connection: Connection, statement: str) -> Iterator[Any]:
     with (
         _wrapping(connection, statement),
         _driver_connection(connection).cursor() as cursor,
         cursor.copy(statement) as copy,
     ):
-        write_row = copy.write_row
-        for row in values:
-            write_row(row)
+        yield copy
 
 
 def _driver_connection(connection: Connection) -> Any:

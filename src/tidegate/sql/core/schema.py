@@ -219,19 +219,13 @@ def in_partition_order(table: Table) -> tuple[ColumnElement[object], ...]:
     return row.event_hub, row.consumer_group, func.length(row.partition_id), row.partition_id
 
 
-def _create_first_tables(connection: Connection) -> None:
-    metadata.create_all(
-        connection, tables=[checkpoint, dead_letter, dead_letter_audit, batch_ledger], checkfirst=True
-    )
+def _tables(*tables: Table) -> Callable[[Connection], None]:
+    return lambda connection: metadata.create_all(connection, tables=tables, checkfirst=True)
 
 
-def _create_leases(connection: Connection) -> None:
-    metadata.create_all(connection, tables=[lease], checkfirst=True)
-
-
-def _index_open_keys(connection: Connection) -> None:
+def _index(index: Index) -> Callable[[Connection], None]:
     # In a new database the index came with its table.
-    open_keys.create(connection, checkfirst=True)
+    return lambda connection: index.create(connection, checkfirst=True)
 
 
 def _renew_ledger(connection: Connection) -> None:
@@ -242,17 +236,12 @@ def _renew_ledger(connection: Connection) -> None:
     metadata.create_all(connection, tables=[batch_ledger, ledger_query, ledger_stage], checkfirst=True)
 
 
-def _index_time(connection: Connection) -> None:
-    # In a new database the index came with its table.
-    by_time.create(connection, checkfirst=True)
-
-
 MIGRATIONS: Final[tuple[Callable[[Connection], None], ...]] = (
-    _create_first_tables,
-    _create_leases,
-    _index_open_keys,
+    _tables(checkpoint, dead_letter, dead_letter_audit, batch_ledger),
+    _tables(lease),
+    _index(open_keys),
     _renew_ledger,
-    _index_time,
+    _index(by_time),
 )
 """Entry ``i`` migrates a database from version ``i`` to ``i + 1``."""
 

@@ -32,14 +32,7 @@ from tidegate.sql.core.failures import ROW_ERRORS, is_bad_data, is_connection_lo
 from tidegate.sql.core.lost_commit import CommitOutcome, Witness, resolve_lost_commit
 from tidegate.sql.core.row_groups import insert_group
 from tidegate.sql.core.schema import checkpoint, of_consumer
-from tidegate.sql.core.values import (
-    Checkpoint,
-    ConsumerKey,
-    NewDeadLetter,
-    PartitionRows,
-    Row,
-    storable_text,
-)
+from tidegate.sql.core.values import Checkpoint, ConsumerKey, NewDeadLetter, PartitionRows, Row, storable_text
 
 if TYPE_CHECKING:
     from tidegate.sql.core.row_groups import RowGroup
@@ -285,9 +278,9 @@ class UnitOfWork:
             partition_id,
             from_sequence_number,
             until_sequence_number,
-            offset=offset,
-            enqueued_time_ms=enqueued_time_ms,
-            event_hub_created_at_ms=event_hub_created_at_ms,
+            offset,
+            enqueued_time_ms,
+            event_hub_created_at_ms,
         )
         self.advance_all([step])
 

@@ -298,8 +298,7 @@ def _status(text: str) -> DeadLetterStatus | None:
         return None if text == "all" else DeadLetterStatus(text or DeadLetterStatus.OPEN)
     except ValueError as error:
         raise InvalidArgumentError(
-            f"Invalid dead-letter state {text[:40]!r}.",
-            next_step="Use open, redriven, discarded or all.",
+            f"Invalid dead-letter state {text[:40]!r}.", next_step="Use open, redriven, discarded or all."
         ) from error
 
 

@@ -146,11 +146,7 @@ class DeadLetterPages:
             }
 
     def _part(
-        self,
-        filter: DeadLetterFilter,
-        status: DeadLetterStatus,
-        behind: DeadLetterPlace | None,
-        limit: int,
+        self, filter: DeadLetterFilter, status: DeadLetterStatus, behind: DeadLetterPlace | None, limit: int
     ) -> Select[tuple[object, ...]]:
         """The first rows of one status, read in one walk along the index."""
         statement = select(*_LINE).where(*self._conditions(filter), _ROW.status == status.value)

@@ -29,9 +29,7 @@ class UnknownColumnError(ValueError):
 
 
 def handle_events(
-    pipeline: Pipeline,
-    events: Sequence[ReceivedEvent],
-    fail: Callable[[ReceivedEvent, BaseException], None],
+    pipeline: Pipeline, events: Sequence[ReceivedEvent], fail: Callable[[ReceivedEvent, BaseException], None]
 ) -> list[RowGroup]:
     """Run the pipeline's handler; returns its rows by column set, each in the order of the events.
 

@@ -334,9 +334,7 @@ class BatchLedger:
     def _is_batch(self, batch: MicroBatch) -> ColumnElement[bool]:
         row = batch_ledger.c
         return and_(
-            row.query_name == self.query_name,
-            row.query_id == batch.query_id,
-            row.batch_id == batch.batch_id,
+            row.query_name == self.query_name, row.query_id == batch.query_id, row.batch_id == batch.batch_id
         )
 
 

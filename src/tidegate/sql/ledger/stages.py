@@ -73,6 +73,11 @@ class StageOwner:
         path = sqlite_file(self.database_url)
         return None if path is None else path.with_name(path.name + "-stages")
 
+    def file(self, name: str) -> Path:
+        """The path of a stage that is a file."""
+        assert self.spool_folder is not None
+        return self.spool_folder / name
+
     @property
     def file_prefix(self) -> str:
         """The prefix of this query's file names."""
@@ -105,12 +110,10 @@ class StageWriter:
     def __init__(
         self, owner: StageOwner, target: Table, columns: Sequence[str], event_columns: Sequence[str]
     ) -> None:
-        folder = owner.spool_folder
         name = f"tidegate_stage_{uuid.uuid4().hex}"
-        if folder is not None:
+        if owner.spool_folder is not None:
             name = f"{owner.file_prefix}{owner.epoch}-{owner.batch_id}-{uuid.uuid4().hex}.arrow"
         self._owner = owner
-        self._folder = folder
         self._target = target
         self._stage = Stage(name, 0, tuple(columns), tuple(event_columns))
         self._table = self._stage.table(target)
@@ -120,7 +123,7 @@ class StageWriter:
         self._file: pa.RecordBatchFileWriter | None = None
 
     def __enter__(self) -> StageWriter:
-        if self._folder is None:
+        if self._owner.spool_folder is None:
             database = Database.shared(self._owner.database_url)
             consumer = ConsumerKey("ledger", self._owner.query_name)
             self._unit = self._stack.enter_context(UnitOfWork(database, consumer))
@@ -179,15 +182,14 @@ class StageWriter:
 
     def _write_file(self, shown: pa.Table) -> None:
         if self._file is None:
-            assert self._folder is not None
+            path = self._owner.file(self._stage.name)
             try:
-                make_private_directory(self._folder)
-                path = self._folder / self._stage.name
+                make_private_directory(path.parent)
                 os.close(open_private(path, os.O_WRONLY | os.O_CREAT))
                 sink = self._stack.enter_context(pa.OSFile(str(path), "wb"))
             except OSError as error:
                 raise DatabaseError(
-                    f"Rows cannot be staged in {self._folder}: {error}.",
+                    f"Rows cannot be staged in {path.parent}: {error}.",
                     next_step="Make the folder of the SQLite database writable, with space for a batch.",
                 ) from error
             self._file = self._stack.enter_context(pa.ipc.new_file(sink, shown.schema))
@@ -201,9 +203,7 @@ def arrow_rows(rows: pa.Table) -> ArrowRows:
 
 def read_stage_file(owner: StageOwner, stage: Stage) -> Iterator[pa.Table]:
     """The rows of a stage file, in portions, with plain names for the event's columns."""
-    folder = owner.spool_folder
-    assert folder is not None
-    with pa.memory_map(str(folder / stage.name)) as source, pa.ipc.open_file(source) as reader:
+    with pa.memory_map(str(owner.file(stage.name))) as source, pa.ipc.open_file(source) as reader:
         for index in range(reader.num_record_batches):
             yield plain_names(pa.Table.from_batches([reader.get_batch(index)]))
 
@@ -246,10 +246,8 @@ def drop_stages(unit: UnitOfWork, names: Sequence[str]) -> None:
 
 def remove_stage_files(owner: StageOwner, names: Sequence[str]) -> None:
     """Remove files whose rows are committed."""
-    folder = owner.spool_folder
-    assert folder is not None
     for name in names:
-        (folder / name).unlink(missing_ok=True)
+        owner.file(name).unlink(missing_ok=True)
 
 
 def drop_strays(database: Database, owner: StageOwner) -> int:
@@ -258,7 +256,7 @@ def drop_strays(database: Database, owner: StageOwner) -> int:
     Stages of ``owner``'s own batch stay. Raises DatabaseError, DatabaseUnavailableError.
     """
     if owner.spool_folder is not None:
-        return _remove_files(owner)
+        return _remove_files(owner, owner.spool_folder)
     row = ledger_stage.c
     statement = select(row.stage_name).where(
         row.query_name == owner.query_name,
@@ -274,9 +272,7 @@ def drop_strays(database: Database, owner: StageOwner) -> int:
     return len(names)
 
 
-def _remove_files(owner: StageOwner) -> int:
-    folder = owner.spool_folder
-    assert folder is not None
+def _remove_files(owner: StageOwner, folder: Path) -> int:
     removed = 0
     for path in folder.glob(f"{owner.file_prefix}*.arrow"):
         epoch, batch_id = (int(part) for part in path.name.split("-")[1:3])

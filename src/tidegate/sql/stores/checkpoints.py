@@ -1,17 +1,24 @@
-"""Reads checkpoints, the positions of consumers. Only ``UnitOfWork.advance`` moves them."""
+"""Reads and deletes checkpoints, the positions of consumers. Only ``UnitOfWork`` moves them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Final
 
-from sqlalchemy import ColumnElement, NullPool, create_engine, exc, make_url, select, true
+from sqlalchemy import ColumnElement, Connection, NullPool, create_engine, delete, exc, make_url, select, true
 
 from tidegate.model.errors import DatabaseError
 from tidegate.processor.checkpoint import ProcessorCheckpoint
 from tidegate.sql.core.database import Database, absolute_url, sqlite_file
 from tidegate.sql.core.failures import translate
-from tidegate.sql.core.schema import checkpoint, current_version, in_partition_order, of_consumer
+from tidegate.sql.core.schema import (
+    checkpoint,
+    current_version,
+    dead_letter,
+    dead_letter_audit,
+    in_partition_order,
+    of_consumer,
+)
 from tidegate.sql.core.values import Checkpoint, ConsumerKey
 
 _CONNECT_TIMEOUT_S: Final = 10
@@ -61,6 +68,17 @@ def processor_checkpoint(row: Checkpoint) -> ProcessorCheckpoint | None:
         row.updated_at,
         row.owner,
     )
+
+
+def forget_consumer(connection: Connection, consumer: ConsumerKey) -> None:
+    """Delete a consumer's checkpoints, its dead letters and their audit trail.
+
+    For a consumer that starts over with another log, or has ended. Stop its hosts and queries first. Leases
+    stay, so that epochs keep rising. Its pipelines' rows also stay: delete them in the same transaction.
+    connection: in a transaction, which the caller commits.
+    """
+    for table in (checkpoint, dead_letter, dead_letter_audit):
+        connection.execute(delete(table).where(of_consumer(table, consumer)))
 
 
 def existing_database(url: str, *, named_by: str) -> Database:
