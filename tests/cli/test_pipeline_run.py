@@ -270,10 +270,13 @@ def test_refusals_come_before_spark(place: Place) -> None:
         assert (found.code, found.err.count("\n"), found.err[:7]) == (code, 1, "Error: "), found.err
         return found.err
 
+    # The name was another hub's pipeline's before: its log is not to be seen by users of this hub.
+    place.files.log_file("renamed").write_text("another tenant's events")
     assert "belongs to the pipeline 'scored', but this is 'renamed'" in refused(
         f"{place.file}:renamed", code=2
     )
     assert place.files.read("renamed").state is PipelineState.FAILED
+    assert not place.files.log_file("renamed").exists()
     identity["pipeline"] = "renamed"
     (claimed / "tidegate-pipeline.json").write_text(json.dumps(identity))
     assert "which was deleted" in refused(f"{place.file}:renamed", code=1)

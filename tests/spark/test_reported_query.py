@@ -45,6 +45,7 @@ def test_its_states_are_reported(
             checkpoint=str(tmp_path / "checkpoint"),
         ) as tell_running:
             states.append(files.read(pipeline.name).state)
+            assert not files.log_file(pipeline.name).exists()
             query = run_pipeline(
                 spark,
                 pipeline,
@@ -58,6 +59,9 @@ def test_its_states_are_reported(
             if is_failing:
                 raise RuntimeError("the tables are gone")
 
+    # Of an earlier run under that name, which may have been another hub's.
+    files.log_file(pipeline.name).parent.mkdir(parents=True)
+    files.log_file(pipeline.name).write_text("another tenant's events")
     states: list[PipelineState] = []
     if is_failing:
         with pytest.raises(RuntimeError):

@@ -48,6 +48,15 @@ class PipelineFiles:
         """Where Spark's output is written."""
         return self.root / name / "spark.log"
 
+    def delete_log(self, name: str) -> None:
+        """Delete the log of earlier runs. Raises OSError.
+
+        Call it before the first status of a run is written: who may see the run may see the log, and the
+        name may have been used for another event hub. What is left of an earlier run keeps writing into the
+        deleted file.
+        """
+        self.log_file(name).unlink(missing_ok=True)
+
     def checkpoint_dir(self, name: str) -> Path:
         """Where Spark stores a pipeline's checkpoint by default."""
         return self.root / name / "checkpoint"

@@ -90,6 +90,7 @@ class PipelineRun:
                 host, port = self.metrics_at
                 address = stack.enter_context(metrics_server(host, port, lambda: reporter.status))
                 reporter.report_metrics_address(address)
+            files.delete_log(self.pipeline.name)
             with reporter:
                 self._run_reported(reporter, stop, files.log_file(self.pipeline.name))
         return reporter.status

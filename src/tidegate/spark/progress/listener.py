@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import (
@@ -126,13 +126,16 @@ def reported_query(
         updated_at=now,
     )
     chosen = DeadLetterFilter(event_hub=consumer.event_hub, consumer_group=consumer.consumer_group)
+    files = PipelineFiles.of_user(os.environ)
+    with suppress(OSError):  # then no status can be written either
+        files.delete_log(name)
     with ExitStack() as stack:
         letters = DeadLetters(stack.enter_context(Database.open(database_url)))
         reporter = stack.enter_context(
             PipelineReporter(
                 first,
                 clock=SystemClock(),
-                write=PipelineFiles.of_user(os.environ).write,
+                write=files.write,
                 count_dead_letters=lambda: letters.count(chosen),
             )
         )
