@@ -1,9 +1,9 @@
-"""What one connection may do: the tokens it has presented, checked at each use.
+"""The rights of one connection: the tokens it has presented, checked at each use.
 
-Expiry is enforced twice: ``require`` refuses an expired token when something is asked for, and the owner is
-called back when the next token runs out, to look at the links that are open already. So it is when a policy,
-a key or a publisher is taken away. Tokens are checked again before their next use, and not
-within the change: it reaches all connections, and each may have thousands.
+Expiry is enforced twice: ``require`` refuses an expired token, and the owner is called back when the next
+token expires, to check the links that are already open. The same holds when a policy, a key or a publisher is
+removed. Tokens are checked again before their next use, not within the change: it reaches all connections,
+and each may have thousands.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from tidegate.model.sas import SIGNATURE_PREFIX
 from tidegate.wire.cbs import SAS_TOKEN_TYPE
 
 GRANTS_MAX = 2500
-"""Tokens in force that one connection may have presented. Our choice: the official JavaScript client presents
+"""Maximum valid tokens of one connection. Our choice: the official JavaScript client presents
 one per partition and direction, and the largest hub has 1,024 partitions."""
 
 _GRANT_BYTES = 1024
-"""About the memory of a grant beside its strings (measured: 0.9 KB)."""
+"""Approximate memory of a grant without its strings (measured: 0.9 KB)."""
 
 _ANSWERS_MAX = 5000
 _PATH_CHARACTERS_MAX = 512
-"""Of paths that answers, and lost tokens, are remembered for (our choice: only publishers' have more)."""
+"""Maximum length of paths in caches (our choice: only those of publishers are longer)."""
 
 
 class ConnectionClaims:
@@ -43,9 +43,9 @@ class ConnectionClaims:
         find_peer: Callable[[], Peer] | None = None,
         add_held: Callable[[int], None] | None = None,
     ) -> None:
-        """on_loss: called on the event loop when a grant has run out, or may have been taken away. on_first:
-        called when the first token or key was accepted. find_peer: who presents the tokens. add_held: counts
-        bytes that are held for the client.
+        """on_loss: called on the event loop when a grant has expired, or may have been revoked. on_first:
+        called when the first token or key was accepted. find_peer: returns who presents the tokens. add_held:
+        counts bytes that are held for the client.
         """
         self._add_held = add_held or _count_nothing
         self._find_peer = find_peer or _find_nobody
@@ -54,12 +54,13 @@ class ConnectionClaims:
         self._on_loss = on_loss
         self._on_first = on_first
         self._grants: dict[Audience, Grant] = {}
-        self._index: _Index | None = None  # None: the grants have changed since
-        self._is_change_unseen = False  # of policies, since the grants were judged
-        # Paths of grants whose key or policy is gone: the error of a later request says so.
+        self._index: _Index | None = None  # None: the grants have changed
+        self._is_change_unseen = False  # of policies, since the grants were checked
+        # Paths of grants whose key or policy is gone, for the error of a later request.
         self._lost: set[EntityPath] = set()
         self._remove_listener: Callable[[], None] | None = None
-        # Answers of ``require``, which is asked for every batch: until when (path, claim) is permitted.
+        # Cached answers of ``require``, which is called for every batch: until when (path, claim) is
+        # permitted.
         self._permitted_until: dict[tuple[EntityPath, Claim | None], int] = {}
         self._timer: asyncio.TimerHandle | None = None
 
@@ -74,9 +75,9 @@ class ConnectionClaims:
 
         Raises UnauthorizedError (the token), ServerBusyError (too many wrong keys before it),
         QuotaExceededError (too many tokens),
-        NotFoundError (a genuine token for an event hub that does not exist: known only to who holds a key).
+        NotFoundError (a valid token for an event hub that does not exist: only holders of a key learn that).
         """
-        # Any SDK takes a signature from a credential of the application's own, and sends it as type jwt.
+        # SDKs send a signature from an application's own credential as type jwt.
         if token_type != SAS_TOKEN_TYPE and not token.startswith(SIGNATURE_PREFIX):
             raise UnauthorizedError(
                 f"InvalidToken: Tokens of type {token_type[:40]!r} are not supported.",
@@ -100,7 +101,7 @@ class ConnectionClaims:
     def actor(self, path: EntityPath, *, token: str | None = None) -> Actor:
         """The actor that has Manage on ``path`` by this connection, or by a token that came with the request.
 
-        Where several policies give it, all are named: the order of their tokens must not choose one. Raises
+        If several policies give it, all are named, so that the order of their tokens does not matter. Raises
         as ``require``.
         """
         now_utc = self._clock.now_utc()
@@ -119,7 +120,7 @@ class ConnectionClaims:
     def require(self, path: EntityPath, claim: Claim | None, *, token: str | None = None) -> None:
         """Raise UnauthorizedError unless a grant gives ``claim`` (None: any claim) on ``path`` now.
 
-        token: one that came with the request itself. It is good for this request alone.
+        token: presented with the request, and valid only for it.
         """
         now_utc = self._clock.now_utc()
         if now_utc.timestamp() < self._permitted_until.get((path, claim), 0):
@@ -161,7 +162,8 @@ class ConnectionClaims:
     def checked_later(self, path: EntityPath, claim: Claim) -> Callable[[], None]:
         """A check for work that ``require`` has just permitted and that is done later, even after ``close``.
 
-        It raises as ``require`` unless a policy and key that permit it now are still in force, or others do.
+        It raises as ``require`` unless a policy and key that permit it now are still valid, or others permit
+        it.
         """
         now_utc = self._clock.now_utc()
         grants = [each for each in self._indexed().over(path) if each.permits(path, claim, now_utc=now_utc)]
@@ -233,7 +235,7 @@ class ConnectionClaims:
         self._on_loss()
 
     def _see_change(self) -> None:
-        """Drop the grants that are in force no longer, if policies have changed since this was called."""
+        """Drop the grants that are no longer valid, if policies have changed since the last call."""
         if not self._is_change_unseen:
             return
         self._is_change_unseen = False
@@ -253,7 +255,7 @@ class ConnectionClaims:
         now = self._clock.now_utc().timestamp()
         pending = [grant.expiry for grant in self._grants.values() if now < grant.expiry < NEVER_EXPIRES]
         if pending:
-            # A day at most, because the wall clock may be set meanwhile.
+            # At most a day, because the wall clock may be set meanwhile.
             delay_s = min(min(pending) - now, 86_400.0)
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._on_timer)
 
@@ -268,7 +270,7 @@ def _find_nobody() -> Peer:
 
 
 def _held_bytes(audience: Audience, grant: Grant) -> int:
-    """About the memory of a grant; a character may take four bytes."""
+    """The approximate memory of a grant; a character may take four bytes."""
     text = grant.resource_text or ""
     return _GRANT_BYTES + len(audience.path) + len(grant.resource.path) + 4 * len(text)
 
@@ -278,18 +280,17 @@ def _count_nothing(change: int) -> None:
 
 
 def _nothing() -> None:
-    """Does nothing about a loss: the connection is over."""
+    """Ignores a loss: the connection is over."""
 
 
 class _Index:
-    """Grants by what they are for: as many paths are asked for as there are links, and there may be as many
-    grants."""
+    """Grants by path: there may be as many as links, and each link asks for its path."""
 
     __slots__ = ("_by_path", "first_expiry")
 
     def __init__(self, grants: Iterable[Grant]) -> None:
         self._by_path: dict[EntityPath, dict[tuple[str, str], Grant]] = {}
-        """What each policy gives on a path: of several grants the one that lasts longest."""
+        """The grant of each policy on a path: the one that expires last."""
         self.first_expiry = NEVER_EXPIRES
         for grant in grants:
             by_policy = self._by_path.setdefault(grant.resource.path, {})

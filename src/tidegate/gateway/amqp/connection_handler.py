@@ -5,8 +5,8 @@
     hub, hub/Partitions/n       IngressLink     (ingress)
     …/ConsumerGroups/g/…        EgressLink      (egress)
 
-Everything runs in callbacks of the event loop; the few requests that wait are tasks of the gateway. What is
-written to the client in one turn of the loop leaves in one write.
+Everything runs in callbacks of the event loop; the few requests that wait are tasks of the gateway. The
+output of one turn of the loop is one write.
 """
 
 from __future__ import annotations
@@ -63,43 +63,43 @@ from tidegate.wire.conditions import error_description, to_amqp_error
 from tidegate.wire.names import TRACKING_ID
 
 _ANONYMOUS_LINKS_MAX = 16
-"""Sessions and links, together, that a connection may begin before a token or key of it was accepted. Our
-choice: a client needs a session and two links for it; refused and ended ones also count."""
+"""Maximum sessions and links of a connection before its first token or key is accepted. Our choice: a client
+needs a session and two links for it; refused and ended ones count as well."""
 
 _BLOCKED_BYTES_MAX = 8 * 1024 * 1024
-"""What may wait, over all sessions of a connection, for their windows. A session that waits gets nothing
-more, but a connection may have thousands of them (our choice: some of the largest batches)."""
+"""Maximum bytes that wait for the windows of a connection's sessions. A waiting session gets nothing more,
+but a connection may have thousands of them (our choice: a few of the largest batches)."""
 
 _CONGESTED_BYTES = 16 * 1024
-"""What a connection may have under way even if the disk is behind: it is others who keep it busy (our
+"""Unacknowledged bytes that a connection may have even if the disk is behind because of others (our
 choice)."""
 
 _JUDGED_AT_ONCE = 50
 _TOLD_AT_ONCE = 20
-"""Links that are checked again, and links that are detached, in one turn: below 1 ms (our choice)."""
+"""Links that are checked again, and links that are detached, in one turn: less than 1 ms (our choice)."""
 
 _log = logging.getLogger(__name__)
 
 
 class ConnectionDriver(Protocol):
-    """What a connection needs of its driver (``transport.driver.AmqpDriver``)."""
+    """The interface of a connection's driver (``transport.driver.AmqpDriver``)."""
 
     @property
     def peer_name(self) -> str:
-        """Who is at the other end, for logs."""
+        """The name of the peer, for logs."""
 
     @property
     def is_writable(self) -> bool:
         """False while the socket's buffer is full."""
 
     def flush(self) -> None:
-        """Write what the engine has to send."""
+        """Write the engine's output."""
 
     def request_turn(self) -> None:
-        """Have ``ConnectionHandler.on_turn`` called when this connection's turn comes."""
+        """Call ``ConnectionHandler.on_turn`` in this connection's next turn."""
 
     def pause_reading(self) -> None:
-        """Let the peer's data wait in the socket."""
+        """Leave the peer's data in the socket."""
 
     def resume_reading(self) -> None:
         """Read again."""
@@ -112,41 +112,41 @@ class ConnectionDriver(Protocol):
 
 
 class ConnectionOwner(Protocol):
-    """What a connection needs of the gateway."""
+    """The interface of a connection's gateway."""
 
     broker: Broker
     clock: Clock
     management: ManagementService
-    """What answers ``$management``."""
+    """Answers ``$management``."""
     budget: MemoryBudget
-    """Counts what is held for clients."""
+    """Counts memory held for clients."""
     sliced_work: SlicedWork
-    """What takes long, of all clients."""
+    """Runs long work of all clients."""
     idle_limits: IdleLimits
-    """How long a connection may be without use."""
+    """How long a connection may be unused."""
 
     @property
     def unacknowledged_bytes_max(self) -> int:
-        """What one connection may have taken in and not yet durable, now."""
+        """Received bytes of one connection that may be not durable yet, now."""
 
     def add_unacknowledged(self, change: int) -> None:
-        """Count bytes, over all connections, that were taken in and are not yet durable."""
+        """Count received bytes of all connections that are not durable yet."""
 
     def on_connection_over(self, handler: ConnectionHandler) -> None:
         """The connection is gone."""
 
     def on_congestion(self, handler: ConnectionHandler) -> None:
-        """The disk is behind: have ``resume_reading`` called once it has caught up."""
+        """The disk is behind: call ``resume_reading`` once it has caught up."""
 
     def start_task(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """Run work that waits; it is finished even if the connection ends."""
+        """Run work that waits; it is completed even if the connection ends."""
 
 
 class ConnectionHandler:
-    """The service's end of one connection. Give it the driver with ``attach_driver`` before data comes in."""
+    """The service's end of one connection. Call ``attach_driver`` before data arrives."""
 
     def __init__(self, owner: ConnectionOwner, *, age_s: float = 0.0) -> None:
-        """age_s: seconds since the client has connected."""
+        """age_s: seconds since the client connected."""
         self.claims = ConnectionClaims(
             owner.broker,
             owner.clock,
@@ -160,7 +160,7 @@ class ConnectionHandler:
         self._connection: Connection | None = None
         self._nodes: dict[Link, LinkNode] = {}
         self._attaching: set[Link] = set()
-        """Links whose attach is not answered yet, because that takes time."""
+        """Links whose attach is not answered yet."""
         requests = RequestNodes(self, owner.management)
         self._opener: NodeOpener | None = NodeOpener(self, owner.broker, owner.clock, requests)
         self._idle_guard = IdleGuard(
@@ -174,9 +174,10 @@ class ConnectionHandler:
         self._is_over = False
         self._pumps: dict[Pump, None] = {}
         self._unjudged: dict[Link, None] = {}
-        """Links to check again, before anything is sent on them; the first has waited longest."""
+        """Links to check again before anything is sent on them; the first has waited longest."""
         self._losers: dict[Link, TidegateError] = {}
-        """Links that may no longer be used: their nodes are closed, and a detach with the reason is due."""
+        """Links that may no longer be used: their nodes are closed, and they wait to be detached with the
+        reason."""
         self._is_sending_next = False
         self._scheduled: asyncio.Handle | None = None
 
@@ -188,7 +189,7 @@ class ConnectionHandler:
         self._connection = connection
 
     def on_event(self, event: Event) -> None:
-        """An event of the engine; called by the driver, which writes what this leaves to send."""
+        """Handle an event of the engine; the driver calls it, and writes the output."""
         match event:
             case DeliveriesReceived(link, deliveries):
                 node = self._nodes.get(link)
@@ -220,13 +221,13 @@ class ConnectionHandler:
                     )
                 self._on_over()
             case ConnectionFailed(error):
-                # Clients vanish every day; anything else deserves a look.
+                # Clients often vanish; anything else should be looked at.
                 level = logging.INFO if isinstance(error, BrokenError) else logging.WARNING
                 _log.log(level, "%s: connection ended, %s: %s", self._peer_name, _whose_fault(error), error)
                 self._on_over()
 
     def on_writable(self) -> None:
-        """The socket takes data again."""
+        """The socket is writable again."""
         for node in list(self._nodes.values()):
             node.on_credit()
 
@@ -234,8 +235,8 @@ class ConnectionHandler:
         """Send on the receiver link that has waited longest, or check some links again, or detach some;
         returns whether more wait.
 
-        While links wait to be checked or detached, every other turn sends: changes of others' policies may
-        come faster than thousands of links are checked.
+        While links wait to be checked or detached, every other turn sends: policies of others may change
+        faster than thousands of links are checked.
         """
         pump = next(iter(self._pumps), None)
         if pump is not None and (self._is_sending_next or not (self._unjudged or self._losers)):
@@ -255,7 +256,7 @@ class ConnectionHandler:
         return bool(self._unjudged or self._losers or self._pumps)
 
     def on_memory_pressure(self, is_short: bool) -> None:
-        """Memory has become short, or no longer is: give back what can be read again."""
+        """Memory has become short, or no longer is: drop what can be read again."""
         if is_short:
             for node in list(self._nodes.values()):
                 if isinstance(node, EgressLink):
@@ -265,7 +266,7 @@ class ConnectionHandler:
 
     @property
     def is_writable(self) -> bool:
-        """False while the socket's buffer is full, or too much waits for windows of sessions."""
+        """False while the socket's buffer is full, or too many bytes wait for sessions' windows."""
         if self._connection is not None and self._connection.blocked_bytes > _BLOCKED_BYTES_MAX:
             self._is_stalled_by_window = True
             return False
@@ -273,12 +274,12 @@ class ConnectionHandler:
 
     @property
     def sliced_work(self) -> SlicedWork:
-        """What takes long."""
+        """Runs long work."""
         return self._owner.sliced_work
 
     @property
     def is_memory_short(self) -> bool:
-        """Whether to hold as little as work allows."""
+        """Whether to hold as little memory as possible."""
         return self._owner.budget.is_short
 
     def add_held(self, change: int) -> None:
@@ -287,7 +288,7 @@ class ConnectionHandler:
             self._driver.add_held(change)
 
     def schedule_flush(self) -> None:
-        """Write what the engine has to send, soon, once for all callers."""
+        """Write the engine's output soon, once for all callers."""
         if self._scheduled is None and not self._is_over:
             self._scheduled = asyncio.get_running_loop().call_soon(self._run_scheduled)
 
@@ -313,7 +314,7 @@ class ConnectionHandler:
                 self._owner.on_congestion(self)
 
     def resume_reading(self) -> None:
-        """Read from the socket again, if half of what may wait is done and the disk keeps up."""
+        """Read from the socket again, if half of the allowed bytes are durable and the disk keeps up."""
         if not self._is_reading_paused or self._is_stopping or self._driver is None:
             return
         if self._owner.broker.is_congested:
@@ -323,7 +324,7 @@ class ConnectionHandler:
             self._driver.resume_reading()
 
     def amqp_error(self, error: BaseException) -> Error:
-        """An error in the form that the client receives; log its ``description``, which has a tracking id."""
+        """An error as the client receives it; log its ``description``, which has a tracking id."""
         tracking_id = str(uuid.uuid4())
         if isinstance(error, TidegateError):
             if error.remote_text:
@@ -333,7 +334,7 @@ class ConnectionHandler:
         return to_amqp_error(error, tracking_id=tracking_id, now_utc=self._owner.clock.now_utc())
 
     def start_task(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """Run work that waits; it is finished even if the connection ends."""
+        """Run work that waits; it is completed even if the connection ends."""
         self._owner.start_task(work, name)
 
     def note_use(self) -> None:
@@ -341,13 +342,13 @@ class ConnectionHandler:
         self._idle_guard.note_use()
 
     def answer_late(self, after_s: float, answer: Callable[[], None]) -> None:
-        """Call ``answer`` after that time, or before the connection ends for lack of a token."""
+        """Call ``answer`` after that time, or earlier if the connection would end before."""
         asyncio.get_running_loop().call_later(self._idle_guard.delay_s(after_s), answer)
 
     # -- for the gateway
 
     def stop(self) -> None:
-        """Close the connection because the service stops: once what came in is durable and acknowledged."""
+        """The service stops: close the connection once all received data is durable and acknowledged."""
         self._is_stopping = True
         if self._driver is not None and not self._is_over:
             self._is_reading_paused = True
@@ -357,7 +358,7 @@ class ConnectionHandler:
     # -- links
 
     def _is_within_anonymous_limit(self) -> bool:
-        """Count a session or link of an unauthenticated client; one too many ends the connection."""
+        """Count a session or link of an unauthenticated client; too many end the connection."""
         if not self.claims.is_empty:
             return True
         self._anonymous_links += 1
@@ -374,7 +375,7 @@ class ConnectionHandler:
 
     def _on_attaching(self, link: Link, attach: Attach) -> None:
         try:
-            assert self._opener is not None  # nothing is attached once it is over
+            assert self._opener is not None  # nothing is attached after its end
             opened = self._opener.open(link, attach)
         except TidegateError as error:
             self._refuse(link, attach, error)
@@ -425,12 +426,12 @@ class ConnectionHandler:
                 TRACKING_ID: str(uuid.uuid4()),
             },
             offered_capabilities=opened.offered_capabilities,
-            # Where the client sends, the service's own answer: it settles at once, whatever was asked for.
+            # On links where the client sends, the service always settles immediately.
             rcv_settle_mode=None if isinstance(link, SenderLink) else 0,
         )
         if link.is_open:
             opened.node.start()
-        else:  # The answer does not fit into the client's frames: it was refused.
+        else:  # the answer does not fit into the client's frames, and the link was refused
             self._drop(link)
 
     def _on_admitted(self) -> None:
@@ -455,8 +456,8 @@ class ConnectionHandler:
         self._wake_stalled()
 
     def _on_claims_expired(self) -> None:
-        """A token ran out, a policy changed, or an event hub was deleted: links are judged, and those that
-        this ends are detached, in this connection's turns, as there may be thousands."""
+        """A token expired, a policy changed, or an event hub was deleted: check all links, and detach those
+        that may no longer be used, in this connection's turns, because there may be thousands."""
         self._unjudged |= dict.fromkeys(self._nodes)
         if self._unjudged and self._driver is not None:
             self._driver.request_turn()

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from typing import Final
 
 _DELAY_SHARE: Final = 0.8
-"""Of the time that a connection has left, at most so much is for a delay: the answer takes time to arrive."""
+"""Maximum share of a connection's remaining time for a delay: the answer needs time to arrive."""
 
 
 @dataclass(frozen=True, slots=True)
 class IdleLimits:
-    """How long a connection may stay unused, in seconds."""
+    """How long a connection may be unused, in seconds."""
 
     unauthorized_s: float = 10.0
     linkless_s: float = 300.0
@@ -42,8 +42,8 @@ class IdleGuard:
         *,
         age_s: float = 0.0,
     ) -> None:
-        """on_idle: called at most once, with the limit that was passed, in seconds. age_s: seconds since the
-        client has connected, which count."""
+        """on_idle: called at most once, with the exceeded limit in seconds. age_s: seconds since the client
+        connected, which count."""
         self._limits = limits
         self._is_authorized = is_authorized
         self._on_idle = on_idle
@@ -66,18 +66,18 @@ class IdleGuard:
             self._arm()
 
     def note_use(self) -> None:
-        """The connection was used without a link for events. Without a token that changes nothing."""
+        """The connection was used without a link for events. Without a token, this changes nothing."""
         if self._is_authorized():
             self._since = self._loop.time()
 
     def delay_s(self, wanted_s: float) -> float:
-        """How long an answer may wait: ``wanted_s``, or less where the connection would end first."""
+        """How long an answer may wait: ``wanted_s``, or less if the connection would end first."""
         if self._timer is None:
             return wanted_s
         return min(wanted_s, max(0.0, self._timer.when() - self._loop.time()) * _DELAY_SHARE)
 
     def close(self) -> None:
-        """Watch no more, and let the connection go."""
+        """Stop watching, and release the connection."""
         self._cancel()
         self._is_authorized, self._on_idle = _never, _ignore
 
@@ -96,7 +96,7 @@ class IdleGuard:
 
     def _on_timer(self) -> None:
         self._timer = None
-        # Meanwhile a token may have raised the limit, or a use restarted the time.
+        # Meanwhile a token may have raised the limit, or a use may have restarted the time.
         if self._loop.time() < self._since + self._limit_s:
             self._arm()
         else:
@@ -108,4 +108,4 @@ def _never() -> bool:
 
 
 def _ignore(limit_s: float) -> None:
-    """Does nothing: the connection is over."""
+    """Ignores it: the connection is over."""

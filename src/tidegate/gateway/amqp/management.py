@@ -1,6 +1,6 @@
-"""What ``$management`` answers: descriptions of event hubs and partitions, and the administration's table.
+"""Answers ``$management``: descriptions of event hubs and partitions, and the administration's operations.
 
-Reading a hub or its partitions takes any claim on it; an operation of the table takes Manage.
+Reading a hub or its partitions requires any claim on it; an operation of the administration requires Manage.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class ManagementService:
     def __init__(
         self, broker: Broker, capture_statistics: Callable[[], Mapping[str, CaptureStatistics]] = dict
     ) -> None:
-        """capture_statistics: by the name of each hub that is captured now."""
+        """capture_statistics: of each hub that is captured now, by name."""
         self._broker = broker
         self._capture_statistics = capture_statistics
 
     def handle(self, request: Request, claims: ConnectionClaims) -> bytes | Awaitable[bytes]:
-        """The encoded response, or where it takes time an awaitable of it.
+        """The encoded response, or (if it takes time) an awaitable of it.
 
         Raises InvalidArgumentError, UnauthorizedError, NotFoundError, AlreadyExistsError, QuotaExceededError,
         LogFullError; the awaitable raises the same.
@@ -93,7 +93,7 @@ def _operation_of(request: AdministrationRequest) -> Operation:
     if missing := sorted(wanted - set(request.parameters)):
         raise InvalidArgumentError(f"The request {operation.operation_id} lacks its property {missing[0]!r}.")
     if unknown := sorted(set(request.parameters) - wanted):
-        # The hub decides where Manage is required: a hub that is not in the path would let its managers in.
+        # Manage is required on the hub: a hub that is not in the path would let its managers in.
         raise InvalidArgumentError(f"{operation.operation_id} has no property {unknown[0]!r}.")
     return operation
 

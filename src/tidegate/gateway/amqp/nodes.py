@@ -1,6 +1,6 @@
-"""Attaches: which node serves a client's link, or why the link is refused.
+"""Attaches: opens the node that serves a client's link, or refuses the link.
 
-Refusals are errors; the connection handler answers them as the service does (null source and target, detach).
+Refusals are errors; the connection handler answers them as Event Hubs does (null source and target, detach).
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class OpenedNode:
     message_bytes_max: int | None
     offered_capabilities: tuple[Symbol, ...] = ()
     properties: Mapping[str, object] = field(default_factory=dict)
-    """Link properties that the client did not name, or left to the service."""
+    """Link properties that the client did not name, or left to the service to choose."""
     filters: Mapping[object, object] = field(default_factory=dict)
-    """Of the client's filters those that are in force (AMQP 1.0 part 3 section 3.5.3)."""
+    """The client's filters that the service applies (AMQP 1.0 part 3 section 3.5.3)."""
     source_address: str | None = None
-    """Set where the client asked the service for an address."""
+    """Set if the client asked the service for an address."""
 
 
 class NodeOpener:
@@ -61,7 +61,7 @@ class NodeOpener:
         self._ingress = partial(IngressLink, owner, find_hub=broker.event_hub)
 
     def open(self, link: Link, attach: Attach) -> OpenedNode | Awaitable[OpenedNode]:
-        """The node for an attach, or where that takes time an awaitable of it.
+        """The node for an attach, or (if that takes time) an awaitable of it.
 
         Raises InvalidArgumentError (address, filter, link property), NotFoundError, UnauthorizedError,
         ReceiverStolenError, ProducerEpochStolenError, QuotaExceededError, PositionOutOfRangeError; the
@@ -212,7 +212,8 @@ def _number(attach: Attach, name: str) -> int | None:
 
 
 def _receiver_name(attach: Attach) -> str | None:
-    """The receiver's name for itself, made safe for errors and logs: one line, at most 256 characters."""
+    """The name that the receiver gave itself, made safe for errors and logs: one line, at most 256
+    characters."""
     value = attach.properties.get(RECEIVER_NAME)
     if not isinstance(value, str):
         return None

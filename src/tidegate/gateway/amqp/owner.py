@@ -1,4 +1,4 @@
-"""What a connection and the nodes of its links need of each other.
+"""The interface between a connection and the nodes of its links.
 
 ``connection_handler.ConnectionHandler`` is the one ``NodeOwner``.
 """
@@ -16,17 +16,17 @@ from tidegate.transport.sliced_work import SlicedWork
 
 
 class LinkNode:
-    """Serves a client's link. What a kind of node does not need does nothing."""
+    """Serves a client's link. Methods that a kind of node does not override do nothing."""
 
     def start(self) -> None:
         """The link was accepted."""
 
     def check_usable(self) -> None:
-        """Raise NotFoundError when the link's entity was deleted, UnauthorizedError when the connection may
-        no longer use it."""
+        """Raise NotFoundError if the link's entity was deleted, UnauthorizedError if the connection may no
+        longer use it."""
 
     def on_deliveries(self, deliveries: Sequence[Delivery]) -> None:
-        """Complete deliveries came in (on links where the client sends)."""
+        """Complete deliveries have arrived (on links where the client sends)."""
 
     def on_credit(self) -> None:
         """More may be sent (on links where the client receives)."""
@@ -41,14 +41,14 @@ class Pump(Protocol):
     link: SenderLink
 
     def pump(self) -> None:
-        """Send what there is, as far as credit and socket allow."""
+        """Send events, as far as credit and socket allow."""
 
 
 class NodeOwner(Protocol):
     """The connection of a node."""
 
     claims: ConnectionClaims
-    """What the connection may do."""
+    """The rights of the connection."""
 
     @property
     def sliced_work(self) -> SlicedWork:
@@ -60,7 +60,7 @@ class NodeOwner(Protocol):
 
     @property
     def is_memory_short(self) -> bool:
-        """Whether to hold as little as possible."""
+        """Whether to hold as little memory as possible."""
 
     def start_task(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Run work that waits; it is finished even if the connection ends."""
@@ -75,7 +75,7 @@ class NodeOwner(Protocol):
         """Run ``link.pump`` in this connection's turn."""
 
     def schedule_flush(self) -> None:
-        """Write what the engine has to send, soon, once for all callers."""
+        """Write the engine's output soon, once for all callers."""
 
     def amqp_error(self, error: BaseException) -> Error:
         """An error in the form that the client receives."""

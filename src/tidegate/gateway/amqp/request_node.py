@@ -1,8 +1,7 @@
 """``$cbs`` and ``$management``: requests on one link of a client, responses on another.
 
-A response goes to the link that the request's reply-to names (a link of the same session, where several are
-named so), else to the one that the same session has on
-the same node. Without credit it waits; without such a link it is dropped, because
+A response goes to the link that the request's reply-to names (of several, to one of the same session), else
+to the session's link on the same node. Without credit it waits; without such a link it is dropped, because
 the client could not receive it.
 """
 
@@ -28,12 +27,12 @@ from tidegate.wire.conditions import response_status_for, to_amqp_error
 from tidegate.wire.request_response import Request, encode_response, request_id
 
 _CREDIT = 100
-"""Requests that may be under way on a link (as the service answers: vcabbage/amqp#43)."""
+"""Concurrent requests on a link (as in Event Hubs: vcabbage/amqp#43)."""
 
 _WAITING_MAX = 100
 _WAITING_BYTES_MAX = 256 * 1024
-"""Responses that wait for a client's credit, at most, over all links of its connection (our choice): as many
-as it may ask for at once, and one of any size."""
+"""Maximum responses that wait for a client's credit, over all links of its connection (our choice): as many
+as concurrent requests on a link, and one of any size."""
 
 _log = logging.getLogger(__name__)
 
@@ -52,17 +51,17 @@ class RequestNodes:
         return RequestLink(self, link, kind)
 
     def open_responses(self, link: SenderLink, kind: NodeKind | None) -> ResponseLink:
-        """The node for a link on which the client receives responses. kind: None is for those of any node
-        that are asked for with its ``dynamic_address`` as reply-to.
+        """The node for a link on which the client receives responses. kind: None: responses of any node to
+        requests whose reply-to is its ``dynamic_address``.
         """
         response_link = ResponseLink(link, kind, self._response_links, self._waiting)
         self._response_links.append(response_link)
         return response_link
 
     def handle(self, link: ReceiverLink, kind: NodeKind, payload: bytes) -> None:
-        """Answer one request, now or (where it waits for the disk) later.
+        """Answer one request, now or (if it waits for the disk) later.
 
-        Raises DecodeError when it is not a message.
+        Raises DecodeError if it is not a message.
         """
         message = decode_message(payload, PROTOCOL_LIMITS)
         properties = message.properties or Properties()
@@ -102,7 +101,7 @@ class RequestNodes:
         self._owner.schedule_flush()
 
     def _refuse_late(self, route: _Route, error: Exception) -> None:
-        if self._response_links:  # Otherwise the client has not waited for it.
+        if self._response_links:  # otherwise the client has not waited
             self._refuse(route, error)
             self._owner.schedule_flush()
 
@@ -138,7 +137,7 @@ class RequestNodes:
 
 
 class _WaitingResponses:
-    """Responses of one connection that wait for credit, the oldest first; a client has few or none."""
+    """Responses of one connection that wait for credit, oldest first; usually none."""
 
     def __init__(self, add_held: Callable[[int], None]) -> None:
         """add_held: counts bytes that only the client can free."""
@@ -147,7 +146,7 @@ class _WaitingResponses:
         self._size = 0
 
     def put(self, link: ResponseLink, response: bytes) -> None:
-        """Keep one; the oldest of any link are dropped when too many wait."""
+        """Add one; if too many wait, the oldest of any link are dropped."""
         self._responses.append((link, response))
         self._count(len(response))
         while len(self._responses) > 1 and (
@@ -156,7 +155,7 @@ class _WaitingResponses:
             self._count(-len(self._responses.pop(0)[1]))
 
     def take(self, link: ResponseLink) -> bytes | None:
-        """The oldest of a link, which is not kept any longer; None: it has none."""
+        """Remove and return the oldest of a link; None if it has none."""
         for place, (each, response) in enumerate(self._responses):
             if each is link:
                 del self._responses[place]
@@ -165,7 +164,7 @@ class _WaitingResponses:
         return None
 
     def has(self, link: ResponseLink) -> bool:
-        """Whether one of a link waits."""
+        """Whether a response of the link waits."""
         return any(each is link for each, _ in self._responses)
 
     def _count(self, change: int) -> None:
@@ -175,7 +174,7 @@ class _WaitingResponses:
 
 @dataclass(frozen=True, slots=True)
 class _Route:
-    """Where a request came from, and where its response goes."""
+    """The origin of a request, and the target of its response."""
 
     link: ReceiverLink
     kind: NodeKind
@@ -184,7 +183,7 @@ class _Route:
 
 
 class RequestLink(LinkNode):
-    """A link on which a client sends requests, each of which is authorized on its own."""
+    """A link on which a client sends requests, each of which is authorized separately."""
 
     def __init__(self, nodes: RequestNodes, link: ReceiverLink, kind: NodeKind) -> None:
         self._nodes = nodes
@@ -192,7 +191,7 @@ class RequestLink(LinkNode):
         self._kind = kind
 
     def start(self) -> None:
-        """Let the client send."""
+        """Allow the client to send."""
         self._link.is_one_by_one = True  # an answer may describe a thousand partitions
         self._link.grant_credit(_CREDIT)
 
@@ -221,8 +220,8 @@ class ResponseLink(LinkNode):
         registry: list[ResponseLink],
         waiting: _WaitingResponses,
     ) -> None:
-        """kind: None is for responses of any node. registry: where such links are listed; ``close`` removes
-        this one. waiting: what waits for credit on them.
+        """kind: None: responses of any node. registry: lists such links; ``close`` removes this one. waiting:
+        the responses that wait for credit on them.
         """
         self.link = link
         self.kind = kind
@@ -231,11 +230,11 @@ class ResponseLink(LinkNode):
 
     @property
     def dynamic_address(self) -> str:
-        """For a client that asked for an address; link names are unique in a session."""
+        """The address for a client that asked for one; link names are unique in a session."""
         return f"$dynamic/{self.link.name}"
 
     def is_named(self, reply_to: str | None) -> bool:
-        """Whether a reply-to means this link: by its name, or by its target's address."""
+        """Whether a reply-to means this link, by its name or its target's address."""
         if not reply_to:
             return False
         if self.kind is None:
@@ -244,21 +243,21 @@ class ResponseLink(LinkNode):
         return reply_to == self.link.name or (isinstance(target, Target) and reply_to == target.address)
 
     def send(self, response: bytes) -> None:
-        """Send a response, as soon as the client takes it."""
+        """Send a response as soon as the client has credit."""
         if self.link.sendable > 0 and not self._waiting.has(self):
             self.link.send(response, settled=True)
         else:
             self._waiting.put(self, response)
 
     def on_credit(self) -> None:
-        """Send what waits, as far as credit goes."""
+        """Send waiting responses, as far as credit allows."""
         while self.link.sendable > 0 and (response := self._waiting.take(self)) is not None:
             self.link.send(response, settled=True)
         if self.link.is_drain:
             self.link.drained()
 
     def close(self) -> None:
-        """The link is gone, and what waited for it."""
+        """The link is gone; drop its waiting responses."""
         self._registry.remove(self)
         while self._waiting.take(self) is not None:
             pass

@@ -1,7 +1,7 @@
 """The AMQP service: listeners, and the connections that they or the HTTP service accept.
 
 Each connection is a ``ConnectionHandler`` over an engine and a driver. ``close`` stops listening, lets every
-connection finish what it has sent, and cuts off what does not end in time.
+connection finish what it has sent, and aborts those that do not end in time.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from tidegate.transport.tasks import TaskOwner
 _PEER_LIMITS = PeerLimits(
     performative_bytes_max=16 * 1024, partial_bytes_max=4 * EVENT_BYTES_MAX, links_max=5000
 )
-"""For clients that have proved who they are. Our choice: attaches of official clients take less than 2 KB;
-four of the largest batches may be under way in pieces; and 1,024 partitions can be sent to and received from
-on one connection, with a session per link as the official JavaScript client has it (rhea-promise 3,
-connection.ts, ``createReceiver``), so neither 256 links nor 64 sessions would do."""
+"""For authenticated clients. Our choice: attaches of official clients take less than 2 KB; four of the
+largest batches may be incomplete; and a connection can send to and receive from 1,024 partitions, with a
+session per link as the official JavaScript client has it (rhea-promise 3, connection.ts, ``createReceiver``),
+so neither 256 links nor 64 sessions would do."""
 
 _STRANGER_LIMITS = PeerLimits(
     frame_bytes_max=16 * 1024,
@@ -46,21 +46,20 @@ _STRANGER_LIMITS = PeerLimits(
     partial_bytes_max=64 * 1024,
     frames_per_s_max=200,
 )
-"""For clients without a token. Our choice: a token of any kind fits into some KB, and takes some eight frames
-to be put."""
+"""For clients without a token. Our choice: a token of any kind takes a few KB, and about eight frames."""
 
 _UNACKNOWLEDGED_BYTES_TOTAL = 16 * 1024 * 1024
 _UNACKNOWLEDGED_BYTES_MIN = 64 * 1024
-"""Bytes taken in and not yet durable, over all connections, and what each may have anyway (our choice)."""
+"""Received bytes that are not durable yet: of all connections, and what each may have anyway (our choice)."""
 
 _RESUMED_AT_ONCE = 8
-"""Connections that read again in one turn of the event loop (our choice: half a megabyte)."""
+"""Connections that resume reading in one turn of the event loop (our choice: half a megabyte)."""
 
 _log = logging.getLogger(__name__)
 
 
 class AmqpGateway:
-    """The AMQP service of a broker; ``listen`` as often as there are ports, and ``close`` once."""
+    """The AMQP service of a broker; call ``listen`` for each port, and ``close`` once."""
 
     def __init__(
         self,
@@ -73,10 +72,10 @@ class AmqpGateway:
         admission: Admission | None = None,
         capture_statistics: Callable[[], Mapping[str, CaptureStatistics]] = dict,
     ) -> None:
-        """unacknowledged_bytes_max: what one connection may have taken in and not yet durable; then reading
-        pauses. idle_limits: how long a connection may be without use. budget: counts what is held for
-        clients; None: one without a limit. admission: limits connections, shared with HTTP; None:
-        one of its own. capture_statistics: by the name of each hub that is captured now."""
+        """unacknowledged_bytes_max: received bytes of one connection that are not durable yet; beyond it,
+        reading pauses. idle_limits: how long a connection may be unused. budget: counts memory held for
+        clients; None: without a limit. admission: limits connections, shared with HTTP; None: its own.
+        capture_statistics: of each hub that is captured now, by name."""
         self.broker = broker
         self.clock = clock
         self.management = ManagementService(broker, capture_statistics)
@@ -90,7 +89,7 @@ class AmqpGateway:
         self._tasks = TaskOwner("AMQP gateway")
         configuration = ConnectionConfiguration(
             container_id=f"tidegate-{uuid.uuid4().hex}",
-            # The largest batch, and as much again for whatever a client wraps around it.
+            # Twice the largest batch, for what a client wraps around it.
             message_bytes_max=2 * EVENT_BYTES_MAX,
             peer_limits=_PEER_LIMITS,
             stranger_limits=_STRANGER_LIMITS,
@@ -101,7 +100,7 @@ class AmqpGateway:
             configuration, clock=clock, on_connection=self._on_connection, budget=self.budget
         )
         self.turns = self._server.turns
-        """In which all connections are served."""
+        """The turns in which connections are served."""
         self._is_stopping = False
         self._opened_connections = 0
         self._handlers: set[ConnectionHandler] = set()
@@ -112,27 +111,27 @@ class AmqpGateway:
     async def listen(
         self, host: str, port: int, *, ssl_context: ssl.SSLContext | None = None
     ) -> tuple[str, int]:
-        """Accept connections, with TLS where a context is given; returns the address and port bound.
+        """Accept connections, with TLS if a context is given; returns the bound address and port.
 
-        port: 0 is any free one. Raises BrokenError when the address cannot be listened on.
+        port: 0: any free one. Raises BrokenError if the address cannot be used.
         """
         return await self._server.listen(host, port, ssl=ssl_context, admission=self.admission)
 
     def accept(self, stream: ByteStream) -> StreamReceiver:
-        """Serve a client whose bytes come in elsewhere: a WebSocket. Raises ClosedError after ``close``."""
+        """Serve a client over another stream: a WebSocket. Raises ClosedError after ``close``."""
         if self._is_stopping:
             raise ClosedError("The service is stopping.", next_step="Connect again later.")
         return self._server.accept(stream)
 
     def connection_counts(self) -> ConnectionCounts:
-        """Connections over all transports: since the start, and now."""
+        """Connections over all transports, since the start and now."""
         return ConnectionCounts(self._opened_connections, len(self._handlers))
 
     async def close(self, *, drain_timeout_s: float = 5.0) -> None:
         """Stop listening and end all connections, each once what it has sent is durable and acknowledged.
 
-        drain_timeout_s: after it, connections are closed whatever they still have under way. Cancellation:
-        connections that are left still end.
+        drain_timeout_s: then the remaining connections are closed. Cancellation: remaining connections still
+        end.
         """
         self._is_stopping = True
         self._server.stop_listening()
@@ -159,7 +158,7 @@ class AmqpGateway:
 
     @property
     def unacknowledged_bytes_max(self) -> int:
-        """What one connection may have taken in and not yet durable: as much as is left for all others.
+        """Received bytes of one connection that may be not durable yet: as much as is left for all others.
 
         So N busy connections share the total in N + 1 parts, one of them free (dynamic thresholds: Choudhury
         and Hahne, IEEE/ACM Transactions on Networking 6(2), 1998).
@@ -168,19 +167,19 @@ class AmqpGateway:
         return max(_UNACKNOWLEDGED_BYTES_MIN, min(self._connection_unacknowledged_bytes_max, free))
 
     def add_unacknowledged(self, change: int) -> None:
-        """Count bytes, over all connections, that were taken in and are not yet durable."""
+        """Count received bytes of all connections that are not durable yet."""
         self._unacknowledged_bytes += change
         self.budget.add_queued(change)
 
     def on_congestion(self, handler: ConnectionHandler) -> None:
-        """The disk is behind: have ``resume_reading`` called once it has caught up, in order of calls."""
+        """The disk is behind: call ``resume_reading`` once it has caught up, in order of calls."""
         self._waiting_for_disk[handler] = None
         if not self._is_waiting_for_disk:
             self._is_waiting_for_disk = True
             self._tasks.start(self._resume_after_congestion(), name="wait for the disk")
 
     def start_task(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """Run something that waits; it is finished even if the connection ends."""
+        """Run work that waits; it is completed even if the connection ends."""
         self._tasks.start(work, name=name)
 
     def _on_connection(self, driver: AmqpDriver) -> EventHandler:
@@ -202,8 +201,8 @@ class AmqpGateway:
             self._is_waiting_for_disk = False
 
     async def _resume_some(self) -> None:
-        """Let connections read again, a few per turn of the event loop: what they read must count before more
-        do, or hundreds would queue megabytes before the next event of any."""
+        """Let connections read again, a few per turn of the event loop: their bytes must count before more
+        read, or hundreds would queue megabytes each turn."""
         while self._waiting_for_disk and not self.broker.is_congested:
             for handler in list(self._waiting_for_disk)[:_RESUMED_AT_ONCE]:
                 del self._waiting_for_disk[handler]
