@@ -30,7 +30,7 @@ from tests.console.processing_support import (
 )
 from tests.console.support import PlainBrowser, assert_accessible, console_service
 
-from tidegate.broker import Claim
+from tidegate.broker import AuditRecord, Claim
 from tidegate.client import BlockingConsumer
 from tidegate.console.dead_letters import letters as dead_letters
 from tidegate.console.dead_letters import page as dead_letters_page
@@ -351,9 +351,9 @@ def test_a_redrive_that_cannot_be_is_told(
 
 
 def test_a_redrive_ends_when_it_is_cancelled(
-    letters: DeadLetters, plain_browser: PlainBrowser, place: Place
+    letters: DeadLetters, service: HubService, plain_browser: PlainBrowser, place: Place
 ) -> None:
-    """Its process is gone, and every dead letter is as it was."""
+    """Its process is gone, every dead letter is as it was, and the audit trail names who cancelled it."""
     mark = place.pipelines.with_suffix(".pid")
     mark.unlink(missing_ok=True)
     form = {"hub": HUB, "pipeline": place.pipeline("hanging_pipeline"), "mode": "earnest"}
@@ -364,7 +364,15 @@ def test_a_redrive_ends_when_it_is_cancelled(
     while "0 of 3 done" not in (page := text_of(plain_browser.get(job).text)):
         assert time.monotonic() < deadline, page
     assert "cancelled" in ended_job(plain_browser, plain_browser.post(f"{job}/cancel"))
+    plain_browser.post(f"{job}/cancel")
     _wait_gone(process_id)
+
+    async def newest_first(server: TidegateServer) -> list[AuditRecord]:
+        return server.broker.audit.newest_first()
+
+    cancelled, started = service.call(newest_first)[:2]
+    assert (cancelled.action, started.action) == ("cancelJob", "redrive")
+    assert (cancelled.target, cancelled.new) == (HUB, started.new)
     assert _numbers(letters, DeadLetterStatus.OPEN) == [3, 5, 8]
 
 

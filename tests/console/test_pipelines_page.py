@@ -21,7 +21,7 @@ from tests.console.pipeline_process import status_of
 from tests.console.processing_support import recreate_hub, signed_in
 from tests.console.support import PlainBrowser, assert_accessible, console_service
 
-from tidegate.broker import Claim
+from tidegate.broker import AuditRecord, Claim
 from tidegate.console.pipelines import reported
 from tidegate.console.pipelines.reported import ReportedPipelines
 from tidegate.model.pipeline_status import PipelineState, ProcessIdentity
@@ -288,8 +288,16 @@ def test_a_hub_created_again_shows_no_pipelines_of_the_earlier_one(
     assert "highest 31,337" in plain_browser.get("/pipelines/of-both").text
 
 
-def test_a_pipeline_is_asked_to_stop_once(files: PipelineFiles, plain_browser: PlainBrowser) -> None:
-    """Who presses twice, while it comes to an end, does not end it in the middle of its work."""
+def test_a_pipeline_is_asked_to_stop_once(
+    service: HubService, files: PipelineFiles, plain_browser: PlainBrowser
+) -> None:
+    """Who presses twice, while it comes to an end, does not end it in the middle of its work; and is named in
+    the audit trail, once.
+    """
+
+    async def newest_first(server: TidegateServer) -> list[AuditRecord]:
+        return server.broker.audit.newest_first()
+
     with running(files, "patient") as process:
         wait_for(plain_browser, "/pipelines/patient", "777")
         plain_browser.get("/pipelines/patient/stop")
@@ -302,6 +310,10 @@ def test_a_pipeline_is_asked_to_stop_once(files: PipelineFiles, plain_browser: P
         assert "stopped" in wait_for(plain_browser, "/pipelines/patient", r">stopped</span>")
         page = plain_browser.follow(plain_browser.post("/pipelines/patient/stop"))
         assert "is not running" in page.text
+    records = [each for each in service.call(newest_first) if each.new == {"pipeline": "patient"}]
+    assert [(each.action, each.target, each.policy) for each in records] == [
+        ("stopPipeline", HUB, "RootManageSharedAccessKey")
+    ]
 
 
 def test_a_browser_sees_it_live_and_stops_it(files: PipelineFiles, console_page: Page) -> None:

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 from tests.console.pipeline_process import status_of
 
+from tidegate.broker import AuditTrail
 from tidegate.console.pipelines import reported as sampling
 from tidegate.console.pipelines.reported import PipelineSample, ReportedPipelines
+from tidegate.storage.files import OsFiles
 from tidegate.transport.clock import SystemClock
 from tidegate.transport.status_files import PipelineFiles
 
@@ -24,9 +26,9 @@ async def test_the_last_minutes_are_kept_whoever_looks(
     monkeypatch.setattr(sampling, "SAMPLE_EVERY_S", 0.01)
     monkeypatch.setattr(sampling, "HISTORY_S", 0.3)
     monkeypatch.setattr(sampling, "_FRESH_S", 0.0)
-    files = PipelineFiles(tmp_path)
+    files, clock = PipelineFiles(tmp_path), SystemClock()
     status = replace(status_of("kept", HUB), processed_events_per_s=1.0)
-    async with ReportedPipelines(files, SystemClock()) as view:
+    async with ReportedPipelines(files, clock, AuditTrail(clock, OsFiles(), tmp_path)) as view:
         assert (await view.pipelines()).entries == []
         files.write(status)
         first = await _samples_until(view, 1.0)

@@ -78,6 +78,8 @@ class Action(Enum):
     REDRIVE = "redrive"
     DISCARD = "discard"
     MOVE_CHECKPOINTS = "moveCheckpoints"
+    CANCEL_JOB = "cancelJob"
+    STOP_PIPELINE = "stopPipeline"
 
 
 _SIGN_INS: Final = frozenset({Action.SIGN_IN, Action.REFUSED_SIGN_IN, Action.SIGN_OUT})

@@ -54,7 +54,7 @@ async def open_views(parts: ConsoleParts) -> AsyncIterator[Views]:
         sender = EventSender(broker, clock=clock)
         stack.push_async_callback(sender.close)
         files = PipelineFiles.of_user(os.environ)
-        pipelines = await stack.enter_async_context(ReportedPipelines(files, clock))
+        pipelines = await stack.enter_async_context(ReportedPipelines(files, clock, broker.audit))
         processing = None
         if parts.database is not None:
             database = LazyDatabase(parts.database)

@@ -128,7 +128,7 @@ class Jobs:
     """
 
     def __init__(self, clock: Clock, audit: AuditTrail, access: Access) -> None:
-        """audit: records who starts jobs."""
+        """audit: records who starts and cancels jobs."""
         self._clock = clock
         self._audit = audit
         self._tasks = TaskOwner("console jobs")
@@ -166,11 +166,18 @@ class Jobs:
         return list(reversed(self._jobs.values()))
 
     def cancel(self, job: Job) -> None:
-        """Cancel a job, if it has not ended; committed changes stay."""
+        """Cancel a job for a user, if it has not ended; committed changes stay."""
+        if self._end(job):
+            self._audit.record(Action.CANCEL_JOB, job.event_hub or "", new={"job": job.title})
+
+    def _end(self, job: Job) -> bool:
+        """Cancel a job; False if it has ended or was cancelled before."""
         task = self._running.get(job.job_id)
-        if task is not None and not job.is_cancelled:
-            job.is_cancelled = True
-            task.cancel()
+        if task is None or job.is_cancelled:
+            return False
+        job.is_cancelled = True
+        task.cancel()
+        return True
 
     async def wait_ended(self, job: Job, *, at_most_s: float) -> None:
         """Return when the job has ended, or after ``at_most_s`` seconds."""
@@ -211,7 +218,7 @@ class Jobs:
             if job.grant is not None:
                 rights = self._access.rights(job.grant)
                 if rights is None or not rights.may_manage(job.event_hub):
-                    self.cancel(job)
+                    self._end(job)
 
 
 def absent_job() -> NotFoundError:

@@ -16,6 +16,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Final, NamedTuple, Self
 
+from tidegate.broker import Action, AuditTrail
 from tidegate.model.clock import Clock
 from tidegate.model.errors import InvalidArgumentError, NotFoundError, StoreUnavailableError, TidegateError
 from tidegate.model.pipeline_status import PipelineState, PipelineStatus, ProcessIdentity
@@ -72,9 +73,11 @@ class PipelineList:
 class ReportedPipelines:
     """Pipelines that report below a state directory. An async context manager, which samples."""
 
-    def __init__(self, files: PipelineFiles, clock: Clock) -> None:
+    def __init__(self, files: PipelineFiles, clock: Clock, audit: AuditTrail) -> None:
+        """audit: records who stops pipelines."""
         self._files = files
         self._clock = clock
+        self._audit = audit
         self._threads = Threads(1, name="console-pipelines")
         self._tasks = TaskOwner("console: pipelines")
         self._over: dict[str, tuple[int, PipelineStatus]] = {}
@@ -148,6 +151,7 @@ class ReportedPipelines:
         is_asked = ask_to_stop(entry.status)
         if is_asked:
             self._asked[name] = entry.status.process
+            self._audit.record(Action.STOP_PIPELINE, entry.status.event_hub, new={"pipeline": name})
         return is_asked
 
     def _entry(self, name: str, status: PipelineStatus) -> PipelineEntry:
