@@ -106,12 +106,7 @@ class MemoryBudget:
         return account
 
     def add_queued(self, change: int) -> None:
-        """Count bytes that wait for the disk."""
-        self._add(change)
-
-    # -- for accounts
-
-    def _add(self, change: int) -> None:
+        """Count bytes that wait for the disk; accounts count theirs in the same way."""
         self._used_bytes += change
         if self._used_bytes > self._peak_bytes:
             self._peak_bytes = self._used_bytes
@@ -123,9 +118,6 @@ class MemoryBudget:
                 self._relief = asyncio.get_running_loop().call_soon(self._relieve)
             elif self._relief is None:
                 self._relief = asyncio.get_running_loop().call_soon(self._relieve)
-
-    def _forget(self, account: MemoryAccount) -> None:
-        self._accounts.discard(account)
 
     # -- helpers
 
@@ -202,7 +194,7 @@ class MemoryAccount:
         change = held - self.held_bytes
         if change:
             self._set(held)
-            self._budget._add(change)
+            self._budget.add_queued(change)
 
     @property
     def burden(self) -> float:
@@ -224,8 +216,8 @@ class MemoryAccount:
         """The peer is gone, with all it held. Repeated calls do nothing."""
         if not self._is_closed:
             self._is_closed = True
-            self._budget._add(-self.held_bytes)
-            self._budget._forget(self)
+            self._budget.add_queued(-self.held_bytes)
+            self._budget._accounts.discard(self)
             self.held_bytes = 0
 
     def _set(self, held: int) -> None:

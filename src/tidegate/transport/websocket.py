@@ -305,10 +305,9 @@ class WebSocketStream(ByteStream, asyncio.Protocol):
             self._protocol.send_close(code)
             self._send()
             self.resume_reading()  # the peer's close frame must be read
-            self._abort_soon()
         else:
             self._transport.close()
-            self._abort_soon()
+        self._abort_soon()
 
     def _send(self) -> None:
         transport = self._transport
@@ -323,10 +322,9 @@ class WebSocketStream(ByteStream, asyncio.Protocol):
             # The peer violated the protocol and may still be sending: read and drop its bytes for a while.
             # Closing the transport meanwhile would reset it, and the peer might lose our close frame.
             transport.write_eof()
-            self._abort_soon()
         else:  # a refusal, or both close frames were sent
             transport.close()
-            self._abort_soon()  # earlier HTTP responses may be unread
+        self._abort_soon()  # after a refusal, earlier HTTP responses may be unread
 
     def _abort_soon(self) -> None:
         if self._abort_timer is None:

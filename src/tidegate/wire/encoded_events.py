@@ -1,7 +1,7 @@
 """Events before decoding, as a consumer holds them: positions beside encoded messages.
 
 Created from either kind of delivery (``wire.delivery``). Batches stay cheap: sequence numbers are a range,
-enqueued times one repeated number, and offsets and messages are created on access.
+and offsets and messages are created on access.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise, repeat
-from typing import Generic, TypeVar, overload
+from itertools import chain, pairwise
+from typing import overload
 
 from tidegate.amqp.decode import Buffer, decode_value
 from tidegate.amqp.errors import DecodeError
@@ -27,37 +27,6 @@ from tidegate.wire.packed_messages import PackedMessages, messages_of_sections
 
 _two_u32 = struct.Struct(">II").unpack_from
 _s64 = struct.Struct(">q").unpack_from
-
-T = TypeVar("T")
-
-
-class _Repeated(Sequence[T], Generic[T]):
-    """One value, ``count`` times."""
-
-    __slots__ = ("_count", "_value")
-
-    def __init__(self, value: T, count: int) -> None:
-        self._value = value
-        self._count = count
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __iter__(self) -> Iterator[T]:
-        return repeat(self._value, self._count)
-
-    @overload
-    def __getitem__(self, index: int) -> T: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[T]: ...
-    def __getitem__(self, index: int | slice) -> T | Sequence[T]:
-        if isinstance(index, slice):
-            return _Repeated(self._value, len(range(self._count)[index]))
-        range(self._count)[index]  # raises IndexError where a list would
-        return self._value
-
-    def __repr__(self) -> str:
-        return f"<{self._value!r} x {self._count}>"
 
 
 class _OffsetsOf(Sequence[str]):
@@ -163,7 +132,7 @@ def events_of_batch(payload: bytes) -> EncodedEvents:
             f"A batched delivery declares {annotations[EVENT_COUNT]} events, and has {len(messages)}."
         )
     numbers = range(first, first + len(messages))
-    return EncodedEvents(numbers, _Repeated(time_ms, len(messages)), _OffsetsOf(numbers), messages)
+    return EncodedEvents(numbers, [time_ms] * len(messages), _OffsetsOf(numbers), messages)
 
 
 def events_of_deliveries(payloads: Iterable[bytes]) -> EncodedEvents:
