@@ -41,12 +41,11 @@ class HubCapture:
         journal: FileJournal,
         clock: Clock,
         encoding_threads: Threads,
-        limits: WindowLimits | None = None,
+        limits: WindowLimits,
         allowed: CaptureDestinations | None = None,
     ) -> None:
         """directory: for the states of all hubs, and for files in progress with a remote destination.
-        journal: lists the finished files. limits: None uses the settings. allowed: where it may write; None:
-        anywhere.
+        journal: lists the finished files. allowed: where it may write; None: anywhere.
         """
         self.settings = settings
         self._event_hub = event_hub
@@ -57,9 +56,7 @@ class HubCapture:
         self._clock = clock
         self._encoding_threads = encoding_threads
         self._allowed = allowed
-        self._limits = limits or WindowLimits(
-            settings.size_window_bytes, settings.time_window_s * 1000, settings.is_empty_skipped
-        )
+        self._limits = limits
         self._threads = Threads(_FILES_AT_A_TIME + 1, name=f"tidegate-capture {event_hub.name}")
         self._opened: asyncio.Future[Destination] = asyncio.get_running_loop().create_future()
         self._open_error = ""

@@ -164,7 +164,7 @@ class PartitionCapture:
         )
         missing = 0
         while window.closed is None:
-            batches = await self._retry_read(window.until_sequence_number)
+            batches = await self._retry(partial(self._read, window.until_sequence_number))
             for batch in batches:
                 window.add_batch(batch.base_sequence_number, batch.lengths, batch.enqueued_time_ms)
             if not batches:
@@ -263,7 +263,7 @@ class PartitionCapture:
         """Copy the planned events that the log holds; returns the number of missing ones."""
         position, end, missing = planned.start_sequence_number, planned.until_sequence_number, 0
         while position < end:
-            batches = self._read(position)
+            batches = await self._read(position)
             if not batches:
                 return missing + end - position
             for batch in batches:
@@ -336,13 +336,7 @@ class PartitionCapture:
                 await self.partition.wait_appended(window.until_sequence_number)
                 await asyncio.sleep(self._shared.pace_s)
 
-    async def _retry_read(self, position: int) -> list[RecordBatch]:
-        async def read() -> list[RecordBatch]:
-            return self._read(position)
-
-        return await self._retry(read)
-
-    def _read(self, position: int) -> list[RecordBatch]:
+    async def _read(self, position: int) -> list[RecordBatch]:
         if self.partition.is_closed:
             raise ClosedError("The partition is closed.")
         return self.partition.read_nowait(position, bytes_max=_READ_BYTES)

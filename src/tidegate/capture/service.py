@@ -36,11 +36,10 @@ class CaptureService:
         namespace: str,
         directory: Path,
         clock: Clock,
-        limits_of: Callable[[CaptureSettings], WindowLimits] | None = None,
+        limits_of: Callable[[CaptureSettings], WindowLimits] = WindowLimits.of,
     ) -> None:
         """namespace: the value of ``{Namespace}`` in names. directory: created when needed; for each captured
-        partition's state, and for files in progress. limits_of: None uses the settings' windows; tests use
-        smaller ones.
+        partition's state, and for files in progress. limits_of: tests use smaller windows than settings may.
         """
         self._broker = broker
         self._namespace = namespace
@@ -130,7 +129,7 @@ class CaptureService:
                     clock=self._clock,
                     encoding_threads=self._encoding_threads,
                     allowed=self._broker.capture_destinations,
-                    limits=self._limits_of(settings) if self._limits_of is not None else None,
+                    limits=self._limits_of(settings),
                 )
                 _logger.info("started %r", hub)
         # Only hubs seen to disappear: an older catalog may lack a hub whose state must be kept.

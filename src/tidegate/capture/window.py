@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from tidegate.model.capture import CaptureSettings
+
 
 @dataclass(frozen=True, slots=True)
 class WindowLimits:
@@ -21,6 +23,11 @@ class WindowLimits:
     time_ms: int
     """Most milliseconds of enqueued time that one file covers."""
     is_empty_skipped: bool
+
+    @classmethod
+    def of(cls, settings: CaptureSettings) -> WindowLimits:
+        """As a hub's settings say."""
+        return cls(settings.size_window_bytes, settings.time_window_s * 1000, settings.is_empty_skipped)
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,14 +144,8 @@ def undecodable_record(
         )
     except DecodeError as refused:
         error = str(refused)
-    return {
-        "SequenceNumber": sequence_number,
-        "Offset": str(sequence_number),
-        "EnqueuedTimeUtc": enqueued_time,
-        "SystemProperties": {_ENQUEUED_TIME: enqueued_time_ms, DECODE_ERROR_PROPERTY: error},
-        "Properties": {},
-        "Body": stored,
-    }
+    system: Values = {_ENQUEUED_TIME: enqueued_time_ms, DECODE_ERROR_PROPERTY: error}
+    return capture_record(sequence_number, enqueued_time, EventContents(stored), system)
 
 
 def enqueued_time_text(time_ms: int) -> str:

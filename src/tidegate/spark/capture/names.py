@@ -32,18 +32,14 @@ LATEST_EVENT_S: Final = 1 + CAPTURE_TIME_WINDOW_S_MAX + _CLOCKS_S
 """All events of a file were enqueued less than this many seconds after its time."""
 
 _FIELD: Final = re.compile(r"\{([^{}]*)\}")
-_PATTERNS: Final[Mapping[str, str]] = {
-    "Namespace": r"[^/]+",
-    "EventHub": r"[^/]+",
-    "PartitionId": r"[0-9]+",
-    "Year": r"[0-9]{4}",
-    "Month": r"[0-9]{2}",
-    "Day": r"[0-9]{2}",
-    "Hour": r"[0-9]{2}",
-    "Minute": r"[0-9]{2}",
-    "Second": r"[0-9]{2}",
-}
 _TIME_FIELDS: Final = ("Year", "Month", "Day", "Hour", "Minute", "Second")
+_PATTERNS: Final[Mapping[str, str]] = {
+    "Namespace": "[^/]+",
+    "EventHub": "[^/]+",
+    "PartitionId": "[0-9]+",
+    **dict.fromkeys(_TIME_FIELDS, "[0-9]{2}"),
+    "Year": "[0-9]{4}",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,24 +85,21 @@ class NameFormat:
             )
         self.text = text
         self._wanted = {"Namespace": namespace, "EventHub": event_hub}
-        self._any = re.compile(self._expression(is_wanted_only=False))
-        self._wanted_only = re.compile(self._expression(is_wanted_only=True))
+        self._any = self._expression(_PATTERNS)
+        wanted = {name: re.escape(value) for name, value in self._wanted.items() if value is not None}
+        self._wanted_only = self._expression({**_PATTERNS, **wanted})
 
-    def _expression(self, *, is_wanted_only: bool) -> str:
-        parts: list[str] = []
+    def _expression(self, patterns: Mapping[str, str]) -> re.Pattern[str]:
+        """What names match, with a group per field; a field that occurs again has the same value."""
         seen: set[str] = set()
-        at = 0
-        for match in _FIELD.finditer(self.text):
-            parts.append(re.escape(self.text[at : match.start()]))
-            at, name = match.end(), match[1]
-            if name in seen:
-                parts.append(f"(?P={name})")
-                continue
-            seen.add(name)
-            wanted = self._wanted.get(name) if is_wanted_only else None
-            parts.append(f"(?P<{name}>{_PATTERNS[name] if wanted is None else re.escape(wanted)})")
-        parts.append(re.escape(self.text[at:] + FILE_SUFFIX))
-        return "".join(parts)
+        parts: list[str] = []
+        for position, part in enumerate(_FIELD.split(self.text + FILE_SUFFIX)):
+            if position % 2 == 0:  # the text between two fields
+                parts.append(re.escape(part))
+            else:
+                parts.append(f"(?P={part})" if part in seen else f"(?P<{part}>{patterns[part]})")
+                seen.add(part)
+        return re.compile("".join(parts))
 
     @property
     def folder(self) -> str:
