@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import re
+import socket
+import socketserver
+import threading
 from array import array
 from collections.abc import Iterator, Mapping
 from http.client import HTTPConnection
+from pathlib import Path
 
 import pytest
 from azure.eventhub import EventData
 from prometheus_client.core import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
+from tests.console.support import console_service
 from tests.docs_support import ROOT
 from tests.interop.support import Reader, target_of
 
@@ -179,3 +184,39 @@ def test_who_comes_through_a_proxy_needs_a_token(
             audience=f"sb://{host}/", key_name="scraper", key=service.call(create), expiry=4_000_000_000
         )
     assert _get(service, headers)[0] == status
+
+
+@pytest.mark.parametrize("is_listed", [False, True])
+def test_a_forwarder_counts_as_this_machine_unless_it_is_listed(tmp_path: Path, is_listed: bool) -> None:
+    """What the docs say of programs on this machine that only pass bytes on: nothing shows that they do."""
+    settings = {"trusted_proxies": ["127.0.0.1"]} if is_listed else {}
+    with (
+        console_service(tmp_path, **settings) as service,
+        socketserver.ThreadingTCPServer(("127.0.0.1", 0), _forwarder_to(service)) as forwarder,
+    ):
+        threading.Thread(target=forwarder.serve_forever).start()
+        try:
+            answers = {}
+            for path in ("/metrics", "/hubs"):
+                connection = HTTPConnection("127.0.0.1", forwarder.server_address[1], timeout=60)
+                connection.request("GET", path, headers={"Host": "localhost", "Connection": "close"})
+                answers[path] = connection.getresponse().status
+                connection.close()
+        finally:
+            forwarder.shutdown()
+    assert answers == ({"/metrics": 401, "/hubs": 303} if is_listed else {"/metrics": 200, "/hubs": 200})
+    for page in ("docs/reference/metrics.md", "docs/guides/hardening.md", "docs/concepts/threat-model.md"):
+        assert "forwarder" in (ROOT / page).read_text(encoding="utf-8"), page
+
+
+def _forwarder_to(service: HubService) -> type[socketserver.BaseRequestHandler]:
+    host, _, port = (service.ready.http or "").rpartition(":")
+
+    class Forwarder(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            with socket.create_connection((host, int(port)), timeout=60) as behind:
+                behind.sendall(self.request.recv(64 * 1024))
+                while content := behind.recv(64 * 1024):
+                    self.request.sendall(content)
+
+    return Forwarder
