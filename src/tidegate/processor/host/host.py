@@ -193,7 +193,7 @@ class EventProcessorHost:
         run = self._run
         if run is None:
             return
-        await run.finish(None)
+        await run.finish()
         if self._run is run:
             self._run = None
 
@@ -304,16 +304,19 @@ class _HostRun:
         if self.failure is not None:
             raise self.failure
 
-    async def finish(self, failure: Exception | None) -> None:
+    async def finish(self) -> None:
         """End everything, in order; later calls wait for the first.
 
         Cancellation: closing continues; only the wait is cancelled.
         """
+        self._begin_end(None)
+        await self._ended.wait()
+
+    def _begin_end(self, failure: Exception | None) -> None:
         if not self._is_finishing:
             self._is_finishing = True
             self.failure = failure
             self._last_tasks.start(self._finish(), name="closing")
-        await self._ended.wait()
 
     async def _follow_hub(self) -> None:
         """Include partitions that are added to the hub later (in Azure, or by creating it again)."""
@@ -343,12 +346,9 @@ class _HostRun:
 
     def _fail(self, error: Exception) -> None:
         """Close the host, and let ``wait`` raise the error."""
-        if self._is_finishing:
-            return
-        self._report(error, None)
-        self._is_finishing = True
-        self.failure = error
-        self._last_tasks.start(self._finish(), name="closing after a failure")
+        if not self._is_finishing:
+            self._report(error, None)
+            self._begin_end(error)
 
     def _note_served(self) -> None:
         self._was_served = True

@@ -44,7 +44,7 @@ class HostPumps:
         self._stall_timeout_s = stall_timeout_s
         self._pumps: dict[str, PartitionPump] = {}
         self._observations: dict[str, _Observation] = {}
-        self._looked_at_last = ""
+        self._checked_last = ""
         """The partition that the watchdog checked last."""
 
     async def start_pump(self, lease: Lease) -> None:
@@ -78,16 +78,16 @@ class HostPumps:
         interval_s = self._stall_timeout_s / _LOOKS_PER_TIMEOUT
         while True:
             await asyncio.sleep(interval_s)
-            waiting = [pump for pump in list(self._pumps.values()) if not self._look_at_call(pump)]
+            waiting = [pump for pump in list(self._pumps.values()) if not self._check_call(pump)]
             # Continue after the last partition checked, so that slow requests do not keep others unchecked.
-            waiting.sort(key=lambda pump: (pump.partition_id <= self._looked_at_last, pump.partition_id))
+            waiting.sort(key=lambda pump: (pump.partition_id <= self._checked_last, pump.partition_id))
             with contextlib.suppress(TimeoutError):  # calls are checked even without the service
                 async with asyncio.timeout(interval_s):
                     for pump in waiting:
-                        self._looked_at_last = pump.partition_id
-                        await self._look_at_wait(pump)
+                        self._checked_last = pump.partition_id
+                        await self._check_wait(pump)
 
-    def _look_at_call(self, pump: PartitionPump) -> bool:
+    def _check_call(self, pump: PartitionPump) -> bool:
         """Check a pump whose handler has events; False if it has none."""
         session = pump.session
         if session is None or session.batch_in_hand_since is None:
@@ -95,7 +95,7 @@ class HostPumps:
         self._judge(pump, session, session.batch_in_hand_since)
         return True
 
-    async def _look_at_wait(self, pump: PartitionPump) -> None:
+    async def _check_wait(self, pump: PartitionPump) -> None:
         """Check a pump that waits for events or for the handler's ``open``."""
         session = pump.session
         if session is None:

@@ -57,7 +57,7 @@ class PartitionPump:
         self._stall: PartitionStalledError | None = None
         self._interrupted = asyncio.Event()
         """Set by a stop or a stall, to interrupt the session."""
-        self._untold: Exception | None = None
+        self._undelivered: Exception | None = None
         """An error that an abandoned processor did not get, for its successor."""
         self._task: asyncio.Task[None] | None = None
 
@@ -149,9 +149,9 @@ class PartitionPump:
         if self._stop_reason is not None:
             return None, False
         self.session = session
-        untold, self._untold = self._untold, None
+        undelivered, self._undelivered = self._undelivered, None
         task = self._environment.tasks.start(
-            _as_outcome(session.run(untold)), name=f"session of partition {self.partition_id}"
+            _as_outcome(session.run(undelivered)), name=f"session of partition {self.partition_id}"
         )
         interrupted = self._environment.tasks.start(self._interrupted.wait(), name="interruption")
         await asyncio.wait([task, interrupted], return_when=asyncio.FIRST_COMPLETED)
@@ -180,7 +180,7 @@ class PartitionPump:
             self._environment.report(error, self.partition_id)
         if is_abandoned:
             session.give_up(reason)
-            self._untold = error
+            self._undelivered = error
             if error is None:
                 self._environment.report(self._hanging(), self.partition_id)
             return

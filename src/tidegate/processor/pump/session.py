@@ -147,10 +147,10 @@ class PartitionSession:
 
     # --- the session's task -------------------------------------------------------------------------------
 
-    async def run(self, untold: Exception | None = None) -> None:
+    async def run(self, undelivered: Exception | None = None) -> None:
         """Read and deliver until stopped. Raises any error but the handler's own.
 
-        untold: an error that the previous processor did not get.
+        undelivered: an error that the previous processor did not get.
         """
         self._task = asyncio.current_task()
         environment = self._environment
@@ -170,8 +170,8 @@ class PartitionSession:
             self.is_opening = True
             await self._processor.open(context)
             self.is_opening = False
-            if untold is not None:
-                await self.tell(untold)
+            if undelivered is not None:
+                await self.notify(undelivered)
         self._check_stopping()
         delivery = self._delivery = self._make_delivery(self._processor, context)
         try:
@@ -235,7 +235,7 @@ class PartitionSession:
         if policy is PositionLostPolicy.STOP:
             raise loss
         environment.report(loss, self.partition_id)
-        await self.tell(loss)
+        await self.notify(loss)
         recovery = decide_recovery(
             policy, await self._read_properties(), event_hub_created_at_ms=self._event_hub_created_at_ms
         )
@@ -358,7 +358,7 @@ class PartitionSession:
         if environment.registration.is_transactional and isinstance(error, (DatabaseError, StoreError)):
             environment.report(error, self.partition_id)
         with self._calling():
-            await self.tell(error)
+            await self.notify(error)
         self._check_stopping()
         await asyncio.sleep(environment.restart_delay_s(tries, error))
         self.activity += 1
@@ -430,7 +430,7 @@ class PartitionSession:
 
     # --- called by the pump: errors and the end -----------------------------------------------------------
 
-    async def tell(self, error: Exception) -> None:
+    async def notify(self, error: Exception) -> None:
         """Pass ``error`` to the processor, if any, whose own errors are only reported."""
         if self._processor is None or self._context is None:
             return
@@ -448,7 +448,7 @@ class PartitionSession:
         if self._processor is None or context is None:
             return
         if error is not None:
-            await self.tell(error)
+            await self.notify(error)
         is_automatic = options.checkpoint_every_events is not None or options.checkpoint_every_s is not None
         is_kept = reason in (CloseReason.SHUTDOWN, CloseReason.RESTARTED) and context.fenced is None
         try:

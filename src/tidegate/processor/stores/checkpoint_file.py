@@ -29,6 +29,8 @@ from tidegate.processor.checkpoint import ProcessorCheckpoint
 
 _SLOT_BYTES: Final = 512
 _FILE_BYTES: Final = 2 * _SLOT_BYTES
+_FIELDS: Final = ("partition_id", "sequence_number", "offset", "enqueued_time_ms", "event_hub_created_at_ms")
+"""Of a checkpoint, in its own order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +66,14 @@ class CheckpointFile:
         """The checkpoint; None if none was written. Raises StoreError if the file is invalid."""
         return _parse(os.pread(self._descriptor, _FILE_BYTES + 1, 0), self._path)
 
-    def write(self, record: CheckpointRecord, *, is_synced: bool) -> None:
-        """Overwrite the older record.
+    def write(self, record: CheckpointRecord | None, *, is_synced: bool) -> None:
+        """Overwrite the older record; None: do nothing.
 
         is_synced: return when it is on disk; required for a file's first record.
         Raises InvalidArgumentError for an offset that is too long.
         """
+        if record is None:
+            return
         content = _encode(record)
         position = record.count % 2 * _SLOT_BYTES
         if record.count == 0:
@@ -114,15 +118,8 @@ def _parse(content: bytes, path: Path) -> CheckpointRecord | None:
 
 def _encode(record: CheckpointRecord) -> bytes:
     checkpoint = record.checkpoint
-    fields = {
-        "partition_id": checkpoint.partition_id,
-        "sequence_number": checkpoint.sequence_number,
-        "offset": checkpoint.offset,
-        "enqueued_time_ms": checkpoint.enqueued_time_ms,
-        "event_hub_created_at_ms": checkpoint.event_hub_created_at_ms,
-        "epoch": record.epoch,
-        "count": record.count,
-    }
+    fields = {name: getattr(checkpoint, name) for name in _FIELDS}
+    fields |= {"epoch": record.epoch, "count": record.count}
     line = orjson.dumps({"crc32": zlib.crc32(orjson.dumps(fields)), "checkpoint": fields})
     if len(line) >= _SLOT_BYTES:
         raise InvalidArgumentError(
@@ -139,13 +136,7 @@ def _decode(slot: bytes) -> CheckpointRecord | None:
         fields = line["checkpoint"]
         if zlib.crc32(orjson.dumps(fields)) != line["crc32"]:
             return None
-        checkpoint = ProcessorCheckpoint(
-            fields["partition_id"],
-            fields["sequence_number"],
-            fields["offset"],
-            fields["enqueued_time_ms"],
-            fields["event_hub_created_at_ms"],
-        )
+        checkpoint = ProcessorCheckpoint(*(fields[name] for name in _FIELDS))
         return CheckpointRecord(checkpoint, fields["epoch"], fields["count"])
     except (orjson.JSONDecodeError, KeyError, TypeError):
         return None

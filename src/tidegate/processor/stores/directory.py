@@ -47,14 +47,8 @@ _CHECKPOINT_THREADS: Final = 4
 do not wait for checkpoints, which may wait for another process."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Update:
-    """The arguments of ``update_checkpoint``."""
-
-    group: GroupKey
-    checkpoint: ProcessorCheckpoint
-    lease: Lease | None
-    is_rewind_allowed: bool
+_Decide = Callable[[CheckpointRecord | None], CheckpointRecord | None]
+"""What to write instead of a partition's record; None: it stays."""
 
 
 class DirectoryStore:
@@ -127,7 +121,10 @@ class DirectoryStore:
         that costs more than 0.03 ms of file work (see ``checkpoint_file``).
         """
         path = self._checkpoint_path(self._folder(group), checkpoint.partition_id)
-        update = _Update(group, checkpoint, lease, is_rewind_allowed)
+
+        def decide(record: CheckpointRecord | None) -> CheckpointRecord | None:
+            return _next_record(group, checkpoint, lease, record, is_rewind_allowed=is_rewind_allowed)
+
         if not is_rewind_allowed:
             with _translated_errors(path):
                 file = await self._open_soon(path)
@@ -135,9 +132,9 @@ class DirectoryStore:
                     with file:
                         record = file.read()
                         if record is not None:
-                            _move(file, record, update, is_synced=False)
+                            file.write(decide(record), is_synced=False)
                             return
-        await self._run(self._checkpoint_threads, lambda: self._move_durably(path, update))
+        await self._run(self._checkpoint_threads, lambda: self._move_durably(path, decide))
 
     async def close(self) -> None:
         """Stop the store's threads after their current work. Idempotent."""
@@ -229,12 +226,12 @@ class DirectoryStore:
         """As ``_open_soon``, in a thread. Raises FileNotFoundError."""
         return self._wait(lambda: CheckpointFile(path, is_created=is_created), path)
 
-    def _move_durably(self, path: Path, update: _Update) -> None:
+    def _move_durably(self, path: Path, decide: _Decide) -> None:
         with _translated_errors(path):
             _make_folder(path.parent)
             with self._open(path, is_created=True) as file:
                 record = file.read()
-                _move(file, record, update, is_synced=True)
+                file.write(decide(record), is_synced=True)
             if record is None:
                 _sync_folder(path.parent)
 
@@ -257,26 +254,25 @@ class DirectoryStore:
                 return None
 
 
-def _move(file: CheckpointFile, record: CheckpointRecord | None, update: _Update, *, is_synced: bool) -> None:
-    """Replace ``record`` with the update's checkpoint, if the rules allow it."""
-    checkpoint, lease = update.checkpoint, update.lease
+def _next_record(
+    group: GroupKey,
+    checkpoint: ProcessorCheckpoint,
+    lease: Lease | None,
+    record: CheckpointRecord | None,
+    *,
+    is_rewind_allowed: bool,
+) -> CheckpointRecord | None:
+    """The record after ``update_checkpoint``; None: it does not change. Raises as ``decide_move``."""
     epoch = 0 if lease is None else lease.epoch
     if record is None:
-        file.write(CheckpointRecord(checkpoint, epoch, 0), is_synced=is_synced)
-        return
+        return CheckpointRecord(checkpoint, epoch, 0)
+    current = record.checkpoint
     is_moved = decide_move(
-        update.group,
-        checkpoint,
-        lease,
-        current=record.checkpoint,
-        epoch=record.epoch,
-        is_rewind_allowed=update.is_rewind_allowed,
+        group, checkpoint, lease, current=current, epoch=record.epoch, is_rewind_allowed=is_rewind_allowed
     )
-    if not is_moved:
-        checkpoint = record.checkpoint
-    moved = CheckpointRecord(checkpoint, max(epoch, record.epoch), record.count + 1)
-    if (moved.checkpoint, moved.epoch) != (record.checkpoint, record.epoch):
-        file.write(moved, is_synced=is_synced)
+    moved = CheckpointRecord(checkpoint if is_moved else current, max(epoch, record.epoch), record.count + 1)
+    is_changed = (moved.checkpoint, moved.epoch) != (current, record.epoch)
+    return moved if is_changed else None
 
 
 _Time = Annotated[datetime, msgspec.Meta(tz=True)]

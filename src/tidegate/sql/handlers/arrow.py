@@ -36,7 +36,7 @@ from tidegate.sql.handlers.batches import (
 from tidegate.wire.event_texts import EventTexts, decode_whole, property_of
 
 _TEXT_MAP = pa.map_(pa.string(), pa.string())
-_EVENT_TYPES: Mapping[str, pa.DataType] = {
+EVENT_TYPES: Mapping[str, pa.DataType] = {
     "body": pa.binary(),
     "partition": pa.string(),
     "offset": pa.string(),
@@ -47,7 +47,7 @@ _EVENT_TYPES: Mapping[str, pa.DataType] = {
     "properties": _TEXT_MAP,
     "systemProperties": _TEXT_MAP,
 }
-assert tuple(_EVENT_TYPES) == EVENT_COLUMNS
+assert tuple(EVENT_TYPES) == EVENT_COLUMNS
 _UNDECODED_COLUMNS = frozenset({"partition", "offset", "sequenceNumber", "enqueuedTime"})
 
 _FLAT_TYPES = (
@@ -188,7 +188,7 @@ def event_batch_of(events: Sequence[ReceivedEvent], columns: Iterable[str]) -> p
         if wanted is not None:
             values[name] = [item.properties.get(wanted) for item, _ in texts]
     return pa.RecordBatch.from_arrays(
-        [pa.array(values[name], type=_EVENT_TYPES.get(name, pa.string())) for name in names], names=names
+        [pa.array(values[name], type=EVENT_TYPES.get(name, pa.string())) for name in names], names=names
     )
 
 

@@ -22,6 +22,10 @@ from tidegate.model.times import milliseconds_of
 from tidegate.sql.core.database import Database
 from tidegate.sql.core.unit_of_work import RowsRefusedError, UnitOfWork
 from tidegate.sql.core.values import ConsumerKey, NewDeadLetter, PartitionRows
+from tidegate.sql.handlers.arrow import EVENT_TYPES
+from tidegate.sql.handlers.batches import ERROR_COLUMN as ERROR
+from tidegate.sql.handlers.batches import PARTITION_COLUMN as PARTITION
+from tidegate.sql.handlers.batches import SEQUENCE_NUMBER_COLUMN as SEQUENCE_NUMBER
 from tidegate.sql.ledger.ledger import BatchLedger, MicroBatch
 from tidegate.sql.ledger.refusals import RefusedRow, refusal_error, write_halving
 from tidegate.sql.ledger.rows import LedgerTable, TableWriter
@@ -39,8 +43,7 @@ from tidegate.sql.ledger.stages import (
 
 _compute: Any = pyarrow.compute  # its stubs know less than it does
 
-PARTITION, SEQUENCE_NUMBER = "partition", "sequenceNumber"
-ERROR, ERROR_TYPE = "_error", "_errorType"
+ERROR_TYPE: Final = "_errorType"
 TRANSFORMATION_ERROR_TYPE: Final = "TransformationError"
 """The error type of a dead letter whose row has ``_error``."""
 
@@ -50,17 +53,12 @@ _LETTERS_MAX: Final = 10_000
 _ATTEMPTS_MAX: Final = 5
 """Transactions per micro-batch; each after the first knows more refused rows."""
 
-_EVENT_TYPES: Final[Mapping[str, pa.DataType]] = {
-    PARTITION: pa.string(),
-    SEQUENCE_NUMBER: pa.int64(),
-    "offset": pa.string(),
-    "enqueuedTime": pa.timestamp("us", tz="UTC"),
-    "partitionKey": pa.string(),
-}
+_KEYS: Final = [PARTITION, SEQUENCE_NUMBER]
 LETTER_SCHEMA: Final = pa.schema(
     [
-        pa.field(name, kind)
-        for name, kind in {**_EVENT_TYPES, ERROR: pa.string(), ERROR_TYPE: pa.string()}.items()
+        *(pa.field(name, EVENT_TYPES[name]) for name in EVENT_COLUMNS),
+        pa.field(ERROR, pa.string()),
+        pa.field(ERROR_TYPE, pa.string()),
     ]
 )
 """The schema of rows that become dead letters."""
@@ -102,8 +100,6 @@ class BatchCommit:
     contents: BatchContents
     consumer: ConsumerKey | None
     is_refused_dead_lettered: bool
-    _refused: RowsRefusedError | None = None
-    """The last attempt's failure."""
 
     def run(self) -> LedgerResult:
         """Commit everything or nothing.
@@ -111,11 +107,10 @@ class BatchCommit:
         Raises DatabaseError (a refused row and its column; rows that share a key), LedgerMismatchError,
         FencedError, DatabaseUnavailableError.
         """
-        for _ in range(_ATTEMPTS_MAX):
+        for attempts_left in reversed(range(_ATTEMPTS_MAX)):
             try:
                 return self._attempt()
             except RowsRefusedError as refused:
-                self._refused = refused
                 found = self._find_refused(refused)
                 if not found:
                     raise
@@ -123,9 +118,10 @@ class BatchCommit:
                 is_event_known = all(item.values.get(SEQUENCE_NUMBER) is not None for _, item in found)
                 if not self.is_refused_dead_lettered or not is_event_known:
                     raise refusal_error(target, row) from refused
+                if not attempts_left:
+                    raise
                 self.contents.letters.append(letters_of_refused([item for _, item in found]))
-        assert self._refused is not None
-        raise self._refused
+        raise AssertionError("the last attempt returns or raises")
 
     def _attempt(self) -> LedgerResult:
         with self._unit() as unit:
@@ -255,7 +251,7 @@ def distinct_letters(parts: Sequence[pa.Table]) -> pa.Table:
                 next_step="Keep the columns partition, sequenceNumber, offset and enqueuedTime unchanged.",
             )
     numbered = letters.append_column("number", pa.array(range(letters.num_rows)))
-    first = numbered.group_by([PARTITION, SEQUENCE_NUMBER]).aggregate([("number", "min")])
+    first = numbered.group_by(_KEYS).aggregate([("number", "min")])
     return letters.take(first.column("number_min").combine_chunks())
 
 
@@ -272,18 +268,17 @@ def _letter_of(row: Mapping[str, Any]) -> NewDeadLetter:
 
 def _without_events(rows: pa.Table, letters: pa.Table) -> pa.Table:
     """The rows without those of dead-lettered events: an event writes all its rows or none."""
-    keys = [PARTITION, SEQUENCE_NUMBER]
-    if not letters.num_rows or not set(keys) <= set(rows.column_names):
+    if not letters.num_rows or not set(_KEYS) <= set(rows.column_names):
         return rows
-    numbered = rows.select(keys).cast(pa.schema([(name, _EVENT_TYPES[name]) for name in keys]))
+    numbered = rows.select(_KEYS).cast(pa.schema([LETTER_SCHEMA.field(name) for name in _KEYS]))
     numbered = numbered.append_column("number", pa.array(range(rows.num_rows)))
-    left = numbered.join(letters.select(keys), keys, join_type="left anti").column("number")
+    left = numbered.join(letters.select(_KEYS), _KEYS, join_type="left anti").column("number")
     return rows.take(left.combine_chunks().sort())
 
 
 def _remove_events(unit: UnitOfWork, staged: Table, stage: Stage, letters: pa.Table) -> int:
     """Delete the rows of dead-lettered events from a stage. Returns how many."""
-    if not letters.num_rows or not {PARTITION, SEQUENCE_NUMBER} <= set(stage.event_columns):
+    if not letters.num_rows or not set(_KEYS) <= set(stage.event_columns):
         return 0
     keys = Table(
         "tidegate_dead_lettered",
