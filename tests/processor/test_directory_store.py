@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from tidegate.model.errors import ClosedError, InvalidArgumentError, StoreError, StoreUnavailableError
 from tidegate.processor.checkpoint import ProcessorCheckpoint
 from tidegate.processor.lease import GroupKey
-from tidegate.processor.stores.checkpoint_file import CheckpointFile, CheckpointRecord
+from tidegate.processor.stores.checkpoint_file import CheckpointFile, CheckpointRecord, checkpoint_path
 from tidegate.processor.stores.directory import DirectoryStore
 from tidegate.testing.stores import acquire
 
@@ -176,7 +176,7 @@ async def test_a_garbled_lease_file_is_named(store: DirectoryStore, folder: Path
         assert path.read_text() == content
 
 
-@pytest.mark.parametrize("content", [b"{}", b" " * 1024, b"x" * 1024, b" " * 512, b"\n" * 1025])
+@pytest.mark.parametrize("content", [b"{}", b" " * 1024, b"x" * 1024, b" " * 512, b"\n" * 1025, b"\0" * 1024])
 async def test_a_garbled_checkpoint_file_is_named(
     store: DirectoryStore, folder: Path, content: bytes
 ) -> None:
@@ -191,13 +191,20 @@ async def test_a_garbled_checkpoint_file_is_named(
     assert path.read_bytes() == content
 
 
-@pytest.mark.parametrize("content", [b"", b"\0" * 7, b"\0" * 1024])
-async def test_a_file_that_never_held_a_checkpoint_is_none(
-    store: DirectoryStore, folder: Path, content: bytes
-) -> None:
+async def test_another_partitions_file_is_not_believed(store: DirectoryStore, folder: Path) -> None:
+    """A file that was restored under another name would make its partition skip or repeat events."""
+    await store.update_checkpoint(GROUP, ProcessorCheckpoint("0", 1, "1"), lease=None)
+    (folder / "checkpoint-1.json").write_bytes((folder / "checkpoint-0.json").read_bytes())
+    with pytest.raises(StoreError, match=r"checkpoint-1\.json holds the checkpoint of partition 0"):
+        await store.list_checkpoints(GROUP)
+    with pytest.raises(StoreError, match=r"checkpoint-1\.json holds the checkpoint of partition 0"):
+        await store.update_checkpoint(GROUP, ProcessorCheckpoint("1", 2, "2"), lease=None)
+
+
+async def test_a_file_that_never_held_a_checkpoint_is_none(store: DirectoryStore, folder: Path) -> None:
     """A crash between making a file and its first record leaves it empty; the next one fills it."""
     folder.mkdir(parents=True)
-    (folder / "checkpoint-0.json").write_bytes(content)
+    (folder / "checkpoint-0.json").touch()
     assert dict(await store.list_checkpoints(GROUP)) == {}
     await store.update_checkpoint(GROUP, ProcessorCheckpoint("0", 1, "1"), lease=None)
     assert sorted(await store.list_checkpoints(GROUP)) == ["0"]
@@ -246,7 +253,7 @@ def test_every_checkpoint_is_read_as_it_was_written(
 ) -> None:
     """Whatever an offset holds, and whichever positions are known."""
     record = CheckpointRecord(checkpoint, 7, 0)
-    path = tmp_path_factory.mktemp("checkpoint") / "one.json"
+    path = checkpoint_path(tmp_path_factory.mktemp("checkpoint"), checkpoint.partition_id)
     with CheckpointFile(path, is_created=True) as file:
         file.write(record, is_synced=False)
         assert file.read() == record

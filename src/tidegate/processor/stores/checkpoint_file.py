@@ -21,6 +21,7 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+from urllib.parse import quote
 
 import orjson
 
@@ -42,6 +43,17 @@ class CheckpointRecord:
     """The highest epoch under which it was moved."""
     count: int
     """Rises by one with each write; the slot with the higher count is valid."""
+
+
+def file_name(name: str) -> str:
+    """``name`` as part of a path: no separator, and never ``.`` or ``..``."""
+    quoted = quote(name, safe="$")
+    return f"%2E{quoted[1:]}" if quoted.startswith(".") else quoted
+
+
+def checkpoint_path(folder: Path, partition_id: str) -> Path:
+    """The checkpoint file of a partition in the folder of its consumer group."""
+    return folder / f"checkpoint-{file_name(partition_id)}.json"
 
 
 class CheckpointFile:
@@ -103,13 +115,20 @@ def read_unlocked(path: Path) -> CheckpointRecord | None:
 
 
 def _parse(content: bytes, path: Path) -> CheckpointRecord | None:
-    if not content.strip(b"\0"):
+    if not content:
         return None  # created, but no checkpoint was written
     if len(content) == _FILE_BYTES:
         slots = (_decode(content[:_SLOT_BYTES]), _decode(content[_SLOT_BYTES:]))
         records = [record for record in slots if record is not None]
         if records:
-            return max(records, key=lambda record: record.count)
+            newest = max(records, key=lambda record: record.count)
+            partition_id = newest.checkpoint.partition_id
+            if checkpoint_path(path.parent, partition_id) == path:
+                return newest
+            raise StoreError(
+                f"The checkpoint file {path} holds the checkpoint of partition {partition_id}.",
+                next_step="Restore this partition's file, or delete it: it then starts at its initial place.",
+            )
     raise StoreError(
         f"The checkpoint file {path} is garbled: neither of its two lines is a valid checkpoint.",
         next_step="Restore a copy, or delete it: the partition then starts at the initial position.",

@@ -26,7 +26,6 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Final, Literal, TypeVar
-from urllib.parse import quote
 
 import msgspec
 
@@ -35,7 +34,13 @@ from tidegate.model.errors import ClosedError, StoreError, StoreUnavailableError
 from tidegate.processor.checkpoint import ProcessorCheckpoint, decide_move
 from tidegate.processor.lease import GroupKey, Lease, LeaseSnapshot
 from tidegate.processor.stores import lease_changes
-from tidegate.processor.stores.checkpoint_file import CheckpointFile, CheckpointRecord, read_unlocked
+from tidegate.processor.stores.checkpoint_file import (
+    CheckpointFile,
+    CheckpointRecord,
+    checkpoint_path,
+    file_name,
+    read_unlocked,
+)
 from tidegate.transport.clock import SystemClock
 
 T = TypeVar("T")
@@ -120,7 +125,7 @@ class DirectoryStore:
         A partition's first one, and a rewind, are on disk when this returns. Others use no thread, because
         that costs more than 0.03 ms of file work (see ``checkpoint_file``).
         """
-        path = self._checkpoint_path(self._folder(group), checkpoint.partition_id)
+        path = checkpoint_path(self._folder(group), checkpoint.partition_id)
 
         def decide(record: CheckpointRecord | None) -> CheckpointRecord | None:
             return _next_record(group, checkpoint, lease, record, is_rewind_allowed=is_rewind_allowed)
@@ -151,14 +156,14 @@ class DirectoryStore:
 
     def _folder(self, group: GroupKey) -> Path:
         names = (group.fully_qualified_namespace, group.event_hub, group.consumer_group)
-        return self._path.joinpath(*map(_file_name, names))
+        return self._path.joinpath(*map(file_name, names))
 
     def _acquire(self, folder: Path, partition_id: str, owner: str, expected: Lease | None) -> Lease | None:
         with self._changed_leases(folder) as leases:
             current = leases.get(partition_id)
             # A checkpoint may have a higher epoch if leases.json was deleted, and would then fence the owner.
             known = [0 if current is None else current.epoch]
-            record = self._read_checkpoint(self._checkpoint_path(folder, partition_id))
+            record = self._read_checkpoint(checkpoint_path(folder, partition_id))
             known += [] if record is None else [record.epoch]
             epoch, now = max(known) + 1, self._clock.now_utc()
             return lease_changes.acquire(leases, partition_id, owner, expected=expected, epoch=epoch, now=now)
@@ -206,9 +211,6 @@ class DirectoryStore:
                 "nothing was changed.",
                 next_step="Check whether a host on this machine is suspended, or its disk hangs.",
             ) from None
-
-    def _checkpoint_path(self, folder: Path, partition_id: str) -> Path:
-        return folder / f"checkpoint-{_file_name(partition_id)}.json"
 
     async def _open_soon(self, path: Path) -> CheckpointFile | None:
         """The locked file, without a thread; None if missing. Do not await while it is open."""
@@ -323,12 +325,6 @@ def _read_leases(path: Path) -> dict[str, Lease]:
             next_step="Stop the hosts and delete it: leases are acquired again, and checkpoints are kept.",
         ) from exc
     return {partition_id: Lease(partition_id, **asdict(each)) for partition_id, each in stored.items()}
-
-
-def _file_name(name: str) -> str:
-    """``name`` as part of a path: no separator, and never ``.`` or ``..``."""
-    quoted = quote(name, safe="$")
-    return f"%2E{quoted[1:]}" if quoted.startswith(".") else quoted
 
 
 def _make_folder(folder: Path) -> None:
