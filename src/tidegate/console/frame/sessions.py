@@ -263,20 +263,17 @@ def actor_of(request: HTTPConnection) -> str:
 
 def require_listen(request: HTTPConnection, hub: str | None = None) -> None:
     """Raise UnauthorizedError unless events of the hub (None: of all) may be seen."""
-    if not rights_of(request).may_listen(hub):
-        raise _missing("Listen", hub)
+    _require(rights_of(request).may_listen(hub), "Listen", hub)
 
 
 def require_send(request: HTTPConnection, hub: str | None = None) -> None:
     """Raise UnauthorizedError unless events may be sent to the hub (None: to all)."""
-    if not rights_of(request).may_send(hub):
-        raise _missing("Send", hub)
+    _require(rights_of(request).may_send(hub), "Send", hub)
 
 
 def require_manage(request: HTTPConnection, hub: str | None = None) -> None:
     """Raise UnauthorizedError unless the hub (None: the namespace) may be changed."""
-    if not rights_of(request).may_manage(hub):
-        raise _missing("Manage", hub)
+    _require(rights_of(request).may_manage(hub), "Manage", hub)
 
 
 def require_session(request: HTTPConnection) -> None:
@@ -328,8 +325,8 @@ def _scheme_and_host_of(origin: str) -> tuple[str, str | None]:
     return parts.scheme, parts.netloc.lower()
 
 
-def _missing(claim: str, hub: str | None) -> UnauthorizedError:
-    where = "of the namespace" if hub is None else f"on the event hub {hub[:80]!r}"
-    return UnauthorizedError(
-        f"This needs {claim} {where}.", next_step=f"Sign in with a policy that has {claim}."
-    )
+def _require(is_allowed: bool, claim: str, hub: str | None) -> None:
+    if not is_allowed:
+        where = "of the namespace" if hub is None else f"on the event hub {hub[:80]!r}"
+        next_step = f"Sign in with a policy that has {claim}."
+        raise UnauthorizedError(f"This needs {claim} {where}.", next_step=next_step)

@@ -43,8 +43,8 @@ class RequestNodes:
     def __init__(self, owner: NodeOwner, management: ManagementService) -> None:
         self._owner = owner
         self._management = management
-        self._response_links: list[ResponseLink] = []
-        self._waiting = _WaitingResponses(owner.add_held)
+        self.response_links: list[ResponseLink] = []
+        self.waiting = _WaitingResponses(owner.add_held)
 
     def open_requests(self, link: ReceiverLink, kind: NodeKind) -> RequestLink:
         """The node for a link on which the client sends requests. kind: CBS or MANAGEMENT."""
@@ -54,8 +54,8 @@ class RequestNodes:
         """The node for a link on which the client receives responses. kind: None: responses of any node to
         requests whose reply-to is its ``dynamic_address``.
         """
-        response_link = ResponseLink(link, kind, self._response_links, self._waiting)
-        self._response_links.append(response_link)
+        response_link = ResponseLink(self, link, kind)
+        self.response_links.append(response_link)
         return response_link
 
     def handle(self, link: ReceiverLink, kind: NodeKind, payload: bytes) -> None:
@@ -101,7 +101,7 @@ class RequestNodes:
         self._owner.schedule_flush()
 
     def _refuse_late(self, route: _Route, error: Exception) -> None:
-        if self._response_links:  # otherwise the client has not waited
+        if self.response_links:  # otherwise the client has not waited
             self._refuse(route, error)
             self._owner.schedule_flush()
 
@@ -121,7 +121,7 @@ class RequestNodes:
     def _respond(self, route: _Route, response: bytes) -> None:
         named: list[ResponseLink] = []
         unnamed: list[ResponseLink] = []
-        for link in self._response_links:
+        for link in self.response_links:
             is_here = link.link.session is route.link.session
             if link.kind in (route.kind, None) and link.is_named(route.reply_to):
                 named.insert(0 if is_here else len(named), link)
@@ -213,20 +213,12 @@ class RequestLink(LinkNode):
 class ResponseLink(LinkNode):
     """A link on which a client receives responses."""
 
-    def __init__(
-        self,
-        link: SenderLink,
-        kind: NodeKind | None,
-        registry: list[ResponseLink],
-        waiting: _WaitingResponses,
-    ) -> None:
-        """kind: None: responses of any node. registry: lists such links; ``close`` removes this one. waiting:
-        the responses that wait for credit on them.
-        """
+    def __init__(self, nodes: RequestNodes, link: SenderLink, kind: NodeKind | None) -> None:
+        """kind: None: responses of any node."""
         self.link = link
         self.kind = kind
-        self._registry = registry
-        self._waiting = waiting
+        self._nodes = nodes
+        self._waiting = nodes.waiting
 
     @property
     def dynamic_address(self) -> str:
@@ -258,6 +250,6 @@ class ResponseLink(LinkNode):
 
     def close(self) -> None:
         """The link is gone; drop its waiting responses."""
-        self._registry.remove(self)
+        self._nodes.response_links.remove(self)
         while self._waiting.take(self) is not None:
             pass
