@@ -39,20 +39,12 @@ def fitting_events(stored: Sequence[StoredEvent], wanted: EventFilter) -> list[E
 
 def explored_event(stored: StoredEvent) -> ExploredEvent:
     """An event for a list."""
-    place = stored.place
     contents, problem = None, ""
     try:
         contents = decode_event(unwrap(stored.section))
     except DecodeError as error:
         problem = str(error)
-    return ExploredEvent(
-        str(place.partition_index),
-        place.sequence_number,
-        place.enqueued_time_ms,
-        len(stored.section),
-        contents,
-        problem,
-    )
+    return ExploredEvent(stored.place, len(stored.section), contents, problem)
 
 
 def event_detail(stored: StoredEvent, *, is_first: bool, is_last: bool) -> EventDetail:

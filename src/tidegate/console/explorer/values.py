@@ -159,10 +159,7 @@ class EventQuery:
 class ExploredEvent:
     """One event of a page."""
 
-    partition_id: str
-    sequence_number: int
-    enqueued_time_ms: int
-    """Milliseconds since 1970-01-01 UTC."""
+    place: EventPlace
     size_bytes: int
     """As stored, with its properties."""
     contents: EventContents | None
@@ -170,14 +167,19 @@ class ExploredEvent:
     problem: str = ""
 
     @property
-    def enqueued_time(self) -> datetime:
-        """When the service accepted it."""
-        return _EPOCH + timedelta(milliseconds=self.enqueued_time_ms)
+    def partition_id(self) -> str:
+        """The partition."""
+        return str(self.place.partition_index)
 
     @property
-    def place(self) -> EventPlace:
-        """Its place among all events of the hub."""
-        return EventPlace(self.enqueued_time_ms, int(self.partition_id), self.sequence_number)
+    def sequence_number(self) -> int:
+        """Its number in the partition."""
+        return self.place.sequence_number
+
+    @property
+    def enqueued_time(self) -> datetime:
+        """When the service accepted it."""
+        return _EPOCH + timedelta(milliseconds=self.place.enqueued_time_ms)
 
 
 class PageEnd(Enum):
