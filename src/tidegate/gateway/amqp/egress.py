@@ -38,15 +38,15 @@ from tidegate.wire.delivery import (
 
 _PUMP_BYTES = 256 * 1024
 _PUMP_BYTES_SHORT = 64 * 1024
-"""Payload that one run of ``pump`` sends before others get their turn, and what a client that stops reading
-leaves unsent; the second where memory is short."""
+"""Payload that one run of ``pump`` sends before others get their turn, and that a client which stops reading
+leaves unsent; the second if memory is short."""
 _READ_BYTES = 256 * 1024
-"""Payload that one read takes from the log (at least one batch); also what a reader without credit keeps in
-memory, unless memory is short."""
+"""Payload of one read from the log (at least one batch), which a reader without credit keeps in memory,
+unless memory is short."""
 _ROUND_BYTES = 4 * 1024
 _EVENT_BYTES = 200
-"""What each batch, or part of one, and each event that is a delivery of its own counts for beside its
-payload: many small ones also take time (measured: 20 and 1 microseconds)."""
+"""Bytes that each batch, or part of one, and each separately delivered event count in addition to their
+payload, because many small ones take time (measured: 20 and 1 microseconds)."""
 _EVENTS_PER_ROUND = 1000
 _RETRY_AFTER_S = 1.0
 
@@ -72,7 +72,7 @@ class EgressLink(LinkNode):
         is_settled: bool,
         are_metrics_wanted: bool,
     ) -> None:
-        """address: for claims and log lines. throughput: what all receivers together may be sent.
+        """address: for claims and log lines. throughput: limits all receivers together.
 
         is_lost_refused: see ``Broker.is_lost_position_refused``. is_batched: ``tidegate:batch-delivery`` was
         agreed on. is_settled: False: the client asked for unsettled deliveries (not of slices of batches).
@@ -86,7 +86,7 @@ class EgressLink(LinkNode):
         self._clock = clock
         self._throughput = throughput
         self._loop = asyncio.get_running_loop()
-        self._resume_at = 0.0  # on the loop's clock: before that no event may be sent
+        self._resume_at = 0.0  # on the loop's clock: no event may be sent before
         self._resume: asyncio.TimerHandle | None = None
         self._next_sequence_number = start_sequence_number
         self._is_lost_refused = is_lost_refused
@@ -103,7 +103,7 @@ class EgressLink(LinkNode):
         self._is_closed = False
 
     def open_receiver(self, consumer_group: str, *, name: str | None, owner_level: int | None) -> None:
-        """Take the partition by the rules of owner levels; the receiver that loses it is detached.
+        """Open a receiver by the rules of owner levels; a receiver that loses the partition is detached.
 
         Raises NotFoundError, ReceiverStolenError, QuotaExceededError.
         """
@@ -113,13 +113,13 @@ class EgressLink(LinkNode):
         )
 
     def start(self) -> None:
-        """Begin to deliver; the link has been accepted."""
+        """Begin to deliver; the link was accepted."""
         self._remove_listener = self._partition.add_append_listener(self._on_appended)
         self._use_throughput(0, 0)
         self.pump()
 
     def check_usable(self) -> None:
-        """Raise NotFoundError or UnauthorizedError when the connection may no longer receive here."""
+        """Raise NotFoundError or UnauthorizedError if the connection may no longer receive here."""
         if self._event_hub.is_deleted:
             raise self._event_hub.deleted_error(self._path)
         self._owner.claims.require(self._entity, Claim.LISTEN)
@@ -129,7 +129,7 @@ class EgressLink(LinkNode):
         self._owner.schedule_pump(self)
 
     def close(self) -> None:
-        """The link is gone: give up the partition."""
+        """The link is gone: release the partition."""
         self._is_closed = True
         self.drop_read_ahead()
         if self._resume is not None:
@@ -143,7 +143,7 @@ class EgressLink(LinkNode):
             self._receiver = None
 
     def drop_read_ahead(self) -> None:
-        """Forget what was read and not sent: it is read again when it can be sent."""
+        """Drop events that were read and not sent; they are read again when they can be sent."""
         if self._batches:
             self._owner.add_held(-sum(map(_held_bytes, self._batches)))
             self._batches.clear()
@@ -157,7 +157,7 @@ class EgressLink(LinkNode):
         except ServerBusyError as error:
             delay_s = error.retry_after_s or _RETRY_AFTER_S
             self._resume = self._loop.call_later(delay_s, self._on_resumed)
-        except Exception as error:  # Whatever it is, it concerns this link; ``fail`` has it logged.
+        except Exception as error:  # any failure ends only this link; ``fail`` logs it
             self.fail(error)
 
     def fail(self, error: Exception) -> None:
@@ -214,7 +214,7 @@ class EgressLink(LinkNode):
         return batches[0]
 
     def _enter(self, batch: RecordBatch) -> None:
-        # The first batch of a read may begin before the start, or after it where retention removed events.
+        # The first batch may begin before the start, or after it if retention removed events.
         self._index = max(0, self._next_sequence_number - batch.base_sequence_number)
         self._offset = sum(batch.lengths[: self._index])
         self._next_sequence_number = batch.base_sequence_number + self._index
@@ -245,13 +245,13 @@ class EgressLink(LinkNode):
 
     def _send_events(self, batch: RecordBatch, bytes_left: int) -> int:
         """Send events of the batch, one delivery each, as many as credit allows and about ``bytes_left``;
-        returns what that counts for.
+        returns the bytes that they count.
         """
         index, offset = self._index, self._offset
         wanted = min(self.link.sendable, _EVENTS_PER_ROUND)
         lengths = batch.lengths[index : index + wanted]
         size = sum(lengths)
-        if size > bytes_left:  # the events of a batch are mostly of one size
+        if size > bytes_left:  # the events of a batch mostly have one size
             wanted = max(1, len(lengths) * bytes_left // size)
             lengths = lengths[:wanted]
             size = sum(lengths)

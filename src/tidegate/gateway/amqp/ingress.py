@@ -5,7 +5,8 @@ its batch is durable; runs of accepted deliveries share one disposition.
 
     delivery -> envelope split (no event is decoded) -> append_nowait -> … durable … -> disposition
 
-A refused delivery (too large, no room, out of order) is *rejected* with its condition; the link stays usable.
+A refused delivery (too large, log full, out of order) is *rejected* with its condition; the link stays
+usable.
 """
 
 from __future__ import annotations
@@ -39,15 +40,15 @@ from tidegate.wire.publisher import (
 )
 
 _CREDIT = 500
-"""Deliveries that a client may have under way on a link. Our choice: memory is bounded in bytes (see
+"""Maximum unsettled deliveries of a link. Our choice: memory is bounded in bytes (see
 ``NodeOwner.add_unacknowledged``), so this only has to cover a round trip of small batches."""
 
 _ENTRY_BYTES = 512
-"""About the memory of a pending delivery beside its payload, so that many tiny ones count, too."""
+"""Approximate memory of a pending delivery without its payload, so that many tiny ones count as well."""
 
 _EVENTS_AT_ONCE = 200
 _BYTES_AT_ONCE = 16 * 1024
-"""Events, and bytes of them, that a publisher's name is written into, or taken from, at once: about 1 ms."""
+"""Events, and their bytes, that are rewritten immediately: about 1 ms."""
 
 _log = logging.getLogger(__name__)
 
@@ -69,9 +70,9 @@ class IngressLink(LinkNode):
         publisher: str | None = None,
         is_idempotent: bool = False,
     ) -> None:
-        """partition: None lets the key, or the turn, choose one for each batch.
+        """partition: None: the key of each batch, or the turn, chooses it.
 
-        find_hub: the event hub of a name now; raises NotFoundError.
+        find_hub: returns the current event hub of a name; raises NotFoundError.
         publisher: the sender, whose name is the key of all batches; None: not a named publisher.
         is_idempotent: the client numbers its batches (``tidegate:idempotent-batch`` was agreed on).
         """
@@ -90,17 +91,17 @@ class IngressLink(LinkNode):
         self._publisher = publisher
         self._pending: deque[_Pending] = deque()
         self._unwritten: deque[_Unwritten] = deque()
-        """Batches whose events do not have their publisher's name yet; the first is being worked on."""
+        """Batches whose events are not rewritten yet; the first is being rewritten."""
         self._is_closed = False
 
     async def open_producer(
         self, *, producer_id: int | None, epoch: int | None, last_sequence_number: int | None
     ) -> ProducerHandle:
-        """Attach as an idempotent producer that says who it is; on partitions only.
+        """Attach as an idempotent producer that names itself; on partitions only.
 
-        Its batches are numbered in their envelopes where ``tidegate:idempotent-batch`` was agreed on, and
-        each of its events is where it is one of Event Hubs' own. What is None is filled in. A newer instance
-        of the producer has this link detached.
+        Batches are numbered in their envelopes if ``tidegate:idempotent-batch`` was agreed on; events are
+        numbered in the protocol of Event Hubs. Values of None are assigned. A newer instance of the producer
+        detaches this link.
         Raises UnauthorizedError, InvalidArgumentError, ProducerEpochStolenError, ClosedError. Cancellation:
         not attached.
         """
@@ -115,23 +116,23 @@ class IngressLink(LinkNode):
         return self._producer
 
     def start(self) -> None:
-        """Let the client send."""
-        # As Event Hubs does: the JavaScript SDK's own tests send on, on the same link. Were the link to end,
-        # that SDK would wait for its time-out, and try again.
+        """Allow the client to send."""
+        # As Event Hubs does: the JavaScript SDK's own tests keep sending on the link. If it ended, that SDK
+        # would wait for its time-out and retry.
         self._link.is_oversized_rejected = True
         self._link.grant_credit(_CREDIT)
 
     def check_usable(self) -> None:
-        """Raise UnauthorizedError when the connection, or the publisher, may no longer send here.
+        """Raise UnauthorizedError if the connection, or the publisher, may no longer send here.
 
-        If only the event hub is gone, its next delivery is refused instead.
+        If only the event hub was deleted, the next delivery is refused instead.
         """
         self._owner.claims.require(self._entity, Claim.SEND)
         if self._publisher is not None:
             self._event_hub.check_publisher(self._publisher)
 
     def on_deliveries(self, deliveries: Sequence[Delivery]) -> None:
-        """Queue appends for complete deliveries, in their order."""
+        """Queue appends for complete deliveries, in order."""
         if self._event_hub.is_deleted and not self._has_followed_name():
             self._refuse(deliveries)
             return
@@ -152,19 +153,20 @@ class IngressLink(LinkNode):
             self._link.grant_credit(missing)
 
     def close(self) -> None:
-        """The link is gone: appends that are under way end without an answer."""
+        """The link is gone: pending appends end without an answer."""
         self._is_closed = True
         if self._producer is not None:
             self._producer.close()
 
     def _has_followed_name(self) -> bool:
-        """Turn to the event hub that was created again under the deleted one's name; False: there is none.
+        """Switch to the event hub that was created again under the deleted one's name; False if there is
+        none.
 
-        The link's end would not do: the official Python producers do not read while they have nothing to
-        send, find it behind their next events, and call it an unknown error.
+        Ending the link would not do: the official Python producers do not read while they have nothing to
+        send, notice the end only after their next events, and report an unknown error.
         """
         if self._is_numbered or self._unwritten:
-            return False  # the numbers count events of the deleted one; what is unwritten was sent to it
+            return False  # numbers and unwritten batches are of the deleted one
         try:
             event_hub = self._find_hub(self._event_hub.name)
             partition = self._partition and event_hub.partition(self._partition.partition_id)
@@ -207,7 +209,7 @@ class IngressLink(LinkNode):
         return self._store_rewritten(sections, list(self._rewritten(sections)))
 
     def _rewritten(self, sections: BatchSections) -> Iterator[bytes]:
-        """The events with their publisher's name, or without the one that their sender claims."""
+        """The events with their publisher's name, or without the name that their sender claims."""
         if self._publisher is None:
             return unpublished_events(sections)
         return published_events(sections, self._publisher)
@@ -232,7 +234,7 @@ class IngressLink(LinkNode):
             batch = self._unwritten[0]
             try:
                 events = await self._owner.sliced_work.collect(self._rewritten(batch.sections))
-                # Again, because others' batches may come first: a right that is gone must not store anything.
+                # Again, because other batches may come first: a lost right must not store anything.
                 batch.check()
                 if self._publisher is not None:
                     self._event_hub.check_publisher(self._publisher)
@@ -246,7 +248,7 @@ class IngressLink(LinkNode):
     def _store(
         self, sections: BatchSections, *, sent_bytes: int | None = None
     ) -> asyncio.Future[AppendResult]:
-        """sent_bytes: what the client sent of it; None: all."""
+        """sent_bytes: the bytes that the client sent; None: all."""
         added_bytes = 0 if sent_bytes is None else max(0, len(sections.payload) - sent_bytes)
         partition = self._event_hub.partition_for(sections.partition_key, chosen=self._partition)
         producer = self._producer_batch(sections)
@@ -279,7 +281,7 @@ class IngressLink(LinkNode):
 
     def _on_stolen(self, error: TidegateError) -> None:
         if self._is_closed or self._producer is None:
-            return  # Not attached yet: ``open_producer`` raises it.
+            return  # not attached yet: ``open_producer`` raises it
         answer = self._owner.amqp_error(error)
         _log.info("%s: producer detached: %s", self._path, answer.description)
         self.close()
@@ -291,9 +293,9 @@ class IngressLink(LinkNode):
         self._owner.schedule_flush()
 
     def _settle(self) -> None:
-        """Answer the deliveries at the head of the queue whose outcome is known."""
+        """Settle the deliveries at the head of the queue whose outcome is known."""
         pending = self._pending
-        run: tuple[int, int] | None = None  # first and last of the accepted deliveries not answered yet
+        run: tuple[int, int] | None = None  # first and last accepted delivery that is not settled yet
         while pending and pending[0].is_known:
             head = pending.popleft()
             self._owner.add_unacknowledged(-head.size)
@@ -302,7 +304,7 @@ class IngressLink(LinkNode):
                 error = self._event_hub.deleted_error(self._path)
             if head.is_settled or self._is_closed:
                 continue
-            # Delivery ids are counted per session: another link's may be between two of this link's.
+            # Delivery ids count per session: those of another link may be between two of this link.
             if error is None and run is not None and run[1] + 1 == head.delivery_id:
                 run = (run[0], head.delivery_id)
                 continue
@@ -338,7 +340,7 @@ class _Pending:
     delivery_id: int
     size: int
     is_settled: bool
-    """True: the client wants no answer."""
+    """True: the client expects no answer."""
     outcome: asyncio.Future[AppendResult] | TidegateError
 
     @property
@@ -346,7 +348,7 @@ class _Pending:
         return isinstance(self.outcome, TidegateError) or self.outcome.done()
 
     def error(self) -> BaseException | None:
-        """Why it was refused; None: it is durable. Only once ``is_known``."""
+        """Why it was refused; None: it is durable. Only if ``is_known``."""
         if isinstance(self.outcome, TidegateError):
             return self.outcome
         if self.outcome.cancelled():
@@ -355,7 +357,7 @@ class _Pending:
 
 
 def _hand_on(waiting: asyncio.Future[AppendResult], done: asyncio.Future[AppendResult]) -> None:
-    """Give one future's outcome to another."""
+    """Copy one future's outcome to another."""
     if done.cancelled():
         waiting.cancel()
     elif (error := done.exception()) is not None:
