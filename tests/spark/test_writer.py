@@ -23,7 +23,7 @@ from tidegate.model.errors import (
 )
 from tidegate.spark.pipelines.pipeline import sink_options
 from tidegate.spark.source.options import SourceOptions
-from tidegate.spark.source.ownership import checkpoint_positions, claim_checkpoints
+from tidegate.spark.source.ownership import claim_checkpoints
 from tidegate.spark.sql_sink.accounting import Gap
 from tidegate.spark.sql_sink.commits import to_batch
 from tidegate.spark.sql_sink.plan import SinkPlan, load_plan
@@ -81,11 +81,6 @@ def _rows(start: int, until: int, partition_id: str = "0") -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(columns)
 
 
-def _checkpoints(plan: SinkPlan) -> dict[str, int]:
-    consumer = plan.pipeline.consumer
-    return checkpoint_positions(Database.shared(plan.database_url), consumer, event_hub_created_at_ms=1)
-
-
 def test_rows_of_events_that_are_committed_are_an_error(plan: SinkPlan) -> None:
     """A second row of an event that comes too late is not taken for one that was written before."""
     with pytest.raises(InvalidArgumentError, match="after those of later events"):
@@ -96,7 +91,7 @@ def test_an_attempt_after_a_lost_one_goes_on_in_order(plan: SinkPlan) -> None:
     """A retried task is given everything again: what is committed is skipped, whatever the batches are."""
     TaskWriter(plan).write(iter([_rows(0, 15)]))
     assert TaskWriter(plan).write(iter([_rows(0, 12), _rows(12, 14), _rows(14, 40)])) == {"0": 15}
-    assert _checkpoints(plan)["0"] == 40
+    assert plan.checkpoints()["0"] == 40
     assert outcome_of(plan.database_url).distinct_rows == outcome_of(plan.database_url).rows == 40
 
 
@@ -115,7 +110,7 @@ def test_few_rows_of_several_partitions_share_a_transaction(
     TaskWriter(plan).write(iter(batches))
     # Of 15 rows the last event's stay behind, for more of them may come.
     assert sizes == [[14], [4, 1, 5], [7]]
-    assert _checkpoints(plan) == {"0": 4, "1": 15, "2": 5, "3": 7}
+    assert plan.checkpoints() == {"0": 4, "1": 15, "2": 5, "3": 7}
     assert outcome_of(plan.database_url).rows == 31
 
 
@@ -235,7 +230,7 @@ def test_a_gap_before_a_transaction_that_another_follows(
     batches = [_rows(3, 14), _rows(14, 22)]
     if is_gap_lost:
         TaskWriter(plan).write(iter(batches))
-        assert _checkpoints(plan)["0"] == 22
+        assert plan.checkpoints()["0"] == 22
     else:
         with pytest.raises(CheckpointGapError, match=r"^Partition 0 of .* sequence numbers 0 to 2"):
             TaskWriter(plan).write(iter(batches))

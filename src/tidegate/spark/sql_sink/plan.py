@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from tidegate.spark.runtime.pickled import pickled, unpickled
 from tidegate.spark.source.options import SourceOptions
-from tidegate.spark.source.ownership import Claim
-from tidegate.sql import Pipeline
+from tidegate.spark.source.ownership import Claim, checkpoint_positions
+from tidegate.sql import Database, Pipeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,14 @@ class SinkPlan:
     transaction_rows_max: int
     """Rows after which a task commits what it has of a partition, and continues."""
     transaction_bytes_max: int
+
+    def checkpoints(self) -> dict[str, int]:
+        """Hub partition → its next event to process. Raises DatabaseError, EventHubReplacedError."""
+        return checkpoint_positions(
+            Database.shared(self.database_url),
+            self.pipeline.consumer,
+            event_hub_created_at_ms=self.claim.event_hub_created_at_ms,
+        )
 
     def to_text(self) -> str:
         """The plan as one option's value.

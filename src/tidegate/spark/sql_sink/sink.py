@@ -21,7 +21,6 @@ from tidegate.spark.runtime.options import OPTIONS_OF_SPARK, check_appends
 from tidegate.spark.runtime.pickled import PLAN_OPTION
 from tidegate.spark.runtime.workers import freeze_loaded_modules
 from tidegate.spark.source.journal import journalled_offset
-from tidegate.spark.source.ownership import checkpoint_positions
 from tidegate.spark.sql_sink.accounting import Gap
 from tidegate.spark.sql_sink.commits import needed_columns
 from tidegate.spark.sql_sink.plan import load_plan
@@ -31,7 +30,6 @@ from tidegate.spark.sql_sink.writer import (
     check_lost,
     check_partitions_whole,
 )
-from tidegate.sql import Database
 
 _logger = logging.getLogger(__name__)
 
@@ -100,11 +98,7 @@ class SqlSinkWriter(DataSourceStreamArrowWriter):
         end = journalled_offset(self._checkpoint_location, batchId)
         if end is None:
             return
-        reached = checkpoint_positions(
-            Database.shared(plan.database_url),
-            plan.pipeline.consumer,
-            event_hub_created_at_ms=plan.claim.event_hub_created_at_ms,
-        )
+        reached = plan.checkpoints()
         for partition_id, until in end.partitions.items():
             position = reached.get(partition_id, 0)
             if position < until:

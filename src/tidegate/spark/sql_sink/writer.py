@@ -24,7 +24,6 @@ import pyarrow as pa
 
 from tidegate.model.errors import CheckpointGapError, FencedError, InvalidArgumentError
 from tidegate.spark.source.hub import HubReader
-from tidegate.spark.source.ownership import checkpoint_positions
 from tidegate.spark.sql_sink.accounting import (
     Gap,
     PendingRows,
@@ -193,7 +192,7 @@ class TaskWriter:
         except CheckpointGapError:
             ((partition_id, table),) = rows.items()
             first = int(sequence_numbers_of(table)[0])
-            check_lost(self._plan, partition_id, Gap(self._checkpoint(partition_id), first))
+            check_lost(self._plan, partition_id, Gap(self._plan.checkpoints()[partition_id], first))
             return self._attempt(rows, is_gap_allowed=True)
 
     def _attempt(
@@ -219,14 +218,6 @@ class TaskWriter:
                 f"({owner}): {exc.message}",
                 next_step="Nothing of the batch was written here. Run one driver per consumer group.",
             ) from exc
-
-    def _checkpoint(self, partition_id: str) -> int:
-        positions = checkpoint_positions(
-            self._database,
-            self._plan.pipeline.consumer,
-            event_hub_created_at_ms=self._plan.claim.event_hub_created_at_ms,
-        )
-        return positions[partition_id]
 
 
 def commit_events(plan: SinkPlan, events: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
