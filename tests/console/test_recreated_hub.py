@@ -30,6 +30,7 @@ from tidegate.sql import (
     load_pipeline,
     move_checkpoint,
 )
+from tidegate.sql.stores.checkpoints import CheckpointReader
 from tidegate.sql.stores.leases import LeaseTable
 from tidegate.testing.hub import HubService
 from tidegate.wire.event_codec import encode_event
@@ -203,6 +204,21 @@ def test_consumer_groups(service: HubService, database: Database, plain_browser:
     assert "Open dead letters 1" in text_of(page)
     # A policy of the namespace covers both hubs.
     assert "former-host" in plain_browser.get(f"/consumers/{hub}/former-group").text
+
+
+def test_moves(service: HubService, database: Database) -> None:
+    """A dry run of the earlier hub is not carried out in this one, where its positions mean nothing."""
+    hub = service.create_hub(partition_count=1)
+    former = signed_in(service, hub, Claim.MANAGE)
+    address = f"/consumers/{hub}/%24Default/move"
+    fields = hidden_fields(former.get(f"{address}?to=latest").text)
+    recreate_hub(service, hub)
+    tenant = signed_in(service, hub, Claim.MANAGE)
+    answer = tenant.post(address, fields)
+    assert (answer.status, "This dry run has expired" in answer.text) == (404, True)
+    assert CheckpointReader(database).read(ConsumerKey(hub)) == {}
+    fields = hidden_fields(tenant.get(f"{address}?to=latest").text)
+    assert "Moved 1 " in text_of(ended_job(tenant, tenant.post(address, fields)))
 
 
 def test_sets_of_sent_events(service: HubService) -> None:

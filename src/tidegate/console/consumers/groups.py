@@ -141,14 +141,21 @@ class Consumers:
         return plan
 
     def plan(self, plan_id: str) -> KeptPlan:
-        """An earlier dry run. Raises NotFoundError."""
+        """An earlier dry run. Raises NotFoundError, also if its hub was deleted, or created again, since."""
         found = self._plans.get(plan_id)
-        if found is None:
+        if found is None or not self._is_of_hub_now(found):
             raise NotFoundError(
-                "This dry run has expired: it was carried out, or replaced by newer ones.",
+                "This dry run has expired: it was carried out, newer ones replaced it, or its hub is gone.",
                 next_step="Run a new one.",
             )
         return found
+
+    def _is_of_hub_now(self, kept: KeptPlan) -> bool:
+        try:
+            created_at_ms = self._broker.event_hub(kept.request.event_hub).description.created_at_ms
+        except NotFoundError:
+            return False
+        return all(each.after.event_hub_created_at_ms == created_at_ms for each in kept.plan.moves)
 
     def start_move(self, plan_id: str, *, actor: str, is_rewind_allowed: bool, is_forced: bool) -> Job:
         """Move the checkpoints as planned; one that has moved since is skipped unless ``is_forced``.
