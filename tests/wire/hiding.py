@@ -24,6 +24,10 @@ def map_of(entries: bytes, count: int) -> bytes:
     return b"\xc1" + bytes((len(entries) + 1, count)) + entries
 
 
+def _list_of(values: bytes, count: int) -> bytes:
+    return b"\xc0" + bytes((len(values) + 1, count)) + values
+
+
 _VICTIM: Final = encode_value("victim")
 _POSITIONS: Final = b"".join(
     (
@@ -47,6 +51,9 @@ def hidden(section: bytes) -> dict[str, bytes]:
     size = bytes((len(section) + 1, 0))
     key = encode_value(Symbol("k"))
     nested = key + b"\xc0" + size + section
+    accepted = b"\x00\x53\x24" + _list_of(section, 1)
+    inner = b"\xa0\x02\x50\x00" + section
+    lists = b"\x01\x00" + bytes((len(inner), 2)) + inner
     within = b"\xe0" + bytes((len(section) + 2, 0, 0x41)) + section
     return {
         "header": b"\x00\x53\x70\xc0" + size + section + BODY,
@@ -58,6 +65,12 @@ def hidden(section: bytes) -> dict[str, bytes]:
         "value": b"\x00\x53\x77\xc0" + size + section,
         "described value": b"\x00\x53\x77\x00\x53\x01\xc0" + size + section,
         "array": b"\x00\x53\x77" + within,
+        "accepted in delivery annotations": b"\x00\x53\x71" + map_of(key + accepted, 2) + BODY,
+        "accepted in annotations": b"\x00\x53\x72" + map_of(key + accepted, 2) + BODY,
+        "accepted by symbol": b"\x00\x53\x77\x00\xa3\x12AMQP:accepted:list" + accepted[3:],
+        "fourteenth property": b"\x00\x53\x73" + _list_of(b"\x40" * 13 + section, 14) + BODY,
+        "sixth field of a header": b"\x00\x53\x70" + _list_of(b"\x40" * 5 + section, 6) + BODY,
+        "second list of an array": b"\x00\x53\x77\xe0" + bytes((len(lists) + 2, 2, 0xC0)) + lists,
         "list in properties": b"\x00\x53\x74" + map_of(nested, 2) + BODY,
         "list in annotations": b"\x00\x53\x72" + map_of(nested, 2) + BODY,
     }

@@ -4,8 +4,14 @@ The service finds the end of a list, map or array by its size. Others go by its 
 the next sections: the official Python client (azure-eventhub 5.15.1, ``_pyamqp/_decode.py``), JavaScript's
 (rhea 3.0.5, ``lib/types.js``) and Go's (go-amqp 1.5.0, ``internal/encoding/decode.go``). So an event with a
 size that disagrees with its count can hide annotations that replace the service's: another offset, another
-publisher. These clients also disagree about empty arrays and arrays of described values, and Python's leaves
-the last key of an odd count unread. No SDK writes such events; they are delivered as bodies.
+publisher. The clients' decoders also have mistakes of their own, found by comparing what they read:
+
+    Python     leaves the last key of an odd count unread, and so an empty array's constructor
+    Java       reads the fields of the protocol's own outcome "accepted" as what follows it (proton-j 0.34)
+    Rust       reads what is beyond the fields of a header or of properties as the next section, and the
+               second list in an array from its size (fe2o3-amqp 0.16, serde_amqp)
+
+No SDK writes such events; they are delivered as bodies.
 """
 
 from __future__ import annotations
@@ -16,7 +22,7 @@ from typing import Final
 
 from tidegate.amqp.decode import DEPTH_MAX
 from tidegate.amqp.errors import DecodeError
-from tidegate.amqp.message import Section
+from tidegate.amqp.message import HEADER, PROPERTIES, Section
 
 _VALUES_MAX: Final = 20_000
 """Values of an event that are walked one by one (our choice: 10 ms at most). Not counted are those of lists
@@ -36,6 +42,9 @@ _COMPOUND: Final = {0xC0: 1, 0xC1: 1, 0xD0: 4, 0xD1: 4}
 _ARRAY: Final = {0xE0: 1, 0xF0: 4}
 """Bytes of the size, and of the count where there is one."""
 _MAPS: Final = (0xC1, 0xD1)
+
+FIELDS_MAX: Final = {HEADER: 5, PROPERTIES: 13}
+"""Fields of the sections that are lists (part 3 sections 3.2.1 and 3.2.4)."""
 
 
 def _short_plain_value() -> bytes:
@@ -60,8 +69,10 @@ def are_plain(data: bytes, at: int, end: int, count: int) -> bool:
 def check_alike(message: bytes, sections: Iterable[Section]) -> None:
     """Raise DecodeError if clients may find other values in these sections, or other sections, than we do."""
     walk = _Walk(message)
-    for _, _, value_start, end in sections:
+    for code, _, value_start, end in sections:
         walk.check(value_start, end, 1)
+        if code in FIELDS_MAX:
+            walk.check_fields(value_start, FIELDS_MAX[code])
 
 
 class _Walk:
@@ -80,6 +91,17 @@ class _Walk:
             at = self._value_end(at, end)
         if at != end:
             raise DecodeError(f"Values end at byte {at}, and the size around them says {end}.")
+
+    def check_fields(self, at: int, fields_max: int) -> None:
+        """Raise DecodeError unless the value at ``at``, which was checked, is a list of so many or fewer."""
+        constructor = self._data[at]
+        width = _COMPOUND.get(constructor)
+        if width is None or constructor in _MAPS:
+            is_list = constructor in (0x40, 0x45)
+        else:
+            is_list = self._number(at + 1 + width, width) <= fields_max
+        if not is_list:
+            raise DecodeError(f"The section at byte {at} is not a list of {fields_max} fields or less.")
 
     def _value_end(self, at: int, end: int) -> int:
         if at >= end:
@@ -104,6 +126,7 @@ class _Walk:
 
     def _nested_end(self, constructor: int, at: int, end: int) -> int:
         if constructor == 0:
+            self._check_descriptor(at, end)
             return self._value_end(self._value_end(at, end), end)
         width = _COMPOUND.get(constructor) or _ARRAY.get(constructor)
         if width is None:
@@ -121,9 +144,26 @@ class _Walk:
             self.check(at, value_end, count)
         return value_end
 
+    def _check_descriptor(self, at: int, end: int) -> None:
+        """Refuse the descriptors of the protocol's own types: clients make objects of them, each its own way.
+
+        Others are symbols of other names, or numbers with a vendor's id in the upper half (part 1 section
+        1.3): the SDKs' time spans, dates and URIs are symbols.
+        """
+        data, constructor = self._data, self._data[at] if at < end else 0
+        width = {0xA3: 1, 0xB3: 4}.get(constructor)
+        if width is not None:
+            start = at + 1 + width
+            name = bytes(byte & 0x7F for byte in data[start : start + 5])  # as JavaScript reads symbols
+            is_others = name.lower() != b"amqp:"
+        else:
+            is_others = constructor == 0x80 and any(data[at + 1 : at + 5])
+        if not is_others:
+            raise DecodeError(f"Clients read the described value at byte {at - 1} differently.")
+
     def _check_array(self, at: int, end: int, count: int) -> None:
         element = self._data[at] if at < end else 0
-        if count == 0 or element == 0 or _FIXED.get(element) == 0:
+        if count == 0 or not (_FIXED.get(element) or element in _VARIABLE):
             raise DecodeError(f"Clients read the array at byte {at} differently.")
         at += 1
         if (width := _FIXED.get(element)) is not None:

@@ -18,9 +18,9 @@ pack_map32: Final = struct.Struct(">III").pack
 """What precedes the entries of such a section: section and constructor, size, count."""
 
 
-def annotations_section(word: int, entries: bytes, count: int) -> tuple[bytes, bytes]:
-    """A section of ``count`` encoded keys and values; ``word`` is one of the constants above."""
-    return pack_map32(word, len(entries) + 4, count), entries
+def annotations_section(word: int, entries: bytes, count: int) -> bytes:
+    """A section of ``count`` encoded keys and values, or nothing; ``word`` is one of the constants above."""
+    return pack_map32(word, len(entries) + 4, count) + entries if count else b""
 
 
 def merged_entries(
@@ -56,18 +56,17 @@ def merged_entries(
 
 
 def reassembled(
-    message: bytes,
-    sections: Sequence[Section],
-    annotations: Sequence[bytes],
-    delivery_annotations: Sequence[bytes] | None = None,
+    message: bytes, sections: Sequence[Section], annotations: bytes, delivery_annotations: bytes
 ) -> bytes:
-    """The message with other message annotations and, unless None, other delivery annotations.
+    """The message with other annotations, in the order that Java's client needs, and with one header.
 
-    Sections get a descriptor of the only form that the official Python client reads.
+    Rust's client reads seven sections. Each gets a descriptor of the only form that Python's client reads.
     """
-    moved: dict[int, list[bytes]] = {HEADER: [], DELIVERY_ANNOTATIONS: [], MESSAGE_ANNOTATIONS: []}
-    others: list[bytes] = []
+    header, others = b"", []
     for code, _, value_start, end in sections:
-        moved.get(code, others).append(b"\x00\x53" + bytes((code,)) + message[value_start:end])
-    before = moved[DELIVERY_ANNOTATIONS] if delivery_annotations is None else delivery_annotations
-    return b"".join((*moved[HEADER], *before, *annotations, *others))
+        section = b"\x00\x53" + bytes((code,)) + message[value_start:end]
+        if code == HEADER:
+            header = section
+        elif code not in (DELIVERY_ANNOTATIONS, MESSAGE_ANNOTATIONS):
+            others.append(section)
+    return b"".join((header, delivery_annotations, annotations, *others))

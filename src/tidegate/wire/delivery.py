@@ -22,16 +22,24 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
 from tidegate.amqp.decode import Buffer
 from tidegate.amqp.encode import append_value, encode_value
 from tidegate.amqp.errors import DecodeError
-from tidegate.amqp.message import DELIVERY_ANNOTATIONS, HEADER, MESSAGE_ANNOTATIONS, iter_sections
+from tidegate.amqp.message import (
+    DELIVERY_ANNOTATIONS,
+    HEADER,
+    MESSAGE_ANNOTATIONS,
+    PROPERTIES,
+    Section,
+    iter_sections,
+)
 from tidegate.amqp.types import Int, Timestamp
 from tidegate.model.partition_ends import PartitionEnds
-from tidegate.wire.alike import are_plain, check_alike
+from tidegate.wire.alike import FIELDS_MAX, are_plain, check_alike
 from tidegate.wire.annotations import (
     ANNOTATIONS_32,
     DELIVERY_ANNOTATIONS_32,
@@ -203,29 +211,56 @@ def _is_plain_from(data: bytes, at: int, until: int) -> bool:
             end, count, values_at = at + 8 + size, _u32(data, at + 8)[0], at + 12
         else:
             return False
-        if end > until or (word & 1 and count & 1) or not are_plain(data, values_at, end, count):
+        is_map = word & 1
+        if end > until or (count & 1 if is_map else count > FIELDS_MAX[PROPERTIES]):
+            return False
+        if not are_plain(data, values_at, end, count):
             return False
         at = end
     return False
 
 
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """A message by sections, with the entries of its annotations and their counts of keys and values."""
+
+    sections: Sequence[Section]
+    annotations: bytes
+    annotation_count: int
+    delivery_annotations: bytes
+    delivery_annotation_count: int
+
+
+def _parts_of(message: bytes) -> _Parts:
+    """The sections, without annotations that only the service writes. Raises DecodeError."""
+    sections = list(iter_sections(message))
+    check_alike(message, sections)
+    annotations = merged_entries(message, sections, MESSAGE_ANNOTATIONS, _OUR_KEYS)
+    return _Parts(
+        sections, *annotations, *merged_entries(message, sections, DELIVERY_ANNOTATIONS, _METRIC_KEYS)
+    )
+
+
+def check_deliverable(message: bytes) -> None:
+    """Raise DecodeError if a message would be delivered as a body, without its annotations."""
+    _parts_of(message)
+
+
 def _splice_carefully(message: bytes, ours: bytes, metric_entries: bytes) -> bytes:
     """One event's delivery by walking all sections, for the shapes that the hot loop does not handle."""
     try:
-        sections = list(iter_sections(message))
-        check_alike(message, sections)
-        annotations, annotation_count = merged_entries(message, sections, MESSAGE_ANNOTATIONS, _OUR_KEYS)
-        metrics, metric_count = merged_entries(message, sections, DELIVERY_ANNOTATIONS, _METRIC_KEYS)
+        parts = _parts_of(message)
     except DecodeError:
         message = wrap_event(message)
-        sections = list(iter_sections(message))
-        metrics, metric_count, annotations, annotation_count = b"", 0, b"", 0
-    delivery_annotations = None
-    if metric_entries:
-        entries, count = metrics + metric_entries, metric_count + 8
-        delivery_annotations = annotations_section(DELIVERY_ANNOTATIONS_32, entries, count)
-    section = annotations_section(ANNOTATIONS_32, annotations + ours, annotation_count + 6)
-    return reassembled(message, sections, section, delivery_annotations)
+        parts = _Parts(list(iter_sections(message)), b"", 0, b"", 0)
+    entries = parts.delivery_annotations + metric_entries
+    count = parts.delivery_annotation_count + (8 if metric_entries else 0)
+    return reassembled(
+        message,
+        parts.sections,
+        annotations_section(ANNOTATIONS_32, parts.annotations + ours, parts.annotation_count + 6),
+        annotations_section(DELIVERY_ANNOTATIONS_32, entries, count),
+    )
 
 
 def batched_delivery_prefix(*, first_sequence_number: int, enqueued_time_ms: int, event_count: int) -> bytes:

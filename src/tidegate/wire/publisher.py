@@ -20,11 +20,17 @@ from dataclasses import replace
 from tidegate.amqp.decode import decode_value
 from tidegate.amqp.encode import append_value
 from tidegate.amqp.errors import DecodeError
-from tidegate.amqp.message import MESSAGE_ANNOTATIONS, iter_sections
+from tidegate.amqp.message import DELIVERY_ANNOTATIONS, MESSAGE_ANNOTATIONS, Section, iter_sections
 from tidegate.model.errors import InvalidArgumentError
-from tidegate.wire.alike import check_alike
-from tidegate.wire.annotations import ANNOTATIONS_32, annotations_section, merged_entries, reassembled
+from tidegate.wire.annotations import (
+    ANNOTATIONS_32,
+    DELIVERY_ANNOTATIONS_32,
+    annotations_section,
+    merged_entries,
+    reassembled,
+)
 from tidegate.wire.batch import BatchSections, iter_events, wrap_event
+from tidegate.wire.delivery import check_deliverable
 from tidegate.wire.names import ENQUEUED_TIME, OFFSET, PARTITION_KEY, PUBLISHER, SEQUENCE_NUMBER
 
 _OURS = (PUBLISHER, PARTITION_KEY)
@@ -92,13 +98,14 @@ def check_key(partition_key: str | None, publisher: str) -> None:
 
 def _annotated(message: bytes, publisher: str, ours: bytes) -> bytes:
     sections = list(iter_sections(message))
-    check_alike(message, sections)
     for code, _, value_start, _ in sections:
         if code == MESSAGE_ANNOTATIONS:
             check_key(_partition_key(message, value_start), publisher)
     theirs, count = merged_entries(message, sections, MESSAGE_ANNOTATIONS, _OURS)
     annotations = annotations_section(ANNOTATIONS_32, theirs + ours, count + 2 * len(_OURS))
-    return reassembled(message, sections, annotations)
+    published = reassembled(message, sections, annotations, _delivery_annotations(message, sections))
+    check_deliverable(published)
+    return published
 
 
 def _unnamed(message: bytes) -> bytes:
@@ -106,11 +113,17 @@ def _unnamed(message: bytes) -> bytes:
         sections = list(iter_sections(message))
         _, all_count = merged_entries(message, sections, MESSAGE_ANNOTATIONS, ())
         kept, count = merged_entries(message, sections, MESSAGE_ANNOTATIONS, (PUBLISHER,))
+        if count == all_count:
+            return message
+        annotations = annotations_section(ANNOTATIONS_32, kept, count)
+        return reassembled(message, sections, annotations, _delivery_annotations(message, sections))
     except DecodeError:
         return wrap_event(message)  # also beyond our limits, which other readers do not have
-    if count == all_count:
-        return message
-    return reassembled(message, sections, annotations_section(ANNOTATIONS_32, kept, count) if count else ())
+
+
+def _delivery_annotations(message: bytes, sections: Sequence[Section]) -> bytes:
+    entries = merged_entries(message, sections, DELIVERY_ANNOTATIONS, ())
+    return annotations_section(DELIVERY_ANNOTATIONS_32, *entries)
 
 
 def _partition_key(message: bytes, value_start: int) -> str | None:
