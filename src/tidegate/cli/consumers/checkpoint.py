@@ -21,7 +21,7 @@ from tidegate.cli.shell.options import (
     with_store,
     yes_option,
 )
-from tidegate.cli.shell.render import Output, remark
+from tidegate.cli.shell.render import Output, attributes, columns_of, remark
 from tidegate.cli.shell.stores import StoreChoice, view_groups
 from tidegate.model.errors import InvalidArgumentError, TidegateError
 from tidegate.model.times import time_of
@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 checkpoint_group = CommandGroup("checkpoint", help="List checkpoints, and move them.")
 
 _LIST_COLUMNS = ("consumer_group", "partition", "checkpoint", "offset", "enqueued_time", "event_hub_created")
-_MOVE_COLUMNS = ("consumer_group", "partition", "before", "after", "events", "is_set")
+_MOVE_ATTRIBUTES = columns_of("partition=partition_id before=resume_point_before after=resume_point events")
+_MOVE_COLUMNS = ("consumer_group", *_MOVE_ATTRIBUTES, "is_set")
 
 
 class CheckpointNotMovedError(TidegateError):
@@ -166,14 +167,7 @@ def set_checkpoint(
             click.confirm(f"{summary} Set {len(plan.moves)} checkpoints?", abort=True, err=True)
         done = run_interruptible(_carry_out(store, key, plan, is_rewind_allowed=rewind))
     records = (
-        {
-            "consumer_group": group,
-            "partition": each.partition_id,
-            "before": each.resume_point_before,
-            "after": each.resume_point,
-            "events": each.events,
-            "is_set": each.partition_id in done,
-        }
+        attributes(each, _MOVE_ATTRIBUTES) | {"consumer_group": group, "is_set": each.partition_id in done}
         for each in plan.moves
     )
     title = f"Checkpoints of {hub}" + (" (dry run: nothing changed)" if dry_run else "")

@@ -36,6 +36,7 @@ _LIST_ATTRIBUTES: Final = columns_of(
     "event_hub partition=partition_id sequence_number key=partition_key status attempts error_type reason "
     "last_failed_at"
 )
+_SHOW_ATTRIBUTES: Final = {**_LIST_ATTRIBUTES, **columns_of("consumer_group pipeline offset first_failed_at")}
 _COUNT_ATTRIBUTES: Final = columns_of("error_type reason count first_failed_at last_failed_at")
 _HISTORY_ATTRIBUTES: Final = columns_of("at partition=partition_id sequence_number action actor detail")
 
@@ -133,13 +134,7 @@ def show(
 
     with open_database(database) as opened:
         letter = DeadLetters(opened).show(ConsumerKey(hub, group), partition, sequence_number)
-    record = attributes(letter, _LIST_ATTRIBUTES) | {
-        "consumer_group": letter.consumer_group,
-        "pipeline": letter.pipeline,
-        "offset": letter.offset,
-        "first_failed_at": letter.first_failed_at,
-        "is_payload_copied": letter.payload is not None,
-    }
+    record = attributes(letter, _SHOW_ATTRIBUTES) | {"is_payload_copied": letter.payload is not None}
     # A table's cell is one line: for people, the traceback follows below.
     if not output.is_table:
         record["traceback"] = letter.traceback

@@ -13,12 +13,14 @@ from tidegate.cli.shell.decorators import FILE, flag
 from tidegate.cli.shell.exit_codes import CheckFailedError
 from tidegate.cli.shell.options import with_output
 from tidegate.cli.shell.progress import no_bar, progress_bar
-from tidegate.cli.shell.render import Output, remark
+from tidegate.cli.shell.render import Output, attributes, columns_of, remark
 from tidegate.model.errors import NotFoundError
 
 if TYPE_CHECKING:
     from tidegate.storage.check import CheckReport, Damage
 
+_CATALOG_ATTRIBUTES = columns_of("file=path damage=description")
+_ATTRIBUTES = columns_of("file=path position damage=description set_aside")
 _COLUMNS = ("file", "position", "damage", "lost_from", "lost_until", "set_aside")
 
 
@@ -52,9 +54,7 @@ def check(output: Output, directory: Path, repair: bool) -> None:
             f"{directory} is not a service's data directory.",
             next_step="Use the directory given to `tidegate serve --data-dir`.",
         ) from error
-    records: list[dict[str, object]] = [
-        {"file": str(damage.path), "damage": damage.description} for damage in catalog_damages
-    ]
+    records = [attributes(damage, _CATALOG_ATTRIBUTES) for damage in catalog_damages]
     records += map(_record, report.damages)
     if records or not output.is_table:
         output.records(records, columns=_COLUMNS, title="Damage")
@@ -92,15 +92,8 @@ def _check_logs(directory: Path, *, repair: bool, is_shown: bool) -> CheckReport
 
 
 def _record(damage: Damage) -> dict[str, object]:
-    lost_from, lost_until = damage.lost if damage.lost is not None else (None, None)
-    return {
-        "file": str(damage.path),
-        "position": damage.position,
-        "damage": damage.description,
-        "lost_from": lost_from,
-        "lost_until": lost_until,
-        "set_aside": None if damage.set_aside is None else str(damage.set_aside),
-    }
+    lost_from, lost_until = damage.lost or (None, None)
+    return attributes(damage, _ATTRIBUTES) | {"lost_from": lost_from, "lost_until": lost_until}
 
 
 def _summary(report: CheckReport, *, is_catalog_sound: bool) -> str:
