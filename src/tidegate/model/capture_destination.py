@@ -202,7 +202,7 @@ def _loose_ipv4(name: str) -> IPv4Address | None:
         return None
     numbers: list[int] = []
     for part in parts:
-        if not part.isascii() or not part.isalnum() or len(part) > 12:
+        if not part.isascii() or not part.isalnum() or len(part.lstrip("0x")) > 12:
             return None
         base = 16 if part.startswith("0x") else 8 if part.startswith("0") else 10
         try:
