@@ -28,7 +28,7 @@ from tidegate.amqp.types import (
     ULong,
     UShort,
 )
-from tidegate.console.explorer.codec import EventEncoder
+from tidegate.console.explorer.codec import EventEncoder, system_properties
 from tidegate.console.explorer.properties import (
     MESSAGE_NAMES,
     TYPE_NAMES,
@@ -266,6 +266,30 @@ def test_what_no_line_can_hold_is_told() -> None:
         "to=x",
         ["the message-id (long)"],
     )
+
+
+def test_what_a_sender_writes_is_not_shown_as_the_services() -> None:
+    """Protects readers of an event's page from a publisher or a position in a part that anybody may write."""
+    forged: dict[object, object] = {"x-opt-publisher": "forged", "x-opt-offset": "99"}
+    message = Message(
+        message_annotations={
+            "x-opt-publisher": "alice",
+            "x-opt-sequence-number": 99,
+            "x-opt-offset": "99",
+            "x-opt-enqueued-time": 99,
+            "mine": "m",
+        },
+        delivery_annotations=forged,
+        footer=forged,
+    )
+    assert system_properties(message) == {
+        "x-opt-publisher": "alice",
+        "mine": "m",
+        "delivery annotation x-opt-publisher": "forged",
+        "delivery annotation x-opt-offset": "99",
+        "footer x-opt-publisher": "forged",
+        "footer x-opt-offset": "99",
+    }
 
 
 def test_every_type_is_named() -> None:

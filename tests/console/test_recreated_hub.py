@@ -221,6 +221,27 @@ def test_moves(service: HubService, database: Database) -> None:
     assert "Moved 1 " in text_of(ended_job(tenant, tenant.post(address, fields)))
 
 
+def test_moves_of_groups_that_record_no_hub(service: HubService, database: Database) -> None:
+    """Official SDKs' stores keep no creation time, and the hosts of the former tenant may still run: neither
+    the number that they reached nor their name is shown."""
+    hub = service.create_hub(partition_count=1)
+    consumer = ConsumerKey(hub)
+    move_checkpoint(database, consumer, ProcessorCheckpoint("0", 424_241))
+    lease = LeaseTable(database).acquire(consumer, "0", "former-secret-host", expected=None)
+    assert lease is not None
+    time.sleep(0.01)
+    recreate_hub(service, hub)
+    tenant = signed_in(service, hub, Claim.MANAGE)
+    address = f"/consumers/{hub}/%24Default/move"
+    page = tenant.get(f"{address}?to=earliest").text
+    assert "another log" in page
+    assert "424,24" not in page
+    fields = hidden_fields(page) | {"rewind": "yes"}
+    refused = text_of(ended_job(tenant, tenant.post(address, fields)))
+    assert "1 partitions are processed now (0 by a host of an earlier hub of this name)" in refused
+    assert "former-secret-host" not in refused
+
+
 def test_sets_of_sent_events(service: HubService) -> None:
     """Their pages say how much the former tenant has sent, and an error may quote what it was."""
     hub = service.create_hub(partition_count=1)

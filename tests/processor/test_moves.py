@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tidegate.model.errors import PositionOutOfRangeError
 from tidegate.model.position import EventPosition
+from tidegate.model.times import time_of
 from tidegate.processor.checkpoint import ProcessorCheckpoint
 from tidegate.processor.moves import MovePlan, PlannedMove, resume_point_of
 
@@ -25,6 +28,8 @@ def _at(sequence_number: int | None, created_at_ms: int | None = 1) -> Processor
         (_at(3, None), 6, False),
         (_at(3, 2), None, True),
         (_at(None), None, True),
+        (replace(_at(3, None), moved_at=time_of(1)), 6, False),
+        (replace(_at(3, None), moved_at=time_of(0)), None, True),
     ],
 )
 def test_what_a_move_does(before: ProcessorCheckpoint | None, events: int | None, is_rewind: bool) -> None:

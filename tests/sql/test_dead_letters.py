@@ -130,6 +130,18 @@ def test_an_event_that_fails_again_counts_its_attempts(database: Database) -> No
     assert letter.first_failed_at <= letter.last_failed_at
 
 
+def test_another_event_under_the_same_number_inherits_nothing(database: Database) -> None:
+    """A hub that was deleted and created again numbers from 0: its event is not one that failed before."""
+    for time_ms in (1, 1, 2):
+        letter = NewDeadLetter(
+            sequence_number=1, offset="1", enqueued_time_ms=time_ms, error_type="E", reason="why"
+        )
+        with UnitOfWork(database, CONSUMER) as unit:
+            unit.add_dead_letters("0", [letter])
+    (found,) = DeadLetters(database).list()
+    assert (found.attempts, found.first_failed_at) == (1, found.last_failed_at)
+
+
 def test_redrive_writes_rows_and_closes(database: Database) -> None:
     """The corrected handler's rows and the new status are there together, with an audit trail; once."""
     events = without_delay(0, 7)

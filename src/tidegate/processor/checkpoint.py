@@ -66,6 +66,15 @@ class ProcessorCheckpoint:
             return EventPosition.from_enqueued_time(time_of(self.enqueued_time_ms))
         return EventPosition.earliest()
 
+    def is_of_hub(self, created_at_ms: int) -> bool | None:
+        """Whether it counts in the hub created then, or in an earlier one of its name; None: unknown.
+
+        Official SDKs' stores record no hub: what was moved before the hub existed is of another.
+        """
+        if self.event_hub_created_at_ms is not None:
+            return self.event_hub_created_at_ms == created_at_ms
+        return None if self.moved_at is None else self.moved_at >= time_of(created_at_ms)
+
     def distance_from(self, other: ProcessorCheckpoint) -> int | None:
         """How far it is beyond ``other`` (negative: behind); None if the two cannot be compared.
 

@@ -51,8 +51,10 @@ class PlannedMove:
     @property
     def is_other_hub(self) -> bool:
         """Whether the checkpoint belongs to another hub of this name."""
-        before_ms = None if self.before is None else self.before.event_hub_created_at_ms
-        return before_ms is not None and before_ms != self.after.event_hub_created_at_ms
+        created_at_ms = self.after.event_hub_created_at_ms
+        if self.before is None or created_at_ms is None:
+            return False
+        return self.before.is_of_hub(created_at_ms) is False
 
     @property
     def is_rewind(self) -> bool:

@@ -101,8 +101,9 @@ _PROPERTIES_32: Final = (0x005373D0, 0x005374D1)
 _LONE_PARTITION_KEY: Final = b"\x02" + encode_value(PARTITION_KEY)
 """What follows the size of a message-annotations map whose only entry is a partition key."""
 
-_OUR_KEYS: Final = frozenset((SEQUENCE_NUMBER, OFFSET, ENQUEUED_TIME, "__proto__"))
-"""The last one is not ours: JavaScript would look up missing annotations in its value, the publisher too."""
+DELIVERED_ANNOTATIONS: Final = frozenset((SEQUENCE_NUMBER, OFFSET, ENQUEUED_TIME, "__proto__"))
+"""Names that no sender can set. In the value of the last one, JavaScript would look up missing annotations,
+such as the publisher."""
 _METRIC_KEYS: Final = frozenset(
     (
         LAST_ENQUEUED_SEQUENCE_NUMBER,
@@ -235,7 +236,7 @@ def _parts_of(message: bytes) -> _Parts:
     """The sections, without annotations that only the service writes. Raises DecodeError."""
     sections = list(iter_sections(message))
     check_alike(message, sections)
-    annotations = merged_entries(message, sections, MESSAGE_ANNOTATIONS, _OUR_KEYS)
+    annotations = merged_entries(message, sections, MESSAGE_ANNOTATIONS, DELIVERED_ANNOTATIONS)
     return _Parts(
         sections, *annotations, *merged_entries(message, sections, DELIVERY_ANNOTATIONS, _METRIC_KEYS)
     )

@@ -16,7 +16,9 @@ from tidegate.console.consumers.progress import LEASE_DURATION_S
 from tidegate.console.jobs.jobs import Job, JobState, JobTable
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.position import EventPosition
+from tidegate.model.times import time_of
 from tidegate.processor.checkpoint import ProcessorCheckpoint
+from tidegate.processor.group_view import GroupView
 from tidegate.processor.moves import MovePlan, PlannedMove, resume_point_of
 from tidegate.sql import ConsumerKey, Database, move_checkpoint
 from tidegate.sql.stores.group_views import read_group_view
@@ -68,6 +70,17 @@ async def plan_moves(hub: EventHub, request: MoveRequest) -> list[PlannedMove]:
     return moves
 
 
+def _held(group: GroupView, move: PlannedMove) -> str | None:
+    """Which host has the partition; None: none has. A host that was started for an earlier hub of this name
+    is not named: who sees the job need not know it."""
+    owner = group.owner(move.partition_id, lease_duration_s=LEASE_DURATION_S)
+    lease, created_at_ms = group.lease(move.partition_id), move.after.event_hub_created_at_ms
+    if owner is None or lease is None:
+        return None
+    is_named = created_at_ms is None or lease.renewed_at >= time_of(created_at_ms)
+    return f"{move.partition_id} by {owner if is_named else 'a host of an earlier hub of this name'}"
+
+
 def carry_out(
     database: Database,
     consumer: ConsumerKey,
@@ -85,9 +98,7 @@ def carry_out(
     Raises InvalidArgumentError, before any move, if a host owns a partition, unless ``is_forced``.
     """
     group = read_group_view(database, consumer)
-    ids = [move.partition_id for move in plan.moves]
-    owners = [(each, group.owner(each, lease_duration_s=LEASE_DURATION_S)) for each in ids]
-    held = [f"{partition_id} by {owner}" for partition_id, owner in owners if owner is not None]
+    held = [words for move in plan.moves if (words := _held(group, move)) is not None]
     if held and not is_forced:
         said = ", ".join(held[:5])
         raise InvalidArgumentError(

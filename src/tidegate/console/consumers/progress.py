@@ -45,15 +45,10 @@ def of_this_hub(consumer: ConsumerKey, group: GroupView, log: HubLog) -> GroupVi
     """
     created_at = _EPOCH + timedelta(milliseconds=log.created_at_ms)
 
-    def is_own(checkpoint: ProcessorCheckpoint) -> bool:
-        stored_ms = checkpoint.event_hub_created_at_ms
-        if stored_ms is not None:
-            return stored_ms == log.created_at_ms
-        return checkpoint.moved_at is not None and checkpoint.moved_at >= created_at
-
     # A host that still renews its lease keeps others from the partition, whatever hub it was started for.
     leases = {each: lease for each, lease in group.leases.leases.items() if lease.renewed_at >= created_at}
-    own = {each: found for each, found in group.checkpoints.items() if is_own(found)}
+    checkpoints = group.checkpoints.items()
+    own = {each: found for each, found in checkpoints if found.is_of_hub(log.created_at_ms)}
     if not (leases or own or consumer.consumer_group in log.consumer_groups):
         return None
     others = {

@@ -19,6 +19,7 @@ from tidegate.console.explorer.reading import StoredEvent
 from tidegate.console.explorer.values import EventDetail, EventFilter, ExploredEvent, property_text
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.wire.batch import unwrap, wrap_event
+from tidegate.wire.delivery import DELIVERED_ANNOTATIONS
 from tidegate.wire.event_codec import decode_event
 from tidegate.wire.names import PARTITION_KEY
 
@@ -80,11 +81,20 @@ def unusual_parts(message: Message) -> Iterator[str]:
 
 
 def system_properties(message: Message) -> Mapping[str, str]:
-    """The standard properties, annotations and header that a message has, by AMQP name."""
+    """The standard properties, annotations and header that a message has, by AMQP name.
+
+    What only the service's delivery writes is left out, and what a sender may write freely says where it is.
+    """
     found: dict[str, str] = {}
     found.update(_given(message.properties))
-    for part in (message.message_annotations, message.delivery_annotations, message.footer):
-        found |= {str(name): property_text(value) for name, value in part.items()}
+    for place, part in (
+        ("", message.message_annotations),
+        ("delivery annotation ", message.delivery_annotations),
+        ("footer ", message.footer),
+    ):
+        for name, value in part.items():
+            if place or name not in DELIVERED_ANNOTATIONS:
+                found[f"{place}{name}"] = property_text(value)
     found.update(_given(message.header))
     return found
 

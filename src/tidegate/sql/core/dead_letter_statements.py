@@ -7,6 +7,7 @@ from datetime import datetime
 from functools import cache
 from typing import Any
 
+from sqlalchemy import case
 from sqlalchemy.dialects import postgresql, sqlite
 
 from tidegate.sql.core.schema import dead_letter
@@ -22,13 +23,20 @@ from tidegate.sql.core.values import (
 
 @cache
 def upsert(*, is_sqlite: bool) -> postgresql.Insert | sqlite.Insert:
-    """Insert a dead letter, or reopen an existing one with one more attempt."""
+    """Insert a dead letter, or reopen an existing one with one more attempt.
+
+    One with another enqueued time is of another event: its hub was deleted and created again.
+    """
     insert = sqlite.insert(dead_letter) if is_sqlite else postgresql.insert(dead_letter)
     kept = ("first_failed_at", "attempts", *(column.name for column in dead_letter.primary_key))
     changes: dict[str, Any] = {
         column.name: insert.excluded[column.name] for column in dead_letter.columns if column.name not in kept
     }
-    changes["attempts"] = dead_letter.c.attempts + 1
+    is_same_event = dead_letter.c.enqueued_time_ms == insert.excluded.enqueued_time_ms
+    changes["attempts"] = case((is_same_event, dead_letter.c.attempts + 1), else_=1)
+    changes["first_failed_at"] = case(
+        (is_same_event, dead_letter.c.first_failed_at), else_=insert.excluded.first_failed_at
+    )
     return insert.on_conflict_do_update(index_elements=list(dead_letter.primary_key), set_=changes)
 
 
