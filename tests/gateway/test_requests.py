@@ -119,6 +119,32 @@ async def test_expiry_is_noticed_without_traffic(broker: Broker, clock: SetClock
             await pair._changed.wait()
 
 
+@pytest.mark.parametrize("is_replaced", [True, False], ids=["replaced", "expired just now"])
+async def test_another_token_does_not_put_off_an_expiry(
+    broker: Broker, clock: SetClock, is_replaced: bool
+) -> None:
+    """A receiver ends when the token that let it in expires, whatever its client has presented since: a token
+    of another right under the same name, or one under another name at that very moment."""
+    broker.create_policy(None, "listen", [Claim.LISTEN])
+    broker.create_policy(None, "send", [Claim.SEND])
+    audience, expiry = f"sb://{HOST}/hub", int(clock.now.timestamp()) + 1
+    pair = Pair(broker, clock)
+    pair.put_token(broker, audience, expiry=expiry, policy_name="listen")
+    link = pair.session.attach_receiver("r", source=RECEIVER, target="client")
+    pair.exchange()
+    assert link.is_open
+    if is_replaced:
+        pair.put_token(broker, audience, policy_name="send")
+    clock.advance(5)
+    if not is_replaced:
+        pair.put_token(broker, f"{audience}/publishers/p", policy_name="send")
+    assert link.is_open
+    async with asyncio.timeout(WAIT_S):
+        while link.is_open:
+            pair._changed.clear()
+            await pair._changed.wait()
+
+
 async def test_plain_takes_a_policy(broker: Broker, clock: SetClock) -> None:
     """SASL PLAIN with a policy's name and key lets in; with another key the connection ends."""
     policy = broker.authorizer.policy(ROOT_POLICY_NAME)

@@ -249,15 +249,22 @@ class ConnectionClaims:
             self._changed()
 
     def _set_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        """Let links be judged when the next grant expires; never later than was already due.
+
+        A link may depend on a grant that another token has replaced since, or that expired just now.
+        """
         now = self._clock.now_utc().timestamp()
         pending = [grant.expiry for grant in self._grants.values() if now < grant.expiry < NEVER_EXPIRES]
-        if pending:
-            # At most a day, because the wall clock may be set meanwhile.
-            delay_s = min(min(pending) - now, 86_400.0)
-            self._timer = asyncio.get_running_loop().call_later(delay_s, self._on_timer)
+        if not pending:
+            return
+        loop = asyncio.get_running_loop()
+        # At most a day, because the wall clock may be set meanwhile.
+        at = loop.time() + min(min(pending) - now, 86_400.0)
+        if self._timer is not None:
+            if self._timer.when() <= at:
+                return
+            self._timer.cancel()
+        self._timer = loop.call_at(at, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None
