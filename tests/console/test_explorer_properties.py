@@ -284,7 +284,7 @@ def test_what_a_sender_writes_is_not_shown_as_the_services() -> None:
     )
     assert system_properties(message) == {
         "x-opt-publisher": "alice",
-        "mine": "m",
+        "annotation mine": "m",
         "delivery annotation x-opt-publisher": "forged",
         "delivery annotation x-opt-offset": "99",
         "footer x-opt-publisher": "forged",

@@ -12,13 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.amqp.message import Message, Properties, encode_message
+from tidegate.amqp.message import Message, Properties, decode_message, encode_message
 from tidegate.amqp.types import Symbol, Timestamp, UInt, ULong
 from tidegate.model.events import EventData
 from tidegate.wire.batch import wrap_event
 from tidegate.wire.capture import (
     AVRO_SCHEMA,
     PROPERTY_TYPES,
+    AvroValue,
     capture_record,
     encoded_event,
     system_properties,
@@ -132,6 +133,46 @@ def test_bytes_that_are_no_message_come_back_as_they_were() -> None:
 def test_somebody_elses_remark_about_types_spoils_nothing(text: str) -> None:
     """The name could be anybody's annotation."""
     assert typed_properties({"n": "x"}, {PROPERTY_TYPES: text}) == {"n": "x"}
+
+
+def test_a_sender_cannot_write_what_capture_writes() -> None:
+    """Protects readers of files: the note of a decode error made a body count as the whole event, with any
+    publisher and key in it, and one about types stopped every reader."""
+    inner = encode_message(
+        Message(
+            message_annotations={"x-opt-publisher": "victim", "x-opt-partition-key": "victim"}, data=(b"x",)
+        )
+    )
+    event = encode_message(
+        Message(
+            message_annotations={
+                "x-opt-publisher": "mallory",
+                "tidegate-decode-error": "x",
+                "tidegate:property-types": '{"p":"uuid"}',
+                "group-sequence": "abc",
+            },
+            application_properties={"p": 5},
+            data=(wrap_event(inner),),
+        )
+    )
+    record = _captured(event)
+    assert record["SystemProperties"] == {
+        "x-opt-enqueued-time": 1_700_000_000_123,
+        "x-opt-publisher": "mallory",
+    }
+    again = decode_event(_again(record))
+    assert (again.body, again.properties) == (wrap_event(inner), {"p": 5})
+    assert decode_message(_again(record)).message_annotations == {"x-opt-publisher": "mallory"}
+    assert "tidegate-decode-error" not in decode_whole(event)[0].system_properties
+
+
+@pytest.mark.parametrize("types", ['{"p":"uuid"}', '{"p":["x"]}', "[" * 100_000, '{"p":"timestamp"}'])
+def test_another_writers_notes_stop_no_reader(types: str) -> None:
+    """Protects a whole hub's files from one record that another program wrote."""
+    notes = {"tidegate:property-types": types, "tidegate-decode-error": "x", "group-sequence": "abc"}
+    system: dict[str, AvroValue] = {**notes, "a": 1}
+    assert typed_properties({"p": 5}, system) == {"p": 5}
+    assert decode_event(encoded_event(b"body", {"p": 5}, system)).body == b"body"
 
 
 def test_an_event_of_azure_needs_no_system_properties() -> None:

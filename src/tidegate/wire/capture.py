@@ -75,7 +75,10 @@ CaptureRecord = dict[str, int | str | bytes | dict[str, AvroValue]]
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LONG_MIN, _LONG_END = -(2**63), 2**63
 _ENQUEUED_TIME = str(ENQUEUED_TIME)
-_FROM_LOG = frozenset({SEQUENCE_NUMBER, OFFSET, ENQUEUED_TIME})
+_STANDARD: Final = {item.name.replace("_", "-"): item.name for item in fields(Properties)}
+_OUR_NAMES: Final = frozenset(
+    (str(SEQUENCE_NUMBER), str(OFFSET), str(ENQUEUED_TIME), PROPERTY_TYPES, DECODE_ERROR_PROPERTY, *_STANDARD)
+)
 _TEXT_ONLY = (Timestamp, dict, list)
 _NOTHING_BEFORE = (b"\x00\x53\x74", b"\x00\x53\x75")
 """The first bytes of an event without annotations and standard properties."""
@@ -176,10 +179,13 @@ def capture_file_name(
 
 @cached_when_short
 def _decoded_system_properties(sections: bytes) -> Mapping[str, AvroValue]:
-    """Annotations and standard properties, decoded once for all events that share them."""
+    """Annotations and standard properties, decoded once for all events that share them.
+
+    A sender's annotations do not take the names of what is written here.
+    """
     message = decode_message(sections)
     values: dict[str, object] = {
-        str(name): value for name, value in message.message_annotations.items() if name not in _FROM_LOG
+        str(name): value for name, value in message.message_annotations.items() if str(name) not in _OUR_NAMES
     }
     if message.properties is not None:
         values |= standard_properties(message.properties)
@@ -235,7 +241,6 @@ NOT_OF_THE_EVENT: Final = frozenset({str(SEQUENCE_NUMBER), str(OFFSET), str(ENQU
 """Names in ``SystemProperties`` that describe the event or its record, and are not part of it."""
 
 _KEY: Final = str(PARTITION_KEY)
-_STANDARD: Final = {item.name.replace("_", "-"): item.name for item in fields(Properties)}
 _SIMPLE: Final = frozenset({_KEY, "message-id", "correlation-id", "content-type"})
 _RESTORE: Final[Mapping[str, Callable[[Any], object]]] = {
     "null": lambda value: None,
@@ -254,20 +259,20 @@ def typed_properties(properties: Values, system_properties: Values) -> Mapping[s
         return properties
     typed = cast(dict[str, object], dict(properties))
     for name, kind in _types(types_text).items():
-        restore = _RESTORE.get(kind)
+        restore = _RESTORE.get(kind) if isinstance(kind, str) else None
         if restore is not None and name in typed:
             try:
                 typed[name] = restore(typed[name])
-            except (ValueError, TypeError, DecodeError):
-                continue  # an application's property that happens to have this name
+            except (ValueError, TypeError, AttributeError, OverflowError, DecodeError):
+                continue  # not what our writer notes: the file is another program's
     return cast(Mapping[str, PropertyValue], typed)
 
 
 @lru_cache(maxsize=1024)
-def _types(text: str) -> Mapping[str, str]:
+def _types(text: str) -> Mapping[str, object]:
     try:
         types = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return types if isinstance(types, dict) else {}
 
@@ -276,7 +281,7 @@ def encoded_event(body: bytes | None, properties: Values, system_properties: Val
     """A record as an encoded event for ``event_codec.decode_event``. A body of None is empty."""
     system = {name: value for name, value in system_properties.items() if name not in NOT_OF_THE_EVENT}
     typed = typed_properties(properties, system_properties)
-    if DECODE_ERROR_PROPERTY in system:
+    if system.keys() == {DECODE_ERROR_PROPERTY}:
         return _as_stored(body or b"")
     if _SIMPLE.issuperset(system) and all(type(value) is str for value in system.values()):
         strings = cast(Mapping[str, str], system)
@@ -315,7 +320,7 @@ def _standard(values: Mapping[str, AvroValue]) -> Properties | None:
         elif name in ("absolute_expiry_time", "creation_time"):
             typed[name] = _timestamp(value)
         elif name == "group_sequence":
-            typed[name] = UInt(int(value))
+            typed[name] = UInt(value) if isinstance(value, int) else None
         elif name == "user_id":
             typed[name] = value if isinstance(value, bytes) else str(value).encode()
         elif name in ("message_id", "correlation_id"):

@@ -31,13 +31,16 @@ T = TypeVar("T")
 
 _KEPT_BYTES_MAX: Final = 2048
 
-_HAS_COLUMN: Final = (ENQUEUED_TIME, OFFSET, PARTITION_KEY, PUBLISHER, SEQUENCE_NUMBER)
-
 PROPERTY_COLUMN_PREFIX: Final = "properties."
 """Prefix of a column that holds one application property."""
 
 DECODE_ERROR_PROPERTY: Final = "tidegate-decode-error"
 """In ``systemProperties`` of an event that is not an AMQP message: the error. Its body is null."""
+
+_NOT_SENDERS: Final = (
+    *(ENQUEUED_TIME, OFFSET, PARTITION_KEY, PUBLISHER, SEQUENCE_NUMBER),  # with columns of their own
+    DECODE_ERROR_PROPERTY,
+)
 
 
 def cached_when_short(decode: Callable[[bytes], T]) -> Callable[[bytes], T]:
@@ -82,7 +85,9 @@ class EventTexts:
     def of(cls, message: Message) -> EventTexts:
         """As ``decode``, for a decoded message."""
         annotations = message.message_annotations
-        system = {str(name): text_of(value) for name, value in annotations.items() if name not in _HAS_COLUMN}
+        system = {
+            str(name): text_of(value) for name, value in annotations.items() if name not in _NOT_SENDERS
+        }
         if message.properties is not None:
             values = standard_properties(message.properties)
             system |= {name: text_of(value) for name, value in values.items()}

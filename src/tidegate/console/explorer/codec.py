@@ -21,7 +21,7 @@ from tidegate.model.errors import InvalidArgumentError
 from tidegate.wire.batch import unwrap, wrap_event
 from tidegate.wire.delivery import DELIVERED_ANNOTATIONS
 from tidegate.wire.event_codec import decode_event
-from tidegate.wire.names import PARTITION_KEY
+from tidegate.wire.names import PARTITION_KEY, PUBLISHER
 
 _ANNOTATIONS = b"\x00\x53\x72"
 """The start of a message annotations section (AMQP 1.0 part 3 section 3.2.3)."""
@@ -80,21 +80,27 @@ def unusual_parts(message: Message) -> Iterator[str]:
                 yield f"the {kind} {str(name)[:_NAME_CHARACTERS]}"
 
 
+_CHECKED = (PARTITION_KEY, PUBLISHER)
+"""Annotations that the service has checked, or removed. Others may look like them."""
+
+
 def system_properties(message: Message) -> Mapping[str, str]:
     """The standard properties, annotations and header that a message has, by AMQP name.
 
-    What only the service's delivery writes is left out, and what a sender may write freely says where it is.
+    What only the service's delivery writes is left out, and what a sender may write says where it is.
     """
     found: dict[str, str] = {}
     found.update(_given(message.properties))
     for place, part in (
-        ("", message.message_annotations),
+        ("annotation ", message.message_annotations),
         ("delivery annotation ", message.delivery_annotations),
         ("footer ", message.footer),
     ):
         for name, value in part.items():
-            if place or name not in DELIVERED_ANNOTATIONS:
+            if part is not message.message_annotations:
                 found[f"{place}{name}"] = property_text(value)
+            elif name not in DELIVERED_ANNOTATIONS:
+                found[str(name) if name in _CHECKED else f"{place}{name}"] = property_text(value)
     found.update(_given(message.header))
     return found
 
