@@ -278,3 +278,13 @@ async def test_retention_goes_on_behind_a_partition_that_fails(
     assert broker.event_hub("sound").partition("0").begin_sequence_number == 3
     assert broker.event_hub("damaged").partition("0").begin_sequence_number == 0
     await broker.close()
+
+
+async def test_no_event_is_older_than_its_hub(broker: Broker, clock: SetClock) -> None:
+    """Databases tell a hub's dead letters from those of an earlier hub of its name by the time: a clock that
+    is set back must not mix them."""
+    broker.create_event_hub("hub", partition_count=1)
+    hub = broker.event_hub("hub")
+    clock.advance(-3600)
+    result = await hub.partition("0").append(b"x", [1])
+    assert result.enqueued_time_ms == hub.description.created_at_ms

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -17,6 +18,7 @@ from tests.sql.transaction_support import effects, keyed, transactions_of, write
 
 from tidegate.model.errors import PartitionStoppedError
 from tidegate.model.events import ReceivedEvent
+from tidegate.model.times import time_of
 from tidegate.processor.handlers import TransactionContext
 from tidegate.processor.policies import FailureAction, FailurePolicy
 from tidegate.processor.store import TransactionOutcome
@@ -248,8 +250,11 @@ def test_a_parked_event_tells_what_it_waits_behind(
     assert letter.reason.startswith("Waits behind event 0 ")
     assert (letter.partition_key, letter.pipeline) == ("a", "p")
     with database.read() as connection:
-        assert first_open_by_key(connection, CONSUMER, "0") == {"a": 0}
-        assert first_open_by_key(connection, CONSUMER, "1") == {}
+        first_open = partial(first_open_by_key, connection, CONSUMER)
+        assert first_open("0", event_hub_created_at_ms=None) == {"a": 0}
+        assert first_open("1", event_hub_created_at_ms=None) == {}
+        # Those of an earlier hub of the name hold nothing back.
+        assert first_open("0", event_hub_created_at_ms=letter.enqueued_time_ms + 1) == {}
 
 
 def test_a_redrive_runs_a_key_in_order_up_to_the_first_that_fails(
@@ -265,6 +270,10 @@ def test_a_redrive_runs_a_key_in_order_up_to_the_first_that_fails(
 
     assert redrive(4).waiting == 1
     assert letters.show(CONSUMER, "0", 4).attempts == 1
+    of_this_hub = DeadLetterFilter(sequence_numbers=(4,), enqueued_from=time_of(events[1].enqueued_time_ms))
+    assert letters.redrive(handler.pipeline, log, filter=of_this_hub, dry_run=True).waiting == 1
+    of_this_hub = DeadLetterFilter(sequence_numbers=(4,), enqueued_from=time_of(events[4].enqueued_time_ms))
+    assert letters.redrive(handler.pipeline, log, filter=of_this_hub, dry_run=True).waiting == 0
     handler.bad = {4}
     report = redrive()
     assert (report.considered, report.redriven, report.failed, report.waiting) == (4, 2, 1, 1)
@@ -345,7 +354,10 @@ def test_a_key_that_the_database_cannot_hold_is_parked_all_the_same(database: Da
         CONSUMER, "0", [NewDeadLetter.from_text(events[2], "Odd", "by hand")], pipeline="p"
     )
     with database.read() as connection:
-        assert set(first_open_by_key(connection, CONSUMER, "0")) == {"a\\x00", "\\ud800"}
+        assert set(first_open_by_key(connection, CONSUMER, "0", event_hub_created_at_ms=None)) == {
+            "a\\x00",
+            "\\ud800",
+        }
         assert connection.execute(select(dead_letter.c.pipeline).distinct()).scalars().all() == ["p"]
 
 

@@ -102,6 +102,7 @@ class EventHub:
                 clock,
                 self._find_consumer_group,
                 throughput=throughput,
+                created_at_ms=record.created_at_ms,
                 find_event_bytes_max=lambda: self.event_bytes_max,
             )
             for index, log in enumerate(logs)

@@ -246,7 +246,12 @@ class SqlTransactions:
         order: KeyOrder | None = None
         if self._policy.action is FailureAction.PARK_KEY:
             with unit.translating("looking for parked keys"):
-                first_open = first_open_by_key(unit.connection, self._consumer, self._lease.partition_id)
+                first_open = first_open_by_key(
+                    unit.connection,
+                    self._consumer,
+                    self._lease.partition_id,
+                    event_hub_created_at_ms=self._event_hub_created_at_ms,
+                )
             order = KeyOrder(first_open, key_of=stored_key_of)
         return EventRun(
             unit,

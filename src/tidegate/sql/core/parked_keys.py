@@ -70,13 +70,18 @@ class KeyOrder:
         return False
 
 
-def first_open_by_key(connection: Connection, consumer: ConsumerKey, partition_id: str) -> dict[str, int]:
+def first_open_by_key(
+    connection: Connection, consumer: ConsumerKey, partition_id: str, *, event_hub_created_at_ms: int | None
+) -> dict[str, int]:
     """The first open dead letter of each partition key in one partition, by one statement.
 
+    event_hub_created_at_ms: dead letters of an earlier hub of this name do not count; None: unknown, all do.
     It walks an index from key to key: one look-up per parked key, however many events are parked.
     """
     row = dead_letter.c
     here = and_(of_consumer(dead_letter, consumer, partition_id), is_open(), row.partition_key.is_not(None))
+    if event_hub_created_at_ms is not None:
+        here = and_(here, row.enqueued_time_ms >= event_hub_created_at_ms)
     # ORDER BY … LIMIT 1, not min(): without statistics, PostgreSQL would read all of them for min().
     smallest = select(row.partition_key).where(here).order_by(row.partition_key).limit(1)
     keys = select(smallest.scalar_subquery().label("key")).cte("parked", recursive=True)

@@ -213,6 +213,7 @@ class Redrive:
             statement = (
                 select(row.partition_key, row.sequence_number)
                 .where(of_consumer(dead_letter, unit.consumer, self._place.partition_id), is_open())
+                .where(*conditions_of(DeadLetterFilter(status=None, enqueued_from=self.filter.enqueued_from)))
                 .where(row.partition_key.in_(unknown))
                 .where(row.sequence_number < max(letter.sequence_number for letter in parked))
                 .order_by(row.sequence_number)
