@@ -17,6 +17,7 @@ from tidegate.console.consumers import page as consumers_page
 from tidegate.console.dead_letters import letters
 from tidegate.console.dead_letters import page as dead_letters_page
 from tidegate.console.frame import shared_answers
+from tidegate.console.frame.rights import Rights
 from tidegate.model.events import EventData
 from tidegate.processor.checkpoint import ProcessorCheckpoint
 from tidegate.server.app import TidegateServer
@@ -282,3 +283,10 @@ def test_jobs(service: HubService, plain_browser: PlainBrowser) -> None:
     assert "our own" in tenant.get("/console/jobs").text
     # A policy of the namespace covers both hubs.
     assert "a former secret" in plain_browser.get(address).text
+
+
+def test_the_kelvin_sign_is_no_second_spelling() -> None:
+    """Its small letter is k: a hub's rights under such a name would be those of no hub that exists."""
+    rights = Rights("policy", can_listen=True, can_send=True, can_manage=True, hub="kitchen")
+    assert rights.covers("Kitchen")
+    assert not rights.covers("\u212aitchen")

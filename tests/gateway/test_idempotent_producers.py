@@ -5,6 +5,7 @@ The batches have the shapes that @azure/event-hubs 6.0.4 and Azure.Messaging.Eve
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -199,6 +200,36 @@ async def test_a_newer_instance_shuts_out_the_older(pair: Pair, broker: Broker) 
     assert refused.condition == "com.microsoft:producer-epoch-stolen"
     assert await _send(pair, new, _batch("b", (7, 2, 1))) == ""
     assert _stored(broker) == "ab"
+
+
+async def test_a_fenced_producers_waiting_batches_are_not_stored(pair: Pair, broker: Broker) -> None:
+    """Batches that are rewritten in slices when a newer instance attaches would come after what it was told
+    is stored."""
+    old, _ = await _open(pair, "old", producer_id=7, epoch=1)
+    for number in range(6):
+        old.send(_forwarded(400, (7, 1, 400 * number)), message_format=BATCH_MESSAGE_FORMAT)
+    _, told = await _open(pair, "new", producer_id=7, epoch=2)
+    await asyncio.gather(*pair.owner.tasks, return_exceptions=True)
+    pair.exchange()
+    assert broker.event_hub("hub").partition("0").next_sequence_number == told[2] + 1
+
+
+def _forwarded(count: int, numbers: Numbers) -> bytes:
+    """Events with a place of an earlier delivery, which the service looks at one by one."""
+    producer_id, epoch, first = numbers
+    events = (
+        Message(
+            message_annotations={
+                PRODUCER_ID: producer_id,
+                PRODUCER_EPOCH: Short(epoch),
+                PRODUCER_SEQUENCE_NUMBER: Int(first + index),
+                "x-opt-offset": "1",
+            },
+            data=(b"x",),
+        )
+        for index in range(count)
+    )
+    return batch_envelope() + b"".join(wrap_event(encode_message(event)) for event in events)
 
 
 async def test_a_link_that_ends_while_it_attaches_leaves_nothing(pair: Pair) -> None:

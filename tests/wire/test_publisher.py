@@ -117,11 +117,14 @@ def test_the_name_elsewhere_in_an_event_stays() -> None:
         b"\x00\x53\x73\xc0\x07\x00\x00\x53\x72\xc1\x01\x00" + _BODY,
         b"\x00\x53\x74\xc1\x04\x02\xa1\x00\x41\x41" + _BODY,
         b"\x00\x53\x77\xe0\x02\x00\xa0",
+        b"\x00\x53\x73\xc0\x05\x03\x40\x40\x54\x05" + _BODY,
+        b"\x00\x53\x74\xc1\x07\x02\xa1\x01k\xa1\x01\xff" + _BODY,
     ],
-    ids=["section", "value", "empty array"],
+    ids=["section", "value", "empty array", "property of a wrong type", "no UTF-8"],
 )
 def test_a_publishers_event_that_clients_read_differently_is_refused(event: bytes) -> None:
-    """Protects the name on each publisher's event: delivered as a body, this one would have none."""
+    """Protects the name on each publisher's event: it is lost where one is delivered as a body, or cannot be
+    decoded for Spark's table."""
     with pytest.raises(DecodeError):
         list(published_events(split_batch(batch_envelope() + wrap_event(event)), "p"))
 

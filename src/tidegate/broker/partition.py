@@ -46,8 +46,8 @@ class Partition:
         created_at_ms: int,
         find_event_bytes_max: Callable[[], int],
     ) -> None:
-        """created_at_ms: of its hub. No event has an earlier time, whatever the clock says since: databases
-        tell events of an earlier hub of its name by that.
+        """created_at_ms: of its hub. No event has an earlier time, whatever the clock says since: by that,
+        databases recognize events of an earlier hub of its name.
         """
         self.event_hub = event_hub
         self.partition_id = partition_id

@@ -20,7 +20,13 @@ from dataclasses import replace
 from tidegate.amqp.decode import decode_value
 from tidegate.amqp.encode import append_value
 from tidegate.amqp.errors import DecodeError
-from tidegate.amqp.message import DELIVERY_ANNOTATIONS, MESSAGE_ANNOTATIONS, Section, iter_sections
+from tidegate.amqp.message import (
+    DELIVERY_ANNOTATIONS,
+    MESSAGE_ANNOTATIONS,
+    Section,
+    decode_message,
+    iter_sections,
+)
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.wire.annotations import (
     ANNOTATIONS_32,
@@ -31,6 +37,7 @@ from tidegate.wire.annotations import (
 )
 from tidegate.wire.batch import BatchSections, iter_events, wrap_event
 from tidegate.wire.delivery import check_deliverable
+from tidegate.wire.event_texts import EventTexts
 from tidegate.wire.names import ENQUEUED_TIME, OFFSET, PARTITION_KEY, PUBLISHER, SEQUENCE_NUMBER
 
 _OURS = (PUBLISHER, PARTITION_KEY)
@@ -105,6 +112,10 @@ def _annotated(message: bytes, publisher: str, ours: bytes) -> bytes:
     annotations = annotations_section(ANNOTATIONS_32, theirs + ours, count + 2 * len(_OURS))
     published = reassembled(message, sections, annotations, _delivery_annotations(message, sections))
     check_deliverable(published)
+    try:
+        EventTexts.of(decode_message(published))  # Spark shows the name of no event that it cannot decode.
+    except (ValueError, OverflowError) as error:
+        raise DecodeError(f"The event cannot be decoded: {error}.") from error
     return published
 
 

@@ -150,7 +150,7 @@ class EventSender:
     def _is_of(self, run: SendRun, hub: str) -> bool:
         """Whether the run is of that hub: not of an earlier one of its name, which may have been another
         tenant's."""
-        if run.plan.hub.lower() != hub.lower():
+        if not hub.isascii() or run.plan.hub.lower() != hub.lower():
             return False
         try:
             return self._broker.event_hub(hub) is run.event_hub

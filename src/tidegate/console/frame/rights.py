@@ -42,7 +42,8 @@ class Rights:
 
     def covers(self, hub: str | None) -> bool:
         """Whether the rights cover that event hub (None: the namespace)."""
-        return self.hub is None or (hub is not None and self.hub.lower() == hub.lower())
+        # Names are ASCII; the Kelvin sign would become a k.
+        return self.hub is None or (hub is not None and hub.isascii() and self.hub.lower() == hub.lower())
 
     def may_listen(self, hub: str | None = None) -> bool:
         """Whether events of the hub (None: of all) may be seen."""

@@ -236,6 +236,8 @@ class IngressLink(LinkNode):
                 events = await self._owner.sliced_work.collect(self._rewritten(batch.sections))
                 # Again, because other batches may come first: a lost right must not store anything.
                 batch.check()
+                if self._producer is not None and self._producer.stolen_error is not None:
+                    raise self._producer.stolen_error
                 if self._publisher is not None:
                     self._event_hub.check_publisher(self._publisher)
                 self._store_rewritten(batch.sections, events).add_done_callback(
