@@ -208,10 +208,14 @@ async def test_a_fenced_producers_waiting_batches_are_not_stored(pair: Pair, bro
     old, _ = await _open(pair, "old", producer_id=7, epoch=1)
     for number in range(6):
         old.send(_forwarded(400, (7, 1, 400 * number)), message_format=BATCH_MESSAGE_FORMAT)
-    _, told = await _open(pair, "new", producer_id=7, epoch=2)
+    new = _attach(pair, "new", producer_id=7, epoch=2)
+    await pair.wait_for(lambda: new.is_open)
+    partition = broker.event_hub("hub").partition("0")
+    stored = partition.next_sequence_number
     await asyncio.gather(*pair.owner.tasks, return_exceptions=True)
     pair.exchange()
-    assert broker.event_hub("hub").partition("0").next_sequence_number == told[2] + 1
+    behind_all = await partition.append(b"x", [1])
+    assert behind_all.start_sequence_number == stored
 
 
 def _forwarded(count: int, numbers: Numbers) -> bytes:
