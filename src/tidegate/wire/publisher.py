@@ -21,6 +21,7 @@ from tidegate.amqp.decode import decode_value
 from tidegate.amqp.encode import append_value
 from tidegate.amqp.errors import DecodeError
 from tidegate.amqp.message import (
+    DATA,
     DELIVERY_ANNOTATIONS,
     MESSAGE_ANNOTATIONS,
     Section,
@@ -112,6 +113,8 @@ def _annotated(message: bytes, publisher: str, ours: bytes) -> bytes:
     annotations = annotations_section(ANNOTATIONS_32, theirs + ours, count + 2 * len(_OURS))
     published = reassembled(message, sections, annotations, _delivery_annotations(message, sections))
     check_deliverable(published)
+    if all(code == DATA for code, *_ in sections):
+        return published
     try:
         EventTexts.of(decode_message(published))  # Spark shows the name of no event that it cannot decode.
     except (ValueError, OverflowError) as error:
