@@ -111,7 +111,7 @@ def test_a_hub_is_made_changed_and_deleted(service: HubService, plain_browser: P
     _send(service, "made", 5, "0")
     told = plain_browser.get("/hubs/made/delete").text
     assert "<strong>5 events</strong>" in told
-    assert "Nobody reads it now." in told
+    assert "It has no readers now." in told
     assert plain_browser.post("/hubs/made/delete", {"name": "mad"}).status == 400
     assert plain_browser.get("/hubs/made").status == 200
     gone = plain_browser.post("/hubs/made/delete", {"name": "made"})
@@ -160,7 +160,7 @@ def test_consumer_groups_and_who_reads(service: HubService, plain_browser: Plain
     assert row is not None
     assert re.findall(r'class="n">(\d+)<', row[0]) == ["1", "1"]
     assert "1 receiver in it now" in group
-    assert "cut off" in whole
+    assert "disconnected" in whole
     gone = plain_browser.post(f"{path}/reports/delete")
     assert "Deleted the consumer group reports." in plain_browser.follow(gone).text
 
