@@ -1,108 +1,50 @@
 """Tidegate: a self-hosted Event Hubs for Python, and exactly-once Spark pipelines on top of it.
 
 What a first program needs is imported from here, and the values and errors that the packages share; the rest
-from ``tidegate.client``, ``.processor``, ``.sql`` and ``.spark``. Names are loaded when they are first used,
-because every process that imports anything of Tidegate, Spark's workers too, runs this module first.
+from ``tidegate.client``, ``.processor``, ``.sql`` and ``.spark``.
 """
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
+from tidegate.exports import exports_of
 from tidegate.model.version import VERSION
 
 if TYPE_CHECKING:
-    from tidegate.client import EventHubConsumer, EventHubProducer
-    from tidegate.model.errors import (
-        AlreadyExistsError,
-        BrokenError,
-        ConnectionStringError,
-        DatabaseError,
-        DatabaseUnavailableError,
-        EventTooLargeError,
-        Fault,
-        InvalidArgumentError,
-        NotFoundError,
-        OperationTimeoutError,
-        QuotaExceededError,
-        ReceiverStolenError,
-        ServerBusyError,
-        TidegateError,
-        UnauthorizedError,
-    )
-    from tidegate.model.events import EventContents, EventData, ReceivedEvent
-    from tidegate.model.partition_key import partition_for_key
-    from tidegate.model.position import EventPosition
-    from tidegate.processor import DirectoryStore, EventProcessorHost, MemoryStore
-    from tidegate.spark import Trigger, run_pipeline, spark_session
-    from tidegate.sql import Database, Pipeline, SqlStore
+    # isort: off
+    from tidegate.model.events import EventData as EventData
+    from tidegate.model.events import ReceivedEvent as ReceivedEvent
+    from tidegate.model.events import EventContents as EventContents
+    from tidegate.model.position import EventPosition as EventPosition
+    from tidegate.model.partition_key import partition_for_key as partition_for_key
+    from tidegate.client import EventHubProducer as EventHubProducer
+    from tidegate.client import EventHubConsumer as EventHubConsumer
+    from tidegate.processor import EventProcessorHost as EventProcessorHost
+    from tidegate.processor import MemoryStore as MemoryStore
+    from tidegate.processor import DirectoryStore as DirectoryStore
+    from tidegate.sql import SqlStore as SqlStore
+    from tidegate.sql import Database as Database
+    from tidegate.sql import Pipeline as Pipeline
+    from tidegate.spark import run_pipeline as run_pipeline
+    from tidegate.spark import spark_session as spark_session
+    from tidegate.spark import Trigger as Trigger
+    from tidegate.model.errors import TidegateError as TidegateError
+    from tidegate.model.errors import Fault as Fault
+    from tidegate.model.errors import InvalidArgumentError as InvalidArgumentError
+    from tidegate.model.errors import ConnectionStringError as ConnectionStringError
+    from tidegate.model.errors import NotFoundError as NotFoundError
+    from tidegate.model.errors import AlreadyExistsError as AlreadyExistsError
+    from tidegate.model.errors import UnauthorizedError as UnauthorizedError
+    from tidegate.model.errors import EventTooLargeError as EventTooLargeError
+    from tidegate.model.errors import QuotaExceededError as QuotaExceededError
+    from tidegate.model.errors import ServerBusyError as ServerBusyError
+    from tidegate.model.errors import ReceiverStolenError as ReceiverStolenError
+    from tidegate.model.errors import BrokenError as BrokenError
+    from tidegate.model.errors import OperationTimeoutError as OperationTimeoutError
+    from tidegate.model.errors import DatabaseError as DatabaseError
+    from tidegate.model.errors import DatabaseUnavailableError as DatabaseUnavailableError
 
 __version__ = VERSION
 
-__all__ = [
-    "EventData",
-    "ReceivedEvent",
-    "EventContents",
-    "EventPosition",
-    "partition_for_key",
-    "EventHubProducer",
-    "EventHubConsumer",
-    "EventProcessorHost",
-    "MemoryStore",
-    "DirectoryStore",
-    "SqlStore",
-    "Database",
-    "Pipeline",
-    "run_pipeline",
-    "spark_session",
-    "Trigger",
-    "TidegateError",
-    "Fault",
-    "InvalidArgumentError",
-    "ConnectionStringError",
-    "NotFoundError",
-    "AlreadyExistsError",
-    "UnauthorizedError",
-    "EventTooLargeError",
-    "QuotaExceededError",
-    "ServerBusyError",
-    "ReceiverStolenError",
-    "BrokenError",
-    "OperationTimeoutError",
-    "DatabaseError",
-    "DatabaseUnavailableError",
-]
-
-_MODULES = {
-    "EventData": "model.events",
-    "ReceivedEvent": "model.events",
-    "EventContents": "model.events",
-    "EventPosition": "model.position",
-    "partition_for_key": "model.partition_key",
-    "EventHubProducer": "client",
-    "EventHubConsumer": "client",
-    "EventProcessorHost": "processor",
-    "MemoryStore": "processor",
-    "DirectoryStore": "processor",
-    "SqlStore": "sql",
-    "Database": "sql",
-    "Pipeline": "sql",
-    "run_pipeline": "spark",
-    "spark_session": "spark",
-    "Trigger": "spark",
-}
-"""Where a name is loaded from; those that are not named are errors, of ``model.errors``."""
-
-
-def __getattr__(name: str) -> object:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = importlib.import_module(f"{__name__}.{_MODULES.get(name, 'model.errors')}")
-    value: object = getattr(module, name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__, __all__ = exports_of(__name__)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 import tidegate
+from tidegate.exports import declared_exports
 
 _ROOTS: Final = {
     "tidegate": Path(inspect.getfile(tidegate)).parent.parent,
@@ -48,11 +49,9 @@ class Entry:
 
 
 def exported_entries(package: str) -> Iterator[Entry]:
-    """The names of ``__all__`` of ``tidegate.<package>``, in its order."""
-    tree = _tree(f"tidegate.{package}")
-    homes = _imports(tree)
-    for name in _exported(tree):
-        yield entry_of(homes.get(name, f"tidegate.{package}"), name)
+    """The names that ``tidegate.<package>`` exports, in its order."""
+    for name, module in declared_exports(_tree(f"tidegate.{package}")).items():
+        yield entry_of(module, name)
 
 
 def module_entries(module: str) -> Iterator[Entry]:
@@ -231,13 +230,6 @@ def _last(node: ast.expr) -> str:
     if isinstance(node, ast.Call):
         return _last(node.func)
     return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
-
-
-def _exported(tree: ast.Module) -> list[str]:
-    for node in tree.body:
-        if isinstance(node, ast.Assign) and "__all__" in _targets(node):
-            return [str(name) for name in ast.literal_eval(node.value)]
-    raise LookupError("The package has no __all__.")
 
 
 def _imports(tree: ast.Module) -> dict[str, str]:

@@ -1,152 +1,62 @@
 """The transactional core: rows, dead letters and the checkpoint of a batch in one SQL transaction.
 
 What is promised: the database effects of an event happen exactly once. Its handler may run again; effects
-outside the database are not covered. Names are loaded on first use: Spark's Python processes import values
-from here, and SQLAlchemy takes them half a second of CPU.
+outside the database are not covered.
 """
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
+from tidegate.exports import exports_of
+
 if TYPE_CHECKING:
-    from tidegate.sql.audit.audit import Audit, Finding, FindingKind, PartitionAudit, StrayRows
-    from tidegate.sql.audit.table import AuditedLog, audit_table
-    from tidegate.sql.commit.batch import process_partition_batch
-    from tidegate.sql.core.database import Database
-    from tidegate.sql.core.unit_of_work import RowsRefusedError, UnitOfWork
-    from tidegate.sql.core.values import (
-        AuditEntry,
-        BatchResult,
-        Checkpoint,
-        ConsumerKey,
-        DeadLetter,
-        DeadLetterFilter,
-        DeadLetterStatus,
-        EventReader,
-        NewDeadLetter,
-        ReasonCount,
-        RedriveFailure,
-        RedriveReason,
-        RedriveReport,
-        Row,
-    )
-    from tidegate.sql.dead_letters.dead_letters import DeadLetters
-    from tidegate.sql.handlers.batches import (
-        ArrowHandler,
-        BatchHandler,
-        BatchResultError,
-        PandasHandler,
-        TransformationError,
-    )
-    from tidegate.sql.handlers.context import TransactionMisusedError
-    from tidegate.sql.handlers.pipeline import (
-        AnyPipeline,
-        Handler,
-        Pipeline,
-        TransactionalPipeline,
-        load_pipeline,
-    )
-    from tidegate.sql.ledger.ledger import forget_query, next_batch_id
-    from tidegate.sql.stores.checkpoint_moves import CheckpointMove, move_checkpoint
-    from tidegate.sql.stores.checkpoints import CheckpointReader, forget_consumer
-    from tidegate.sql.stores.group_views import read_group_view, read_group_views
-    from tidegate.sql.stores.processor_store import SqlStore
+    # isort: off
+    from tidegate.sql.core.database import Database as Database
+    from tidegate.sql.stores.checkpoints import CheckpointReader as CheckpointReader
+    from tidegate.sql.core.values import Checkpoint as Checkpoint
+    from tidegate.sql.core.values import ConsumerKey as ConsumerKey
+    from tidegate.sql.stores.checkpoint_moves import move_checkpoint as move_checkpoint
+    from tidegate.sql.stores.checkpoint_moves import CheckpointMove as CheckpointMove
+    from tidegate.sql.stores.checkpoints import forget_consumer as forget_consumer
+    from tidegate.sql.stores.processor_store import SqlStore as SqlStore
+    from tidegate.sql.stores.group_views import read_group_view as read_group_view
+    from tidegate.sql.stores.group_views import read_group_views as read_group_views
+    from tidegate.sql.handlers.pipeline import Pipeline as Pipeline
+    from tidegate.sql.handlers.pipeline import TransactionalPipeline as TransactionalPipeline
+    from tidegate.sql.handlers.pipeline import AnyPipeline as AnyPipeline
+    from tidegate.sql.handlers.context import TransactionMisusedError as TransactionMisusedError
+    from tidegate.sql.handlers.pipeline import Handler as Handler
+    from tidegate.sql.handlers.batches import ArrowHandler as ArrowHandler
+    from tidegate.sql.handlers.batches import PandasHandler as PandasHandler
+    from tidegate.sql.handlers.batches import BatchHandler as BatchHandler
+    from tidegate.sql.handlers.batches import BatchResultError as BatchResultError
+    from tidegate.sql.handlers.batches import TransformationError as TransformationError
+    from tidegate.sql.core.values import Row as Row
+    from tidegate.sql.handlers.pipeline import load_pipeline as load_pipeline
+    from tidegate.sql.commit.batch import process_partition_batch as process_partition_batch
+    from tidegate.sql.core.values import BatchResult as BatchResult
+    from tidegate.sql.core.values import NewDeadLetter as NewDeadLetter
+    from tidegate.sql.core.unit_of_work import UnitOfWork as UnitOfWork
+    from tidegate.sql.core.unit_of_work import RowsRefusedError as RowsRefusedError
+    from tidegate.sql.dead_letters.dead_letters import DeadLetters as DeadLetters
+    from tidegate.sql.core.values import DeadLetter as DeadLetter
+    from tidegate.sql.core.values import DeadLetterFilter as DeadLetterFilter
+    from tidegate.sql.core.values import DeadLetterStatus as DeadLetterStatus
+    from tidegate.sql.core.values import ReasonCount as ReasonCount
+    from tidegate.sql.core.values import AuditEntry as AuditEntry
+    from tidegate.sql.core.values import EventReader as EventReader
+    from tidegate.sql.core.values import RedriveReport as RedriveReport
+    from tidegate.sql.core.values import RedriveReason as RedriveReason
+    from tidegate.sql.core.values import RedriveFailure as RedriveFailure
+    from tidegate.sql.audit.table import audit_table as audit_table
+    from tidegate.sql.audit.table import AuditedLog as AuditedLog
+    from tidegate.sql.audit.audit import Audit as Audit
+    from tidegate.sql.audit.audit import PartitionAudit as PartitionAudit
+    from tidegate.sql.audit.audit import Finding as Finding
+    from tidegate.sql.audit.audit import FindingKind as FindingKind
+    from tidegate.sql.audit.audit import StrayRows as StrayRows
+    from tidegate.sql.ledger.ledger import next_batch_id as next_batch_id
+    from tidegate.sql.ledger.ledger import forget_query as forget_query
 
-__all__ = [
-    "Database",
-    "CheckpointReader",
-    "Checkpoint",
-    "ConsumerKey",
-    "move_checkpoint",
-    "CheckpointMove",
-    "forget_consumer",
-    "SqlStore",
-    "read_group_view",
-    "read_group_views",
-    "Pipeline",
-    "TransactionalPipeline",
-    "AnyPipeline",
-    "TransactionMisusedError",
-    "Handler",
-    "ArrowHandler",
-    "PandasHandler",
-    "BatchHandler",
-    "BatchResultError",
-    "TransformationError",
-    "Row",
-    "load_pipeline",
-    "process_partition_batch",
-    "BatchResult",
-    "NewDeadLetter",
-    "UnitOfWork",
-    "RowsRefusedError",
-    "DeadLetters",
-    "DeadLetter",
-    "DeadLetterFilter",
-    "DeadLetterStatus",
-    "ReasonCount",
-    "AuditEntry",
-    "EventReader",
-    "RedriveReport",
-    "RedriveReason",
-    "RedriveFailure",
-    "audit_table",
-    "AuditedLog",
-    "Audit",
-    "PartitionAudit",
-    "Finding",
-    "FindingKind",
-    "StrayRows",
-    "next_batch_id",
-    "forget_query",
-]
-
-_MODULES = {
-    "core.database": ("Database",),
-    "stores.checkpoints": ("CheckpointReader", "forget_consumer"),
-    "core.values": (
-        "Checkpoint",
-        "ConsumerKey",
-        "Row",
-        "BatchResult",
-        "NewDeadLetter",
-        "DeadLetter",
-        "DeadLetterFilter",
-        "DeadLetterStatus",
-        "ReasonCount",
-        "AuditEntry",
-        "EventReader",
-        "RedriveReport",
-        "RedriveReason",
-        "RedriveFailure",
-    ),
-    "stores.checkpoint_moves": ("move_checkpoint", "CheckpointMove"),
-    "stores.processor_store": ("SqlStore",),
-    "stores.group_views": ("read_group_view", "read_group_views"),
-    "handlers.pipeline": ("Pipeline", "TransactionalPipeline", "AnyPipeline", "Handler", "load_pipeline"),
-    "handlers.context": ("TransactionMisusedError",),
-    "handlers.batches": (
-        "ArrowHandler",
-        "PandasHandler",
-        "BatchHandler",
-        "BatchResultError",
-        "TransformationError",
-    ),
-    "commit.batch": ("process_partition_batch",),
-    "core.unit_of_work": ("UnitOfWork", "RowsRefusedError"),
-    "dead_letters.dead_letters": ("DeadLetters",),
-    "audit.table": ("audit_table", "AuditedLog"),
-    "audit.audit": ("Audit", "PartitionAudit", "Finding", "FindingKind", "StrayRows"),
-    "ledger.ledger": ("next_batch_id", "forget_query"),
-}
-_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
-
-
-def __getattr__(name: str) -> object:
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__, __dir__, __all__ = exports_of(__name__)
