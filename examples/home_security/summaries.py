@@ -14,6 +14,9 @@ import re
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,9 +32,33 @@ from examples.home_security.page_files import (
 )
 
 _BLOBS_PER_READ: Final = 16
-"""At a time, to read all of them."""
+_BYTES_PER_READ: Final = 32 * 1024 * 1024
 _TEMPORARY: Final = re.compile(rf"{re.escape(FILE_ENDING)}\.[0-9a-f]{{32}}\Z")
 """The end of the name of an incomplete file; readers look for ``FILE_ENDING`` and ignore it."""
+_MARKS: Final = ("etag", "ETag", "ino", "mtime", "last_modified", "LastModified")
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """What the storage lists of a blob, without reading it."""
+
+    path: str
+    size: int
+    written_at: datetime | None
+    """None: unknown to the storage."""
+    mark: tuple[object, ...]
+    """Changes whenever the blob is written. Empty if the storage has no such value."""
+
+    @classmethod
+    def of(cls, listed: Mapping[str, Any]) -> Blob:
+        """listed: a file system's description of a file, with names of its own."""
+        mark = tuple((name, listed[name]) for name in _MARKS if listed.get(name) is not None)
+        times = (_time_of(listed.get(name)) for name in ("mtime", "last_modified", "LastModified"))
+        return cls(listed["name"], listed.get("size") or 0, next(filter(None, times), None), mark)
+
+    def is_same(self, other: Blob | None) -> bool:
+        """Whether the other has the same content."""
+        return self == other and bool(self.mark)
 
 
 class SummaryStore:
@@ -64,10 +91,10 @@ class SummaryStore:
         """
         if not changes:
             return
-        files, root = self._open()
+        files, root = self._opened
         paths = {f"{root}/{file_name(block)}": pages for block, pages in changes.items()}
         contents: dict[str, bytes] = {}
-        for (path, pages), before in zip(paths.items(), _read(files, list(paths)), strict=True):
+        for (path, pages), before in zip(paths.items(), self._read(list(paths)), strict=True):
             with _named(path):
                 contents[path] = merge_pages(before, pages)
         if isinstance(files, LocalFileSystem):
@@ -77,14 +104,13 @@ class SummaryStore:
 
     def read(self) -> dict[str, bytes]:
         """All pages, by home. Raises MalformedPagesError, also if two blobs have a page of the same home."""
-        files, root = self._open()
         pages: dict[str, bytes] = {}
-        for path, content in _all_of(files, root):
-            with _named(path):
+        for blob, content in self.contents(self.blobs()):
+            with _named(blob.path):
                 found = pages_of(content)
             if twice := pages.keys() & found.keys():
                 raise MalformedPagesError(
-                    f"{path} has a page of {min(twice)[:80]!r}, and so has another blob: pipelines with "
+                    f"{blob.path} has a page of {min(twice)[:80]!r}, and so has another blob: pipelines with "
                     "different numbers of blocks wrote them.",
                     next_step="Start again in an empty place.",
                 )
@@ -93,8 +119,18 @@ class SummaryStore:
 
     def has_files(self) -> bool:
         """Whether any file has the ending of blobs. None is read."""
-        files, root = self._open()
-        return any(name.endswith(FILE_ENDING) for name in _names_in(files, root))
+        return bool(self.blobs())
+
+    def blobs(self) -> list[Blob]:
+        """All blobs, by path."""
+        return [Blob.of(each) for each in self._list() if each["name"].endswith(FILE_ENDING)]
+
+    def contents(self, blobs: Sequence[Blob]) -> Iterator[tuple[Blob, bytes]]:
+        """Each blob with its content, without those that no longer exist. Reads some at a time."""
+        for group in _groups_of(blobs):
+            for blob, content in zip(group, self._read([blob.path for blob in group]), strict=True):
+                if content is not None:
+                    yield blob, content
 
     def clear(self) -> bool:
         """Delete all blobs, and incomplete ones of killed writers; returns whether there were blobs.
@@ -102,53 +138,63 @@ class SummaryStore:
         It does not know whose they are: the caller must. Raises MalformedPagesError, and deletes nothing,
         if another file with the same ending is among them.
         """
-        files, root = self._open()
         paths: list[str] = []
-        for path, content in _all_of(files, root):
-            with _named(path):
+        for blob, content in self.contents(self.blobs()):
+            with _named(blob.path):
                 pages_of(content)
-            paths.append(path)
-        leftovers = [name for name in _names_in(files, root) if _TEMPORARY.search(name)]
+            paths.append(blob.path)
+        leftovers = [each["name"] for each in self._list() if _TEMPORARY.search(each["name"])]
         for path in (*paths, *leftovers):
-            files.rm_file(path)
+            self._opened[0].rm_file(path)
         return bool(paths)
 
-    def _open(self) -> tuple[Any, str]:
-        # fsspec's cached listings would hide what other processes write.
-        files, root = fsspec.core.url_to_fs(self.url, use_listings_cache=False, **self._storage_options)
-        return files, root.rstrip("/")
-
-
-def _read(files: Any, paths: Sequence[str]) -> list[bytes | None]:
-    """The contents of blobs; None for a missing one. Raises the file system's error for any other reason: a
-    blob that could not be read must not count as empty, or its pages would be lost."""
-    # Not ``cat``: asked to omit missing blobs, it omits any error, and for Azure it reads blobs one by one.
-    found = files.cat_ranges(list(paths), None, None, on_error="return")
-    for content in found:
-        if isinstance(content, BaseException) and not isinstance(content, FileNotFoundError):
-            raise content
-    return [content if isinstance(content, bytes) else None for content in found]
-
-
-def _names_in(files: Any, root: str) -> list[str]:
-    """The paths of all files in the location."""
-    try:
-        listed = files.ls(root, detail=True)
-    except FileNotFoundError:
-        return []  # nothing has been written yet
-    return sorted(entry["name"] for entry in listed if entry["type"] == "file")
-
-
-def _all_of(files: Any, root: str) -> Iterator[tuple[str, bytes]]:
-    """Path and content of each blob, by path."""
-    paths = [name for name in _names_in(files, root) if name.endswith(FILE_ENDING)]
-    for start in range(0, len(paths), _BLOBS_PER_READ):
-        some = paths[start : start + _BLOBS_PER_READ]
-        yield from (
-            (path, content)
-            for path, content in zip(some, _read(files, some), strict=True)
-            if content is not None
+    @cached_property
+    def _opened(self) -> tuple[Any, str]:
+        """The file system, and the location in it."""
+        # fsspec's cached listings would hide what other processes write, and it caches instances by thread.
+        files, root = fsspec.core.url_to_fs(
+            self.url, skip_instance_cache=True, use_listings_cache=False, **self._storage_options
         )
+        return files, root.rstrip("/") or root
+
+    def _list(self) -> list[dict[str, Any]]:
+        """The description of every file in the location, by path."""
+        files, root = self._opened
+        try:
+            # Not recursively: subfolders may contain anything; listing 100,000 files takes seconds.
+            listed = files.ls(root, detail=True)
+        except FileNotFoundError:
+            return []  # nothing has been written yet
+        return sorted((each for each in listed if each["type"] == "file"), key=lambda each: str(each["name"]))
+
+    def _read(self, paths: Sequence[str]) -> list[bytes | None]:
+        """The contents of blobs; None for a missing one. Raises the file system's error for any other reason:
+        a blob that could not be read must not count as empty, or its pages would be lost."""
+        # Not ``cat``: asked to omit missing blobs, it omits any error; for Azure it reads blobs one by one.
+        found = self._opened[0].cat_ranges(list(paths), None, None, on_error="return")
+        for content in found:
+            if isinstance(content, BaseException) and not isinstance(content, FileNotFoundError):
+                raise content
+        return [content if isinstance(content, bytes) else None for content in found]
+
+
+def _time_of(value: object) -> datetime | None:
+    if isinstance(value, datetime):
+        return value.replace(tzinfo=value.tzinfo or UTC).astimezone(UTC)
+    return datetime.fromtimestamp(value, UTC) if isinstance(value, int | float) else None
+
+
+def _groups_of(blobs: Sequence[Blob]) -> Iterator[list[Blob]]:
+    """Blobs to read in parallel: few, and not too many bytes together."""
+    group: list[Blob] = []
+    for blob in blobs:
+        size = sum(each.size for each in group) + blob.size
+        if group and (len(group) == _BLOBS_PER_READ or size > _BYTES_PER_READ):
+            yield group
+            group = []
+        group.append(blob)
+    if group:
+        yield group
 
 
 @contextmanager

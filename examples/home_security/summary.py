@@ -14,11 +14,10 @@ The keys are sorted, and ``page_files`` relies on it: ``activity`` marks the beg
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import UTC, date, datetime
-from typing import Any, Final
+from datetime import date, datetime
+from typing import Annotated, Final
+
+from msgspec import DecodeError, Meta, Struct, json
 
 from tidegate import InvalidArgumentError
 
@@ -26,51 +25,48 @@ HOURS: Final = 24
 ACTIVITY_MAX: Final = 3
 """The highest level of activity of an hour; 0 is none."""
 
+Time = Annotated[datetime, Meta(tz=True)]
+Hour = Annotated[int, Meta(ge=0, lt=HOURS)]
+Level = Annotated[int, Meta(ge=0, le=ACTIVITY_MAX)]
 
-@dataclass(frozen=True, slots=True)
-class Room:
+
+class Room(Struct, frozen=True):
     """A room with a motion sensor."""
 
-    name: str
-    hours_with_motion: tuple[int, ...]
-    """Hours of the day, 0..23, ascending."""
+    hours_with_motion: tuple[Hour, ...]
+    """Hours of the day, ascending."""
 
 
-@dataclass(frozen=True, slots=True)
-class Opening:
+class Opening(Struct, frozen=True):
     """A door or a window."""
 
-    sensor: str
-    """Such as ``door-front``: kind and location."""
     is_open: bool
-    since: datetime
+    since: Time
 
 
-@dataclass(frozen=True, slots=True)
-class HomeAlarm:
+class HomeAlarm(Struct, frozen=True):
     """An alarm for the residents."""
 
-    at: datetime
+    at: Time
     kind: str
     """``glass_break``, ``door_open`` or ``carbon_monoxide``; more may be added."""
     sensor: str
 
 
-@dataclass(frozen=True, slots=True)
-class HomeSummary:
+class HomeSummary(Struct, frozen=True):
     """A home on its latest day. Times are in UTC."""
 
     home: str
     day: date | None
     """None: it has sent nothing yet."""
-    rooms: tuple[Room, ...]
+    rooms: dict[str, Room]
     """By name."""
-    openings: tuple[Opening, ...]
-    """By sensor."""
+    doors: dict[str, Opening]
+    """Doors and windows by sensor, such as ``door-front``: kind and location."""
     alarms: tuple[HomeAlarm, ...]
-    """The newest first."""
-    activity: tuple[int, ...]
-    """A level, 0..ACTIVITY_MAX, for each of the day's hours."""
+    """The newest last."""
+    activity: Annotated[tuple[Level, ...], Meta(min_length=HOURS, max_length=HOURS)]
+    """A level for each of the day's hours."""
 
     @classmethod
     def from_json(cls, content: bytes) -> HomeSummary:
@@ -79,74 +75,6 @@ class HomeSummary:
         Raises InvalidArgumentError if ``content`` is something else, or incomplete.
         """
         try:
-            values: dict[str, Any] = json.loads(content)
-            return cls(
-                home=_text(values["home"]),
-                day=None if values["day"] is None else date.fromisoformat(values["day"]),
-                rooms=tuple(
-                    Room(name, _hours(room["hours_with_motion"]))
-                    for name, room in sorted(_mapping(values["rooms"]).items())
-                ),
-                openings=tuple(
-                    Opening(sensor, _bool(door["is_open"]), _time(door["since"]))
-                    for sensor, door in sorted(_mapping(values["doors"]).items())
-                ),
-                alarms=tuple(
-                    sorted(
-                        (
-                            HomeAlarm(_time(alarm["at"]), _text(alarm["kind"]), _text(alarm["sensor"]))
-                            for alarm in values["alarms"]
-                        ),
-                        key=lambda alarm: alarm.at,
-                        reverse=True,
-                    )
-                ),
-                activity=_levels(values["activity"]),
-            )
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            return json.decode(content, type=cls)
+        except (DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise InvalidArgumentError("This is not the summary of a home.") from error
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        raise TypeError(value)
-    return value
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(value)
-    return value
-
-
-def _bool(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError(value)
-    return value
-
-
-def _time(value: object) -> datetime:
-    found = datetime.fromisoformat(_text(value))
-    if found.tzinfo is None:
-        raise ValueError(value)
-    return found.astimezone(UTC)
-
-
-def _hours(value: object) -> tuple[int, ...]:
-    hours = _integers(value)
-    if any(not 0 <= hour < HOURS for hour in hours):
-        raise ValueError(value)
-    return tuple(sorted(hours))
-
-
-def _levels(value: object) -> tuple[int, ...]:
-    levels = _integers(value)
-    if len(levels) != HOURS or any(not 0 <= level <= ACTIVITY_MAX for level in levels):
-        raise ValueError(value)
-    return tuple(levels)
-
-
-def _integers(value: object) -> list[int]:
-    if not isinstance(value, list) or any(type(item) is not int for item in value):
-        raise TypeError(value)
-    return value

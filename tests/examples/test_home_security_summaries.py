@@ -11,7 +11,7 @@ import fsspec
 import pytest
 from examples.home_security.page_files import MalformedPagesError, merge_pages, pages_of
 from examples.home_security.summaries import SummaryStore
-from examples.home_security.web.files import Index, PagesFiles
+from examples.home_security.web.index import Index, updated_index
 from fsspec.implementations.memory import MemoryFileSystem
 from tests.support.azurite import AzuriteServer
 
@@ -146,7 +146,7 @@ def test_what_a_killed_writer_left_is_nobodys_page(tmp_path: Path) -> None:
     (tmp_path / f"0-0.json.{'0f' * 16}").write_bytes(b"{")
     (tmp_path / "0-0.json.old").write_bytes(b"mine")
     assert store.read() == HOMES
-    index = PagesFiles(str(tmp_path)).index(Index())
+    index = updated_index(Index(), store)
     assert index.names == tuple(sorted(HOMES))
     assert index.malformed == ()
     assert store.clear() is True

@@ -15,8 +15,8 @@ from urllib.parse import quote, urlsplit
 
 import pytest
 from examples.home_security.page_files import file_name, merge_pages, page_of
-from examples.home_security.web import files
 from examples.home_security.web import homes as reading
+from examples.home_security.web import index as indexing
 from examples.home_security.web.homes import Homes
 from examples.home_security.web.server import serving
 from fsspec.implementations.local import LocalFileSystem
@@ -215,7 +215,8 @@ def test_a_file_that_is_too_large_is_not_read(
         raise AssertionError(read)
 
     monkeypatch.setattr(AbstractFileSystem, "cat_file", refuse)
-    monkeypatch.setattr(files, "FILE_BYTES_MAX", path.stat().st_size - 1)
+    for module in (indexing, reading):
+        monkeypatch.setattr(module, "BLOB_BYTES_MAX", path.stat().st_size - 1)
     path.touch()
     for home in ("h777777", "h777779"):
         answer = browser.get(f"/homes/{home}")

@@ -10,19 +10,18 @@ import re
 import threading
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
-from typing import Final, TypeVar
+from typing import Final
 from urllib.parse import urlsplit, urlunsplit
 
 from examples.home_security.page_files import MalformedPagesError, page_of
+from examples.home_security.summaries import Blob, SummaryStore
 from examples.home_security.summary import HomeSummary
-from examples.home_security.web.files import Index, PagesFiles
+from examples.home_security.web.index import BLOB_BYTES_MAX, Index, updated_index
 from tidegate import Fault, InvalidArgumentError, NotFoundError, TidegateError
-
-T = TypeVar("T")
 
 PAGE_SIZE: Final = 50
 SUMMARY_BYTES_MAX: Final = 256 * 1024
@@ -71,7 +70,7 @@ class Homes:
     def __init__(self, url: str) -> None:
         """url: as fsspec names it; credentials come from the environment, as its library defines."""
         self.place = without_secrets(url)
-        self._files = PagesFiles(url)
+        self._store = SummaryStore(url)
         self._index = Index()
         self._indexing = threading.Lock()
 
@@ -100,7 +99,7 @@ class Homes:
             index = self._read_index()
             path = index.path_of.get(name)
             try:
-                if path is not None and (found := self._read(path, name)) is not None:
+                if path is not None and (found := self._read(index.blobs[path], name)) is not None:
                     return found
             except (MalformedPagesError, InvalidArgumentError) as error:
                 if attempt + 1 == _MALFORMED_TRIES:
@@ -115,30 +114,32 @@ class Homes:
             next_step="Look for it in the list; a home has one once the pipeline has seen its first reading.",
         )
 
-    def _read(self, path: str, name: str) -> ShownHome | None:
-        """None if the home is no longer in the file."""
-        file = self._run(partial(self._files.read, path))
-        page = None if file is None else page_of(file.content, name)
-        if file is None or page is None:
+    def _read(self, blob: Blob, name: str) -> ShownHome | None:
+        """None if the home is no longer in the blob."""
+        if blob.size > BLOB_BYTES_MAX:
+            raise MalformedPagesError(f"The blob has more than {BLOB_BYTES_MAX:,} bytes.")
+        with self._storage_errors():
+            found = [content for _, content in self._store.contents([blob])]
+        page = page_of(found[0], name) if found else None
+        if page is None:
             return None
         if len(page) > SUMMARY_BYTES_MAX:
             raise MalformedPagesError(f"The page has more than {SUMMARY_BYTES_MAX:,} bytes.")
         summary = HomeSummary.from_json(page)
         if summary.home != name:
             raise MalformedPagesError("This is the summary of another home.")
-        return ShownHome(summary, file.written_at)
+        return ShownHome(summary, blob.written_at)
 
     def _read_index(self) -> Index:
-        with self._indexing:
-            self._index = self._run(partial(self._files.index, self._index))
+        with self._indexing, self._storage_errors():
+            self._index = updated_index(self._index, self._store)
             return self._index
 
-    def _run(self, call: Callable[[], T]) -> T:
-        """The result of ``call``; StorageError for anything that a storage library raises."""
+    @contextmanager
+    def _storage_errors(self) -> Iterator[None]:
+        """Turn anything that a storage library raises into StorageError."""
         try:
-            return call()
-        except MalformedPagesError:
-            raise
+            yield
         except Exception as error:  # third-party libraries may raise anything
             raise StorageError(
                 f"The storage of the summaries, {self.place}, does not serve them: {_reason(error)}.",

@@ -16,8 +16,8 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 import jinja2
 
+from examples.home_security.web import words
 from examples.home_security.web.homes import Homes
-from examples.home_security.web.words import context_of
 from tidegate import NotFoundError, TidegateError
 
 REFRESH_S: Final = 5
@@ -28,6 +28,7 @@ _TEMPLATES: Final = jinja2.Environment(
     autoescape=True,
     undefined=jinja2.StrictUndefined,
 )
+_TEMPLATES.filters |= words.FILTERS
 # A home's name is any string, including slashes.
 _TEMPLATES.filters["in_address"] = lambda text: quote(text, safe="")
 
@@ -89,8 +90,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _show_home(self, name: str) -> None:
         shown = self.server.homes.home(name)
-        values = context_of(shown.summary)
-        self._answer(200, "home.html", written_at=shown.written_at, refresh_s=REFRESH_S, **values)
+        self._answer(
+            200, "home.html", written_at=shown.written_at, refresh_s=REFRESH_S, summary=shown.summary
+        )
 
     def _answer(self, status: int, template: str, **values: Any) -> None:
         body = _TEMPLATES.get_template(template).render(**values).encode()

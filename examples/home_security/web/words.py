@@ -1,14 +1,14 @@
-"""A home's summary in words and small charts, for the templates."""
+"""Filters of the templates: a home's summary in words and small charts."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from datetime import date, datetime
-from typing import Any, Final
+from typing import Final
 
 from markupsafe import Markup
 
-from examples.home_security.summary import ACTIVITY_MAX, HOURS, HomeAlarm, HomeSummary, Room
+from examples.home_security.summary import ACTIVITY_MAX, HOURS
 
 _ALARMS: Final = {
     "glass_break": "Glass broke",
@@ -16,36 +16,6 @@ _ALARMS: Final = {
     "carbon_monoxide": "Carbon monoxide",
 }
 _LEVELS: Final = ("none", "a little", "some", "a lot")
-
-
-@dataclass(frozen=True, slots=True)
-class ShownRoom:
-    """A room, in words."""
-
-    name: str
-    strip: Markup
-    hours: str
-
-
-def context_of(summary: HomeSummary) -> dict[str, Any]:
-    """The template's values for a home's page."""
-    return {
-        "summary": summary,
-        "open": [opening for opening in summary.openings if opening.is_open],
-        "rooms": [
-            ShownRoom(words_of(room.name), hours_strip(room), hours_in_words(room)) for room in summary.rooms
-        ],
-        "openings": [
-            (sensor_in_words(opening.sensor), opening, time_of_day(opening.since, summary.day))
-            for opening in summary.openings
-        ],
-        "alarms": [
-            (alarm_in_words(alarm), sensor_in_words(alarm.sensor), time_of_day(alarm.at, summary.day))
-            for alarm in summary.alarms
-        ],
-        "activity": activity_chart(summary.activity),
-        "activity_words": activity_in_words(summary.activity),
-    }
 
 
 def words_of(name: str) -> str:
@@ -60,15 +30,15 @@ def sensor_in_words(sensor: str) -> str:
     return words_of(f"{place} {names.get(kind, kind)}") if place else words_of(kind)
 
 
-def alarm_in_words(alarm: HomeAlarm) -> str:
+def alarm_in_words(kind: str) -> str:
     """The kind of alarm in words."""
-    return _ALARMS.get(alarm.kind, words_of(alarm.kind))
+    return _ALARMS.get(kind, words_of(kind))
 
 
-def hours_in_words(room: Room) -> str:
+def hours_in_words(hours: Sequence[int]) -> str:
     """``Motion from 6 to 9 and from 17 to 18``: from the first hour's beginning to the last one's end."""
     runs: list[list[int]] = []
-    for hour in room.hours_with_motion:
+    for hour in hours:
         if runs and runs[-1][1] == hour:
             runs[-1][1] = hour + 1
         else:
@@ -79,17 +49,17 @@ def hours_in_words(room: Room) -> str:
     return "Motion " + (f"{', '.join(first)} and {last}" if first else last)
 
 
-def hours_strip(room: Room) -> Markup:
+def hours_strip(hours: Sequence[int]) -> Markup:
     """A day as 24 cells, those with motion filled."""
     cells = "".join(
-        f'<rect class="{"on" if hour in room.hours_with_motion else "off"}" x="{hour * 10 + 0.5}" y="0.5" '
+        f'<rect class="{"on" if hour in hours else "off"}" x="{hour * 10 + 0.5}" y="0.5" '
         'width="9" height="9" rx="1.5"/>'
         for hour in range(HOURS)
     )
     return Markup(f'<svg class="hours" aria-hidden="true" viewBox="0 0 {HOURS * 10} 10">{cells}</svg>')
 
 
-def activity_chart(levels: tuple[int, ...]) -> Markup:
+def activity_chart(levels: Sequence[int]) -> Markup:
     """A bar for each hour of the day; the text beside it has the same information."""
     unit, base = 22, ACTIVITY_MAX * 22 + 6
     bars = "".join(
@@ -105,7 +75,7 @@ def activity_chart(levels: tuple[int, ...]) -> Markup:
     )
 
 
-def activity_in_words(levels: tuple[int, ...]) -> str:
+def activity_in_words(levels: Sequence[int]) -> str:
     """The day's activity in a sentence."""
     by_level = {
         words: [str(hour) for hour, level in enumerate(levels) if level == known]
@@ -123,3 +93,13 @@ def time_of_day(at: datetime, day: date | None) -> Markup:
     words = f"{at:%H:%M}" if at.date() == day else f"{at:%Y-%m-%d %H:%M}"
     exact = at.isoformat(timespec="milliseconds")
     return Markup('<time datetime="{}" title="{}">{}</time>').format(exact, exact, words)
+
+
+FILTERS: Final = {
+    each.__name__: each
+    for each in (
+        *(words_of, sensor_in_words, alarm_in_words, time_of_day),
+        *(hours_in_words, hours_strip, activity_in_words, activity_chart),
+    )
+}
+"""By name in the templates."""
