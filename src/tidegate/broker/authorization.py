@@ -27,7 +27,7 @@ from msgspec import Meta
 from tidegate.broker.listeners import Listeners
 from tidegate.model.audience import NAMESPACE, Audience, EntityPath, entity_path, lies_in
 from tidegate.model.errors import InvalidKeyError, UnauthorizedError
-from tidegate.model.hosts import HostNames, host_of
+from tidegate.model.hosts import HostNames
 from tidegate.model.sas import SharedAccessSignature
 
 ROOT_POLICY_NAME: Final = "RootManageSharedAccessKey"
@@ -157,7 +157,7 @@ class Authorizer:
 
     @property
     def host_names(self) -> HostNames:
-        """The service's names, with which an audience without a scheme may begin if no event hub has it."""
+        """The service's names. An audience without a scheme may begin with one that no event hub has."""
         return self._host_names
 
     def set_host_names(self, names: HostNames) -> None:
@@ -172,9 +172,17 @@ class Authorizer:
     def audience(self, text: str) -> Audience:
         """Parse an audience. Azure's own examples also write ``sr`` without a scheme: HOST and HOST/HUB.
 
-        Raises UnauthorizedError.
+        Such a text is ambiguous while an event hub has HOST's name. If it meant the hub then, a token for
+        that hub would be one for the namespace as soon as the hub is deleted. Raises UnauthorizedError.
         """
-        return Audience.parse(text, is_own_host=self._is_own_host)
+        found = Audience.parse(text, is_own_host=self._host_names.__contains__)
+        if found.host and "://" not in text and self._is_event_hub(found.host):
+            raise UnauthorizedError(
+                f"InvalidAudience: The audience {text[:200]!r} begins with a name that both the service and "
+                "an event hub have.",
+                next_step="Create the token for sb://HOST, or for sb://HOST/HUB.",
+            )
+        return found
 
     def authorize(self, token: str, audience: Audience | str, *, now_utc: datetime) -> Grant:
         """Verify a client's SAS token for ``audience``, and return its rights.
@@ -271,11 +279,10 @@ class Authorizer:
         text = grant.resource_text
         if text is None or "://" in text:
             return True
-        host = host_of(text.partition("/")[0])
-        return (host is not None and self._is_own_host(host)) is bool(grant.resource.host)
-
-    def _is_own_host(self, host: str) -> bool:
-        return host in self._host_names and not self._is_event_hub(host)
+        try:
+            return self.audience(text) == grant.resource
+        except UnauthorizedError:
+            return False
 
     def _grant(
         self,

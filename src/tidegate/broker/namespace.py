@@ -270,7 +270,7 @@ class Broker:
         self._catalog.replace_contents(replace(contents, event_hubs=(*contents.event_hubs, record)))
         event_hub = self._add_event_hub(record)
         if name in self.authorizer.host_names:
-            # An audience that begins with the name has meant the service, and now means the event hub.
+            # An audience that begins with the name has meant the service, and now is ambiguous.
             self.authorizer.announce_change()
         self.audit.record(Action.CREATE_EVENT_HUB, name, new=record.choices())
         self._listeners.call()
