@@ -296,6 +296,25 @@ async def test_a_hub_is_not_deleted_without_the_right(broker: Broker, clock: Set
     assert [hub.name for hub in broker.list_event_hubs()] == ["hub"]
 
 
+async def test_a_client_that_is_gone_is_recorded_with_its_address(broker: Broker, clock: SetClock) -> None:
+    """A deletion whose request has a token is completed after its connection has ended. The audit trail names
+    the client then, too, not the service itself."""
+    manager = broker.create_policy("hub", "manager", [Claim.MANAGE])
+    token = make_sas_token(
+        audience=f"sb://{HOST}/hub", key_name=manager.name, key=manager.key, expiry=4_000_000_000
+    )
+    pair = Pair(broker, clock)
+    sender, _ = pair.request_links("$management")
+    asked = AdministrationRequest("deleteEventHub", {"hub": "hub"}, security_token=token)
+    sender.send(encode_message(asked.to_message()))
+    pair.client.close()
+    pair.exchange()
+    await _finish_tasks(pair)
+    assert broker.list_event_hubs() == []
+    record = broker.audit.newest_first()[0]
+    assert (record.policy, record.door, record.address) == ("manager", "amqp", "test")
+
+
 async def test_many_links_end_in_turns(broker: Broker, clock: SetClock) -> None:
     """Protects neighbours: 100 links that lose their policy are not detached in one go, but nothing that is
     sent on one of them counts from the change on."""

@@ -176,7 +176,8 @@ class ConnectionClaims:
 
     def close(self) -> None:
         """Forget everything, including the owner."""
-        self._on_first, self._find_peer = None, _find_nobody
+        peer = self._find_peer()  # requests that are not finished yet are still recorded as its own
+        self._on_first, self._find_peer = None, lambda: peer
         self._on_loss = _nothing
         self._forget(list(self._grants))
         self._add_held = _count_nothing
