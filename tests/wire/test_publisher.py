@@ -119,8 +119,13 @@ def test_the_name_elsewhere_in_an_event_stays() -> None:
         b"\x00\x53\x77\xe0\x02\x00\xa0",
         b"\x00\x53\x73\xc0\x05\x03\x40\x40\x54\x05" + _BODY,
         b"\x00\x53\x74\xc1\x07\x02\xa1\x01k\xa1\x01\xff" + _BODY,
+        b"\x00\x53\x75\xa1\x04body",
+        _BODY + b"\x00\x53\x75\x40",
     ],
-    ids=["section", "value", "empty array", "property of a wrong type", "no UTF-8"],
+    ids=[
+        *("section", "value", "empty array", "property of a wrong type", "no UTF-8"),
+        *("text as data", "null as data"),
+    ],
 )
 def test_a_publishers_event_that_clients_read_differently_is_refused(event: bytes) -> None:
     """Protects the name on each publisher's event: it is lost where one is delivered as a body, or cannot be
