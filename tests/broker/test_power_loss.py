@@ -13,7 +13,7 @@ from tests.support.clocks import SetClock
 from tidegate.broker import Broker, Claim
 from tidegate.broker.catalog import Catalog, CatalogContents
 from tidegate.model.capture import CaptureSettings
-from tidegate.model.errors import TidegateError
+from tidegate.model.errors import LogFailedError, TidegateError
 from tidegate.model.limits import Tier
 
 _DIRECTORY = Path("/data")
@@ -70,7 +70,7 @@ async def test_changes_are_whole_and_kept_over_a_power_loss(clock: SetClock, see
             after = _contents(reference_files)
             try:
                 change(broker)
-            except OSError:
+            except LogFailedError:
                 break
             assert _contents(files) == after
         await reference.close()

@@ -11,10 +11,12 @@ from tests.console.support import PlainBrowser, assert_accessible
 
 from tidegate.broker import Claim
 from tidegate.client import EventHubConsumer, EventHubProducer, run_blocking
+from tidegate.model.errors import LogCorruptError
 from tidegate.model.events import EventData
 from tidegate.model.hub_settings import HUB_SETTINGS
 from tidegate.model.position import EventPosition
 from tidegate.server.app import TidegateServer
+from tidegate.storage.failed_log import FailedLog
 from tidegate.testing.hub import HubService
 
 if TYPE_CHECKING:
@@ -283,3 +285,21 @@ def test_a_live_page_of_a_hub_that_goes_ends(service: HubService, plain_browser:
     service.call(delete)
     assert stream.read().endswith(b"event: end\ndata: \n\n")
     stream.close()
+
+
+def test_a_partition_that_could_not_be_opened_shows_its_reason(
+    service: HubService, plain_browser: PlainBrowser
+) -> None:
+    """In the list of hubs and on the hub's page; the others are shown as ever."""
+    service.create_hub("half", partition_count=2)
+    _send(service, "half", 3, "0")
+
+    async def damage(server: TidegateServer) -> None:
+        server.broker.event_hub("half").partitions[1]._log = FailedLog(LogCorruptError("It is damaged."))
+
+    service.call(damage)
+    page = plain_browser.get("/hubs/half").text
+    assert "could not be opened" in page
+    assert "It is damaged." in page
+    assert "partition=0" in page
+    assert "1 failed" in plain_browser.get("/hubs?search=half").text

@@ -22,6 +22,7 @@ from tidegate.model.sas import make_sas_token
 from tidegate.server.app import TidegateServer
 from tidegate.server.ready import ReadyInformation
 from tidegate.server.settings import ServerSettings
+from tidegate.storage.partition_log import PartitionLog
 from tidegate.transport.admission import Face, Refusal
 
 _AMQP_HEADER = b"AMQP\x00\x01\x00\x00"
@@ -215,7 +216,9 @@ async def test_health_and_metrics_tell_of_trouble(tmp_path: Path) -> None:
             await asyncio.sleep(0.005)
         assert server._amqp is not None
         admission = server._amqp.admission
-        hub.partitions[1]._log.writer.failure = LogFailedError("the disk")
+        log = hub.partitions[1]._log
+        assert isinstance(log, PartitionLog)
+        log.writer.failure = LogFailedError("the disk")
         admission.limits = replace(admission.limits, descriptors_max=3)
         _, answer = await _get(server, "127.0.0.2", "/health")
         assert "1 partitions accept no events" in str(answer["problems"])

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tidegate.model.errors import DirectoryInUseError
-from tidegate.storage.files import DirectoryLock, ReadableFile, WritableFile
+from tidegate.storage.files import DirectoryLock, ReadableFile, RenameInDoubtError, WritableFile
 
 _SECTOR_BYTES = 512
 _Pending = tuple[int, bytes] | int
@@ -51,6 +51,8 @@ class SimulatedFiles:
         """Errno that every sync of a file fails with."""
         self.sync_error_name: str | None = None
         """Only for files whose path contains this."""
+        self.directory_sync_error: int | None = None
+        """Errno that every sync of a directory fails with."""
         self.is_failed_sync_forgotten = False
         """True: after a sync failed, the next one has nothing to write, as with Linux's page cache."""
         self.truncate_error: int | None = None
@@ -175,9 +177,22 @@ class SimulatedFiles:
             path for path in self.directories if path != directory and directory not in path.parents
         }
 
+    def rename_durably(self, source: Path, target: Path) -> None:
+        self.open()
+        self.rename(source, target)
+        try:
+            self._sync_directory(target.parent)
+        except OSError as error:
+            raise RenameInDoubtError(error.errno, error.strerror, str(target)) from error
+
     def sync_directory(self, directory: Path) -> None:
         self.open()
+        self._sync_directory(directory)
+
+    def _sync_directory(self, directory: Path) -> None:
         self.operate()
+        if self.directory_sync_error is not None:
+            raise OSError(self.directory_sync_error, "injected")
         kept = []
         for path, inode in self.pending_entries:
             if path.parent != directory:

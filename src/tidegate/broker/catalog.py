@@ -12,6 +12,7 @@ A file of version 1 is read, and written as version 2 when the service starts.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -21,16 +22,17 @@ import msgspec
 
 from tidegate.broker.authorization import ROOT_POLICY_NAME, Claim, SharedAccessPolicy
 from tidegate.model.capture import CaptureSettings
-from tidegate.model.errors import InvalidArgumentError, LogCorruptError, LogFullError
+from tidegate.model.errors import InvalidArgumentError, LogCorruptError, LogFailedError
 from tidegate.model.hub_settings import HUB_SETTINGS, HubChanges, HubSettings, checked_changes, hub_changes_in
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP, TIER_DEFAULT, Tier, TierLimits
-from tidegate.storage.files import Files, OsFiles, read_whole, replace_whole
+from tidegate.storage.files import Files, OsFiles, RenameInDoubtError, read_whole, replace_whole
 from tidegate.storage.log_manager import LOGS_NAME
-from tidegate.storage.write_errors import is_full_error, is_shortage_error, shortage_error
+from tidegate.storage.write_errors import step_error
 
 CATALOG_NAME: Final = "catalog.json"
 _FORMAT_VERSION = 2
 _READABLE_VERSIONS = (1, 2)
+_logger: Final = logging.getLogger(__name__)
 _REFUSALS = (InvalidArgumentError, msgspec.ValidationError)
 
 
@@ -82,6 +84,11 @@ class CatalogContents:
     """None: throughput is not limited."""
 
 
+class CatalogInDoubtError(LogFailedError):
+    """A change is in the file, but may not survive a power loss. Until the restart, nothing may be promised
+    that relies on the old contents alone, or on the new ones alone."""
+
+
 class Catalog:
     """The catalog of one data directory."""
 
@@ -89,17 +96,21 @@ class Catalog:
         self._files = files
         self._path = path
         self.contents = contents
+        self.failure: LogFailedError | None = None
+        """Why it refuses changes until a restart; None: it accepts them."""
 
     @classmethod
     def open(cls, files: Files, data_directory: Path) -> Catalog:
         """Read the catalog, or create one with a root policy that has random keys.
 
-        Raises LogCorruptError (the file does not parse), LogFullError.
+        Raises LogCorruptError (the file does not parse), LogFullError, ServerBusyError, LogFailedError.
         """
         path = data_directory / CATALOG_NAME
         try:
             version, contents = _read(files, path)
-        except FileNotFoundError:
+        except OSError as error:
+            if not isinstance(error, FileNotFoundError):
+                raise step_error(error, "read the catalog", path) from error
             root = SharedAccessPolicy.generate(ROOT_POLICY_NAME, Claim)
             catalog = cls(files, path, CatalogContents((root,)))
             catalog.replace_contents(catalog.contents)
@@ -119,19 +130,26 @@ class Catalog:
         return _read(files, data_directory / CATALOG_NAME)[1]
 
     def replace_contents(self, contents: CatalogContents) -> None:
-        """Replace the catalog; durable on return. Raises LogFullError, ServerBusyError; the old contents then
-        stay."""
+        """Replace the catalog; durable on return.
+
+        Raises CatalogInDoubtError, and LogFullError, ServerBusyError, LogFailedError: the old contents then
+        stay.
+        """
+        if self.failure is not None:
+            raise LogFailedError(self.failure.message, next_step=self.failure.next_step)
         try:
             replace_whole(self._files, self._path, _encode(contents), is_durable=True)
+        except RenameInDoubtError as error:
+            # As after a failed sync of a log: a later sync that succeeds would prove nothing about this one.
+            self.failure = CatalogInDoubtError(
+                f"The catalog {self._path} accepts no more changes: it is not known whether the last one "
+                f"survives a power loss, because the sync of {self._path.parent} failed ({error.strerror}).",
+                next_step="Check the disk, restart the service, and look whether the change was made.",
+            )
+            _logger.error("%s", self.failure)
+            raise self.failure from error
         except OSError as error:
-            if is_full_error(error):
-                raise LogFullError(
-                    f"No disk space to write the catalog {self._path}.",
-                    next_step="Free disk space and try again.",
-                ) from error
-            if is_shortage_error(error):
-                raise shortage_error(error, "write the catalog") from error
-            raise
+            raise step_error(error, "write the catalog", self._path) from error
         self.contents = contents
 
     def replace_event_hub(self, record: EventHubRecord) -> None:

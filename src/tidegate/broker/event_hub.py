@@ -34,6 +34,7 @@ from tidegate.model.limits import (
     TierLimits,
 )
 from tidegate.model.partition_key import partition_for_key
+from tidegate.storage.failed_log import FailedLog
 from tidegate.storage.partition_log import PartitionLog
 
 
@@ -79,7 +80,7 @@ class EventHub:
     def __init__(
         self,
         record: EventHubRecord,
-        logs: Sequence[PartitionLog],
+        logs: Sequence[PartitionLog | FailedLog],
         *,
         catalog: Catalog,
         clock: Clock,

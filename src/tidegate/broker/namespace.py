@@ -20,7 +20,7 @@ from typing import Final, Unpack
 
 from tidegate.broker.audit import Action, AuditTrail
 from tidegate.broker.authorization import Authorizer, Claim, Grant, SharedAccessPolicy
-from tidegate.broker.catalog import Catalog, EventHubRecord
+from tidegate.broker.catalog import Catalog, CatalogInDoubtError, EventHubRecord
 from tidegate.broker.event_hub import EventHub, EventHubStatistics
 from tidegate.broker.key_guard import KeyGuard
 from tidegate.broker.listeners import Listeners
@@ -89,8 +89,9 @@ class Broker:
         """Open the namespace in ``data_directory`` and recover its logs.
 
         A new one has no event hubs, and one policy RootManageSharedAccessKey with a random key.
-        Raises DirectoryInUseError (another service uses it), LogCorruptError (with the file, the position and
-        the command that repairs it), LogFullError, OSError.
+        A partition that cannot be opened refuses everything with the reason; the others are served.
+        Raises DirectoryInUseError (another service uses it), LogCorruptError (the catalog), LogFullError,
+        ServerBusyError, LogFailedError.
         """
         files = files or OsFiles()
         logs = await LogManager.open(data_directory, options=options, files=files)
@@ -99,6 +100,7 @@ class Broker:
             broker = cls(catalog, logs, clock, AuditTrail(clock, files, data_directory))
             for record in catalog.contents.event_hubs:
                 broker._add_event_hub(record)
+            broker._report_unopened()
             broker._warn_of_short_keys()
             known = [record.hub_id for record in catalog.contents.event_hubs]
             for hub_id in logs.unknown_hub_ids(known):
@@ -332,20 +334,23 @@ class Broker:
     async def delete_event_hub(self, name: str) -> None:
         """Delete an event hub with all its events; waiters on its partitions get ClosedError.
 
-        Raises NotFoundError, LogFullError. Cancellation: the hub is deleted; remaining files are removed at
-        the next start.
+        Raises NotFoundError, LogFullError, CatalogInDoubtError: the hub is then no longer served, and it
+        shows after a restart whether it was deleted. Cancellation: the hub is deleted; remaining files are
+        removed at the next start.
         """
         event_hub = self.event_hub(name)
         hub_id = event_hub.description.hub_id
         contents = self._catalog.contents
         remaining = tuple(record for record in contents.event_hubs if record.hub_id != hub_id)
-        self._catalog.replace_contents(replace(contents, event_hubs=remaining))
+        try:
+            self._catalog.replace_contents(replace(contents, event_hubs=remaining))
+        except CatalogInDoubtError:
+            # It may be gone after the restart: it must acknowledge nothing more. Its files stay.
+            self._forget(event_hub)
+            self._logs.close_logs(hub_id)
+            raise
         self.audit.record(Action.DELETE_EVENT_HUB, event_hub.name, old=event_hub.choices())
-        del self._event_hubs[name.lower()]
-        event_hub.is_deleted = True
-        self._statistics_of_deleted += event_hub.statistics()
-        self.authorizer.set_policies((), event_hub=name)
-        self._listeners.call()
+        self._forget(event_hub)
         await self._logs.delete_logs(hub_id)
 
     async def apply_retention(self) -> int:
@@ -386,13 +391,32 @@ class Broker:
         """Return once producers may be read from again. Cancellation: no effect."""
         await self._logs.wait_uncongested()
 
+    @property
+    def catalog_failure(self) -> TidegateError | None:
+        """Why the namespace accepts no changes until a restart; None: it does."""
+        return self._catalog.failure
+
+    def _report_unopened(self) -> None:
+        for event_hub in self.list_event_hubs():
+            for partition in event_hub.partitions:
+                if partition.open_error is not None:
+                    _logger.error(
+                        "Partition %s of the event hub %s could not be opened and refuses all requests; the "
+                        "others are served. %s",
+                        partition.partition_id,
+                        event_hub.name,
+                        partition.open_error,
+                    )
+
     def _warn_of_short_keys(self) -> None:
         for event_hub in (None, *self._event_hubs):
             for policy in self.policies(event_hub):
                 warn_of_short_keys(policy, event_hub)
 
     def _add_event_hub(self, record: EventHubRecord) -> EventHub:
-        logs = [self._logs.log(record.hub_id, str(index)) for index in range(record.partition_count)]
+        logs = [
+            self._logs.log_or_failed(record.hub_id, str(index)) for index in range(record.partition_count)
+        ]
         event_hub = EventHub(
             record,
             logs,
@@ -407,6 +431,13 @@ class Broker:
         if record.policies:
             self.authorizer.set_policies(record.policies, event_hub=record.name)
         return event_hub
+
+    def _forget(self, event_hub: EventHub) -> None:
+        del self._event_hubs[event_hub.name.lower()]
+        event_hub.is_deleted = True
+        self._statistics_of_deleted += event_hub.statistics()
+        self.authorizer.set_policies((), event_hub=event_hub.name)
+        self._listeners.call()
 
     def _replace_policies(self, event_hub: str | None, policies: tuple[SharedAccessPolicy, ...]) -> None:
         if event_hub is not None:

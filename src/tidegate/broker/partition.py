@@ -18,10 +18,12 @@ from tidegate.model.errors import (
     InvalidArgumentError,
     PositionOutOfRangeError,
     ServerBusyError,
+    TidegateError,
 )
 from tidegate.model.partition_ends import PartitionEnds
 from tidegate.model.position import EventPosition, PositionKind
 from tidegate.model.times import milliseconds_of, time_of
+from tidegate.storage.failed_log import FailedLog
 from tidegate.storage.partition_log import PartitionLog
 from tidegate.storage.record import AppendResult, ProducerBatch, RecordBatch
 
@@ -38,7 +40,7 @@ class Partition:
         self,
         event_hub: str,
         partition_id: str,
-        log: PartitionLog,
+        log: PartitionLog | FailedLog,
         clock: Clock,
         find_consumer_group: Callable[[str], str],
         *,
@@ -139,6 +141,12 @@ class Partition:
     def is_failed(self) -> bool:
         """Whether its log refuses events until the service is restarted."""
         return self._log.is_failed
+
+    @property
+    def open_error(self) -> TidegateError | None:
+        """Why its log could not be opened: then everything here raises it, except counts, ``receivers`` and
+        retention. None: it was opened."""
+        return self._log.failure if isinstance(self._log, FailedLog) else None
 
     @property
     def is_closed(self) -> bool:
@@ -287,7 +295,7 @@ class Partition:
         return self._log.appended
 
     def __repr__(self) -> str:
-        return f"<Partition {self.event_hub}/{self.partition_id} next={self.next_sequence_number}>"
+        return f"<Partition {self.event_hub}/{self.partition_id}>"
 
 
 def _parse_offset(offset: str) -> int:

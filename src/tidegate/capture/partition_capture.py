@@ -107,7 +107,10 @@ class PartitionCapture:
 
     @property
     def backlog_events(self) -> int:
-        """Events in the log that are in no finished file; until the state is read, all of them."""
+        """Events in the log that are in no finished file; until the state is read, all of them. 0 if the log
+        could not be opened."""
+        if self.partition.open_error is not None:
+            return 0
         start = max(self._state.next_sequence_number, self.partition.begin_sequence_number)
         return max(self.partition.next_sequence_number - start, 0)
 

@@ -23,9 +23,15 @@ def health_report(broker: Broker, admission: Admission, now: float) -> dict[str,
     """
     event_hubs = broker.list_event_hubs()
     problems: list[str] = []
-    failed = sum(partition.is_failed for hub in event_hubs for partition in hub.partitions)
+    partitions = [partition for hub in event_hubs for partition in hub.partitions]
+    unopened = sum(partition.open_error is not None for partition in partitions)
+    if unopened:
+        problems.append(f"{unopened} partitions could not be opened and refuse all requests; see its log")
+    failed = sum(partition.is_failed for partition in partitions) - unopened
     if failed:
         problems.append(f"{failed} partitions accept no events until the service restarts; see its log")
+    if broker.catalog_failure is not None:
+        problems.append("the namespace accepts no changes until the service restarts; see its log")
     statistics = admission.statistics()
     problems += [
         f"connections were refused: {refusal.words}"

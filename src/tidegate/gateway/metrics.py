@@ -120,6 +120,7 @@ def _of_partition(name: str, description: str, field: str) -> MetricRow:
             ((hub.name, partition.partition_id), read(partition))
             for hub in sources.broker.list_event_hubs()
             for partition in hub.partitions
+            if partition.open_error is None
         ]
 
     return MetricRow(name, Kind.GAUGE, description, samples, labels=("event_hub", "partition"))
@@ -190,6 +191,11 @@ METRICS: Final[tuple[MetricRow, ...]] = (
     _of_hub(
         "failed_partitions", Kind.GAUGE, "Partitions that accept no events until the service restarts.",
         lambda hub: sum(partition.is_failed for partition in hub.partitions),
+    ),
+    _of_hub(
+        "unopened_partitions", Kind.GAUGE,
+        "Those of them that could not be opened: they refuse readers as well.",
+        lambda hub: sum(partition.open_error is not None for partition in hub.partitions),
     ),
     _of_namespace(
         "memory_held_bytes", Kind.GAUGE,

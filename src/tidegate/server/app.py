@@ -14,9 +14,10 @@ import ipaddress
 import logging
 import os
 import ssl
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Final, TypeVar
 
 from tidegate.broker import EMULATOR_KEY, ROOT_POLICY_NAME, Broker
@@ -50,9 +51,16 @@ from tidegate.server.memory import (
     open_files_max,
     start_kept_from_collections,
 )
-from tidegate.server.ready import ReadyInformation, read_profile, write_profile, write_ready_file
+from tidegate.server.ready import (
+    ReadyInformation,
+    profile_path,
+    read_profile,
+    write_profile,
+    write_ready_file,
+)
 from tidegate.server.settings import ServerSettings
 from tidegate.storage.options import LogOptions
+from tidegate.storage.write_errors import step_error
 from tidegate.transport.admission import Admission, AdmissionStatistics, connection_limits
 from tidegate.transport.clock import SystemClock
 from tidegate.transport.memory import MemoryBudget
@@ -107,7 +115,8 @@ class TidegateServer:
         """Start everything; returns once clients can connect.
 
         Raises InvalidArgumentError (a port in use, an address of another machine), DirectoryInUseError,
-        LogCorruptError, LogFullError, OSError; the parts already started are stopped.
+        LogCorruptError (the catalog), LogFullError, LogFailedError (names file, step and remedy); the parts
+        already started are stopped.
         """
         try:
             return await self._start()
@@ -129,11 +138,13 @@ class TidegateServer:
 
     async def _start(self) -> ReadyInformation:
         settings, stack = self.settings, self._exit_stack
-        make_private_directory(settings.data_dir)
+        with _step("create the data directory", settings.data_dir):
+            make_private_directory(settings.data_dir)
         live: LiveCertificate | None = None
         handshake_failures: HandshakeFailures | None = None
         if settings.is_tls_used:
-            live = LiveCertificate(self._certificate, clock=self._clock)
+            with _step("prepare the certificate", settings.data_dir / "certificates"):
+                live = LiveCertificate(self._certificate, clock=self._clock)
             handshake_failures = HandshakeFailures(live.context)
         certificate, tls = (None, None) if live is None else (live.certificate, live.context)
         broker = self._broker = await self._open_broker(certificate)
@@ -160,10 +171,12 @@ class TidegateServer:
         }
         ready = self._describe(addresses, certificate)
         if settings.ready_file is not None:
-            write_ready_file(settings.ready_file, ready)
+            with _step("write the ready file", settings.ready_file):
+                write_ready_file(settings.ready_file, ready)
             stack.callback(settings.ready_file.unlink, missing_ok=True)
         if settings.is_profile_written:
-            write_profile(ready, os.environ)
+            with _step("write the profile for other commands", profile_path(os.environ)):
+                write_profile(ready, os.environ)
         self._ready = ready
         renew = partial(self._renew_ready, addresses, certificate)
         stack.callback(broker.authorizer.add_change_listener(renew))
@@ -192,7 +205,8 @@ class TidegateServer:
         self._prepare(broker)
         if settings.ready_file is not None:
             # A killed service may have left the file; programs that wait for it must not read the old one.
-            settings.ready_file.unlink(missing_ok=True)
+            with _step("remove the old ready file", settings.ready_file):
+                settings.ready_file.unlink(missing_ok=True)
         return broker
 
     def _amqp_gateway(self, broker: Broker, capture: CaptureService, budget: MemoryBudget) -> AmqpGateway:
@@ -430,6 +444,15 @@ def _running(part: T | None) -> T:
     if part is None:
         raise ClosedError("The service is not running.")
     return part
+
+
+@contextmanager
+def _step(what: str, path: Path) -> Iterator[None]:
+    """Raises an error of the operating system as one that says what failed, where, and what helps."""
+    try:
+        yield
+    except OSError as error:
+        raise step_error(error, what, path) from error
 
 
 async def _listen(

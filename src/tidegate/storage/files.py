@@ -22,6 +22,10 @@ PRIVATE_MODE: Final = 0o600
 _PRIVATE_DIRECTORY_MODE = 0o700
 
 
+class RenameInDoubtError(OSError):
+    """A file was renamed, and it is not known whether that survives a power loss."""
+
+
 class WritableFile(Protocol):
     """A file open for writing at positions; used by one thread at a time."""
 
@@ -97,6 +101,12 @@ class Files(Protocol):
         """Rename a file, replacing any other; durable only once the directory is synced."""
         ...
 
+    def rename_durably(self, source: Path, target: Path) -> None:
+        """Rename within a directory, and make that durable. Raises RenameInDoubtError if only the latter
+        failed.
+        """
+        ...
+
     def remove(self, path: Path) -> None:
         """Remove a file, if it exists."""
         ...
@@ -147,8 +157,8 @@ def write_all(file: WritableFile, buffers: Sequence[bytes], position: int) -> in
 def replace_whole(files: Files, path: Path, data: bytes, *, is_durable: bool) -> None:
     """Replace a file's contents: readers see the old or the new, never a mixture, also after a power loss.
 
-    is_durable: True returns only once the new contents survive a power loss. Raises OSError; the old
-    contents then still stand.
+    is_durable: True returns only once the new contents survive a power loss. Raises RenameInDoubtError if
+    that is not known, and otherwise OSError: the old contents then still stand.
     """
     temporary = path.with_name(path.name + ".new")
     file = files.create(temporary)
@@ -159,13 +169,14 @@ def replace_whole(files: Files, path: Path, data: bytes, *, is_durable: bool) ->
                 file.sync()
         finally:
             file.close()
-        files.rename(temporary, path)
+        rename = files.rename_durably if is_durable else files.rename
+        rename(temporary, path)
+    except RenameInDoubtError:
+        raise
     except OSError:
         with contextlib.suppress(OSError):
             files.remove(temporary)
         raise
-    if is_durable:
-        files.sync_directory(path.parent)
 
 
 _BUFFERS_PER_WRITE_MAX = 1024
@@ -243,6 +254,18 @@ class OsFiles:
 
     def rename(self, source: Path, target: Path) -> None:
         os.replace(source, target)
+
+    def rename_durably(self, source: Path, target: Path) -> None:
+        """See ``Files``. The directory is opened first: too few descriptors leave no doubt."""
+        descriptor = os.open(target.parent, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.replace(source, target)
+            try:
+                os.fsync(descriptor)
+            except OSError as error:
+                raise RenameInDoubtError(error.errno, error.strerror, str(target)) from error
+        finally:
+            os.close(descriptor)
 
     def remove(self, path: Path) -> None:
         path.unlink(missing_ok=True)

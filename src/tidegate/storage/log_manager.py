@@ -13,7 +13,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from tidegate.model.errors import ClosedError, LogFullError, ServerBusyError
+from tidegate.model.errors import ClosedError, LogFailedError, ServerBusyError, TidegateError
+from tidegate.storage.failed_log import FailedLog
 from tidegate.storage.files import DirectoryLock, Files, OsFiles
 from tidegate.storage.group_commit import Command, Delivery, GroupCommit
 from tidegate.storage.options import LogOptions
@@ -21,7 +22,7 @@ from tidegate.storage.partition_log import PartitionLog
 from tidegate.storage.partition_writer import AppendRequest, PartitionWriter
 from tidegate.storage.recovery import recover_log
 from tidegate.storage.segment_reader import SegmentCache
-from tidegate.storage.write_errors import is_full_error, is_shortage_error, shortage_error
+from tidegate.storage.write_errors import step_error
 
 LOGS_NAME: Final = "logs"
 LOCK_NAME: Final = "lock"
@@ -49,6 +50,7 @@ class LogManager:
         self._files = files
         self._loop = asyncio.get_running_loop()
         self._logs: dict[tuple[str, str], PartitionLog] = {}
+        self._failed: dict[tuple[str, str], FailedLog] = {}
         self._by_writer: dict[PartitionWriter, PartitionLog] = {}
         self._queued_bytes = 0
         self._uncongested: list[asyncio.Future[None]] = []
@@ -74,7 +76,7 @@ class LogManager:
         """Open the data directory (created if missing) for this service alone.
 
         is_threaded: False only in tests, which then call ``commit_queued``.
-        Raises DirectoryInUseError, LogFullError, ServerBusyError, OSError.
+        Raises DirectoryInUseError, LogFullError, ServerBusyError, LogFailedError.
         """
         files = files or OsFiles()
         logs_directory = data_directory / LOGS_NAME
@@ -83,10 +85,14 @@ class LogManager:
             files.sync_directory(data_directory)
             lock = files.lock(data_directory / LOCK_NAME)
         except OSError as error:
-            raise _translate(error, data_directory) from error
-        for name in files.list_names(logs_directory):
-            if name.endswith(_DELETED_SUFFIX):
-                files.remove_tree(logs_directory / name)
+            raise step_error(error, "prepare the data directory", data_directory) from error
+        try:
+            for name in files.list_names(logs_directory):
+                if name.endswith(_DELETED_SUFFIX):
+                    _remove_deleted(files, logs_directory / name)
+        except OSError as error:
+            lock.release()
+            raise step_error(error, "list the logs", logs_directory) from error
         return cls(
             data_directory, lock, options=options or LogOptions(), files=files, is_threaded=is_threaded
         )
@@ -96,6 +102,8 @@ class LogManager:
         self._is_closing = True
         for log in self._logs.values():
             log.close()
+        for failed in self._failed.values():
+            failed.close()
         await self._commit.stop()
         # The writer thread has ended, so its half may be used here.
         for log in self._logs.values():
@@ -108,7 +116,9 @@ class LogManager:
     # -- logs
 
     def create_logs(self, hub_id: str, partition_count: int) -> None:
-        """Create a hub's directories; durable on return. Raises LogFullError, ServerBusyError, OSError."""
+        """Create a hub's directories; durable on return. Raises LogFullError, ServerBusyError,
+        LogFailedError.
+        """
         directory = self._logs_directory / hub_id
         try:
             for index in range(partition_count):
@@ -116,30 +126,57 @@ class LogManager:
             self._files.sync_directory(directory)
             self._files.sync_directory(self._logs_directory)
         except OSError as error:
-            raise _translate(error, self._data_directory) from error
+            raise step_error(error, "create the logs", directory) from error
 
     def log(self, hub_id: str, partition_id: str) -> PartitionLog:
         """The log of a partition, recovered on first use. Raises LogCorruptError, LogFullError,
-        ServerBusyError, OSError.
+        ServerBusyError, LogFailedError.
         """
         key = (hub_id, partition_id)
         log = self._logs.get(key)
         if log is None:
+            directory = self._logs_directory / hub_id / partition_id
             try:
-                log = self._logs[key] = self._recover(self._logs_directory / hub_id / partition_id)
+                log = self._logs[key] = self._recover(directory)
             except OSError as error:
-                raise _translate(error, self._data_directory) from error
+                raise step_error(error, "open the log", directory) from error
         return log
+
+    def log_or_failed(self, hub_id: str, partition_id: str) -> PartitionLog | FailedLog:
+        """As ``log``; if it cannot be opened, a log that refuses every call with the reason."""
+        try:
+            return self.log(hub_id, partition_id)
+        except TidegateError as error:
+            failure = error
+        except Exception as error:  # whatever it is, it must not keep the other partitions from being served
+            directory = self._logs_directory / hub_id / partition_id
+            _logger.exception("The log %s could not be opened.", directory)
+            failure = LogFailedError(
+                f"The log {directory} cannot be opened: {type(error).__name__}.",
+                next_step="Report this error, with the service's log.",
+            )
+        failed = self._failed[hub_id, partition_id] = FailedLog(failure)
+        return failed
+
+    def close_logs(self, hub_id: str) -> list[PartitionLog]:
+        """Refuse everything more of a hub; its files stay."""
+        logs = [log for key, log in self._logs.items() if key[0] == hub_id]
+        for log in logs:
+            log.close()
+            log.forget_files()
+        for key in [key for key in self._failed if key[0] == hub_id]:
+            self._failed.pop(key).close()
+        return logs
 
     async def delete_logs(self, hub_id: str) -> None:
         """Close a hub's logs and remove their files.
 
-        Cancellation: the logs are closed; remaining files are removed at the next start.
+        Files that cannot be removed are logged. Cancellation: the logs are closed; remaining files are
+        removed at the next start.
         """
-        logs = [self._logs.pop(key) for key in list(self._logs) if key[0] == hub_id]
-        for log in logs:
-            log.close()
-            log.forget_files()
+        logs = self.close_logs(hub_id)
+        for key in [key for key in self._logs if key[0] == hub_id]:
+            del self._logs[key]
 
         def remove() -> object:
             for log in logs:
@@ -147,9 +184,13 @@ class LogManager:
             directory = self._logs_directory / hub_id
             if self._files.exists(directory):
                 doomed = directory.with_name(hub_id + _DELETED_SUFFIX)
-                self._files.rename(directory, doomed)
-                self._files.sync_directory(self._logs_directory)
-                self._files.remove_tree(doomed)
+                try:
+                    self._files.rename(directory, doomed)
+                    self._files.sync_directory(self._logs_directory)
+                except OSError as error:
+                    _logger.warning("Could not remove the logs %s of a deleted hub: %s.", directory, error)
+                else:
+                    _remove_deleted(self._files, doomed)
             return None
 
         def forget(_: object) -> None:
@@ -252,9 +293,9 @@ def _answer(command: Command) -> None:
         command.future.set_result(command.result)
 
 
-def _translate(error: OSError, directory: Path) -> Exception:
-    if is_full_error(error):
-        return LogFullError(f"The disk of {directory} is full.", next_step="Free disk space and try again.")
-    if is_shortage_error(error):
-        return shortage_error(error, "open a log")
-    return error
+def _remove_deleted(files: Files, directory: Path) -> None:
+    """Remove what a deleted hub left; if that fails, it only takes space."""
+    try:
+        files.remove_tree(directory)
+    except OSError as error:
+        _logger.warning("Could not remove %s, which a deleted event hub left: %s.", directory, error)

@@ -101,13 +101,14 @@ def _recover_log(directory: Path, files: Files, options: LogOptions) -> Recovere
 
 
 def read_gaps(files: Files, directory: Path) -> frozenset[tuple[int, int]]:
-    """The ranges that a repair gave up."""
+    """The ranges that a repair gave up. Raises LogCorruptError, OSError."""
+    path = directory / GAPS_NAME
     try:
-        return frozenset(
-            (start, until) for start, until in json.loads(read_whole(files, directory / GAPS_NAME))
-        )
+        return frozenset((start, until) for start, until in json.loads(read_whole(files, path)))
     except FileNotFoundError:
         return frozenset()
+    except (ValueError, TypeError, RecursionError):
+        raise corrupt_error(path, 0, "it is not a list of ranges") from None
 
 
 def read_snapshot(files: Files, directory: Path) -> Snapshot | None:

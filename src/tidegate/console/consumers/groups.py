@@ -247,7 +247,8 @@ class Consumers:
         for index, partition in enumerate(hub.partitions):
             if index % _PARTITIONS_PER_TURN == _PARTITIONS_PER_TURN - 1:
                 await asyncio.sleep(0)
-            ends[partition.partition_id] = partition.ends()
+            if partition.open_error is None:
+                ends[partition.partition_id] = partition.ends()
         described = hub.description
         names = frozenset(ConsumerKey(name, each).consumer_group for each in described.consumer_groups)
         return HubLog(hub.name, described.created_at_ms, names, ends)

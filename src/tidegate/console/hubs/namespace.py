@@ -64,9 +64,8 @@ class Hub:
 
     @property
     def events_held(self) -> int:
-        """Events in the log."""
-        partitions = self.event_hub.partitions
-        return sum(each.next_sequence_number - each.begin_sequence_number for each in partitions)
+        """Events in the log; those of partitions that could not be opened do not count."""
+        return sum(each.next_sequence_number - each.begin_sequence_number for each in self._opened)
 
     @property
     def stored_bytes(self) -> int:
@@ -76,8 +75,17 @@ class Hub:
     @property
     def last_enqueued_ms(self) -> int | None:
         """When the last event was enqueued; None if there never was one."""
-        found = [each.ends().last_enqueued_time_ms for each in self.event_hub.partitions]
+        found = [each.ends().last_enqueued_time_ms for each in self._opened]
         return max((time_ms for time_ms in found if time_ms is not None), default=None)
+
+    @property
+    def failed_partitions(self) -> list[Partition]:
+        """Those that accept no events until the service restarts, or could not even be opened."""
+        return [partition for partition in self.event_hub.partitions if partition.is_failed]
+
+    @property
+    def _opened(self) -> list[Partition]:
+        return [partition for partition in self.event_hub.partitions if partition.open_error is None]
 
     @property
     def policy_names(self) -> list[str]:

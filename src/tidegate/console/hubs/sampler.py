@@ -164,7 +164,10 @@ class Sampler:
             samples.recent.append(samples.rates.incoming_events)
         samples.counts = counts
         if now < samples.watched_until:
-            numbers = (partition.next_sequence_number for partition in event_hub.partitions)
+            numbers = (
+                0 if partition.open_error else partition.next_sequence_number
+                for partition in event_hub.partitions
+            )
             samples.partitions.append((now, array("q", numbers)))
         elif samples.partitions:
             samples.partitions.clear()

@@ -1,0 +1,174 @@
+"""Damage and failing disks, as far as they reach beyond one call: the rest of the namespace is served, and
+nothing is acknowledged that a restart may not know."""
+
+from __future__ import annotations
+
+import errno
+import random
+import shutil
+from array import array
+from pathlib import Path
+
+import pytest
+from tests.storage.simulated_files import SimulatedFiles
+from tests.support.clocks import SetClock
+
+from tidegate.broker import Broker
+from tidegate.broker.catalog import CatalogInDoubtError
+from tidegate.model.errors import (
+    ClosedError,
+    LogCorruptError,
+    LogFailedError,
+    NotFoundError,
+)
+from tidegate.model.position import EventPosition
+from tidegate.storage import log_manager, recovery
+
+_DATA = Path("/data")
+
+
+async def _filled(directory: Path, clock: SetClock) -> Path:
+    """A stopped namespace with the hub ``hub`` of two partitions with an event each; the logs of the hub."""
+    broker = await Broker.open(directory, clock=clock)
+    hub = broker.create_event_hub("hub", partition_count=2)
+    for partition in hub.partitions:
+        await partition.append(b"event", array("I", (5,)))
+    await broker.close()
+    return directory / "logs" / hub.description.hub_id
+
+
+@pytest.mark.parametrize("damage", ["a segment is missing", "everything is missing", "gaps", "a file"])
+async def test_a_partition_that_cannot_be_opened_keeps_no_other_from_being_served(
+    tmp_path: Path, clock: SetClock, caplog: pytest.LogCaptureFixture, damage: str
+) -> None:
+    """D12: it refuses every request with the reason, and its hub can be deleted."""
+    logs = await _filled(tmp_path, clock)
+    match damage:
+        case "a segment is missing":
+            next((logs / "0").glob("*.log")).unlink()
+        case "everything is missing":
+            shutil.rmtree(logs / "0")
+        case "gaps":
+            (logs / "0" / "gaps").write_text("[[1, 2], 3]")
+        case "a file":
+            shutil.rmtree(logs / "0")
+            (logs / "0").write_text("not a directory")
+    broker = await Broker.open(tmp_path, clock=clock)
+    assert str(logs / "0") in caplog.text
+    failed, sound = broker.event_hub("hub").partitions
+    assert failed.is_failed
+    assert failed.open_error is not None
+    assert sound.open_error is None
+    assert (await sound.append(b"more", array("I", (4,)))).start_sequence_number == 1
+    assert len(sound.read_nowait(0, bytes_max=1000)) == 2
+    refused = (LogCorruptError, LogFailedError)
+    with pytest.raises(refused):
+        await failed.append(b"more", array("I", (4,)))
+    with pytest.raises(refused):
+        failed.read_nowait(0, bytes_max=100)
+    with pytest.raises(refused):
+        failed.ends()
+    for position in (EventPosition.earliest(), EventPosition.latest()):
+        with pytest.raises(refused):
+            failed.resolve(position)
+    await broker.apply_retention()
+    await broker.delete_event_hub("hub")
+    assert not logs.exists()
+    with pytest.raises(ClosedError):
+        failed.read_nowait(0, bytes_max=100)
+    await broker.close()
+
+
+async def test_an_internal_error_while_opening_a_log_fails_its_partition_alone(
+    tmp_path: Path, clock: SetClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Damage may find a mistake of ours: the service starts all the same."""
+    await _filled(tmp_path, clock)
+    recover = recovery.recover_log
+
+    def fail(directory: Path, **options: object) -> object:
+        if directory.name == "1":
+            raise KeyError("a mistake")
+        return recover(directory, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(log_manager, "recover_log", fail)
+    broker = await Broker.open(tmp_path, clock=clock)
+    sound, failed = broker.event_hub("hub").partitions
+    assert (sound.is_failed, failed.is_failed) == (False, True)
+    assert "KeyError" in str(failed.open_error)
+    await broker.close()
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_a_hub_whose_deletion_is_in_doubt_acknowledges_nothing(clock: SetClock, seed: int) -> None:
+    """D10: the last sync of the deletion failed. After a power loss the hub is there with all its events, or
+    it is gone; neither may lose an event that was acknowledged after the error."""
+    files = SimulatedFiles()
+    broker = await Broker.open(_DATA, clock=clock, files=files)
+    hub = broker.create_event_hub("hub", partition_count=1)
+    broker.create_event_hub("other", partition_count=1)
+    partition = hub.partitions[0]
+    await partition.append(b"event", array("I", (5,)))
+    files.directory_sync_error = errno.EIO
+    with pytest.raises(CatalogInDoubtError, match="not known whether"):
+        await broker.delete_event_hub("hub")
+    files.directory_sync_error = None
+    with pytest.raises(NotFoundError):
+        broker.event_hub("hub")
+    with pytest.raises(ClosedError):
+        await partition.append(b"lost?", array("I", (5,)))
+    # Nothing that builds on the unknown state is promised, either; other hubs are served.
+    assert broker.catalog_failure is not None
+    with pytest.raises(LogFailedError, match="accepts no more changes"):
+        broker.create_event_hub("later", partition_count=1)
+    with pytest.raises(LogFailedError):
+        await broker.delete_event_hub("other")
+    await broker.event_hub("other").partitions[0].append(b"event", array("I", (5,)))
+    survivors = files.lose_power(random.Random(seed))
+    await broker.close()
+    broker = await Broker.open(_DATA, clock=clock, files=survivors)
+    assert broker.catalog_failure is None
+    names = [event_hub.name for event_hub in broker.list_event_hubs()]
+    assert names in (["hub", "other"], ["other"])
+    for name in names:
+        batches = broker.event_hub(name).partitions[0].read_nowait(0, bytes_max=100)
+        assert [bytes(batch.payload) for batch in batches] == [b"event"]
+    await broker.close()
+
+
+async def test_a_hub_whose_creation_is_in_doubt_is_not_served(clock: SetClock) -> None:
+    """D10, the other way round: what is served may not be gone after a power loss."""
+    files = SimulatedFiles()
+    broker = await Broker.open(_DATA, clock=clock, files=files)
+    rename = files.rename_durably
+
+    def fail(source: Path, target: Path) -> None:
+        files.directory_sync_error = errno.EIO if target.parent == _DATA else None
+        rename(source, target)
+
+    files.rename_durably = fail  # type: ignore[method-assign]
+    with pytest.raises(CatalogInDoubtError):
+        broker.create_event_hub("hub", partition_count=1)
+    with pytest.raises(NotFoundError):
+        broker.event_hub("hub")
+    await broker.close()
+
+
+async def test_files_of_a_deleted_hub_that_cannot_be_removed_are_logged(
+    clock: SetClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The deletion is done once the catalog has it: what is left only takes space."""
+    files = SimulatedFiles()
+    broker = await Broker.open(_DATA, clock=clock, files=files)
+    broker.create_event_hub("hub", partition_count=1)
+    sync = files.sync_directory
+
+    def fail(directory: Path) -> None:
+        if directory == _DATA / "logs":
+            raise OSError(errno.EIO, "injected")
+        sync(directory)
+
+    files.sync_directory = fail  # type: ignore[method-assign]
+    await broker.delete_event_hub("hub")
+    assert "Could not remove the logs" in caplog.text
+    await broker.close()
