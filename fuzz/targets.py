@@ -11,7 +11,7 @@ from tidegate.amqp.message import decode_message, iter_sections
 from tidegate.amqp.performatives import decode_performative
 from tidegate.amqp.sasl import decode_sasl
 from tidegate.model.errors import InvalidArgumentError
-from tidegate.model.partition_ends import PartitionEnds
+from tidegate.model.hub_properties import PartitionEnds
 from tidegate.wire.batch import BATCH_MESSAGE_FORMAT, split_message, with_event_numbers
 from tidegate.wire.capture import system_properties
 from tidegate.wire.delivery import encode_runtime_metrics, event_deliveries

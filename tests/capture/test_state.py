@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 
 import pytest
 
+from tidegate import files
 from tidegate.capture import state as state_module
 from tidegate.capture.state import PartitionState, PlannedFile, StateFile
 from tidegate.model.errors import LogCorruptError
@@ -63,7 +65,7 @@ def test_a_state_that_cannot_be_saved_leaves_the_old_one(tmp_path: Path) -> None
     """As on a full disk."""
     store = StateFile(tmp_path / "0.json")
     store.save(_STATE)
-    (tmp_path / "0.json.new").mkdir()
+    (tmp_path / f".0.json.{os.getpid()}").mkdir()
     with pytest.raises(OSError, match="directory"):
         store.save(PartitionState())
     assert store.load() == _STATE
@@ -74,7 +76,8 @@ def test_a_power_loss_takes_no_directory_of_a_state(tmp_path: Path, monkeypatch:
     above it, also where another partition, or an attempt that failed, made them.
     """
     synced: list[Path] = []
-    monkeypatch.setattr(state_module, "sync_directory", synced.append)
+    for module in (state_module, files):
+        monkeypatch.setattr(module, "sync_directory", synced.append)
     hub = tmp_path / "capture" / "hub"
     hub.mkdir(parents=True)
     store = StateFile(hub / "0.json")

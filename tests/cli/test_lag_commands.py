@@ -20,7 +20,7 @@ from tests.support.azurite import AzuriteServer
 from tidegate.client import BlockingConsumer
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.events import ReceivedEvent
-from tidegate.model.partition_ends import PartitionEnds
+from tidegate.model.hub_properties import PartitionEnds
 from tidegate.processor.checkpoint import ProcessorCheckpoint
 from tidegate.processor.group_view import Lag, lag_of
 from tidegate.processor.lease import GroupKey, Lease

@@ -28,8 +28,7 @@ from tidegate.amqp.link import Link, ReceiverLink, SenderLink
 from tidegate.amqp.message import decode_message
 from tidegate.amqp.performatives import Accepted, Rejected, Target
 from tidegate.model.errors import OutOfOrderSequenceError, PositionOutOfRangeError, TidegateError
-from tidegate.model.hub_properties import EventHubProperties
-from tidegate.model.partition_ends import PartitionEnds
+from tidegate.model.hub_properties import EventHubProperties, PartitionEnds
 from tidegate.model.position import EventPosition, PositionKind
 from tidegate.model.times import EPOCH
 from tidegate.transport.clock import SystemClock

@@ -30,7 +30,7 @@ from tidegate.console.consumers.progress import (
 )
 from tidegate.console.frame import shared_answers
 from tidegate.model.events import ReceivedEvent
-from tidegate.model.partition_ends import PartitionEnds
+from tidegate.model.hub_properties import PartitionEnds
 from tidegate.processor import (
     EventProcessor,
     EventProcessorHost,

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.model.errors import InvalidArgumentError, PositionOutOfRangeError
-from tidegate.model.partition_ends import PartitionEnds
+from tidegate.model.hub_properties import PartitionEnds
 from tidegate.spark.source.offsets import (
     PIECES_MAX,
     TASK_EVENTS,

@@ -20,8 +20,7 @@ from sqlalchemy import (
 from tests.sql.support import CONSUMER, events_between, flights, record_delay
 
 from tidegate.model.errors import EventHubReplacedError, InvalidArgumentError, NotFoundError
-from tidegate.model.hub_properties import EventHubProperties
-from tidegate.model.partition_ends import PartitionEnds
+from tidegate.model.hub_properties import EventHubProperties, PartitionEnds
 from tidegate.sql import (
     Audit,
     ConsumerKey,

@@ -13,7 +13,7 @@ from tidegate.amqp.encode import encode_value
 from tidegate.amqp.errors import DecodeError
 from tidegate.amqp.message import Message, Properties, decode_message, encode_message, iter_sections
 from tidegate.amqp.types import Array, Char, Described, Symbol, UInt, ULong
-from tidegate.model.partition_ends import PartitionEnds
+from tidegate.model.hub_properties import PartitionEnds
 from tidegate.wire.alike import are_plain, check_alike
 from tidegate.wire.batch import batch_envelope, split_batch, wrap_event
 from tidegate.wire.delivery import encode_runtime_metrics, event_deliveries

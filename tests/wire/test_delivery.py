@@ -27,7 +27,7 @@ from tidegate.amqp.message import (
 )
 from tidegate.amqp.types import Byte, Symbol, Timestamp, UInt
 from tidegate.model.events import EventData
-from tidegate.model.partition_ends import PartitionEnds
+from tidegate.model.hub_properties import PartitionEnds
 from tidegate.wire.batch import split_batch, wrap_event
 from tidegate.wire.delivery import batched_delivery_prefix, encode_runtime_metrics, event_deliveries
 from tidegate.wire.encoded_events import EncodedEvents, events_of_batch, events_of_deliveries

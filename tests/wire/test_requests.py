@@ -21,8 +21,7 @@ from tidegate.model.errors import (
     RemoteProtocolError,
     UnauthorizedError,
 )
-from tidegate.model.hub_properties import EventHubProperties
-from tidegate.model.partition_ends import PartitionEnds
+from tidegate.model.hub_properties import EventHubProperties, PartitionEnds
 from tidegate.model.times import time_of
 from tidegate.wire.cbs import ACCEPTED, SAS_TOKEN_TYPE, PutToken, put_token_request
 from tidegate.wire.management import (

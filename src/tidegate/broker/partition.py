@@ -20,7 +20,7 @@ from tidegate.model.errors import (
     ServerBusyError,
     TidegateError,
 )
-from tidegate.model.partition_ends import PartitionEnds
+from tidegate.model.hub_properties import PartitionEnds
 from tidegate.model.position import EventPosition, PositionKind
 from tidegate.model.times import milliseconds_of, time_of
 from tidegate.storage.failed_log import FailedLog

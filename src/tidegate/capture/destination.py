@@ -13,10 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from tidegate.capture.state import sync_directory
+from tidegate.files import make_private_directory, open_private, sync_directory
 from tidegate.model.capture_destination import CaptureDestinations, CapturePlace, check_host
 from tidegate.model.errors import InvalidArgumentError, TidegateError
-from tidegate.transport.private_files import make_private_directory, open_private
 
 _SPOOL_NAME: Final = ".tidegate-capture"
 _IN_STEPS: Final = frozenset({"ftp", "sftp", "ssh", "smb", "hdfs", "webhdfs"})

@@ -21,9 +21,9 @@ from typing import Final
 
 import msgspec
 
+from tidegate.files import make_private_directory, open_private
 from tidegate.model.capture import CapturedFile
 from tidegate.model.limits import CAPTURE_FILES_LISTED_BYTES_MAX
-from tidegate.transport.private_files import make_private_directory, open_private
 
 _NUMBER_UNTIL: Final = 2**63
 _TIME_UNTIL_MS: Final = 253_402_300_800_000

@@ -10,15 +10,13 @@ event is missing from the files, and none is in two.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
+from tidegate.files import make_private_directory, replace_file, sync_directory
 from tidegate.model.errors import LogCorruptError
-from tidegate.transport.private_files import make_private_directory, open_private
 
 _FORMAT_VERSION = 1
 
@@ -88,18 +86,7 @@ class StateFile:
         directory = self.path.parent
         make_private_directory(directory)
         document = {"format_version": _FORMAT_VERSION, **asdict(state)}
-        temporary = self.path.with_name(self.path.name + ".new")
-        try:
-            with open(temporary, "wb", opener=open_private) as file:
-                file.write(json.dumps(document, indent=2).encode() + b"\n")
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(self.path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            raise
-        sync_directory(directory)
+        replace_file(self.path, json.dumps(document, indent=2).encode() + b"\n", is_synced=True)
         if not self._is_directory_durable:
             # Even if another partition created it: that one may not have synced it yet, or failed to.
             sync_directory(directory.parent)
@@ -111,12 +98,3 @@ class StateFile:
             f"Cannot parse the capture state {self.path}; capture of this partition has stopped.",
             next_step="Restore it from a backup. Without it, all retained events would be captured again.",
         )
-
-
-def sync_directory(directory: Path) -> None:
-    """Make creations and renames in a directory durable. Raises OSError."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tidegate.client.credentials import EntraCredential as EntraCredential
     from tidegate.model.hub_settings import HubChanges as HubChanges
     from tidegate.model.hub_properties import EventHubProperties as EventHubProperties
-    from tidegate.model.partition_ends import PartitionEnds as PartitionEnds
+    from tidegate.model.hub_properties import PartitionEnds as PartitionEnds
     from tidegate.client.entities import PolicyProperties as PolicyProperties
     from tidegate.client.entities import ThroughputProperties as ThroughputProperties
     from tidegate.client.entities import FailedEvents as FailedEvents

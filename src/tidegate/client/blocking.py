@@ -28,9 +28,8 @@ from tidegate.model.errors import (
     TidegateError,
 )
 from tidegate.model.events import ReceivedEvent
-from tidegate.model.hub_properties import EventHubProperties
+from tidegate.model.hub_properties import EventHubProperties, PartitionEnds
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP, EVENT_BYTES_MAX
-from tidegate.model.partition_ends import PartitionEnds
 from tidegate.model.position import EventPosition
 from tidegate.wire.encoded_events import EncodedEvents
 from tidegate.wire.event_codec import decode_event, event_body

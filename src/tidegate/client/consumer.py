@@ -11,9 +11,8 @@ from tidegate.client.namespace import ConnectionOptions, Namespace, event_hub_of
 from tidegate.client.receiver import PREFETCH_BYTES, PREFETCH_EVENTS, PartitionReceiver
 from tidegate.model.clock import Clock
 from tidegate.model.connection_string import ConnectionString
-from tidegate.model.hub_properties import EventHubProperties
+from tidegate.model.hub_properties import EventHubProperties, PartitionEnds
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
-from tidegate.model.partition_ends import PartitionEnds
 from tidegate.model.position import EventPosition, PositionKind
 from tidegate.wire.addresses import NodeAddress, entity_audience
 

@@ -10,8 +10,7 @@ from typing import TypeVar
 from tidegate.amqp.message import Message
 from tidegate.client.connector import AuthorizedConnection, Connector
 from tidegate.model.errors import InvalidArgumentError
-from tidegate.model.hub_properties import EventHubProperties
-from tidegate.model.partition_ends import PartitionEnds
+from tidegate.model.hub_properties import EventHubProperties, PartitionEnds
 from tidegate.wire.administration import AdministrationRequest
 from tidegate.wire.management import (
     ManagementRequest,

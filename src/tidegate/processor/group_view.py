@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tidegate.model.partition_ends import PartitionEnds
+from tidegate.model.hub_properties import PartitionEnds
 from tidegate.processor.checkpoint import ProcessorCheckpoint
 from tidegate.processor.lease import GroupKey, Lease, LeaseSnapshot, LeaseState
 from tidegate.processor.store import ProcessorStore

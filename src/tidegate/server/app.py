@@ -25,6 +25,7 @@ from tidegate.capture import CaptureService
 from tidegate.console.app import ConsoleApp
 from tidegate.console.frame.parts import ConsoleParts, OwnAddress
 from tidegate.console.views import open_views
+from tidegate.files import make_private_directory
 from tidegate.gateway.amqp.idle_guard import IdleLimits
 from tidegate.gateway.amqp.server import AmqpGateway
 from tidegate.gateway.http.app import HttpGateway
@@ -65,7 +66,6 @@ from tidegate.transport.admission import Admission, AdmissionStatistics, connect
 from tidegate.transport.clock import SystemClock
 from tidegate.transport.memory import MemoryBudget
 from tidegate.transport.peers import TrustedProxies
-from tidegate.transport.private_files import make_private_directory
 from tidegate.transport.tasks import TaskOwner
 from tidegate.transport.tls import HandshakeFailures
 

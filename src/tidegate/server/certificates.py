@@ -27,9 +27,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from tidegate.files import replace_file
 from tidegate.model.clock import Clock
 from tidegate.model.errors import InvalidArgumentError
-from tidegate.transport.private_files import write_private_file
 
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 _AUTHORITY_LIFETIME = timedelta(days=3650)
@@ -126,9 +126,9 @@ def ensure_server_certificate(directory: Path, names: Sequence[str], *, clock: C
     ):
         return paths
     server = _make_server(authority, list(dict.fromkeys([*wanted, *held])), now)
-    write_private_file(paths.key_file, _key_pem(server.key))
+    replace_file(paths.key_file, _key_pem(server.key))
     chain = _certificate_pem(server.certificate) + _certificate_pem(authority.certificate)
-    write_private_file(paths.certificate_file, chain, mode=0o644)
+    replace_file(paths.certificate_file, chain, mode=0o644)
     _log.info(
         "created a server certificate for %s: %s",
         ", ".join(_names(server.certificate)),
@@ -146,8 +146,8 @@ def _ensure_authority(
     if authority is not None and not outside and not _is_ending(authority.certificate, now):
         return authority
     made = _make_authority(now, list(dict.fromkeys([*wanted, *held])))
-    write_private_file(key_file, _key_pem(made.key))
-    write_private_file(ca_file, _certificate_pem(made.certificate), mode=0o644)
+    replace_file(key_file, _key_pem(made.key))
+    replace_file(ca_file, _certificate_pem(made.certificate), mode=0o644)
     if authority is None:
         _log.info("created a certificate authority: %s", ca_file)
     else:

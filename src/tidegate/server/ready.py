@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from tidegate.files import replace_file, user_directory
 from tidegate.model.errors import InvalidArgumentError
-from tidegate.transport.private_files import user_directory, write_private_file
 
 _PROFILE_NAME = "profile.json"
 
@@ -53,7 +53,7 @@ class ReadyInformation:
 def write_ready_file(path: Path, information: ReadyInformation) -> None:
     """Write ``information`` atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_private_file(path, f"{information.to_json()}\n".encode())
+    replace_file(path, f"{information.to_json()}\n".encode())
 
 
 def profile_path(environment: Mapping[str, str]) -> Path:

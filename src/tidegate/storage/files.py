@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
+from tidegate.files import make_private_directory, sync_directory
 from tidegate.model.errors import DirectoryInUseError
 
 PRIVATE_MODE: Final = 0o600
 """Readable by the owner alone: the log holds users' data, the catalog holds keys."""
-_PRIVATE_DIRECTORY_MODE = 0o700
 
 
 class RenameInDoubtError(OSError):
@@ -238,9 +238,7 @@ class OsFiles:
         return path.exists()
 
     def make_directory(self, directory: Path) -> None:
-        missing = [each for each in (directory, *directory.parents) if not each.exists()]
-        for each in reversed(missing):  # with parents=True, the mode is the last one's alone
-            each.mkdir(mode=_PRIVATE_DIRECTORY_MODE, exist_ok=True)
+        make_private_directory(directory)
 
     def create(self, path: Path) -> WritableFile:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
@@ -275,11 +273,7 @@ class OsFiles:
             shutil.rmtree(directory)
 
     def sync_directory(self, directory: Path) -> None:
-        descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync_directory(directory)
 
     def lock(self, path: Path) -> DirectoryLock:
         """See ``Files``. The system frees the lock when the process ends, however it ends."""

@@ -21,9 +21,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from tidegate.files import replace_file, user_directory
 from tidegate.model.errors import DirectoryInUseError, InvalidArgumentError, NotFoundError, TidegateError
 from tidegate.model.pipeline_status import PipelineStatus, ProcessIdentity
-from tidegate.transport.private_files import user_directory
 
 _STATUS_NAME = "status.json"
 _PS_TIMEOUT_S = 5.0
@@ -92,9 +92,7 @@ class PipelineFiles:
         """Replace a pipeline's status atomically. Raises OSError."""
         directory = self.root / status.name
         directory.mkdir(parents=True, exist_ok=True)
-        temporary = directory / f".{_STATUS_NAME}.{os.getpid()}"
-        temporary.write_text(status.to_json() + "\n", encoding="utf-8")
-        os.replace(temporary, directory / _STATUS_NAME)
+        replace_file(directory / _STATUS_NAME, f"{status.to_json()}\n".encode(), mode=0o666)
 
     def read(self, name: str) -> PipelineStatus:
         """A pipeline's current status: ``killed`` if its process ended without reporting it.

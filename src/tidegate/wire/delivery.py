@@ -38,7 +38,7 @@ from tidegate.amqp.message import (
     iter_sections,
 )
 from tidegate.amqp.types import Int, Timestamp
-from tidegate.model.partition_ends import PartitionEnds
+from tidegate.model.hub_properties import PartitionEnds
 from tidegate.wire.alike import FIELDS_MAX, are_plain, check_alike
 from tidegate.wire.annotations import (
     ANNOTATIONS_32,

@@ -15,9 +15,8 @@ from typing import Final
 from tidegate.amqp.message import Message
 from tidegate.amqp.types import Array, Int, Timestamp
 from tidegate.model.errors import InvalidArgumentError, RemoteProtocolError
-from tidegate.model.hub_properties import EventHubProperties
+from tidegate.model.hub_properties import EventHubProperties, PartitionEnds
 from tidegate.model.hub_settings import hub_changes_in
-from tidegate.model.partition_ends import PartitionEnds
 from tidegate.model.times import milliseconds_of, time_of
 from tidegate.wire.delivery import NEVER_ENQUEUED_MS
 from tidegate.wire.names import EVENT_HUB_ENTITY, PARTITION_ENTITY

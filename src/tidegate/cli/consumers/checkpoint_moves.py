@@ -16,8 +16,7 @@ from tidegate.model.errors import (
     ReceiverStolenError,
     TidegateError,
 )
-from tidegate.model.hub_properties import no_partition
-from tidegate.model.partition_ends import PartitionEnds
+from tidegate.model.hub_properties import PartitionEnds, no_partition
 from tidegate.model.position import EventPosition, PositionKind, parse_time
 from tidegate.model.times import milliseconds_of
 from tidegate.transport.clock import SystemClock

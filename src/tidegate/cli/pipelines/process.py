@@ -24,13 +24,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from tidegate.cli.shell.profiles import ServiceConnection
+from tidegate.files import open_private
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import TidegateError
 from tidegate.model.pipeline_status import PipelineState, PipelineStatus
 from tidegate.spark.progress.metrics import metrics_server
 from tidegate.spark.progress.report import CountDeadLetters, PipelineReporter, Watch
 from tidegate.transport.clock import SystemClock
-from tidegate.transport.private_files import open_private
 from tidegate.transport.status_files import PipelineFiles, this_process
 
 if TYPE_CHECKING:

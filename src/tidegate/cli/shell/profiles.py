@@ -16,9 +16,9 @@ from typing import Final
 
 import click
 
+from tidegate.files import replace_file
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.server.ready import profile_path, read_profile
-from tidegate.transport.private_files import write_private_file
 
 LOCAL: Final = "local"
 """The profile that ``tidegate serve`` writes; users cannot save or delete it."""
@@ -76,7 +76,7 @@ def save_profile(name: str, profile: ServiceConnection, environment: Mapping[str
         )
     path = _path(name, environment)
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    write_private_file(path, f"{json.dumps(asdict(profile))}\n".encode())
+    replace_file(path, f"{json.dumps(asdict(profile))}\n".encode())
 
 
 def delete_profile(name: str, environment: Mapping[str, str]) -> None:
@@ -105,7 +105,7 @@ def choose_profile(name: str, environment: Mapping[str, str]) -> None:
         (directory / _CHOSEN).unlink(missing_ok=True)
         return
     load_profile(name, environment)
-    write_private_file(directory / _CHOSEN, f"{name}\n".encode())
+    replace_file(directory / _CHOSEN, f"{name}\n".encode())
 
 
 def chosen_profile(environment: Mapping[str, str]) -> str:

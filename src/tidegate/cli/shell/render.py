@@ -20,9 +20,9 @@ from typing import TextIO
 
 import orjson
 
+from tidegate.files import open_private
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.times import time_text
-from tidegate.transport.private_files import open_private
 
 Record = Mapping[str, object]
 """Names to plain values: strings, numbers, booleans, times, bytes, None, and lists and mappings of them."""

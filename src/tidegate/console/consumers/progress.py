@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from tidegate.model.partition_ends import PartitionEnds
+from tidegate.model.hub_properties import PartitionEnds
 from tidegate.processor.checkpoint import ProcessorCheckpoint
 from tidegate.processor.group_view import UNKNOWN_LAG, GroupView, Lag, total_of
 from tidegate.processor.lease import Lease, LeaseSnapshot, LeaseState

@@ -29,6 +29,7 @@ from typing import Annotated, Final, Literal, TypeVar
 
 import msgspec
 
+from tidegate.files import replace_file, sync_directory
 from tidegate.model.clock import Clock
 from tidegate.model.errors import ClosedError, StoreError, StoreUnavailableError
 from tidegate.processor.checkpoint import ProcessorCheckpoint, decide_move
@@ -235,7 +236,7 @@ class DirectoryStore:
                 record = file.read()
                 file.write(decide(record), is_synced=True)
             if record is None:
-                _sync_folder(path.parent)
+                sync_directory(path.parent)
 
     def _list_checkpoints(self, folder: Path) -> dict[str, ProcessorCheckpoint]:
         checkpoints: dict[str, ProcessorCheckpoint] = {}
@@ -301,14 +302,7 @@ def _write_leases(path: Path, leases: Mapping[str, Lease]) -> None:
     for fields in stored.values():
         del fields["partition_id"]
     content = msgspec.json.format(msgspec.json.encode({"format": 1, "leases": stored}), indent=2)
-    # Only the lock's holder writes, so one name suffices, and a killed process leaves at most one file.
-    temporary = path.with_name("leases.json.new")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    _sync_folder(path.parent)
+    replace_file(path, content, mode=0o666, is_synced=True)
 
 
 def _read_leases(path: Path) -> dict[str, Lease]:
@@ -334,15 +328,7 @@ def _make_folder(folder: Path) -> None:
     if not folder.parent.is_dir():
         _make_folder(folder.parent)
     folder.mkdir(exist_ok=True)
-    _sync_folder(folder.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync_directory(folder.parent)
 
 
 @contextlib.contextmanager

@@ -9,11 +9,11 @@ change.
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tidegate.files import replace_file
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import EventHubReplacedError, InvalidArgumentError, TidegateError
 from tidegate.spark.pipelines.stream_pipeline import HubSource, StreamPipeline
@@ -181,9 +181,7 @@ class _LocalDirectory:
 
     def write(self, name: str, text: str) -> None:
         self._path.mkdir(parents=True, exist_ok=True)
-        temporary = self._path / f".{name}.{os.getpid()}"
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, self._path / name)
+        replace_file(self._path / name, text.encode(), mode=0o666)
 
 
 class HadoopDirectory:

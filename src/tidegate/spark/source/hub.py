@@ -26,8 +26,8 @@ from tidegate.model.errors import (
     PositionOutOfRangeError,
 )
 from tidegate.model.events import ReceivedEvent
+from tidegate.model.hub_properties import PartitionEnds
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
-from tidegate.model.partition_ends import PartitionEnds
 from tidegate.model.position import EventPosition, PositionKind
 from tidegate.spark.runtime.certificates import certificates_file
 from tidegate.spark.source.offsets import PartitionRange, StreamOffset

@@ -20,7 +20,7 @@ from typing import Annotated, Final, Literal, TypeVar
 import msgspec
 
 from tidegate.model.errors import InvalidArgumentError, PositionOutOfRangeError
-from tidegate.model.partition_ends import PartitionEnds
+from tidegate.model.hub_properties import PartitionEnds
 
 OFFSET_VERSION = 1
 

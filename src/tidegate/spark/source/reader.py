@@ -32,7 +32,7 @@ from tidegate.model.errors import (
     NotFoundError,
     PositionOutOfRangeError,
 )
-from tidegate.model.partition_ends import PartitionEnds
+from tidegate.model.hub_properties import PartitionEnds
 from tidegate.model.position import EventPosition
 from tidegate.spark.runtime.session import usable_core_count
 from tidegate.spark.runtime.workers import freeze_loaded_modules

@@ -27,8 +27,7 @@ from sqlalchemy import exc as sqlalchemy_errors
 from sqlalchemy.types import NullType, String
 
 from tidegate.model.errors import EventHubReplacedError, InvalidArgumentError, NotFoundError
-from tidegate.model.hub_properties import EventHubProperties
-from tidegate.model.partition_ends import PartitionEnds
+from tidegate.model.hub_properties import EventHubProperties, PartitionEnds
 from tidegate.sql.audit.audit import FINDINGS_MAX, Audit, PartitionAudit, StrayRows, audit_partition
 from tidegate.sql.core.database import Database
 from tidegate.sql.core.schema import checkpoint, dead_letter, of_consumer

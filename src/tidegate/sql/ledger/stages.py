@@ -35,6 +35,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.schema import CreateTable, DropTable
 
+from tidegate.files import make_private_directory, open_private
 from tidegate.model.errors import DatabaseError, FencedError
 from tidegate.sql.core.arrow_rows import ArrowRows
 from tidegate.sql.core.database import Database, sqlite_file
@@ -43,7 +44,6 @@ from tidegate.sql.core.schema import UtcDateTime, ledger_query, ledger_stage
 from tidegate.sql.core.unit_of_work import UnitOfWork
 from tidegate.sql.core.values import ConsumerKey
 from tidegate.sql.ledger.rows import loose_copy
-from tidegate.transport.private_files import make_private_directory, open_private
 
 EVENT_COLUMNS: Final[Mapping[str, Any]] = {
     "partition": String(),

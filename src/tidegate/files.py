@@ -1,4 +1,4 @@
-"""Files and directories that only this user may read, for anything that holds event data."""
+"""Files that are replaced atomically, made durable, or private to this user (anything with event data)."""
 
 from __future__ import annotations
 
@@ -12,17 +12,36 @@ def open_private(path: str | os.PathLike[str], flags: int) -> int:
     return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
 
-def write_private_file(path: Path, content: bytes, *, mode: int = 0o600) -> None:
+def replace_file(path: Path, content: bytes, *, mode: int = 0o600, is_synced: bool = False) -> None:
     """Write a file atomically: a reader sees the old content or all of the new.
 
-    mode: the permissions; by default only this user may read it.
+    mode: the permissions, before the umask; by default only this user may read it. is_synced: return when the
+    new content is on disk. Raises OSError; the old content then remains.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.unlink(missing_ok=True)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-    os.replace(temporary, path)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            if is_synced:
+                file.flush()
+                os.fsync(descriptor)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    if is_synced:
+        sync_directory(path.parent)
+
+
+def sync_directory(directory: Path) -> None:
+    """Make creations, renames and removals in a directory durable. Raises OSError."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def make_private_directory(directory: Path) -> None:
