@@ -100,3 +100,15 @@ def test_names_of_policies_do_not_hide_a_guess() -> None:
         table.note("a", f"made up {number}", now=0.0)
     assert table.note("a", "another", now=0.0) == attempts.DELAY_S_MAX
     assert len(table) == POLICIES_MAX
+
+
+def test_names_that_failed_long_ago_leave_others_their_own_count() -> None:
+    """However many names were tried at an address, a while later a policy is refused only for its own."""
+    table = FailedAttempts()
+    for number in range(POLICIES_MAX):
+        table.note("a", f"made up {number}", now=0.0)
+    later = WINDOW_S + 1.0
+    for _ in range(FREE_FAILURES + 7 + WAITING_MAX):
+        table.note("a", "old key", now=later)
+    assert table.refused_for_s("a", "old key", now=later) > 0.0
+    assert table.refused_for_s("a", "right key", now=later) == 0.0

@@ -53,7 +53,7 @@ class FailedAttempts:
         """Seconds for which keys of the policy are not checked; 0.0: they are checked."""
         if not self._by_address:  # The usual case costs nothing.
             return 0.0
-        failures = self._by_address.get(_network(address), {})
+        failures = self._remembered(_network(address), now)
         if (found := failures.get(self._name(failures, policy))) is None:
             return 0.0
         found.answered_at = [time for time in found.answered_at if time > now]
@@ -62,11 +62,9 @@ class FailedAttempts:
     def note(self, address: str, policy: str, *, now: float) -> float:
         """Count a wrong key, and return the delay of its answer in seconds."""
         network = _network(address)
-        failures = self._by_address.setdefault(network, {})
+        failures = self._by_address[network] = self._remembered(network, now)
         self._by_address.move_to_end(network)
         found = failures.setdefault(self._name(failures, policy), _Failures())
-        if now - found.last_at > WINDOW_S:
-            found.count = 0
         found.count += 1
         found.last_at = now
         if len(self._by_address) > ADDRESSES_MAX:
@@ -78,6 +76,13 @@ class FailedAttempts:
         delay_s = min(DELAY_S_FIRST * 2.0**doublings, DELAY_S_MAX)
         found.answered_at.append(now + delay_s)
         return delay_s
+
+    def _remembered(self, network: str, now: float) -> dict[str, _Failures]:
+        """The failures of an address, by policy, without those of which the last is too long ago: their names
+        would keep places from others.
+        """
+        failures = self._by_address.get(network, {})
+        return {name: each for name, each in failures.items() if now - each.last_at <= WINDOW_S}
 
     @staticmethod
     def _name(failures: dict[str, _Failures], policy: str) -> str:
