@@ -12,7 +12,10 @@ from tests.cli.support import run_tidegate
 from tools.reference.pages import iter_commands
 
 from tidegate import __version__
+from tidegate.cli import app as program
 from tidegate.cli.app import app
+from tidegate.cli.shell.render import remark
+from tidegate.model.errors import PartitionStoppedError
 
 COMMANDS = dict(iter_commands(app))
 
@@ -141,3 +144,20 @@ def test_no_arguments_shows_help(tmp_path: Path) -> None:
     found = run_tidegate(environment={})
     assert "Usage: tidegate" in found.out + found.err
     assert found.code == 2
+
+
+def test_errors_and_remarks_do_not_steer_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They may quote an event, which anyone with Send can write: a pipeline that stops names its reason."""
+
+    def stop(**_: object) -> None:
+        raise PartitionStoppedError("partition 0 number 7: \x1b]0;mine\x07\r\x9b2J of\ntwo lines.")
+
+    monkeypatch.setattr(program, "app", stop)
+    with pytest.raises(SystemExit):
+        program.run()
+    shown = "\\x1b]0;mine\\x07\\r\\x9b2J of\ntwo lines.\n"
+    assert capsys.readouterr().err == f"Error: partition 0 number 7: {shown}"
+    remark("Skipped \x1b[8m")
+    assert capsys.readouterr().err == "Skipped \\x1b[8m\n"

@@ -30,7 +30,7 @@ from tidegate.cli.shell.connection import connection_options
 from tidegate.cli.shell.contents import CommandGroup, ContentsGroup
 from tidegate.cli.shell.exit_codes import ExitCode, exit_code_of
 from tidegate.cli.shell.options import with_output
-from tidegate.cli.shell.render import Output
+from tidegate.cli.shell.render import Output, remark
 from tidegate.model.errors import TidegateError
 from tidegate.model.version import VERSION
 
@@ -94,5 +94,5 @@ def run() -> None:
         app(prog_name="tidegate")
     except (TidegateError, OSError) as error:
         # An OSError: an unreadable file, a full disk; the system's message names it.
-        sys.stderr.write(f"Error: {error}\n")
+        remark(f"Error: {error}")
         sys.exit(exit_code_of(error))

@@ -37,8 +37,10 @@ _VISIBLE_CONTROLS_IN_LINES = {
 
 
 def remark(text: str) -> None:
-    """Write a line to standard error, for people."""
-    sys.stderr.write(text + "\n")
+    """Write lines to standard error, for people, with control characters made visible: an error may quote an
+    event, which must not control the terminal.
+    """
+    sys.stderr.write(text.translate(_VISIBLE_CONTROLS_IN_LINES) + "\n")
     sys.stderr.flush()
 
 
