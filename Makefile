@@ -15,7 +15,7 @@ demo: $(STAMP)  ## set up and run the main job: real flights through the log and
 	$(BIN)/python -m examples.flights $(ARGS)
 
 test: $(STAMP)  ## set up and run every test; prints loudly what it had to skip
-	$(BIN)/python -m tests.support.quick_java
+	$(BIN)/python -m tests.support.quick_spark
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # Left out: tests/needs.py and pyproject.toml say what a marker means, and a test without any that needs one fails.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.needs import Guard, add_markers, markers_of
-from tests.support.quick_java import use_quick_java
+from tests.support.quick_spark import use_quick_spark
 
 if TYPE_CHECKING:
     from tests.support.azurite import AzuriteServer
@@ -95,7 +95,7 @@ def pytest_configure() -> None:
     """Hold tests to their markers, let Spark start quickly, and undo an ignored SIGINT, which a run in the
     background inherits: the commands tested here would, too.
     """
-    use_quick_java()
+    use_quick_spark()
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     _guard.install()

@@ -179,7 +179,9 @@ class SparkCluster:
 
 
 def spark_home() -> Path:
-    """Where pip has put Spark."""
+    """Spark's home for tests, else where pip has put Spark."""
+    if "SPARK_HOME" in os.environ:
+        return Path(os.environ["SPARK_HOME"])
     specification = importlib.util.find_spec("pyspark")
     assert specification is not None, "pyspark is not installed"
     assert specification.origin is not None
