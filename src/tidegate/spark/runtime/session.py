@@ -230,6 +230,8 @@ def _settings(
             "spark.sql.shuffle.partitions": str(core_count),
             "spark.default.parallelism": str(core_count),
         }
+        if sys.platform == "linux":  # elsewhere system libraries may not survive a fork
+            settings["spark.python.daemon.module"] = "tidegate.spark.runtime.daemon"
     else:
         settings["spark.task.maxFailures"] = str(CLUSTER_TASK_ATTEMPTS_MAX)
     if local_checkpoints:
