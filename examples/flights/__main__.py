@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from functools import partial
 
-from examples.flights.demo import FlightsDemo, run_flights_demo
+from examples.flights.demo import run_flights_demo
 from examples.flights.output import print_report, summary
 from examples.support.command import at_least, check_installed, example_parser, run_command, run_demo
 
@@ -33,7 +33,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--events-per-trigger",
         type=at_least(1),
-        default=48_000,
+        default=48_000,  # gives about seven micro-batches, so that one in the middle can crash
         metavar="N",
         help="maximum number of events in a micro-batch (default: %(default)s)",
     )
@@ -44,13 +44,14 @@ def main() -> None:
     """Run the example."""
     given = parser().parse_args()
     check_installed("pyspark", "pyarrow")
-    wanted = FlightsDemo(
+    run = partial(
+        run_flights_demo,
         data_dir=given.data_dir,
         database_url=given.database,
         events_per_trigger=given.events_per_trigger,
         flights_max=given.flights_max,
     )
-    run_demo(given, partial(run_flights_demo, wanted), summary=summary, print_report=print_report)
+    run_demo(given, run, summary=summary, print_report=print_report)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from sqlalchemy import make_url
+from sqlalchemy import URL
 
 from examples.flights import report
 from examples.flights.accounting import PartitionAccount, StageRate, account_partitions
@@ -31,31 +31,11 @@ from examples.flights.results import dead_letters_by_partition, prepare_results
 from examples.flights.scoring import flight_performance, pipeline
 from examples.flights.spark_stage import PipelineRun, SparkStage
 from examples.support.observer import Observer
-from examples.support.service import (
-    ConsoleOptions,
-    ServiceAddress,
-    driver_environment,
-    make_data_dir,
-    running_service,
-)
-from tidegate.sql import Database, DeadLetterFilter, DeadLetters, ReasonCount
+from examples.support.service import ExampleService, running_service
+from tidegate.sql import DeadLetterFilter, DeadLetters, ReasonCount
 
 CORRECTED_PIPELINE = "examples.flights:corrected_pipeline"
 """The pipeline for redriving the dead letters."""
-
-
-@dataclass(frozen=True, slots=True)
-class FlightsDemo:
-    """Options of the demo."""
-
-    data_dir: Path | None = None
-    """None: a new temporary directory, which is kept."""
-    database_url: str | None = None
-    """None: the SQLite file ``flights.db`` in the data directory."""
-    events_per_trigger: int = 48_000
-    """Most events in one micro-batch: gives about seven batches, so that one in the middle can crash."""
-    flights_max: int | None = None
-    """Only this many of the flights; None: all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +43,8 @@ class FlightsReport:
     """The demo's result."""
 
     data_dir: Path
-    database: str
-    """URL, without its password."""
-    is_password_hidden: bool
-    """Whether a password was removed from ``database``."""
+    database: URL
+    """As a string it has no password."""
     partitions: tuple[PartitionAccount, ...]
     flights_expected: int
     crash: MidBatch | None
@@ -114,47 +92,46 @@ class FlightsReport:
 
 
 def run_flights_demo(
-    demo: FlightsDemo,
     observer: Observer,
-    on_report: Callable[[FlightsReport], None] = lambda report: None,
+    on_report: Callable[[FlightsReport], None],
+    *,
+    data_dir: Path | None,
+    database_url: str | None,
+    events_per_trigger: int,
+    flights_max: int | None,
 ) -> FlightsReport:
     """Run the whole demo; returns its result, whether or not the figures add up.
 
-    on_report: called with the result while the service still runs. Raises ChildFailedError if the service or
-    the pipeline ended unexpectedly, and what opening the database and publishing raise. Cancellation: an
-    exception in this thread (KeyboardInterrupt) ends the children and propagates.
+    on_report: called with the result while the service still runs. data_dir, database_url: see
+    ``running_service``. flights_max: only this many of the flights; None: all of them. Raises
+    ChildFailedError if the service or the pipeline ended unexpectedly, and what opening the database and
+    publishing raise. Cancellation: an exception in this thread (KeyboardInterrupt) ends the children and
+    propagates.
     """
-    data_dir, files_dir = make_data_dir(demo.data_dir, "flights")
-    url = demo.database_url or f"sqlite:///{data_dir / 'flights.db'}"
-    observer.step("Starting the service")
-    console = ConsoleOptions(url, redrive_pipelines=(CORRECTED_PIPELINE,))
-    with (
-        Database.open(url) as database,
-        running_service(data_dir, files_dir, console, observer) as service,
-    ):
+    with running_service(
+        "flights",
+        observer,
+        data_dir=data_dir,
+        database_url=database_url,
+        database_file="flights.db",
+        redrive_pipelines=(CORRECTED_PIPELINE,),
+    ) as service:
         observer.step("Reading the flights")
-        flights = list(islice(read_flights(), demo.flights_max))
+        flights = list(islice(read_flights(), flights_max))
         observer.step("Publishing")
         publication = _publish(service, flights, observer)
-        if prepare_results(database, publication.event_hub_created_at_ms):
+        if prepare_results(service.database, publication.event_hub_created_at_ms):
             observer.note("The database held the results of an earlier demo with another log: cleared.")
-        database.ensure_table(flight_performance)
+        service.database.ensure_table(flight_performance)
         observer.step("Running the Spark pipeline")
-        stage = SparkStage(
-            environment=driver_environment(service.connection_string, url, files_dir),
-            database=database,
-            files_dir=files_dir,
-            events_per_trigger=demo.events_per_trigger,
-            observer=observer,
-        )
-        run = stage.run(publication.events_by_partition)
+        run = SparkStage(service, events_per_trigger, observer).run(publication.events_by_partition)
         observer.step("Checking every figure")
-        made = _make_report(demo, data_dir, database, publication, run)
+        made = _make_report(service, publication, run)
         on_report(made)
         return made
 
 
-def _publish(service: ServiceAddress, flights: list[FlightEvent], observer: Observer) -> Publication:
+def _publish(service: ExampleService, flights: list[FlightEvent], observer: Observer) -> Publication:
     publication = asyncio.run(publish(service.connection_string, flights, observer.progress))
     if publication.published_now < len(flights):
         there = len(flights) - publication.published_now
@@ -162,18 +139,15 @@ def _publish(service: ServiceAddress, flights: list[FlightEvent], observer: Obse
     return publication
 
 
-def _make_report(
-    demo: FlightsDemo, data_dir: Path, database: Database, publication: Publication, run: PipelineRun
-) -> FlightsReport:
+def _make_report(service: ExampleService, publication: Publication, run: PipelineRun) -> FlightsReport:
+    database = service.database
     with database.read() as connection:
         rows = report.rows_by_partition(connection)
         carriers, routes = report.worst_carriers(connection), report.worst_routes(connection)
-    url = make_url(demo.database_url or database.url)
     accounts = account_partitions(publication.events_by_partition, rows, dead_letters_by_partition(database))
     return FlightsReport(
-        data_dir=data_dir,
-        database=url.render_as_string(hide_password=True),
-        is_password_hidden=url.password is not None,
+        data_dir=service.data_dir,
+        database=service.database_url,
         partitions=accounts,
         flights_expected=publication.flights_expected,
         crash=run.crash,

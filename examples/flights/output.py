@@ -18,7 +18,7 @@ def summary(report: FlightsReport) -> dict[str, object]:
         "rows": report.rows,
         "dead_letters_open": report.dead_letters_open,
         "dead_letters_total": report.dead_letters_total,
-        "database": report.database,
+        "database": str(report.database),
         "data_dir": str(report.data_dir),
         "crashes": report.crashes,
         "events_per_s": {stage.stage: round(stage.events_per_s, 1) for stage in report.stages},
@@ -81,7 +81,7 @@ def _closing_lines(report: FlightsReport) -> list[str]:
             "",
             "Next: list the dead letters, and redrive them through the corrected handler.",
         ]
-        if report.is_password_hidden:
+        if report.database.password is not None:
             lines.append(f"(First set {DATABASE_VARIABLE} to the database's URL, which holds a password.)")
         lines += [f"  {command}" for command in follow_up_commands(report)]
     return lines
@@ -97,7 +97,8 @@ def _crash_line(report: FlightsReport) -> str:
 
 def follow_up_commands(report: FlightsReport) -> tuple[str, str]:
     """The two next commands for the user, ready to be pasted into a shell."""
-    database = f'"${DATABASE_VARIABLE}"' if report.is_password_hidden else shlex.quote(report.database)
+    has_password = report.database.password is not None
+    database = f'"${DATABASE_VARIABLE}"' if has_password else shlex.quote(str(report.database))
     program = shell_program()
     corrected = shell_path(Path(scoring.__file__))
     return (

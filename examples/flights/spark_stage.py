@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
 import time
 from collections.abc import Mapping
@@ -13,8 +12,8 @@ from examples.flights.crash import MidBatch, find_mid_batch
 from examples.flights.results import processed_events
 from examples.support.observer import Observer
 from examples.support.processes import ChildSession
+from examples.support.service import ExampleService
 from tidegate import DatabaseUnavailableError
-from tidegate.sql import Database
 
 _POLL_S = 0.01
 
@@ -33,19 +32,9 @@ class PipelineRun:
 class SparkStage:
     """Runs the driver until everything in the hub is committed in SQL."""
 
-    def __init__(
-        self,
-        *,
-        environment: Mapping[str, str],
-        database: Database,
-        files_dir: Path,
-        events_per_trigger: int,
-        observer: Observer,
-    ) -> None:
-        """environment: of the driver, including secrets."""
-        self._environment = environment
-        self._database = database
-        self._files_dir = files_dir
+    def __init__(self, service: ExampleService, events_per_trigger: int, observer: Observer) -> None:
+        self._service = service
+        self._database = service.database
         self._events_per_trigger = events_per_trigger
         self._observer = observer
         self._crash: MidBatch | None = None
@@ -62,7 +51,7 @@ class SparkStage:
         if before >= total:
             return PipelineRun(0, 0.0, None)
         # A new journal for each demo: SQL says where to continue, so Spark's journal is disposable.
-        with tempfile.TemporaryDirectory(prefix="spark-", dir=self._files_dir) as checkpoint_dir:
+        with tempfile.TemporaryDirectory(prefix="spark-", dir=self._service.files_dir) as checkpoint_dir:
             while self._run_driver(Path(checkpoint_dir), total):
                 assert self._crash is not None
                 self._observer.note(
@@ -73,18 +62,12 @@ class SparkStage:
 
     def _run_driver(self, checkpoint_dir: Path, total: int) -> bool:
         """Run a driver until it ends, or until the moment to kill it; returns whether it was killed."""
-        started_file = self._files_dir / "driver-started"
+        started_file = self._service.files_dir / "driver-started"
         started_file.unlink(missing_ok=True)
-        command = [sys.executable, "-m", "examples.flights.driver"]
-        command += ["--checkpoint-dir", str(checkpoint_dir), "--started-file", str(started_file)]
-        command += ["--events-per-trigger", str(self._events_per_trigger)]
+        options = ["--checkpoint-dir", str(checkpoint_dir), "--started-file", str(started_file)]
+        options += ["--events-per-trigger", str(self._events_per_trigger)]
         started: float | None = None
-        with ChildSession(
-            "Spark driver",
-            command,
-            log_file=self._files_dir / "driver.log",
-            environment=self._environment,
-        ) as driver:
+        with self._service.start("Spark driver", "examples.flights.driver", *options) as driver:
             while driver.exit_code is None:
                 if started is None and started_file.exists():
                     started = time.monotonic()

@@ -67,28 +67,22 @@ def main() -> None:
     """Run the example."""
     given = parser().parse_args()
     check_installed("pyspark", "pyarrow", "google.protobuf", "numpy")
-    from examples.home_security.demo import HomeSecurityDemo, run_home_security_demo
+    from examples.home_security.demo import run_home_security_demo
     from examples.home_security.generator import GeneratorPlan
     from examples.home_security.output import print_report, summary
 
-    wanted = HomeSecurityDemo(
-        plan=GeneratorPlan(
-            homes=given.homes,
-            rate=given.rate,
-            speed=given.speed,
-            seed=given.seed,
-            malformed_share=given.malformed_share,
-            delayed_share=given.delayed_share,
-            duplicate_share=given.duplicate_share,
-            co_after_s=given.duration / 3,
-        ),
+    names = ("homes", "rate", "speed", "seed", "malformed_share", "delayed_share", "duplicate_share")
+    plan = GeneratorPlan(**{name: getattr(given, name) for name in names}, co_after_s=given.duration / 3)
+    run = partial(
+        run_home_security_demo,
+        plan=plan,
         duration_s=given.duration,
         data_dir=given.data_dir,
         database_url=given.database,
         summaries_url=given.summaries,
         is_crash_wanted=given.crash,
     )
-    run_demo(given, partial(run_home_security_demo, wanted), summary=summary, print_report=print_report)
+    run_demo(given, run, summary=summary, print_report=print_report)
 
 
 if __name__ == "__main__":

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import make_url
+from sqlalchemy import URL
 
 from examples.home_security.check import (
     count_by,
@@ -33,33 +33,15 @@ from examples.home_security.summaries import SummaryStore
 from examples.home_security.verify import recompute
 from examples.home_security.web.server import serving
 from examples.support.observer import Observer
-from examples.support.service import ConsoleOptions, driver_environment, make_data_dir, running_service
+from examples.support.service import ExampleService, running_service
 from tidegate import AlreadyExistsError
 from tidegate.client import EventHubAdministrator
-from tidegate.sql import Database
 
 HOME_SHOWN = 42
 """Number of the home whose page the user is shown."""
+EVENTS_PER_TRIGGER = 200_000
 PARTITIONS_APART_S = 3.0
 """How far apart in real time partitions may be before an alarm's timer could fire too early."""
-
-
-@dataclass(frozen=True, slots=True)
-class HomeSecurityDemo:
-    """Options of the demo."""
-
-    plan: GeneratorPlan = field(default_factory=GeneratorPlan)
-    duration_s: float = 60.0
-    """How long events are generated."""
-    data_dir: Path | None = None
-    """None: a new temporary directory, which is kept."""
-    database_url: str | None = None
-    """None: the SQLite file ``homes.db`` in the data directory."""
-    summaries_url: str | None = None
-    """None: the directory ``summaries`` in the data directory."""
-    is_crash_wanted: bool = True
-    blocks: int = BLOCKS_DEFAULT
-    events_per_trigger: int = 200_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +49,8 @@ class HomeSecurityReport:
     """The demo's result."""
 
     data_dir: Path
-    database: str
-    """URL, without its password."""
+    database: URL
+    """As a string it has no password."""
     summaries: str
     events: int
     """In the hub."""
@@ -98,53 +80,51 @@ class HomeSecurityReport:
 
 
 def run_home_security_demo(
-    demo: HomeSecurityDemo,
     observer: Observer,
-    on_report: Callable[[HomeSecurityReport], None] = lambda report: None,
+    on_report: Callable[[HomeSecurityReport], None],
+    *,
+    plan: GeneratorPlan,
+    duration_s: float,
+    data_dir: Path | None,
+    database_url: str | None,
+    summaries_url: str | None,
+    is_crash_wanted: bool,
 ) -> HomeSecurityReport:
     """Run the whole demo; returns its result, whether or not the figures agree.
 
-    on_report: called with the result while the service still runs. Raises AlreadyExistsError if the data
-    directory has an earlier run, or the database or the summaries' location has data of others;
-    MalformedPagesError for other files among the summaries of an earlier run; ChildFailedError if a child
-    ended unexpectedly; and what opening the database raises. Cancellation: the first KeyboardInterrupt ends
-    the generator only, and the figures so far are checked; a second one, and any other exception in this
-    thread, ends the children and propagates.
+    on_report: called with the result while the service still runs. duration_s: how long events are generated.
+    data_dir, database_url: see ``running_service``. summaries_url: None is the directory ``summaries`` in the
+    data directory. Raises AlreadyExistsError if the data directory has an earlier run, or the database or the
+    summaries' location has data of others; MalformedPagesError for other files among the summaries of an
+    earlier run; ChildFailedError if a child ended unexpectedly; and what opening the database raises.
+    Cancellation: the first KeyboardInterrupt ends the generator only, and the figures so far are checked; a
+    second one, and any other exception in this thread, ends the children and propagates.
     """
-    data_dir, files_dir = make_data_dir(demo.data_dir, "home-security")
-    url = demo.database_url or f"sqlite:///{data_dir / 'homes.db'}"
-    summaries_url = demo.summaries_url or str(data_dir / "summaries")
-    observer.step("Starting the service")
-    console = ConsoleOptions(url)
-    with (
-        Database.open(url) as database,
-        running_service(data_dir, files_dir, console, observer) as ready,
-        serving(summaries_url) as web,
-    ):
-        home = home_name(min(HOME_SHOWN, demo.plan.homes - 1))
-        observer.note(f"The page of one home's resident, once it has sent events: {web}homes/{home}")
-        store = SummaryStore(summaries_url)
-        # Before the hub is created: with a hub, the data directory could not be used for another attempt.
-        has_earlier_run(database, store)
-        asyncio.run(_create_hub(ready.connection_string))
-        if prepare_places(database, store):
-            observer.note("Deleted the results of an earlier run.")
-        observer.step(f"Watching {demo.plan.homes:,} homes for {demo.duration_s:.0f} s")
-        stage = LiveStage(
-            environment=driver_environment(ready.connection_string, url, files_dir),
-            database=database,
-            files_dir=files_dir,
-            plan=demo.plan,
-            duration_s=demo.duration_s,
-            driver_options=_driver_options(demo, summaries_url),
-            is_crash_wanted=demo.is_crash_wanted,
-            observer=observer,
-        )
-        run = stage.run()
-        observer.step("Recomputing every figure from the log")
-        made = _report(demo, data_dir, database, ready.connection_string, summaries_url, run)
-        on_report(made)
-        return made
+    with running_service(
+        "home-security", observer, data_dir=data_dir, database_url=database_url, database_file="homes.db"
+    ) as service:
+        store = SummaryStore(summaries_url or str(service.data_dir / "summaries"))
+        with serving(store.url) as web:
+            home = home_name(min(HOME_SHOWN, plan.homes - 1))
+            observer.note(f"The page of one home's resident, once it has sent events: {web}homes/{home}")
+            # Before the hub is created: with a hub, the data directory could not be used for another attempt.
+            has_earlier_run(service.database, store)
+            asyncio.run(_create_hub(service.connection_string))
+            if prepare_places(service.database, store):
+                observer.note("Deleted the results of an earlier run.")
+            observer.step(f"Watching {plan.homes:,} homes for {duration_s:.0f} s")
+            driver_options = [
+                *("--summaries", store.url),
+                *("--watermark-delay", str(PARTITIONS_APART_S * plan.speed)),
+                *("--blocks", str(BLOCKS_DEFAULT)),
+                *("--events-per-trigger", str(EVENTS_PER_TRIGGER)),
+            ]
+            stage = LiveStage(service, plan, duration_s, driver_options, observer)
+            run = stage.run(is_crash_wanted=is_crash_wanted)
+            observer.step("Recomputing every figure from the log")
+            made = _report(service, store, run)
+            on_report(made)
+            return made
 
 
 async def _create_hub(connection_string: str) -> None:
@@ -158,32 +138,14 @@ async def _create_hub(connection_string: str) -> None:
             ) from error
 
 
-def _driver_options(demo: HomeSecurityDemo, summaries_url: str) -> list[str]:
-    return [
-        *("--summaries", summaries_url),
-        *("--watermark-delay", str(PARTITIONS_APART_S * demo.plan.speed)),
-        *("--blocks", str(demo.blocks)),
-        *("--events-per-trigger", str(demo.events_per_trigger)),
-    ]
-
-
-def _report(
-    demo: HomeSecurityDemo,
-    data_dir: Path,
-    database: Database,
-    connection_string: str,
-    summaries_url: str,
-    run: StageRun,
-) -> HomeSecurityReport:
-    recomputation = recompute(connection_string)
-    expected = recomputation.finish(run.driver.get("watermark_ms", 0))
-    found = read_tables(database)
-    failures = [*failures_of(expected, found, SummaryStore(summaries_url)), *_other_failures(run, expected)]
-    url = make_url(demo.database_url or database.url)
+def _report(service: ExampleService, store: SummaryStore, run: StageRun) -> HomeSecurityReport:
+    expected = recompute(service.connection_string).finish(run.driver.get("watermark_ms", 0))
+    found = read_tables(service.database)
+    failures = [*failures_of(expected, found, store), *_other_failures(run, expected)]
     return HomeSecurityReport(
-        data_dir=data_dir,
-        database=url.render_as_string(hide_password=True),
-        summaries=summaries_url,
+        data_dir=service.data_dir,
+        database=service.database_url,
+        summaries=store.url,
         events=expected.event_count,
         status_events=expected.status_count,
         readings=sum(figures[0] for figures in found.minutes.values()),

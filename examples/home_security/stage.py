@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from sqlalchemy import func, select
@@ -17,8 +15,9 @@ from examples.home_security.tables import NAME, home_alarm
 from examples.support.journal import running_batch_id
 from examples.support.observer import Observer
 from examples.support.processes import ChildSession
+from examples.support.service import ExampleService
 from tidegate import OperationTimeoutError
-from tidegate.sql import Database, next_batch_id
+from tidegate.sql import next_batch_id
 
 _LOOK_EVERY_S = 0.5
 _CRASH_LOOK_EVERY_S = 0.01
@@ -61,41 +60,37 @@ class LiveStage:
 
     def __init__(
         self,
-        *,
-        environment: dict[str, str],
-        database: Database,
-        files_dir: Path,
+        service: ExampleService,
         plan: GeneratorPlan,
         duration_s: float,
-        driver_options: list[str],
-        is_crash_wanted: bool,
+        driver_options: Sequence[str],
         observer: Observer,
     ) -> None:
-        """environment: includes the children's secrets. driver_options: for every start of the driver."""
-        self._environment = environment
-        self._database = database
-        self._files_dir = files_dir
+        """driver_options: for every start of the driver."""
+        self._service = service
         self._plan = plan
         self._duration_s = duration_s
         self._driver_options = driver_options
-        self._is_crash_wanted = is_crash_wanted
         self._observer = observer
+        files_dir = service.files_dir
         self._checkpoint_dir = files_dir / "spark-checkpoint"
         self._driver_status = files_dir / "driver.json"
         self._generator_status = files_dir / "generator.json"
         self._stop_file = files_dir / "stop"
         self._crash: Crash | None = None
+        self._is_crash_wanted = False
         self._is_crash_due = False
         self._is_interrupted = False
         self._moved = time.monotonic()
         self._position = -1
 
-    def run(self) -> StageRun:
+    def run(self, *, is_crash_wanted: bool) -> StageRun:
         """Return once everything published is in SQL and the driver has ended.
 
-        The first Ctrl-C ends the generator, and the rest is processed; a second one propagates. Raises
-        ChildFailedError, OperationTimeoutError.
+        is_crash_wanted: kill the driver once in mid-batch. The first Ctrl-C ends the generator, and the rest
+        is processed; a second one propagates. Raises ChildFailedError, OperationTimeoutError.
         """
+        self._is_crash_wanted = is_crash_wanted
         self._driver = self._start_driver()
         try:
             self._wait(lambda: bool(self._status_of_driver()), "Spark did not start")
@@ -117,27 +112,15 @@ class LiveStage:
 
     def _start_driver(self) -> ChildSession:
         self._driver_status.unlink(missing_ok=True)
-        command = [sys.executable, "-m", "examples.home_security.driver", *self._driver_options]
-        command += ["--checkpoint-dir", str(self._checkpoint_dir), "--stop-file", str(self._stop_file)]
-        command += ["--status-file", str(self._driver_status)]
-        return ChildSession(
-            "Spark driver",
-            command,
-            log_file=self._files_dir / "driver.log",
-            environment=self._environment,
-        )
+        options = ["--checkpoint-dir", str(self._checkpoint_dir), "--stop-file", str(self._stop_file)]
+        options += ["--status-file", str(self._driver_status), *self._driver_options]
+        return self._service.start("Spark driver", "examples.home_security.driver", *options)
 
     def _start_generator(self) -> ChildSession:
-        command = [sys.executable, "-m", "examples.home_security.publish"]
-        command += ["--status-file", str(self._generator_status), "--duration", str(self._duration_s)]
+        options = ["--status-file", str(self._generator_status), "--duration", str(self._duration_s)]
         for name, value in asdict(self._plan).items():
-            command += [f"--{name.removesuffix('_s').replace('_', '-')}", str(value)]
-        return ChildSession(
-            "generator",
-            command,
-            log_file=self._files_dir / "generator.log",
-            environment=self._environment,
-        )
+            options += [f"--{name.removesuffix('_s').replace('_', '-')}", str(value)]
+        return self._service.start("generator", "examples.home_security.publish", *options)
 
     # --- watching -----------------------------------------------------------------------------------------
 
@@ -192,7 +175,7 @@ class LiveStage:
         if not generated:
             return
         published = int(generated["events"])
-        with self._database.read() as connection:
+        with self._service.database.read() as connection:
             alarms = connection.execute(select(func.count()).select_from(home_alarm)).scalar_one()
         p50_ms, p99_ms = status.get("recent_p50_ms"), status.get("recent_p99_ms")
         latency = "" if p50_ms is None else f"  event to SQL p50 {p50_ms:,.0f} ms, p99 {p99_ms:,.0f} ms"
@@ -225,7 +208,7 @@ class LiveStage:
             return False
         self._driver.kill()
         # Not earlier: frozen while it locks SQLite's file, the driver would block readers.
-        self._crash = Crash(batch_id, is_in_sql=batch_id < (next_batch_id(self._database, NAME) or 0))
+        self._crash = Crash(batch_id, is_in_sql=batch_id < (next_batch_id(self._service.database, NAME) or 0))
         self._observer.note(
             f"Killed the Spark driver with SIGKILL while {self._crash.describe()}. Starting it again."
         )

@@ -17,14 +17,14 @@ from examples.flights.accounting import PartitionAccount, StageRate
 from examples.flights.crash import MidBatch
 from examples.flights.demo import FlightsReport
 from examples.support.command import CheckFailedError, run_command
+from sqlalchemy import make_url
 
 from tidegate import AlreadyExistsError, DatabaseUnavailableError, InvalidArgumentError, TidegateError
 from tidegate.sql import load_pipeline
 
 REPORT = FlightsReport(
     data_dir=Path("/data/it's here"),
-    database="sqlite:////data/it's here/flights.db",
-    is_password_hidden=False,
+    database=make_url("sqlite:////data/it's here/flights.db"),
     partitions=(PartitionAccount("0", 10, 8, 2, 0, 0), PartitionAccount("1", 5, 5, 0, 1, 0)),
     flights_expected=15,
     crash=MidBatch(3, {"0": 4, "1": 2}, {"0": 10, "1": 5}, {"0": 2, "1": 0}),
@@ -95,16 +95,17 @@ def test_commands_survive_a_shell() -> None:
     listed, redriven = (shlex.split(command) for command in output.follow_up_commands(REPORT))
     assert Path(listed[0]).name == "tidegate"
     assert shutil.which(listed[0]) is not None
-    assert listed[1:5] == ["dlq", "list", "--database", REPORT.database]
+    assert listed[1:5] == ["dlq", "list", "--database", str(REPORT.database)]
     assert redriven[redriven.index("--data-dir") + 1] == str(REPORT.data_dir)
     assert load_pipeline(redriven[-1]).name == corrected_pipeline.name
 
 
 def test_a_password_is_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
     """A URL that holds a password is not shown; the commands take it from the environment."""
-    hidden = replace(REPORT, database="postgresql://user:***@host/name", is_password_hidden=True)
+    hidden = replace(REPORT, database=make_url("postgresql://user:secret@host/name"))
     text = _text(hidden, capsys)
     assert '--database "$TIDEGATE_DATABASE"' in text
+    assert "secret" not in text
     assert "set TIDEGATE_DATABASE" in text
 
 

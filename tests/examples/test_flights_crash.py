@@ -11,6 +11,8 @@ from examples.flights.crash import find_mid_batch
 from examples.flights.spark_stage import SparkStage
 from examples.support.observer import Observer
 from examples.support.processes import ChildSession
+from examples.support.service import ExampleService
+from sqlalchemy import make_url
 
 from tidegate.model.errors import DatabaseUnavailableError
 from tidegate.sql import Database
@@ -86,13 +88,8 @@ def test_a_driver_that_is_frozen_on_the_file_goes_on(
         raise DatabaseUnavailableError("The database was busy while reading: locking protocol.")
 
     monkeypatch.setattr("examples.flights.spark_stage.processed_events", held)
-    stage = SparkStage(
-        environment={},
-        database=cast(Database, None),
-        files_dir=tmp_path,
-        events_per_trigger=1,
-        observer=cast(Observer, None),
-    )
+    service = ExampleService(tmp_path, tmp_path, cast(Database, None), make_url("sqlite://"), "")
+    stage = SparkStage(service, 1, cast(Observer, None))
     driver = _Driver()
     assert not stage._kill_in_mid_batch(cast(ChildSession, driver), running, 1000, {"0": 20, "1": 10})
     assert driver.calls == ["freeze", "thaw"]
