@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from io import BytesIO
 from typing import Any
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.amqp.message import Message, Properties, decode_message, encode_message
-from tidegate.amqp.types import Symbol, Timestamp, UInt, ULong
+from tidegate.amqp.types import Array, Described, Symbol, Timestamp, UInt, ULong
 from tidegate.model.events import EventData
 from tidegate.wire.batch import wrap_event
 from tidegate.wire.capture import (
@@ -75,6 +76,19 @@ def test_an_event_of_ours_comes_back_whole(
     """Body, key, ids, and every property with the type that it was sent with."""
     event = EventData(body, properties, content_type=content_type, message_id=message_id)
     encoded = encode_event(event, key)
+    again = _again(_captured(encoded))
+    assert decode_event(again) == decode_event(encoded)
+    assert EventTexts.decode(again) == EventTexts.decode(encoded)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{"a": [1, "two"]}, [], ULong(2**64 - 1), Array.of(str, ["a"]), Described(Symbol("com.x:y"), "z")],
+    ids=["map", "list", "large number", "array", "described"],
+)
+def test_a_property_that_only_other_senders_write_comes_back(value: object) -> None:
+    """Protects a hub's replay: one event with such a property stopped whoever needs whole events."""
+    encoded = encode_message(Message(application_properties={"p": value, "q": 1}, data=(b"body",)))
     again = _again(_captured(encoded))
     assert decode_event(again) == decode_event(encoded)
     assert EventTexts.decode(again) == EventTexts.decode(encoded)
@@ -173,6 +187,15 @@ def test_another_writers_notes_stop_no_reader(types: str) -> None:
     system: dict[str, AvroValue] = {**notes, "a": 1}
     assert typed_properties({"p": 5}, system) == {"p": 5}
     assert decode_event(encoded_event(b"body", {"p": 5}, system)).body == b"body"
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"), [("integer", str(10**30)), ("integer", str(-(10**30))), ("timestamp", "2026-09-01")]
+)
+def test_another_writers_values_beyond_amqp_stay_text(kind: str, text: str) -> None:
+    """Protects a whole hub's files, too: a number of no AMQP type, and a time without its zone."""
+    system: dict[str, AvroValue] = {"tidegate:property-types": json.dumps({"p": kind})}
+    assert decode_event(encoded_event(b"body", {"p": text}, system)).properties == {"p": text}
 
 
 def test_an_event_of_azure_needs_no_system_properties() -> None:

@@ -21,7 +21,7 @@ from uuid import UUID
 
 from tidegate.amqp.decode import CONTENT_LIMITS, decode_value
 from tidegate.amqp.encode import encode_value
-from tidegate.amqp.errors import DecodeError
+from tidegate.amqp.errors import DecodeError, EncodeError
 from tidegate.amqp.message import (
     MESSAGE_ANNOTATIONS,
     PROPERTIES,
@@ -31,11 +31,11 @@ from tidegate.amqp.message import (
     encode_message,
     iter_sections,
 )
-from tidegate.amqp.types import Symbol, Timestamp, UInt
+from tidegate.amqp.types import Array, Described, Symbol, Timestamp, UInt, ULong
 from tidegate.model.capture import NAME_FIELDS
 from tidegate.model.events import EventContents, EventData, PropertyValue
 from tidegate.wire.batch import unwrap
-from tidegate.wire.event_codec import encode_event
+from tidegate.wire.event_codec import EncodedProperty, encode_event
 from tidegate.wire.event_texts import (
     DECODE_ERROR_PROPERTY,
     cached_when_short,
@@ -281,6 +281,8 @@ def encoded_event(body: bytes | None, properties: Values, system_properties: Val
     """A record as an encoded event for ``event_codec.decode_event``. A body of None is empty."""
     system = {name: value for name, value in system_properties.items() if name not in NOT_OF_THE_EVENT}
     typed = typed_properties(properties, system_properties)
+    if typed is not properties:
+        typed = {name: _encodable(value, properties[name]) for name, value in typed.items()}
     if system.keys() == {DECODE_ERROR_PROPERTY}:
         return _as_stored(body or b"")
     if _SIMPLE.issuperset(system) and all(type(value) is str for value in system.values()):
@@ -300,6 +302,23 @@ def encoded_event(body: bytes | None, properties: Values, system_properties: Val
     before = encode_message(Message(message_annotations=annotations, properties=_standard(standard)))
     # The event codec encodes properties and body: it knows the encoding of each Python type.
     return before + encode_event(EventData(body or b"", typed))
+
+
+def _encodable(value: object, recorded: AvroValue) -> PropertyValue:
+    """A property's value for the event codec, which does not know all that a sender over AMQP can write.
+
+    Returns ``recorded`` for a value that AMQP does not have: the file is another program's.
+    """
+    if isinstance(value, int) and not _LONG_MIN <= value < _LONG_END:
+        value = ULong(value)
+    elif isinstance(value, datetime) and value.tzinfo is None:
+        return recorded
+    elif not isinstance(value, (dict, list, Array, Described)):
+        return cast(PropertyValue, value)
+    try:
+        return EncodedProperty(encode_value(value))
+    except EncodeError:
+        return recorded
 
 
 def _as_stored(stored: bytes) -> bytes:

@@ -130,6 +130,10 @@ def _application_properties(properties: Mapping[str, PropertyValue]) -> tuple[by
     return _pack_section32(_PROPERTIES_MAP_32, size + 4, count), joined
 
 
+class EncodedProperty(bytes):
+    """A property's value in its AMQP encoding: one that ``EventData`` cannot hold, as a list or a map."""
+
+
 class _LongNameError(Exception):
     """A name too long for the cache: names chosen by remote senders must not fill the memory."""
 
@@ -163,6 +167,7 @@ _PROPERTY_ENCODERS: dict[type, Callable[[Any], bytes]] = {
     bytes: encode_value,
     UUID: encode_value,
     datetime: _encode_time,
+    EncodedProperty: lambda value: value,
 }
 
 
