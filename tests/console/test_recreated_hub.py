@@ -143,7 +143,9 @@ def test_dead_letters(service: HubService, database: Database, plain_browser: Pl
     assert "former reason" in plain_browser.get(f"/dead-letters/history?hub={hub}").text
 
 
-def test_redrives(service: HubService, database: Database, pipeline: str) -> None:
+def test_redrives(
+    service: HubService, database: Database, pipeline: str, plain_browser: PlainBrowser
+) -> None:
     """The process of a redrive gets the same limit: its report quotes the reasons of what it considered."""
     stored, consumer = DeadLetters(database), ConsumerKey(REDRIVEN)
     stored.add(consumer, "0", [letter(3, "former secret")], pipeline="numbers")
@@ -158,6 +160,15 @@ def test_redrives(service: HubService, database: Database, pipeline: str) -> Non
     ended_job(tenant, answer)
     assert stored.show(consumer, "0", 3).status is DeadLetterStatus.OPEN
     assert stored.show(consumer, "0", 4).status is DeadLetterStatus.REDRIVEN
+
+    # What was tried is also all that a policy of the namespace executes, which covers both hubs.
+    stored.add(consumer, "0", [letter(5, "our own")], pipeline="numbers")
+    started = tenant.post("/dead-letters/redrive", {"pipeline": pipeline})
+    ended_job(tenant, started)
+    tried = hidden_fields(plain_browser.follow(started).text)
+    ended_job(plain_browser, plain_browser.post("/dead-letters/redrive", tried | {"mode": "earnest"}))
+    assert stored.show(consumer, "0", 5).status is DeadLetterStatus.REDRIVEN
+    assert stored.show(consumer, "0", 3).status is DeadLetterStatus.OPEN
 
 
 def test_consumer_groups(service: HubService, database: Database, plain_browser: PlainBrowser) -> None:

@@ -27,8 +27,9 @@ _FIELDS = (
     "from",
     "until",
     "number",
+    "enqueued_from",
 )
-"""The fields of ``DeadLetterFilter`` that the pages offer."""
+"""The fields of ``DeadLetterFilter`` that pages offer, and the one that a form executing a dry run adds."""
 _TEXT_CHARACTERS_MAX = 2_000
 """As reasons are stored; a redrive's process gets them as arguments, which have a limit (128 KB in Linux)."""
 
@@ -60,7 +61,9 @@ class LetterQuery:
 
     def filter(self, *, now_utc: datetime) -> DeadLetterFilter:
         """Raises InvalidArgumentError for an invalid time, number or state."""
-        return replace(DeadLetterFilter.from_fields(self.fields, now_utc=now_utc), enqueued_from=self.since)
+        found = DeadLetterFilter.from_fields(self.fields, now_utc=now_utc)
+        times = [time for time in (found.enqueued_from, self.since) if time is not None]
+        return replace(found, enqueued_from=max(times, default=None))
 
     def query(self, **changes: str) -> str:
         """The filter as a URL query, with some fields changed."""
