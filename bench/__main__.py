@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from tests.support.postgresql import PostgresqlMissingError, PostgresqlServer
+from tests.support.postgresql import PostgresqlServer
+from tests.support.servers import ServerMissingError
 
 from bench import baselines, canned_service, processor_stages, stages
 from bench.measure import Measurement
@@ -184,7 +185,7 @@ def _measure_processor(
         ]
         try:
             postgresql = stack.enter_context(PostgresqlServer(is_fsync_used=True))
-        except PostgresqlMissingError as error:
+        except ServerMissingError as error:
             _progress.print(f"without PostgreSQL: {error}")
         else:
             url = postgresql.create_schema()
@@ -254,7 +255,7 @@ def _measure_spark(
                 )
                 into_postgresql.compare_with(baselines.postgresql_executemany(rows, url))
                 found.append(into_postgresql)
-        except PostgresqlMissingError as error:
+        except ServerMissingError as error:
             _progress.print(f"without PostgreSQL: {error}")
     finally:
         spark.stop()
@@ -279,7 +280,7 @@ def _measure_spark_state(directory: Path) -> tuple[list[Measurement], dict[str, 
                     found += ledger_stages.measure_ledger(spark, postgresql, folder, rows_per_batch)
             finally:
                 spark.stop()
-    except PostgresqlMissingError as error:
+    except ServerMissingError as error:
         _progress.print(f"without PostgreSQL: {error}")
         return found, None
     _progress.print("measuring home security …")

@@ -99,7 +99,7 @@ class ChildSession:
         self._signal(signal.SIGKILL)
         self._process.wait()
         # The child's own children have no parent to wait for them: poll until none is left.
-        while _session_members(self._process.pid):
+        while session_members(self._process.pid):
             self._signal(signal.SIGKILL)
             time.sleep(_POLL_S)
 
@@ -113,7 +113,7 @@ class ChildSession:
 
     def _signal(self, signal_number: signal.Signals) -> None:
         # The id of a child that has ended may be reused: signal only the members found in /proc.
-        members = _session_members(self._process.pid)
+        members = session_members(self._process.pid)
         if self._process.poll() is None:
             members.add(self._process.pid)
         for process_id in members:
@@ -127,7 +127,7 @@ def _python_path() -> str:
     return os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
 
 
-def _session_members(session_id: int) -> set[int]:
+def session_members(session_id: int) -> set[int]:
     """The running processes of a session; without /proc (macOS), of the process group with its number."""
     if not Path("/proc/self/stat").exists():
         return group_members(session_id)

@@ -13,32 +13,27 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
-import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
+from examples.support.processes import session_members
 from tests.support.ports import free_ports
+from tests.support.servers import TemporaryServer
 
-from tidegate.model.errors import OperationTimeoutError
 from tidegate.spark.runtime.java import find_java
 
-_START_S_MAX: Final = 60.0
-_POLL_S: Final = 0.05
 _DAEMON_JAVA_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _EXECUTOR_CLASS: Final = b"CoarseGrainedExecutorBackend"
 _PYTHON_DAEMON: Final = b"pyspark.daemon"
 
 
-class SparkCluster:
+class SparkCluster(TemporaryServer):
     """One master, some workers. A context manager."""
 
     def __init__(
@@ -59,24 +54,22 @@ class SparkCluster:
         self._workers = workers
         self._cores_each = cores_each
         self._memory_mib_each = memory_mib_each
-        self._folder = Path(tempfile.mkdtemp(prefix="tidegate-spark-cluster-"))
+        super().__init__("spark-cluster")
         self._port, self._ui_port = free_ports(2)
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     @property
     def master_url(self) -> str:
         """For ``--master`` and ``spark_session(master=…)``."""
         return f"spark://127.0.0.1:{self._port}"
 
-    def start(self) -> Self:
-        """Start all of it; returns once every worker has registered. Raises OperationTimeoutError."""
-        self._run("master", "org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--port",
+    def start(self) -> None:
+        """Start all of it; returns once every worker has registered. Raises RuntimeError."""
+        self._start("master", "org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--port",
                   str(self._port), "--webui-port", str(self._ui_port))  # fmt: skip
         self._wait(lambda: _is_open(self._port), "The master does not listen")
         for number in range(self._workers):
             self.start_worker(number)
         self._wait(lambda: self._alive_workers() == self._workers, "The workers did not register")
-        return self
 
     def start_worker(self, number: int) -> None:
         """Start a worker that does not run: it registers within a second or two, nobody waits for it here."""
@@ -86,7 +79,7 @@ class SparkCluster:
         memory = ("--memory", f"{self._memory_mib_each}M", "--webui-port", "0")
         place = ("--work-dir", str(self._folder / f"worker-{number}"), self.master_url)
         name = "org.apache.spark.deploy.worker.Worker"
-        self._run(f"worker-{number}", name, *words, *memory, *place, host=host)
+        self._start(f"worker-{number}", name, *words, *memory, *place, host=host)
 
     def kill_worker(self, number: int) -> None:
         """SIGKILL to a worker and all that runs on it, as if its machine were gone; it can start again."""
@@ -109,33 +102,16 @@ class SparkCluster:
                 count += sum(b"another attempt succeeded" in line for line in lines)
         return count
 
-    def logs(self) -> str:
-        """The ends of what master, workers and executors wrote, for a failure's message."""
-        paths = [*sorted(self._folder.glob("*.log")), *sorted(self._folder.glob("worker-*/app-*/*/stderr"))]
-        ends = [(path.relative_to(self._folder), path.read_text(errors="replace")[-2000:]) for path in paths]
-        return "\n".join(f"--- {name}\n{text}" for name, text in ends[-8:])
-
-    def close(self) -> None:
-        """Kill everything and remove the folder."""
+    def stop(self) -> None:
+        """Kill everything."""
         for process in self._processes.values():
             kill_session(process)
         self._processes.clear()
-        shutil.rmtree(self._folder, ignore_errors=True)
 
-    def __enter__(self) -> Self:
-        try:
-            return self.start()
-        except BaseException:
-            self.close()
-            raise
+    def _log_files(self) -> list[Path]:
+        return [*super()._log_files(), *sorted(self._folder.glob("worker-*/app-*/*/stderr"))]
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _run(self, name: str, *words: str, host: str = "127.0.0.1") -> None:
-        assert name not in self._processes, "it is running already"
+    def _start(self, name: str, *words: str, host: str = "127.0.0.1") -> None:
         home = spark_home()
         environment = self._environment | find_java().environment()
         environment |= {
@@ -147,24 +123,8 @@ class SparkCluster:
             # Executors that tests kill are no reason to end the application, however many they are.
             "SPARK_MASTER_OPTS": "-Dspark.deploy.maxExecutorRetries=-1",
         }
-        with (self._folder / f"{name}.log").open("ab") as log:
-            self._processes[name] = subprocess.Popen(
-                [str(home / "bin" / "spark-class"), *words],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=environment,
-                cwd=self._folder,
-                start_new_session=True,
-            )
-
-    def _wait(self, condition: Callable[[], bool], failure: str) -> None:
-        deadline = time.monotonic() + _START_S_MAX
-        while not condition():
-            has_ended = any(process.poll() is not None for process in self._processes.values())
-            if has_ended or time.monotonic() > deadline:
-                raise OperationTimeoutError(f"{failure}. {self.logs()}")
-            time.sleep(_POLL_S)
+        command = [str(home / "bin" / "spark-class"), *words]
+        self._run(name, command, env=environment, cwd=self._folder, start_new_session=True)
 
     def _alive_workers(self) -> int:
         try:
@@ -174,8 +134,8 @@ class SparkCluster:
             return 0
 
     def _process_ids(self) -> Iterator[int]:
-        sessions = {process.pid for process in self._processes.values()}
-        return (pid for pid in _all_process_ids() if _session_of(pid) in sessions)
+        for process in self._processes.values():
+            yield from session_members(process.pid)
 
 
 def spark_home() -> Path:
@@ -215,24 +175,12 @@ def _is_open(port: int) -> bool:
     return True
 
 
-def _all_process_ids() -> list[int]:
-    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-
-
-def _status_of(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat behind the command's name: state, parent, group, session, … ."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return ["X", "-1", "-1", "-1"]
-
-
-def _session_of(pid: int) -> int:
-    return int(_status_of(pid)[3])
-
-
 def _parent_of(pid: int) -> int:
-    return int(_status_of(pid)[1])
+    try:
+        # The command before it, in parentheses, may contain anything.
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return -1
 
 
 def _command_of(pid: int) -> bytes:
@@ -244,8 +192,7 @@ def _command_of(pid: int) -> bytes:
 
 def kill_session(leader: subprocess.Popen[bytes]) -> None:
     """SIGKILL to a process and all of its session: Python workers are in process groups of their own."""
-    members = [pid for pid in _all_process_ids() if _session_of(pid) == leader.pid]
-    for pid in {leader.pid, *members}:
+    for pid in {leader.pid, *session_members(leader.pid)}:
         try:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:

@@ -5,16 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.support.azurite import AzuriteMissingError, AzuriteServer, find_azurite, required_azurite
+from tests.support.azurite import AzuriteServer, find_azurite, required_azurite
+from tests.support.servers import ServerMissingError
 
 
 def test_a_machine_without_node_is_told_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The reason is in the error: first Node.js, then Azurite."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(AzuriteMissingError, match="no node on PATH"):
+    with pytest.raises(ServerMissingError, match="no node on PATH"):
         find_azurite()
     (tmp_path / "node").touch(mode=0o755)
-    with pytest.raises(AzuriteMissingError, match="azurite-blob is neither"):
+    with pytest.raises(ServerMissingError, match="azurite-blob is neither"):
         find_azurite(tmp_path)
 
 

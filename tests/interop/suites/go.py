@@ -27,7 +27,8 @@ from typing import Final
 from tests.interop import test_sdk_go
 from tests.interop.suites.service import BUILD, ROOT, SuiteService
 from tests.interop.suites.suite import Case, Outcome, Suite, ToolMissingError, Transport
-from tests.support.azurite import AzuriteMissingError, AzuriteServer
+from tests.support.azurite import AzuriteServer
+from tests.support.servers import ServerMissingError
 
 from tidegate.client import EventHubAdministrator
 from tidegate.model.connection_string import ConnectionString
@@ -98,7 +99,7 @@ class GoLiveTests(Suite):
                 azurite = AzuriteServer(
                     ROOT / "tests" / "azurite", certificate=(folder / "server.pem", folder / "server.key")
                 )
-            except AzuriteMissingError as error:
+            except ServerMissingError as error:
                 raise ToolMissingError(str(error)) from error
             environment = _environment(service, stack.enter_context(azurite))
             for name in PROGRAMS:

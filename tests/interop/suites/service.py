@@ -7,7 +7,8 @@ from typing import Final
 
 from tests.interop.suites.suite import ToolMissingError, Transport
 from tests.interop.support import tls_connection_string
-from tests.support.azurite import AzuriteMissingError, AzuriteServer
+from tests.support.azurite import AzuriteServer
+from tests.support.servers import ServerMissingError
 
 from tidegate.testing.hub import HubProcess
 
@@ -54,7 +55,7 @@ class SuiteService(HubProcess):
         if self._azurite is None:
             try:
                 server = AzuriteServer(ROOT / "tests" / "azurite")
-            except AzuriteMissingError as error:
+            except ServerMissingError as error:
                 raise ToolMissingError(f"{error}. Install Node.js and run `make npm`.") from error
             self._azurite = self._cleanup.enter_context(server)
         return self._azurite
