@@ -97,7 +97,7 @@ def test_its_progress_is_shown_to_terminals_alone(data_directory: Path, lonely: 
 
 def test_the_bar_counts_to_its_end(data_directory: Path) -> None:
     """Each byte of the segments once, in steps, whatever is read twice; a damaged segment, too."""
-    from tidegate.cli.service.check_files import CountedFiles, segment_bytes
+    from tidegate.cli.service.check import segment_bytes
 
     _damage(data_directory)
     shown: list[int] = []
@@ -107,7 +107,7 @@ def test_the_bar_counts_to_its_end(data_directory: Path) -> None:
     (data_directory / f"logs/x/0/1{SEGMENT_SUFFIX}").symlink_to("removed")  # listed, and not there any more
     assert segment_bytes(data_directory) == total
     shutil.rmtree(data_directory / "logs/x")
-    report = check_log_directory(data_directory, files=CountedFiles(shown.append))
+    report = check_log_directory(data_directory, on_progress=shown.append)
     assert report.damages
     assert total == report.bytes_read > _EVENTS * _EVENT_BYTES
     assert shown == sorted(shown)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -82,9 +82,15 @@ class _Piece:
 
 
 def check_log_directory(
-    data_directory: Path, *, repair: bool = False, files: Files | None = None
+    data_directory: Path,
+    *,
+    repair: bool = False,
+    files: Files | None = None,
+    on_progress: Callable[[int], None] = lambda bytes_read: None,
 ) -> CheckReport:
     """Read and verify all logs of a data directory; with ``repair``, make damaged ones usable again.
+
+    on_progress: called with the number of bytes of segments checked so far.
 
     Raises DirectoryInUseError if a service is using it, FileNotFoundError if it is not a data directory,
     OSError.
@@ -99,7 +105,7 @@ def check_log_directory(
             for partition_id in _names_in(files, hub_directory, report) or ():
                 directory = hub_directory / partition_id
                 if _names_in(files, directory, report) is not None:
-                    _PartitionCheck(files, directory, report).run(repair=repair)
+                    _PartitionCheck(files, directory, report, on_progress).run(repair=repair)
     finally:
         lock.release()
     report.is_repaired = repair and bool(report.damages)
@@ -116,7 +122,10 @@ def _names_in(files: Files, directory: Path, report: CheckReport) -> list[str] |
 
 
 class _PartitionCheck:
-    def __init__(self, files: Files, directory: Path, report: CheckReport) -> None:
+    def __init__(
+        self, files: Files, directory: Path, report: CheckReport, on_progress: Callable[[int], None]
+    ) -> None:
+        self._on_progress = on_progress
         self._files = files
         self._directory = directory
         self._report = report
@@ -179,6 +188,7 @@ class _PartitionCheck:
             if repair and len(self._report.damages) > damages_before:
                 self._repair_segment(path, base, file, None if header is None else header.salt, pieces)
                 self._mark_set_aside(damages_before, path)
+            self._on_progress(self._report.bytes_read)
             return (pieces[-1].until_sequence_number if pieces else base), accounted
         finally:
             file.close()
@@ -198,6 +208,7 @@ class _PartitionCheck:
         while True:
             damaged_at: int | None = None
             for position, header, batch in iter_batches(file, salt, start, size):
+                self._on_progress(self._report.bytes_read - size + position)
                 if header is None or batch is None or header.base_sequence_number < expected:
                     damaged_at = position
                     break

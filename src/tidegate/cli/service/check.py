@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,14 +73,13 @@ def check(output: Output, directory: Path, repair: bool) -> None:
 
 def _check_logs(directory: Path, *, repair: bool, is_shown: bool) -> CheckReport:
     """``check_log_directory``, with a bar that counts bytes if is_shown and standard error is a terminal."""
-    from tidegate.cli.service.check_files import CountedFiles, segment_bytes
     from tidegate.storage.check import check_log_directory
 
     is_watched = is_shown and sys.stderr.isatty()
     shown = progress_bar("Checking", segment_bytes(directory)) if is_watched else nullcontext(no_bar)
     try:
         with shown as bar:
-            return check_log_directory(directory, repair=repair, files=CountedFiles(bar))
+            return check_log_directory(directory, repair=repair, on_progress=bar)
     except KeyboardInterrupt:
         left = (
             "Repairs made so far are kept; run the command again for the rest."
@@ -89,6 +88,18 @@ def _check_logs(directory: Path, *, repair: bool, is_shown: bool) -> CheckReport
         )
         remark(f"Interrupted. {left}")
         raise
+
+
+def segment_bytes(data_directory: Path) -> int:
+    """Bytes of all segments of a data directory, without those that a service removes meanwhile."""
+    from tidegate.storage.log_manager import LOGS_NAME
+    from tidegate.storage.segment import SEGMENT_SUFFIX
+
+    total = 0
+    for segment in (data_directory / LOGS_NAME).glob(f"*/*/*{SEGMENT_SUFFIX}"):
+        with suppress(FileNotFoundError):
+            total += segment.stat().st_size
+    return total
 
 
 def _record(damage: Damage) -> dict[str, object]:
