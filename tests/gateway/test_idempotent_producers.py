@@ -218,6 +218,31 @@ async def test_a_fenced_producers_waiting_batches_are_not_stored(pair: Pair, bro
     assert behind_all.start_sequence_number == stored
 
 
+async def test_a_fenced_producers_received_batches_are_not_stored(
+    pair: Pair, broker: Broker, clock: SetClock
+) -> None:
+    """Nor those that its connection has received, and that wait for its turn, when a newer instance attaches
+    on another connection. Deliveries on two links by turns wait one by one."""
+    old, _ = await _open(pair, "old", producer_id=7, epoch=1)
+    beside = pair.session.attach_sender("beside", target="hub/Partitions/1")
+    await pair.wait_for(lambda: beside.is_open)
+    for number, text in enumerate("abc"):
+        old.send(_event(text, (7, 1, number)))
+        beside.send(encode_message(Message(data=(b"x",))))
+    pair.server.receive_data(b"".join(pair.client.data_to_send()), now=clock.monotonic())
+    first = pair.server.next_event()
+    assert first is not None
+    pair.handler.on_event(first)
+    newer = Pair(broker, clock)
+    assert newer.put_token(broker, f"sb://{HOST}/").status_code == 202
+    _, told = await _open(newer, "new", producer_id=7, epoch=2)
+    assert told == (7, 2, 0)
+    pair.exchange()
+    behind_all = await broker.event_hub("hub").partition("0").append(b"x", [1])
+    assert behind_all.start_sequence_number == 1
+    newer.handler.claims.close()
+
+
 def _forwarded(count: int, numbers: Numbers) -> bytes:
     """Events with a place of an earlier delivery, which the service looks at one by one."""
     producer_id, epoch, first = numbers
