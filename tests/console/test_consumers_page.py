@@ -229,6 +229,22 @@ def test_rights_decide_who_moves(service: HubService, database: Database) -> Non
     assert _following(database, "guarded") == {"0": 3}
 
 
+def test_dry_runs_of_one_hub_do_not_replace_those_of_others(
+    service: HubService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever manages a hub could make all other dry runs expire before they are carried out."""
+    monkeypatch.setattr(consumers, "_PLANS_MAX", 4)
+    hub, busy_hub = service.create_hub(partition_count=1), service.create_hub(partition_count=1)
+    manager, busy = signed_in(service, hub, Claim.MANAGE), signed_in(service, busy_hub, Claim.MANAGE)
+    address = f"/consumers/{hub}/%24Default/move"
+    fields = hidden_fields(manager.get(f"{address}?to=latest").text)
+    busy_address = f"/consumers/{busy_hub}/%24Default/move"
+    plans = [hidden_fields(busy.get(f"{busy_address}?to=latest").text) for _ in range(6)]
+    assert "Moved 1 " in text_of(ended_job(manager, manager.post(address, fields)))
+    assert busy.post(busy_address, plans[0]).status == 404
+    assert "Moved 1 " in text_of(ended_job(busy, busy.post(busy_address, plans[-1])))
+
+
 def test_many_partitions_come_in_pages(
     service: HubService, database: Database, plain_browser: PlainBrowser
 ) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -44,6 +44,7 @@ _UNREAD_LOOKUPS_MAX: Final = 64
 """Reads of the log per query, to find how long events have waited; later queries read the rest."""
 _UNREAD_KEPT_MAX: Final = 20_000
 _PLANS_MAX: Final = 64
+"""Dry runs kept, of all hubs."""
 _PARTITIONS_PER_TURN: Final = 64
 """Partitions processed before yielding to other tasks."""
 
@@ -72,7 +73,8 @@ class Consumers:
         )
         self._unread: OrderedDict[UnreadKey, datetime] = OrderedDict()
         """Enqueued times of events after checkpoints."""
-        self._plans: OrderedDict[str, KeptPlan] = OrderedDict()
+        self._plans: dict[str, KeptPlan] = {}
+        """In order of their making."""
 
     async def groups(
         self, rights: Rights | None, *, at_most_s: float | None
@@ -136,8 +138,8 @@ class Consumers:
         )
         plan = KeptPlan(secrets.token_urlsafe(12), request, MovePlan(tuple(compared)))
         self._plans[plan.plan_id] = plan
-        while len(self._plans) > _PLANS_MAX:
-            self._plans.popitem(last=False)
+        if len(self._plans) > _PLANS_MAX:
+            self._forget_plan()
         return plan
 
     def plan(self, plan_id: str) -> KeptPlan:
@@ -149,6 +151,12 @@ class Consumers:
                 next_step="Run a new one.",
             )
         return found
+
+    def _forget_plan(self) -> None:
+        """Forget the oldest plan of the hub that has most: one hub's managers leave others theirs."""
+        hubs = {plan_id: kept.request.consumer.event_hub for plan_id, kept in self._plans.items()}
+        (most, _), *_ = Counter(hubs.values()).most_common(1)
+        del self._plans[next(plan_id for plan_id, hub in hubs.items() if hub == most)]
 
     def _is_of_hub_now(self, kept: KeptPlan) -> bool:
         try:
