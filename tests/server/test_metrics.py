@@ -166,6 +166,8 @@ def test_openmetrics_where_it_is_asked_for(service: HubService) -> None:
     assert content_type.startswith("application/openmetrics-text")
     assert list(parse_openmetrics(text))  # type: ignore[no-untyped-call]
     assert _get(service)[1].startswith("text/plain")
+    status, content_type, _ = _get(service, {"Accept": "application/openmetrics-text; version=latest"})
+    assert (status, content_type[:10]) == (200, "text/plain")
 
 
 @pytest.mark.parametrize(("claim", "status"), [(None, 401), (Claim.SEND, 401), (Claim.LISTEN, 200)])

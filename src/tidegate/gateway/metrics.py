@@ -290,5 +290,8 @@ class MetricsPage(Collector):
 
     def render(self, accept: str) -> tuple[bytes, str]:
         """Body and content type: OpenMetrics if ``accept`` asks for it, else Prometheus' text format."""
-        encode, content_type = choose_encoder(accept)
+        try:
+            encode, content_type = choose_encoder(accept)
+        except (TypeError, ValueError):  # a version that is not numbers (prometheus-client 0.26)
+            encode, content_type = choose_encoder("")
         return encode(self._registry), content_type
