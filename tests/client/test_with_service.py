@@ -9,6 +9,7 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import datetime, timedelta
 
 import pytest
 from tests.client.fake_service import until
@@ -29,6 +30,7 @@ from tidegate.client import (
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import (
     AlreadyExistsError,
+    ClockSkewError,
     EventTooLargeError,
     InvalidArgumentError,
     NotFoundError,
@@ -45,6 +47,7 @@ from tidegate.model.position import EventPosition
 from tidegate.model.sas import make_sas_token
 from tidegate.testing.hub import HubProcess, HubService
 from tidegate.testing.proxy import CuttingProxy
+from tidegate.transport.clock import SystemClock
 from tidegate.wire.management import ManagementRequest, Operation
 
 EARLIEST = EventPosition.earliest()
@@ -575,3 +578,40 @@ def test_a_forked_child_reads_by_itself(filled: str) -> None:
     """)
     done = subprocess.run([sys.executable, "-c", script, filled], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+class _ShiftedClock(SystemClock):
+    """The clock of a machine that is set wrong."""
+
+    def __init__(self, hours: float) -> None:
+        self.hours = hours
+
+    def now_utc(self) -> datetime:
+        return super().now_utc() + timedelta(hours=self.hours)
+
+
+@pytest.mark.parametrize("hours", [-23.0, -2.0, 2.0])
+async def test_a_client_with_a_wrong_clock_says_so_and_works(
+    connection_string: str, hours: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    """D20: its tokens were born expired, which looked like a wrong key."""
+    parsed = ConnectionString.parse(connection_string)
+    consumer = EventHubConsumer(
+        Namespace.from_connection_string(connection_string),
+        parsed.entity_path or "",
+        clock=_ShiftedClock(hours),
+    )
+    async with consumer:
+        await consumer.get_event_hub_properties()
+        await consumer.open_receiver("0", EARLIEST)
+    assert caplog.text.count("Correct this machine's clock") == (hours < 0)
+
+
+async def test_a_clock_that_is_too_far_behind_is_told_from_a_wrong_key(connection_string: str) -> None:
+    """An error of its own, with the remedy."""
+    parsed = ConnectionString.parse(connection_string)
+    namespace = Namespace.from_connection_string(connection_string)
+    consumer = EventHubConsumer(namespace, parsed.entity_path or "", clock=_ShiftedClock(-72.0))
+    async with consumer:
+        with pytest.raises(ClockSkewError, match="clock"):
+            await consumer.get_event_hub_properties()

@@ -6,6 +6,7 @@ import asyncio
 import functools
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,13 @@ from tests.processor.hosts import PLAIN, QUICK, Journal, Recorder, checkpoint_al
 
 from tidegate.client import EventHubConsumer, EventHubProperties, Namespace, RetryPolicy
 from tidegate.model.connection_string import ConnectionString
-from tidegate.model.errors import ClosedError, InvalidArgumentError, NotFoundError, UnauthorizedError
+from tidegate.model.errors import (
+    ClockSkewError,
+    ClosedError,
+    InvalidArgumentError,
+    NotFoundError,
+    UnauthorizedError,
+)
 from tidegate.model.events import ReceivedEvent
 from tidegate.processor import (
     EventProcessor,
@@ -29,6 +36,8 @@ from tidegate.processor import (
 from tidegate.sql import Database, SqlStore
 from tidegate.sql.handlers.forms import form_of
 from tidegate.testing.hub import HubService
+from tidegate.testing.proxy import CuttingProxy
+from tidegate.transport.clock import SystemClock
 
 IMPATIENT = RetryPolicy(retries_max=3, delay_s=0.01, delay_s_max=0.05)
 
@@ -447,3 +456,41 @@ async def test_on_exception_may_raise(hub_service: HubService, event_hub: str, s
     ):
         await until(lambda: journal.count == 1 and len(journal.contexts) == 2)
     assert sorted(told) == [("cannot close", "0"), ("cannot close", "1")]
+
+
+async def test_a_clock_that_is_set_back_does_not_end_the_host(
+    hub_service: HubService, event_hub: str, store: MemoryStore
+) -> None:
+    """D20: its new connections are refused until the clock is right again; it reports that, and goes on."""
+
+    class Clock(SystemClock):
+        behind = timedelta(0)
+
+        def now_utc(self) -> datetime:
+            return super().now_utc() - self.behind
+
+    clock, errors, journal = Clock(), list[Exception](), Journal()
+    text = ConnectionString.parse(hub_service.hub_connection_string(event_hub))
+    options = replace(PLAIN, on_exception=lambda error, _: errors.append(error))
+    assert text.port is not None
+    async with CuttingProxy(text.host, text.port) as proxy:
+        through = replace(text, host=proxy.host, port=proxy.port).format()
+        host = EventProcessorHost(
+            connection_string=through,
+            store=store,
+            options=options,
+            manager_options=replace(QUICK, lease_duration_s=3.0, renew_interval_s=0.5),
+            clock=clock,
+        )
+        await publish(hub_service, event_hub, 3)
+        async with host.running(factory=lambda context: Recorder(journal)):
+            await until(lambda: journal.count == 3)
+            clock.behind = timedelta(days=3)
+            proxy.cut_now()
+            refused_at = clock.monotonic()
+            await until(
+                lambda: clock.monotonic() - refused_at > 4.0 and isinstance(errors[-1], ClockSkewError)
+            )
+            clock.behind = timedelta(0)
+            await publish(hub_service, event_hub, 3)
+            await until(lambda: set(journal.numbers["0"]) == set(range(6)))

@@ -397,3 +397,24 @@ def test_random_histories_end_even(world: World, _: int) -> None:
     cluster.wait_until_even(timeout_s=5 * LEASE_DURATION_S)
     cluster.assert_rest(3 * LEASE_DURATION_S)
     cluster.assert_sound()
+
+
+@pytest.mark.parametrize("ahead_s", [3600.0, 8 * 86_400.0])
+def test_a_lease_renewed_while_the_clock_was_ahead_is_taken_in_time(world: World, ahead_s: float) -> None:
+    """D9: its owner dies, and the clock is set right: by their own clocks the others see that it is not
+    renewed. They took it only once the true time had caught up."""
+    cluster = Cluster(world, 8)
+    for name in "ab":
+        cluster.join(name)
+    cluster.wait_until_even()
+    world.wall_ahead_s = ahead_s
+    world.run_for(2 * RENEW_INTERVAL_S)
+    taken = set(cluster.hosts["a"].pumps.running)
+    killed_s = world.now
+    cluster.kill("a")
+    world.wall_ahead_s = 0.0
+    world.run_for(LEASE_DURATION_S + RENEW_INTERVAL_S + DETECTION_S)
+    assert taken
+    for partition in taken:
+        assert cluster.first_start(partition, after_s=killed_s).host == "b"
+    cluster.assert_rest(3 * LEASE_DURATION_S)

@@ -24,10 +24,12 @@ class World:
         print(f"seed {seed}")
         self.random = random.Random(seed)
         self.now = 0.0
+        self.wall_ahead_s = 0.0
+        """How far the wall clock is ahead of the true time."""
         self._processes: list[Process] = []
 
     def now_utc(self) -> datetime:
-        return datetime(2026, 11, 20, 12, tzinfo=UTC) + timedelta(seconds=self.now)
+        return datetime(2026, 11, 20, 12, tzinfo=UTC) + timedelta(seconds=self.now + self.wall_ahead_s)
 
     def monotonic(self) -> float:
         return self.now

@@ -14,7 +14,6 @@ import os
 import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Final, Unpack
 
@@ -27,6 +26,7 @@ from tidegate.broker.listeners import Listeners
 from tidegate.broker.names import validate_name
 from tidegate.broker.peers import UNKNOWN_PEER, Peer
 from tidegate.broker.policies import add_policy, find_policy, remove_policy, replace_key, warn_of_short_keys
+from tidegate.broker.retention_clock import RetentionClock
 from tidegate.broker.throttling import Throughput, validate_units
 from tidegate.model.audience import Audience
 from tidegate.model.capture import CaptureSettings
@@ -47,6 +47,7 @@ from tidegate.storage.files import Files, OsFiles
 from tidegate.storage.log_manager import LogManager
 from tidegate.storage.options import LogOptions
 
+_HOUR_MS: Final = 3_600_000
 _logger = logging.getLogger(__name__)
 
 
@@ -76,6 +77,7 @@ class Broker:
         self._statistics_of_deleted = EventHubStatistics()
         self._listeners = Listeners("event hubs")
         self._event_hubs: dict[str, EventHub] = {}
+        self._retention_clock = RetentionClock(milliseconds_of(clock.now_utc()), clock.monotonic())
 
     @classmethod
     async def open(
@@ -101,6 +103,7 @@ class Broker:
             for record in catalog.contents.event_hubs:
                 broker._add_event_hub(record)
             broker._report_unopened()
+            broker._retention_clock = RetentionClock(broker._newest_ms(), clock.monotonic())
             broker._warn_of_short_keys()
             known = [record.hub_id for record in catalog.contents.event_hubs]
             for hub_id in logs.unknown_hub_ids(known):
@@ -356,13 +359,16 @@ class Broker:
     async def apply_retention(self) -> int:
         """Remove the segments beyond their hub's retention; returns how many. Call it periodically.
 
-        A failure of one partition is logged; the others are still processed.
+        Age counts by ``RetentionClock``. A failure of one partition is logged; the others are still
+        processed.
         """
-        now_utc = self._clock.now_utc()
+        now_ms = self._retention_clock.time_ms(
+            milliseconds_of(self._clock.now_utc()), self._clock.monotonic()
+        )
         removed = 0
         for event_hub in self.list_event_hubs():
             description = event_hub.description
-            before_ms = milliseconds_of(now_utc - timedelta(hours=description.retention_hours))
+            before_ms = now_ms - description.retention_hours * _HOUR_MS
             for partition in event_hub.partitions:
                 if partition.is_closed:
                     continue  # deleted meanwhile
@@ -395,6 +401,14 @@ class Broker:
     def catalog_failure(self) -> TidegateError | None:
         """Why the namespace accepts no changes until a restart; None: it does."""
         return self._catalog.failure
+
+    def _newest_ms(self) -> int:
+        """When the newest event was enqueued; now, if there is none."""
+        partitions = (partition for hub in self.list_event_hubs() for partition in hub.partitions)
+        times = [each.ends().last_enqueued_time_ms for each in partitions if each.open_error is None]
+        return max(
+            (each for each in times if each is not None), default=milliseconds_of(self._clock.now_utc())
+        )
 
     def _report_unopened(self) -> None:
         for event_hub in self.list_event_hubs():

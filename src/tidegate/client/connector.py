@@ -7,17 +7,18 @@ one connection at a time; operations wait while it is being opened.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from tidegate.client.connection import LiveConnection, timed_out
 from tidegate.client.credentials import Token, refresh_delay_s
 from tidegate.client.namespace import Namespace
 from tidegate.client.request_channel import RequestChannel
 from tidegate.model.clock import Clock
-from tidegate.model.errors import BrokenError, ClosedError, TidegateError
+from tidegate.model.errors import BrokenError, ClockSkewError, ClosedError, TidegateError, UnauthorizedError
 from tidegate.transport.clock import SystemClock
 from tidegate.transport.tasks import TaskOwner
 from tidegate.wire.cbs import PutToken, put_token_request
@@ -25,6 +26,14 @@ from tidegate.wire.names import CBS_NODE, MANAGEMENT_NODE
 from tidegate.wire.request_response import successful_value
 
 T = TypeVar("T")
+
+_EXPIRED: Final = "ExpiredToken"
+"""How the service's message names the reason (observed: Event Hubs; ``broker.authorization``)."""
+
+_CLOCK_BEHIND_S_MAX: Final = 86_400.0
+"""How far behind this machine's clock may be for its tokens to be made valid all the same (our choice)."""
+
+_logger: Final = logging.getLogger(__name__)
 
 
 class AuthorizedConnection:
@@ -39,6 +48,8 @@ class AuthorizedConnection:
         self._valid_until: dict[str, float] = {}
         """By audience: Unix time at which its token expires."""
         self._kept_fresh: set[str] = set()
+        self._added_lifetime_s = 0.0
+        """Makes tokens that are valid although this machine's clock is behind the service's."""
 
     async def authorize(self, audience: str) -> bool:
         """Send a token for ``audience`` once, and renew it while the connection lives.
@@ -48,7 +59,7 @@ class AuthorizedConnection:
         BrokenError.
         """
         async with self._lock:
-            if self.connection.clock.now_utc().timestamp() < self._valid_until.get(audience, 0.0):
+            if self._now() < self._valid_until.get(audience, 0.0):
                 return False
             if self._cbs is None or not self._cbs.is_open:
                 self._cbs = await RequestChannel.open(self.connection, CBS_NODE)
@@ -65,7 +76,7 @@ class AuthorizedConnection:
     async def token_for(self, audience: str) -> Token:
         """A fresh token, for requests that contain one."""
         credential = self.connection.namespace.credential
-        return await credential.token_for(audience, now=self.connection.clock.now_utc().timestamp())
+        return await credential.token_for(audience, now=self._now() + self._added_lifetime_s)
 
     async def management(self) -> RequestChannel:
         """The ``$management`` channel, attached on first use. Call ``authorize`` first."""
@@ -78,15 +89,28 @@ class AuthorizedConnection:
         assert self._cbs is not None
         token = await self.token_for(audience)
         request = put_token_request(PutToken(token.token_type, audience, token.value, token.expiry))
-        successful_value(await self._cbs.request(request))
+        try:
+            successful_value(await self._cbs.request(request))
+        except UnauthorizedError as error:
+            if _EXPIRED not in error.message or self._now() >= token.expiry:
+                raise
+            # The key is right, and the token expired before it was used: the clocks differ.
+            if self._added_lifetime_s:
+                raise _clock_error(error) from error
+            _logger.warning("%s", _clock_error(error))
+            self._added_lifetime_s = _CLOCK_BEHIND_S_MAX
+            return await self._put_token(audience)
         self._valid_until[audience] = token.expiry
         return token
+
+    def _now(self) -> float:
+        return self.connection.clock.now_utc().timestamp()
 
     async def _keep_fresh(self, audience: str, token: Token) -> None:
         """Replace the token before it expires; a failure ends the connection."""
         try:
             while True:
-                now = self.connection.clock.now_utc().timestamp()
+                now = self._now()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(refresh_delay_s(token.expiry, now=now)):
                         await self.connection.wait_over()
@@ -100,6 +124,13 @@ class AuthorizedConnection:
             self.connection.fail(timed_out("a token refresh", self.connection.namespace.timeout_s))
         except TidegateError as error:
             self.connection.fail(error)
+
+
+def _clock_error(error: UnauthorizedError) -> ClockSkewError:
+    return ClockSkewError(
+        f"The service says that a token has expired which is valid by this machine's clock: {error.message}",
+        next_step="Correct this machine's clock, or the service's.",
+    )
 
 
 class Connector:

@@ -93,6 +93,10 @@ class InvalidKeyError(UnauthorizedError):
     """Seconds to delay the answer, against guessing; 0.0: no delay."""
 
 
+class ClockSkewError(UnauthorizedError):
+    """A token that is valid by this machine's clock has expired by the service's: one of them is wrong."""
+
+
 class PublisherRevokedError(UnauthorizedError):
     """A publisher that was revoked on its event hub: it cannot send until it is restored."""
 

@@ -7,8 +7,8 @@ what has expired.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Final, Protocol
 
@@ -115,6 +115,36 @@ class LeaseSnapshot:
         """The state of a partition's lease; leases expire ``duration_s`` seconds after their renewal."""
         lease = self.leases.get(partition_id)
         return LeaseState.ABSENT if lease is None else lease.state(self.now, duration_s)
+
+
+class LeaseWatch:
+    """What one host saw of a group's leases, by its own monotonic clock.
+
+    A second opinion on the store's clock: a lease that was renewed while that was ahead would otherwise be
+    kept from other hosts until the true time has caught up.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[tuple[str, int, str], float]] = {}
+        """By partition: the owner, epoch and version of its lease, and when they were first read."""
+
+    def check(self, snapshot: LeaseSnapshot, *, asked_at: float, answered_at: float) -> LeaseSnapshot:
+        """The snapshot, with no lease renewed later than the readings allow: one that has not changed between
+        two readings was not renewed between them, and none was renewed in the future.
+
+        asked_at, answered_at: when it was read, on the monotonic clock.
+        """
+        leases: dict[str, Lease] = {}
+        seen: dict[str, tuple[tuple[str, int, str], float]] = {}
+        for partition_id, lease in snapshot.leases.items():
+            identity = (lease.owner, lease.epoch, lease.version)
+            before = self._seen.get(partition_id)
+            since = before[1] if before is not None and before[0] == identity else answered_at
+            seen[partition_id] = identity, since
+            latest = snapshot.now - timedelta(seconds=max(0.0, asked_at - since))
+            leases[partition_id] = replace(lease, renewed_at=min(lease.renewed_at, latest))
+        self._seen = seen
+        return LeaseSnapshot(leases, snapshot.now)
 
 
 class LeaseStore(Protocol):

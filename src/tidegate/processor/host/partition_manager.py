@@ -30,7 +30,7 @@ from tidegate.model.errors import StoreUnavailableError
 from tidegate.processor.handlers import CloseReason
 from tidegate.processor.host.balancer import decide_balance, seconds_until_change
 from tidegate.processor.host.pump_control import PartitionPumps, PumpControl
-from tidegate.processor.lease import GroupKey, Lease, LeaseSnapshot, LeaseStore
+from tidegate.processor.lease import GroupKey, Lease, LeaseSnapshot, LeaseStore, LeaseWatch
 from tidegate.processor.options import PartitionManagerOptions
 from tidegate.transport.tasks import TaskOwner
 
@@ -81,6 +81,7 @@ class PartitionManager:
             pumps, on_exception=self._report, on_start_failed=self._give_back_unstarted
         )
         self._tasks = TaskOwner(f"partition manager of {owner}")
+        self._watch = LeaseWatch()
         self._leases: dict[str, Lease] = {}
         self._fences: dict[str, float] = {}
         """By partition held: the monotonic time at which to give it up."""
@@ -228,7 +229,9 @@ class PartitionManager:
 
     async def _balance(self) -> float:
         """Read the group's leases, acquire this host's share, and return the wait until the next cycle."""
-        snapshot = await self._look(timeout_s=self._time_left_s())
+        asked_at = self._clock.monotonic()
+        found = await self._look(timeout_s=self._time_left_s())
+        snapshot = self._watch.check(found, asked_at=asked_at, answered_at=self._clock.monotonic())
         actions = decide_balance(
             snapshot,
             self._partition_ids,
@@ -238,11 +241,11 @@ class PartitionManager:
             pumped=self._control.partition_ids | self._leases.keys(),
         )
         is_beaten = False
-        wanted = [*actions.acquire, *((lease.partition_id, lease) for lease in actions.steal)]
-        for partition_id, expected in wanted:
+        wanted = [*(each for each, _ in actions.acquire), *(lease.partition_id for lease in actions.steal)]
+        for partition_id in wanted:
             if self._is_closing.is_set() or self._is_renewal_near:
                 return 0.0
-            is_beaten |= not await self._take(partition_id, expected)
+            is_beaten |= not await self._take(partition_id, found.leases.get(partition_id))
         self._beaten_count = self._beaten_count + 1 if is_beaten else 0
         return self._wait_s(snapshot)
 

@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import TypeVar
 
 from tidegate.model.errors import (
+    ClockSkewError,
     EventHubReplacedError,
     FencedError,
     NotFoundError,
@@ -219,6 +220,8 @@ class PartitionPump:
                 return PumpStep.RESTART  # noticed while reading: the next start asks the policy
             case PartitionStoppedError() | EventHubReplacedError() | PositionOutOfRangeError():
                 return PumpStep.FAIL
+            case ClockSkewError():
+                return PumpStep.RESTART  # reported each time; a clock can be corrected
             case HandlerRefusedError() | NotFoundError() | UnauthorizedError():
                 self._environment.refused(error)
                 return PumpStep.RESTART
