@@ -134,7 +134,7 @@ class IngressLink(LinkNode):
     def on_deliveries(self, deliveries: Sequence[Delivery]) -> None:
         """Queue appends for complete deliveries, in order."""
         if self._is_closed:
-            return  # a newer instance of the producer was told what is stored, while these waited their turn
+            return  # a newer instance of the producer already has the number of the last stored event
         if self._event_hub.is_deleted and not self._has_followed_name():
             self._refuse(deliveries)
             return
