@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from tidegate.model.errors import OperationTimeoutError
@@ -16,17 +16,29 @@ from tidegate.model.errors import OperationTimeoutError
 T = TypeVar("T")
 
 
-class _BackgroundLoop:
+class BackgroundLoop:
     """An event loop in a daemon thread of this process."""
 
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self.loop.run_forever, name="tidegate-client", daemon=True)
+    def __init__(
+        self, name: str, loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None
+    ) -> None:
+        """name: of the thread. loop_factory: None is asyncio's own."""
+        started = threading.Event()
+
+        def serve() -> None:
+            with asyncio.Runner(loop_factory=loop_factory) as runner:
+                self._loop = runner.get_loop()
+                started.set()
+                self._loop.run_forever()
+
+        self._thread = threading.Thread(target=serve, name=name, daemon=True)
         self._thread.start()
+        started.wait()
 
     def run(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None) -> T:
+        """Run a coroutine on the loop; see ``run_blocking``."""
         assert threading.current_thread() is not self._thread, "a coroutine cannot block its own loop"
-        future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return future.result(timeout_s)
         except TimeoutError as error:
@@ -36,8 +48,13 @@ class _BackgroundLoop:
         finally:
             future.cancel()  # an interrupt in this thread must not leave it running
 
+    def close(self) -> None:
+        """Cancel what still runs, and end the thread."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
 
-_current: _BackgroundLoop | None = None
+
+_current: BackgroundLoop | None = None
 _lock = threading.Lock()
 
 
@@ -52,12 +69,12 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_inherited)
 
 
-def _background() -> _BackgroundLoop:
+def _background() -> BackgroundLoop:
     """The loop of this process, started when first used."""
     global _current
     with _lock:
         if _current is None:
-            _current = _BackgroundLoop()
+            _current = BackgroundLoop("tidegate-client")
     return _current
 
 

@@ -18,7 +18,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import uuid
 from abc import ABC, abstractmethod
@@ -30,6 +29,7 @@ from pathlib import Path
 from typing import Self, TypeVar
 
 from tidegate.client import EventHubAdministrator
+from tidegate.client.background import BackgroundLoop
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import BrokenError, OperationTimeoutError
 from tidegate.model.limits import RETENTION_HOURS_DEFAULT
@@ -138,52 +138,41 @@ class HubService(_Hub):
             self._ports["http_port"] = http_port
         self._config = config
         self._root_key = root_key
-        self._thread: threading.Thread | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop: BackgroundLoop | None = None
         self._server: TidegateServer | None = None
-        self._stop_requested: asyncio.Event | None = None
-        self._failure: BaseException | None = None
 
     def start(self) -> Self:
         """Start, and return once the service is ready; raises the service's error if it fails to start."""
-        assert self._thread is None, "the service is running already"
-        started = threading.Event()
-        self._failure = None
-        self._thread = threading.Thread(target=self._run, args=(started,), name="tidegate-hub", daemon=True)
-        self._thread.start()
-        if not started.wait(_START_TIMEOUT_S):
-            raise OperationTimeoutError(f"The service did not start within {_START_TIMEOUT_S:.0f} s.")
-        if self._server is None:
-            self._thread.join(_STOP_TIMEOUT_S)
-            self._thread = None
-            assert self._failure is not None
-            raise self._failure
+        assert self._loop is None, "the service is running already"
+        loop, server = BackgroundLoop("tidegate-hub", new_event_loop), TidegateServer(self._settings())
+        try:
+            self._remember(loop.run(server.start(), _START_TIMEOUT_S))
+        except BaseException:
+            loop.close()
+            raise
+        self._loop, self._server = loop, server
         return self
 
     def stop(self) -> None:
         """Stop in order; raises the error that the service failed with, if it did."""
-        thread, self._thread = self._thread, None
-        if thread is None:
-            return
-        if self._loop is not None and self._stop_requested is not None and thread.is_alive():
-            self._loop.call_soon_threadsafe(self._stop_requested.set)
-        thread.join(_STOP_TIMEOUT_S)
-        if thread.is_alive():
-            raise OperationTimeoutError(f"The service did not stop within {_STOP_TIMEOUT_S:.0f} s.")
-        self._ready = self._server = None
-        if self._failure is not None:
-            raise self._failure
+        loop, server = self._loop, self._server
+        self._loop = self._server = self._ready = None
+        if loop is not None and server is not None:
+            try:
+                loop.run(server.close(), _STOP_TIMEOUT_S)
+            finally:
+                loop.close()
 
     def call(self, function: Callable[[TidegateServer], Awaitable[T]]) -> T:
         """The result of ``function(server)``, run on the service's own loop."""
-        server, loop = self._server, self._loop
-        if server is None or loop is None:
+        loop, server = self._loop, self._server
+        if loop is None or server is None:
             raise BrokenError("The service is not running.", next_step="Call start() first.")
 
         async def run() -> T:
             return await function(server)
 
-        return asyncio.run_coroutine_threadsafe(run(), loop).result(_START_TIMEOUT_S)
+        return loop.run(run(), _START_TIMEOUT_S)
 
     def ask(self, function: Callable[[TidegateServer], T]) -> T:
         """As ``call``, for a plain function."""
@@ -206,15 +195,6 @@ class HubService(_Hub):
         )
         return chosen
 
-    def _run(self, started: threading.Event) -> None:
-        try:
-            with asyncio.Runner(loop_factory=new_event_loop) as runner:
-                runner.run(self._serve(started))
-        except BaseException as error:  # raised by start() or stop(), in the caller's thread
-            self._failure = error
-        finally:
-            started.set()
-
     def _settings(self) -> ServerSettings:
         settings = ServerSettings(self.data_dir)
         if self._config is not None:
@@ -225,18 +205,6 @@ class HubService(_Hub):
         if self._root_key is not None:
             settings = replace(settings, root_key=self._root_key)
         return replace(settings, data_dir=self.data_dir, **self._ports)  # type: ignore[arg-type]
-
-    async def _serve(self, started: threading.Event) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._stop_requested = asyncio.Event()
-        server = TidegateServer(self._settings())
-        self._remember(await server.start())
-        try:
-            self._server = server
-            started.set()
-            await self._stop_requested.wait()
-        finally:
-            await server.close()
 
 
 class HubProcess(_Hub):
