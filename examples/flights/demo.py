@@ -30,7 +30,7 @@ from examples.flights.publish import Publication, publish
 from examples.flights.results import dead_letters_by_partition, prepare_results
 from examples.flights.scoring import flight_performance, pipeline
 from examples.flights.spark_stage import PipelineRun, SparkStage
-from examples.support.observer import Observer
+from examples.support.screen import Screen
 from examples.support.service import ExampleService, running_service
 from tidegate.sql import DeadLetterFilter, DeadLetters, ReasonCount
 
@@ -92,7 +92,7 @@ class FlightsReport:
 
 
 def run_flights_demo(
-    observer: Observer,
+    screen: Screen,
     on_report: Callable[[FlightsReport], None],
     *,
     data_dir: Path | None,
@@ -110,32 +110,32 @@ def run_flights_demo(
     """
     with running_service(
         "flights",
-        observer,
+        screen,
         data_dir=data_dir,
         database_url=database_url,
         database_file="flights.db",
         redrive_pipelines=(CORRECTED_PIPELINE,),
     ) as service:
-        observer.step("Reading the flights")
+        screen.step("Reading the flights")
         flights = list(islice(read_flights(), flights_max))
-        observer.step("Publishing")
-        publication = _publish(service, flights, observer)
+        screen.step("Publishing")
+        publication = _publish(service, flights, screen)
         if prepare_results(service.database, publication.event_hub_created_at_ms):
-            observer.note("The database held the results of an earlier demo with another log: cleared.")
+            screen.note("The database held the results of an earlier demo with another log: cleared.")
         service.database.ensure_table(flight_performance)
-        observer.step("Running the Spark pipeline")
-        run = SparkStage(service, events_per_trigger, observer).run(publication.events_by_partition)
-        observer.step("Checking every figure")
+        screen.step("Running the Spark pipeline")
+        run = SparkStage(service, events_per_trigger, screen).run(publication.events_by_partition)
+        screen.step("Checking every figure")
         made = _make_report(service, publication, run)
         on_report(made)
         return made
 
 
-def _publish(service: ExampleService, flights: list[FlightEvent], observer: Observer) -> Publication:
-    publication = asyncio.run(publish(service.connection_string, flights, observer.progress))
+def _publish(service: ExampleService, flights: list[FlightEvent], screen: Screen) -> Publication:
+    publication = asyncio.run(publish(service.connection_string, flights, screen.progress))
     if publication.published_now < len(flights):
         there = len(flights) - publication.published_now
-        observer.note(f"{there:,} of the flights were already in the hub, from an earlier run.")
+        screen.note(f"{there:,} of the flights were already in the hub, from an earlier run.")
     return publication
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from examples.flights.crash import MidBatch, find_mid_batch
 from examples.flights.results import processed_events
-from examples.support.observer import Observer
 from examples.support.processes import ChildSession
+from examples.support.screen import Screen
 from examples.support.service import ExampleService
 from tidegate import DatabaseUnavailableError
 
@@ -32,11 +32,11 @@ class PipelineRun:
 class SparkStage:
     """Runs the driver until everything in the hub is committed in SQL."""
 
-    def __init__(self, service: ExampleService, events_per_trigger: int, observer: Observer) -> None:
+    def __init__(self, service: ExampleService, events_per_trigger: int, screen: Screen) -> None:
         self._service = service
         self._database = service.database
         self._events_per_trigger = events_per_trigger
-        self._observer = observer
+        self._screen = screen
         self._crash: MidBatch | None = None
         self._elapsed_s = 0.0
 
@@ -54,7 +54,7 @@ class SparkStage:
         with tempfile.TemporaryDirectory(prefix="spark-", dir=self._service.files_dir) as checkpoint_dir:
             while self._run_driver(Path(checkpoint_dir), total):
                 assert self._crash is not None
-                self._observer.note(
+                self._screen.note(
                     f"Killed the Spark driver with SIGKILL while {self._crash.describe()}. Starting it again."
                 )
         after = sum(processed_events(self._database).values())
@@ -72,7 +72,7 @@ class SparkStage:
                 if started is None and started_file.exists():
                     started = time.monotonic()
                 processed = processed_events(self._database)
-                self._observer.progress(sum(processed.values()), total)
+                self._screen.progress(sum(processed.values()), total)
                 if self._crash is None and self._kill_in_mid_batch(driver, checkpoint_dir, total, processed):
                     break
                 time.sleep(_POLL_S)

@@ -16,19 +16,17 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from examples.home_security.home import (
+from examples.home_security.homes import (
     ALARM_KINDS,
     ALARMS_SHOWN,
     CARBON_MONOXIDE,
     DOOR_OPEN,
-    GLASS_BREAK,
-    TOO_FAR_BEHIND,
-    TOO_LATE,
-)
-from examples.home_security.homes import (
     DOOR_OPEN_LIMIT_MS,
+    GLASS_BREAK,
     LATENESS_MS,
     MINUTE_MS,
+    TOO_FAR_BEHIND,
+    TOO_LATE,
     Kind,
 )
 from examples.home_security.pages import count_activity, see_motion, write_pages

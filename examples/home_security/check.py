@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import delete, inspect, select
 
-from examples.home_security.home import Alarm
+from examples.home_security.homes import Alarm
 from examples.home_security.page_files import MalformedPagesError
 from examples.home_security.summaries import SummaryStore
 from examples.home_security.tables import CONSUMER, NAME, home_alarm, home_minute

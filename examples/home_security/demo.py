@@ -32,7 +32,7 @@ from examples.home_security.stage import Crash, LiveStage, StageRun
 from examples.home_security.summaries import SummaryStore
 from examples.home_security.verify import recompute
 from examples.home_security.web.server import serving
-from examples.support.observer import Observer
+from examples.support.screen import Screen
 from examples.support.service import ExampleService, running_service
 from tidegate import AlreadyExistsError
 from tidegate.client import EventHubAdministrator
@@ -80,7 +80,7 @@ class HomeSecurityReport:
 
 
 def run_home_security_demo(
-    observer: Observer,
+    screen: Screen,
     on_report: Callable[[HomeSecurityReport], None],
     *,
     plan: GeneratorPlan,
@@ -101,27 +101,27 @@ def run_home_security_demo(
     second one, and any other exception in this thread, ends the children and propagates.
     """
     with running_service(
-        "home-security", observer, data_dir=data_dir, database_url=database_url, database_file="homes.db"
+        "home-security", screen, data_dir=data_dir, database_url=database_url, database_file="homes.db"
     ) as service:
         store = SummaryStore(summaries_url or str(service.data_dir / "summaries"))
         with serving(store.url) as web:
             home = home_name(min(HOME_SHOWN, plan.homes - 1))
-            observer.note(f"The page of one home's resident, once it has sent events: {web}homes/{home}")
+            screen.note(f"The page of one home's resident, once it has sent events: {web}homes/{home}")
             # Before the hub is created: with a hub, the data directory could not be used for another attempt.
             has_earlier_run(service.database, store)
             asyncio.run(_create_hub(service.connection_string))
             if prepare_places(service.database, store):
-                observer.note("Deleted the results of an earlier run.")
-            observer.step(f"Watching {plan.homes:,} homes for {duration_s:.0f} s")
+                screen.note("Deleted the results of an earlier run.")
+            screen.step(f"Watching {plan.homes:,} homes for {duration_s:.0f} s")
             driver_options = [
                 *("--summaries", store.url),
                 *("--watermark-delay", str(PARTITIONS_APART_S * plan.speed)),
                 *("--blocks", str(BLOCKS_DEFAULT)),
                 *("--events-per-trigger", str(EVENTS_PER_TRIGGER)),
             ]
-            stage = LiveStage(service, plan, duration_s, driver_options, observer)
+            stage = LiveStage(service, plan, duration_s, driver_options, screen)
             run = stage.run(is_crash_wanted=is_crash_wanted)
-            observer.step("Recomputing every figure from the log")
+            screen.step("Recomputing every figure from the log")
             made = _report(service, store, run)
             on_report(made)
             return made

@@ -9,8 +9,7 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
-from examples.home_security.home import ACTIVITY_LEVELS, ALARM_KINDS
-from examples.home_security.homes import DAY_MS, HOUR_MS
+from examples.home_security.homes import ACTIVITY_LEVELS, ALARM_KINDS, DAY_MS, HOUR_MS
 from examples.home_security.segments import starts_of
 from examples.home_security.sensors import Rows
 from examples.home_security.shapes import PAGES

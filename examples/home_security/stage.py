@@ -13,8 +13,8 @@ from examples.home_security.generator import GeneratorPlan
 from examples.home_security.status import read_status
 from examples.home_security.tables import NAME, home_alarm
 from examples.support.journal import running_batch_id
-from examples.support.observer import Observer
 from examples.support.processes import ChildSession
+from examples.support.screen import Screen
 from examples.support.service import ExampleService
 from tidegate import OperationTimeoutError
 from tidegate.sql import next_batch_id
@@ -64,14 +64,14 @@ class LiveStage:
         plan: GeneratorPlan,
         duration_s: float,
         driver_options: Sequence[str],
-        observer: Observer,
+        screen: Screen,
     ) -> None:
         """driver_options: for every start of the driver."""
         self._service = service
         self._plan = plan
         self._duration_s = duration_s
         self._driver_options = driver_options
-        self._observer = observer
+        self._screen = screen
         files_dir = service.files_dir
         self._checkpoint_dir = files_dir / "spark-checkpoint"
         self._driver_status = files_dir / "driver.json"
@@ -98,7 +98,7 @@ class LiveStage:
             with self._start_generator() as generator:
                 self._watch(generator, started)
             published = int(read_status(self._generator_status).get("events", 0))
-            self._observer.step("Bringing the rest to SQL")
+            self._screen.step("Bringing the rest to SQL")
             self._wait(lambda: self._is_done(published), "The pipeline does not progress")
             elapsed_s = time.monotonic() - started
             self._stop_file.touch()
@@ -132,14 +132,14 @@ class LiveStage:
             try:
                 if not is_co_told and elapsed_s > self._plan.co_after_s:
                     is_co_told = True
-                    self._observer.note("From now on the homes have carbon monoxide detectors.")
+                    self._screen.note("From now on the homes have carbon monoxide detectors.")
                 self._is_crash_due |= elapsed_s > _CRASH_AFTER_SHARE * self._duration_s
                 self._look_for(_LOOK_EVERY_S)
             except KeyboardInterrupt:
                 if self._is_interrupted:
                     raise
                 self._is_interrupted = True
-                self._observer.note("Interrupted: no more events; those sent are still processed.")
+                self._screen.note("Interrupted: no more events; those sent are still processed.")
                 generator.terminate(timeout_s=_GENERATOR_STOP_S)
         if generator.exit_code != 0 and not self._is_interrupted:
             raise generator.failure()
@@ -179,7 +179,7 @@ class LiveStage:
             alarms = connection.execute(select(func.count()).select_from(home_alarm)).scalar_one()
         p50_ms, p99_ms = status.get("recent_p50_ms"), status.get("recent_p99_ms")
         latency = "" if p50_ms is None else f"  event to SQL p50 {p50_ms:,.0f} ms, p99 {p99_ms:,.0f} ms"
-        self._observer.figures(
+        self._screen.figures(
             f"{published:,} events, {published / max(generated['elapsed_s'], 0.1):,.0f}/s  "
             f"{alarms:,} alarms  lag {max(0, published - position):,}{latency}"
         )
@@ -209,7 +209,7 @@ class LiveStage:
         self._driver.kill()
         # Not earlier: frozen while it locks SQLite's file, the driver would block readers.
         self._crash = Crash(batch_id, is_in_sql=batch_id < (next_batch_id(self._service.database, NAME) or 0))
-        self._observer.note(
+        self._screen.note(
             f"Killed the Spark driver with SIGKILL while {self._crash.describe()}. Starting it again."
         )
         return True

@@ -1,7 +1,7 @@
 """Recomputes the figures from the log, without Spark: the expected contents of tables and summaries.
 
 It is written to be obviously right, not fast: everything is kept, and nothing forgotten after a window, so it
-shares no shortcut with ``home``. It does share ``parse_reading``, which defines what a reading is.
+shares no shortcut with ``block``. It does share ``parse_reading``, which defines what a reading is.
 """
 
 from __future__ import annotations
@@ -14,28 +14,26 @@ from typing import Any
 
 import orjson
 
-from examples.home_security.home import (
+from examples.home_security.homes import (
     ACTIVITY_LEVELS,
     ALARMS_SHOWN,
     CARBON_MONOXIDE,
-    DOOR_OPEN,
-    GLASS_BREAK,
-    TOO_FAR_BEHIND,
-    TOO_LATE,
-    Alarm,
-    iso_time,
-)
-from examples.home_security.homes import (
     CO_LIMIT_PPM,
     DAY_MS,
+    DOOR_OPEN,
     DOOR_OPEN_LIMIT_MS,
     EVENT_HUB,
+    GLASS_BREAK,
     HOUR_MS,
     LATENESS_MS,
     MINUTE_MS,
     NUMBERS_REMEMBERED,
     PARTITION_COUNT,
+    TOO_FAR_BEHIND,
+    TOO_LATE,
+    Alarm,
     Kind,
+    iso_time,
 )
 from examples.home_security.readings import Reading, parse_reading
 from tidegate import EventPosition

@@ -14,7 +14,7 @@ _FIGURES_EVERY_S = 5.0
 
 
 class Screen:
-    """An ``Observer`` that draws: bars on a terminal, plain lines elsewhere."""
+    """Draws bars on a terminal, and plain lines elsewhere."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True, highlight=False)

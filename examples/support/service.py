@@ -15,8 +15,8 @@ from typing import Final
 
 from sqlalchemy import URL, make_url
 
-from examples.support.observer import Observer
 from examples.support.processes import ChildSession
+from examples.support.screen import Screen
 from tidegate import OperationTimeoutError
 from tidegate.sql import Database
 
@@ -62,7 +62,7 @@ class ExampleService:
 @contextmanager
 def running_service(
     example: str,
-    observer: Observer,
+    screen: Screen,
     *,
     data_dir: Path | None,
     database_url: str | None,
@@ -93,7 +93,7 @@ def running_service(
     }
     if not (data_dir / "catalog.json").exists():
         environment["TIDEGATE_ROOT_KEY"] = _DEVELOPMENT_KEY
-    observer.step("Starting the service")
+    screen.step("Starting the service")
     with (
         Database.open(url) as database,
         ChildSession(
@@ -101,8 +101,8 @@ def running_service(
         ) as child,
     ):
         ready = _wait_until_ready(child, ready_file)
-        observer.note(f"The service listens on {ready['amqp']}; its data is in {data_dir}.")
-        observer.note(f"Watch it in a browser: {ready['console']}")
+        screen.note(f"The service listens on {ready['amqp']}; its data is in {data_dir}.")
+        screen.note(f"Watch it in a browser: {ready['console']}")
         yield ExampleService(data_dir, files_dir, database, make_url(url), ready["connection_string"])
         child.terminate(timeout_s=STOP_TIMEOUT_S)
 

@@ -9,8 +9,8 @@ from typing import cast
 import pytest
 from examples.flights.crash import find_mid_batch
 from examples.flights.spark_stage import SparkStage
-from examples.support.observer import Observer
 from examples.support.processes import ChildSession
+from examples.support.screen import Screen
 from examples.support.service import ExampleService
 from sqlalchemy import make_url
 
@@ -89,7 +89,7 @@ def test_a_driver_that_is_frozen_on_the_file_goes_on(
 
     monkeypatch.setattr("examples.flights.spark_stage.processed_events", held)
     service = ExampleService(tmp_path, tmp_path, cast(Database, None), make_url("sqlite://"), "")
-    stage = SparkStage(service, 1, cast(Observer, None))
+    stage = SparkStage(service, 1, cast(Screen, None))
     driver = _Driver()
     assert not stage._kill_in_mid_batch(cast(ChildSession, driver), running, 1000, {"0": 20, "1": 10})
     assert driver.calls == ["freeze", "thaw"]

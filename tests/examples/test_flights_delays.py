@@ -10,11 +10,11 @@ from pathlib import Path
 
 import orjson
 import pytest
-from examples.flights import delays
 from examples.flights.data import FlightEvent, read_flights
 from pyspark.sql import SparkSession
 from sqlalchemy import select
 
+from examples import flight_delays
 from tidegate.client import EventHubProducer
 from tidegate.model.events import EventData
 from tidegate.spark import HubSource, StreamPipeline, Trigger, start_stream_pipeline
@@ -49,7 +49,7 @@ def _expected(flights: list[FlightEvent]) -> dict[Key, Figures]:
 
 def _found(database_url: str) -> dict[Key, Figures]:
     with Database.open(database_url) as database, database.read() as connection:
-        rows = connection.execute(select(delays.hourly_delay)).all()
+        rows = connection.execute(select(flight_delays.hourly_delay)).all()
     return {(*row[:3], row.hour.replace(tzinfo=row.hour.tzinfo or UTC)): tuple(row[4:]) for row in rows}
 
 
@@ -97,8 +97,8 @@ def test_windows_hold_what_the_data_set_says(
     pipeline = StreamPipeline(
         "delays-test",
         HubSource(event_hub, max_events_per_trigger=2_000),
-        delays.delays.sink,
-        delays.delays.steps,
+        flight_delays.hourly.sink,
+        flight_delays.hourly.steps,
     )
     url = f"sqlite:///{tmp_path}/delays.db"
     for part in (first, second):
@@ -119,10 +119,12 @@ def test_what_comes_behind_the_watermark_changes_no_window(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With a lateness of days, a flight of the week before last is left out, and Spark says so."""
-    monkeypatch.setattr(delays, "LATENESS", "2 days")
+    monkeypatch.setattr(flight_delays, "LATENESS", "2 days")
     flights = list(islice(read_flights(), FLIGHTS))
     late, others = flights[0], flights[FLIGHTS // 2 :]
-    pipeline = StreamPipeline("late-test", HubSource(event_hub), delays.delays.sink, delays.delays.steps)
+    pipeline = StreamPipeline(
+        "late-test", HubSource(event_hub), flight_delays.hourly.sink, flight_delays.hourly.steps
+    )
     url = f"sqlite:///{tmp_path}/delays.db"
     dropped = 0
     for part in (others, [late]):

@@ -17,8 +17,7 @@ from examples.home_security.check import (
     prepare_places,
     read_tables,
 )
-from examples.home_security.home import Alarm
-from examples.home_security.homes import BLOCKS_DEFAULT, EVENT_HUB
+from examples.home_security.homes import BLOCKS_DEFAULT, EVENT_HUB, Alarm
 from examples.home_security.latencies import QUANTILES, Latencies
 from examples.home_security.page_files import MalformedPagesError
 from examples.home_security.summaries import SummaryStore

@@ -14,21 +14,19 @@ import pyarrow as pa
 import pytest
 from examples.home_security.block import Block, BlockChanges
 from examples.home_security.blocks import gather
-from examples.home_security.home import (
-    CARBON_MONOXIDE,
-    DOOR_OPEN,
-    GLASS_BREAK,
-    TOO_FAR_BEHIND,
-    TOO_LATE,
-    Alarm,
-)
 from examples.home_security.homes import (
+    CARBON_MONOXIDE,
     DAY_MS,
+    DOOR_OPEN,
     DOOR_OPEN_LIMIT_MS,
+    GLASS_BREAK,
     KIND_NAMES,
     LATENESS_MS,
     MINUTE_MS,
     NUMBERS_REMEMBERED,
+    TOO_FAR_BEHIND,
+    TOO_LATE,
+    Alarm,
     Kind,
 )
 from examples.home_security.pipeline import HomesProcessor, results_of
