@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -36,6 +37,22 @@ class EventContents:
     message_id: str | None = None
     correlation_id: str | None = None
     body_value: object = None
+
+    def record(self, value_text: Callable[[object], str] = str) -> dict[str, object]:
+        """Key, properties and body for programs; the body is in ``body_base64`` if it is not UTF-8 text.
+
+        value_text: formats a body that is a value.
+        """
+        body = body_base64 = None
+        if self.body_value is not None:
+            body = value_text(self.body_value)
+        else:
+            try:
+                body = self.body.decode()
+            except UnicodeDecodeError:
+                body_base64 = base64.b64encode(self.body).decode()
+        place = {"partition_key": self.partition_key, "properties": self.properties}
+        return {**place, "body": body, "body_base64": body_base64}
 
 
 class ReceivedEvent:

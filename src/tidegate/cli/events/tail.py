@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -187,24 +186,11 @@ class BodyWriter:
 
 
 def event_record(event: ReceivedEvent) -> Record:
-    """An event as a record: its body in ``body``, or in ``body_base64`` if it is not UTF-8 text."""
-    contents = event.contents
-    body: str | None = None
-    body_base64: str | None = None
-    if contents.body_value is not None:
-        body = str(contents.body_value)
-    else:
-        try:
-            body = contents.body.decode()
-        except UnicodeDecodeError:
-            body_base64 = base64.b64encode(contents.body).decode()
+    """An event as a record, see ``EventContents.record``."""
     return {
         "partition": event.partition_id,
         "sequence_number": event.sequence_number,
         "offset": event.offset,
         "enqueued_time": event.enqueued_time,
-        "partition_key": contents.partition_key,
-        "properties": contents.properties,
-        "body": body,
-        "body_base64": body_base64,
+        **event.contents.record(),
     }

@@ -52,6 +52,7 @@ from tidegate.model.errors import (
     TidegateError,
 )
 from tidegate.model.limits import PARTITION_KEY_CHARACTERS_MAX
+from tidegate.model.times import time_text
 
 T = TypeVar("T")
 
@@ -280,25 +281,16 @@ def json_lines(events: Sequence[ExploredEvent]) -> bytes:
 
 
 def _record(event: ExploredEvent) -> Mapping[str, object]:
-    contents = event.contents
-    body = body_base64 = None
-    if contents is not None and contents.body_value is not None:
-        body = value_text(contents.body_value)
-    elif contents is not None:
-        try:
-            body = contents.body.decode()
-        except UnicodeDecodeError:
-            body_base64 = b64encode(contents.body).decode()
-    return {
+    place = {
         "partition": event.partition_id,
         "sequence_number": event.sequence_number,
         "offset": str(event.sequence_number),
-        "enqueued_time": event.enqueued_time.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-        "partition_key": None if contents is None else contents.partition_key,
-        "properties": {} if contents is None else {k: _plain(v) for k, v in contents.properties.items()},
-        "body": body,
-        "body_base64": body_base64,
+        "enqueued_time": time_text(event.enqueued_time),
     }
+    if event.contents is None:
+        return {**place, "partition_key": None, "properties": {}, "body": None, "body_base64": None}
+    properties = {name: _plain(value) for name, value in event.contents.properties.items()}
+    return {**place, **event.contents.record(value_text), "properties": properties}
 
 
 def _plain(value: object) -> object:
