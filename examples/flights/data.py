@@ -12,6 +12,7 @@ import io
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Final
@@ -50,30 +51,22 @@ def read_flights() -> Iterator[FlightEvent]:
         rows = csv.reader(io.TextIOWrapper(file, encoding="utf-8", newline=""))
         columns = next(rows)
         carrier_index, flight_index = columns.index("carrier"), columns.index("flight")
-        texts, numbers = _Texts(), _Numbers()
-        converters = [texts if name in _TEXT_COLUMNS else numbers for name in columns]
+        converters = [_text if name in _TEXT_COLUMNS else _number for name in columns]
         for row in rows:
-            values = [converter[text] for converter, text in zip(converters, row, strict=True)]
+            values = [convert(text) for convert, text in zip(converters, row, strict=True)]
             encoded = orjson.dumps(dict(zip(columns, values, strict=True)))
             # Copied: orjson's result keeps its whole work buffer, 2.7 GB for all flights instead of 0.2.
             body = bytes(memoryview(encoded))
             yield FlightEvent(row[carrier_index] + row[flight_index], body)
 
 
-class _Numbers(dict[str, int | None]):
-    """Strings to integers, each converted once: the data set has only a few thousand different ones."""
-
-    def __missing__(self, text: str) -> int | None:
-        value = self[text] = None if text in _MISSING else int(text)
-        return value
+@cache  # the data set has only a few thousand different values
+def _number(text: str) -> int | None:
+    return None if text in _MISSING else int(text)
 
 
-class _Texts(dict[str, str | None]):
-    """Strings to themselves, missing ones to None."""
-
-    def __missing__(self, text: str) -> str | None:
-        value = self[text] = None if text in _MISSING else text
-        return value
+def _text(text: str) -> str | None:
+    return None if text in _MISSING else text
 
 
 def airline_names() -> dict[str, str]:

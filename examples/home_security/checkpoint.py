@@ -30,28 +30,24 @@ def claim_checkpoint(spark: SparkSession, location: str, blocks: int) -> None:
     format or number of blocks, or does not record them.
     """
     directory = HadoopDirectory(spark, location)
-    text = directory.read(FILE_NAME)
+    wanted, text = {"format": _FORMAT, "blocks": blocks}, directory.read(FILE_NAME)
     if text is None and directory.read(_SPARKS_FILE) is None:
-        directory.write(FILE_NAME, json.dumps({"format": _FORMAT, "blocks": blocks}) + "\n")
+        directory.write(FILE_NAME, json.dumps(wanted) + "\n")
         return
     try:
         noted = json.loads(text or "")
-        before = noted["blocks"]
-        made_in = noted.get("format", 1)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except ValueError:
+        noted = None
+    if noted == wanted:
+        return
+    if isinstance(noted, dict) and noted.get("format") == _FORMAT and "blocks" in noted:
         raise InvalidArgumentError(
-            f"The checkpoint directory {location} does not say how many blocks of homes its state has: it "
-            "was made by an earlier version, or by something else.",
-            next_step=_START_ANEW.capitalize(),
-        ) from error
-    if made_in != _FORMAT:
-        raise InvalidArgumentError(
-            f"The checkpoint directory {location} belongs to summaries in the format {made_in}, but this "
-            f"version writes the format {_FORMAT}.",
-            next_step=_START_ANEW.capitalize(),
+            f"The checkpoint directory {location} keeps its state in {noted['blocks']} blocks of homes, not "
+            f"{blocks}.",
+            next_step=f"Use --blocks {noted['blocks']}. For another number, {_START_ANEW}",
         )
-    if before != blocks:
-        raise InvalidArgumentError(
-            f"The checkpoint directory {location} keeps its state in {before} blocks of homes, not {blocks}.",
-            next_step=f"Use --blocks {before}. For another number, {_START_ANEW}",
-        )
+    raise InvalidArgumentError(
+        f"The checkpoint directory {location} does not record how many blocks of homes its state has, in the "
+        f"format {_FORMAT}: it was made by an earlier version, or by something else.",
+        next_step=_START_ANEW.capitalize(),
+    )

@@ -33,6 +33,7 @@ WRONG_TIME: Final = "The reading has no times."
 WRONG_CLOCK: Final = "The reading was taken after it was sent: the sensor's clock is wrong."
 WRONG_VALUE: Final = "The value is not one of this kind of sensor."
 
+_FIELDS: Final = ("home", "sensor", "kind", "number", "taken", "sent")
 _OPENINGS: Final = {"open": 1.0, "closed": 0.0}
 
 
@@ -58,15 +59,7 @@ def parse_reading(body: bytes, partition_key: str | None) -> Reading | str:
         return NOT_JSON
     if type(fields) is not dict:
         return NOT_AN_OBJECT
-    get = fields.get
-    home, sensor, number, taken_ms, sent_ms = (
-        get("home"),
-        get("sensor"),
-        get("number"),
-        get("taken"),
-        get("sent"),
-    )
-    kind_name = get("kind")
+    home, sensor, kind_name, number, taken_ms, sent_ms = map(fields.get, _FIELDS)
     kind = KIND_NAMES.get(kind_name) if type(kind_name) is str else None
     # A name that databases cannot store (such as one with a NUL) would stop the pipeline at its last step.
     if home != partition_key or type(home) is not str or not home.isprintable():
@@ -83,7 +76,7 @@ def parse_reading(body: bytes, partition_key: str | None) -> Reading | str:
         return WRONG_TIME
     if taken_ms - sent_ms > CLOCK_ERROR_MS:
         return WRONG_CLOCK
-    value = _value_of(kind, get("value"))
+    value = _value_of(kind, fields.get("value"))
     if value is None:
         return WRONG_VALUE
     return Reading(home, sensor, int(kind), number, taken_ms, sent_ms, value)

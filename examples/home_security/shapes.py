@@ -1,17 +1,28 @@
-"""The columns between the pipeline's steps, for Spark and for Arrow."""
+"""The columns between the pipeline's steps, declared as Spark reads them, and for Arrow."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 
-_TIME = pa.timestamp("us", tz="UTC")
+_TYPES: Final[dict[str, pa.DataType]] = {
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "boolean": pa.bool_(),
+    "byte": pa.int8(),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "double": pa.float64(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+}
 
 
-def _schema(columns: dict[str, pa.DataType]) -> pa.Schema:
-    return pa.schema([pa.field(name, kind) for name, kind in columns.items()])
+def _arrow(columns: str) -> pa.Schema:
+    """The schema of ``name type, …``."""
+    pairs = (column.split() for column in columns.split(", "))
+    return pa.schema([pa.field(name, _TYPES[kind]) for name, kind in pairs])
 
 
 def to_bytes(rows: pa.RecordBatch) -> bytes:
@@ -37,13 +48,6 @@ def empty(schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([], schema)
 
 
-_PLACE: Final[dict[str, Any]] = {
-    "partition": pa.string(),
-    "sequenceNumber": pa.int64(),
-    "offset": pa.string(),
-    "enqueuedTime": _TIME,
-}
-
 EVENTS: Final = ("partition", "sequenceNumber", "offset", "enqueuedTime", "partitionKey", "body")
 """The columns of an event that the pipeline needs."""
 
@@ -51,40 +55,22 @@ GATHERED: Final = (
     "block string, partition string, first long, readings binary, rejected binary, "
     "sent timestamp, enqueued_ms long, events long"
 )
-GATHERED_ARROW: Final = _schema(
-    {
-        "block": pa.string(),
-        "partition": pa.string(),
-        "first": pa.int64(),
-        "readings": pa.binary(),
-        "rejected": pa.binary(),
-        "sent": _TIME,
-        "enqueued_ms": pa.int64(),
-        "events": pa.int64(),
-    }
-)
 """The result of parsing a run of events of one partition: a row for each block of homes with its events (rows
 of ``READINGS`` and ``REJECTED``), and a row for each millisecond in which events were enqueued: their number,
 and when the last one was sent, the event time; or 1970, which moves no watermark, if none may move it. The
 columns of the other kind are null, so that a block is never behind a watermark."""
+GATHERED_ARROW: Final = _arrow(GATHERED)
 
-READINGS: Final = _schema(
-    {
-        "sequenceNumber": pa.int64(),
-        "offset": pa.string(),
-        "enqueuedTime": _TIME,
-        "home": pa.string(),
-        "sensor": pa.string(),
-        "kind": pa.int8(),
-        "number": pa.int64(),
-        "taken_ms": pa.int64(),
-        "sent_ms": pa.int64(),
-        "value": pa.float64(),
-    }
+READINGS: Final = _arrow(
+    "sequenceNumber long, offset string, enqueuedTime timestamp, home string, sensor string, kind byte, "
+    "number long, taken_ms long, sent_ms long, value double"
 )
 """Readings of one hub partition: their positions in it, and the fields of ``Reading``."""
 
-REJECTED: Final = _schema({**_PLACE, "_error": pa.string()})
+_REJECTED: Final = (
+    "partition string, sequenceNumber long, offset string, enqueuedTime timestamp, _error string"
+)
+REJECTED: Final = _arrow(_REJECTED)
 """Events that become dead letters, with the reason."""
 
 CHANGES: Final = (
@@ -93,46 +79,19 @@ CHANGES: Final = (
 """What a micro-batch changes in a block of homes (rows of the schemas below), and the size of its state. A
 block whose timer fires has a second row after the first."""
 
-MINUTES: Final = _schema(
-    {
-        "home": pa.string(),
-        "minute_ms": pa.int64(),
-        "readings": pa.int32(),
-        "motions": pa.int32(),
-        "openings": pa.int32(),
-        "co_max_ppm": pa.float64(),
-        "duplicates": pa.int32(),
-        "is_new": pa.bool_(),
-    }
+_MINUTES: Final = (
+    "home string, minute_ms long, readings int, motions int, openings int, co_max_ppm double, duplicates int"
 )
+MINUTES: Final = _arrow(f"{_MINUTES}, is_new boolean")
 """The rows of ``home_minute``; ``is_new``: no earlier micro-batch had a reading of that minute."""
 
-ALARMS: Final = _schema(
-    {
-        "home": pa.string(),
-        "sensor": pa.string(),
-        "number": pa.int64(),
-        "kind": pa.string(),
-        "raised_ms": pa.int64(),
-        "value": pa.float64(),
-    }
-)
+_RAISED: Final = "sensor string, number long, kind string, raised_ms long, value double"
+ALARMS: Final = _arrow(f"home string, {_RAISED}")
 """The rows of ``home_alarm``."""
 
-PAGES: Final = _schema({"home": pa.string(), "page": pa.string()})
+PAGES: Final = _arrow("home string, page string")
 """Residents' pages, as JSON."""
 
-RESULTS: Final = (
-    "_table string, home string, minute_ms long, readings int, motions int, openings int, co_max_ppm double, "
-    "duplicates int, sensor string, number long, kind string, raised_ms long, value double, "
-    "partition string, sequenceNumber long, offset string, enqueuedTime timestamp, _error string"
-)
-RESULTS_ARROW: Final = pa.unify_schemas(
-    [
-        pa.schema([("_table", pa.string())]),
-        MINUTES.remove(MINUTES.get_field_index("is_new")),
-        ALARMS,
-        REJECTED,
-    ]
-)
+RESULTS: Final = f"_table string, {_MINUTES}, {_RAISED}, {_REJECTED}"
 """The rows for SQL: of both tables, each naming its own, and dead letters, which have an ``_error``."""
+RESULTS_ARROW: Final = _arrow(RESULTS)

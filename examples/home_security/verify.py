@@ -6,7 +6,6 @@ shares no shortcut with ``block``. It does share ``parse_reading``, which define
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -28,7 +27,6 @@ from examples.home_security.homes import (
     LATENESS_MS,
     MINUTE_MS,
     NUMBERS_REMEMBERED,
-    PARTITION_COUNT,
     TOO_FAR_BEHIND,
     TOO_LATE,
     Alarm,
@@ -36,8 +34,7 @@ from examples.home_security.homes import (
     iso_time,
 )
 from examples.home_security.readings import Reading, parse_reading
-from tidegate import EventPosition
-from tidegate.client import EventHubConsumer
+from tidegate.client import BlockingConsumer
 
 Minute = tuple[str, int]
 """Home, and the minute's first millisecond."""
@@ -234,19 +231,12 @@ def _door_alarm(opening: Reading) -> Alarm:
 
 def recompute(connection_string: str) -> Recomputation:
     """Read the whole hub. Raises what the consumer raises."""
-    return asyncio.run(_recompute(connection_string))
-
-
-async def _recompute(connection_string: str) -> Recomputation:
     recomputation = Recomputation()
-    async with EventHubConsumer.from_connection_string(connection_string, EVENT_HUB) as consumer:
-        for index in range(PARTITION_COUNT):
-            partition = str(index)
-            until = (await consumer.get_partition_properties(partition)).next_sequence_number
-            count = 0
-            async with await consumer.open_receiver(partition, EventPosition.earliest()) as receiver:
-                while count < until:
-                    for event in await receiver.receive(5_000):
-                        recomputation.add(partition, event.sequence_number, event.partition_key, event.body)
-                        count += 1
+    with BlockingConsumer(connection_string, EVENT_HUB) as consumer:
+        for partition in consumer.get_all_partition_properties():
+            numbers = range(partition.begin_sequence_number, partition.next_sequence_number)
+            for event in consumer.read_events(EVENT_HUB, partition.partition_id, numbers):
+                recomputation.add(
+                    partition.partition_id, event.sequence_number, event.partition_key, event.body
+                )
     return recomputation

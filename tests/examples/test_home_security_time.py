@@ -130,11 +130,11 @@ def test_a_checkpoint_directory_keeps_its_number_of_blocks(spark: SparkSession, 
     earlier = tmp_path / "earlier"
     earlier.mkdir()
     (earlier / "metadata").write_text("{}")
-    with pytest.raises(InvalidArgumentError, match="does not say how many blocks"):
+    with pytest.raises(InvalidArgumentError, match="does not record how many blocks"):
         claim_checkpoint(spark, str(earlier), 64)
     # It was made when each home's page was a file of its own: those that do not change would be missing.
     (earlier / FILE_NAME).write_text('{"blocks": 64}')
-    with pytest.raises(InvalidArgumentError, match=r"format 1, .* Start again .* no summaries\."):
+    with pytest.raises(InvalidArgumentError, match=r"earlier version.* Start again .* no summaries\."):
         claim_checkpoint(spark, str(earlier), 64)
 
 

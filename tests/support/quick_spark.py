@@ -102,7 +102,7 @@ def _write_java(home: Path, java: Path, spark_options: str) -> None:
 
 def _write_spark_home(home: Path) -> None:
     """Spark puts ``python/lib/*.zip`` on its Python's path; Python accepts a folder in a zip's place."""
-    pyspark = _pyspark()
+    pyspark = pyspark_home()
     modules = home / "python" / "lib"
     for archive in (pyspark / "python" / "lib").glob("*.zip"):
         package = archive.name.split("-")[0].removesuffix(".zip")
@@ -117,7 +117,8 @@ def _link_all(source: Path, target: Path, left_out: str) -> None:
             (target / entry.name).symlink_to(entry)
 
 
-def _pyspark() -> Path:
+def pyspark_home() -> Path:
+    """Where pip has put Spark."""
     specification = importlib.util.find_spec("pyspark")
     assert specification is not None
     assert specification.origin is not None
@@ -126,7 +127,7 @@ def _pyspark() -> Path:
 
 def _folder_for(java: Path) -> Path:
     """Named after what the archive holds for: this Java, these jars at this place."""
-    jars = _pyspark() / "jars"
+    jars = pyspark_home() / "jars"
     facts = [_FORMAT, java, java.stat().st_mtime_ns, jars, *sorted(entry.name for entry in jars.iterdir())]
     return _BUILD / hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 

@@ -10,7 +10,6 @@ found in /proc.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import signal
@@ -24,6 +23,7 @@ from typing import Final
 
 from examples.support.processes import session_members
 from tests.support.ports import free_ports
+from tests.support.quick_spark import pyspark_home
 from tests.support.servers import TemporaryServer
 
 from tidegate.spark.runtime.java import find_java
@@ -112,7 +112,7 @@ class SparkCluster(TemporaryServer):
         return [*super()._log_files(), *sorted(self._folder.glob("worker-*/app-*/*/stderr"))]
 
     def _start(self, name: str, *words: str, host: str = "127.0.0.1") -> None:
-        home = spark_home()
+        home = pyspark_home()
         environment = self._environment | find_java().environment()
         environment |= {
             "SPARK_HOME": str(home),
@@ -138,16 +138,6 @@ class SparkCluster(TemporaryServer):
             yield from session_members(process.pid)
 
 
-def spark_home() -> Path:
-    """Spark's home for tests, else where pip has put Spark."""
-    if "SPARK_HOME" in os.environ:
-        return Path(os.environ["SPARK_HOME"])
-    specification = importlib.util.find_spec("pyspark")
-    assert specification is not None, "pyspark is not installed"
-    assert specification.origin is not None
-    return Path(specification.origin).parent
-
-
 def make_executor_python(folder: Path) -> Path:
     """A virtual environment as executors have it: every package of this one but Tidegate itself.
 
@@ -156,7 +146,7 @@ def make_executor_python(folder: Path) -> Path:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     name = f"python{sys.version_info.major}.{sys.version_info.minor}"
     packages = folder / "lib" / name / "site-packages"
-    for entry in spark_home().parent.iterdir():
+    for entry in pyspark_home().parent.iterdir():
         is_ours = "tidegate" in entry.name.lower() or entry.suffix in (".pth", ".egg-link")
         if not is_ours and not (packages / entry.name).exists():
             (packages / entry.name).symlink_to(entry)
