@@ -39,8 +39,8 @@ async def _measure(directory: Path, *, partitions: int, events: int, batch: int,
     started = time.perf_counter()
     for log in logs:
         start = 0
-        while start < log.next_sequence_number:
-            start = log.read_nowait(start, bytes_max=1_000_000)[-1].until_sequence_number
+        while start < log.known_bounds.next_sequence_number:
+            start = (await log.read(start, bytes_max=1_000_000))[-1].until_sequence_number
     read_s = time.perf_counter() - started
     await manager.close()
     return (

@@ -60,22 +60,22 @@ async def test_a_partition_that_cannot_be_opened_keeps_no_other_from_being_serve
     assert failed.open_error is not None
     assert sound.open_error is None
     assert (await sound.append(b"more", array("I", (4,)))).start_sequence_number == 1
-    assert len(sound.read_nowait(0, bytes_max=1000)) == 2
+    assert len(await sound.read(0, bytes_max=1000)) == 2
     refused = (LogCorruptError, LogFailedError)
     with pytest.raises(refused):
         await failed.append(b"more", array("I", (4,)))
     with pytest.raises(refused):
-        failed.read_nowait(0, bytes_max=100)
+        await failed.read(0, bytes_max=100)
     with pytest.raises(refused):
-        failed.ends()
+        await failed.ends()
     for position in (EventPosition.earliest(), EventPosition.latest()):
         with pytest.raises(refused):
-            failed.resolve(position)
+            await failed.resolve(position)
     await broker.apply_retention()
     await broker.delete_event_hub("hub")
     assert not logs.exists()
     with pytest.raises(ClosedError):
-        failed.read_nowait(0, bytes_max=100)
+        await failed.read(0, bytes_max=100)
     await broker.close()
 
 
@@ -131,7 +131,7 @@ async def test_a_hub_whose_deletion_is_in_doubt_acknowledges_nothing(clock: SetC
     names = [event_hub.name for event_hub in broker.list_event_hubs()]
     assert names in (["hub", "other"], ["other"])
     for name in names:
-        batches = broker.event_hub(name).partitions[0].read_nowait(0, bytes_max=100)
+        batches = await broker.event_hub(name).partitions[0].read(0, bytes_max=100)
         assert [bytes(batch.payload) for batch in batches] == [b"event"]
     await broker.close()
 

@@ -50,7 +50,7 @@ async def test_everything_is_there_after_a_restart(tmp_path: Path, clock: SetClo
     assert description.created_at_ms == 1795176000500
     assert broker.authorizer.policies == policies
     assert (
-        bytes(broker.event_hub("flights").partition("2").read_nowait(0, bytes_max=1)[0].payload) == b"event"
+        bytes((await broker.event_hub("flights").partition("2").read(0, bytes_max=1))[0].payload) == b"event"
     )
     await broker.close()
 
@@ -174,34 +174,36 @@ async def test_positions_resolve(broker: Broker, clock: SetClock) -> None:
         (by_time(start_time + 21 * second), 6),
         (by_time(datetime(2100, 1, 1, tzinfo=UTC)), 6),
     ]
-    assert [partition.resolve(position) for position, _ in table] == [expected for _, expected in table]
+    assert [(await partition.resolve(position)) for position, _ in table] == [
+        expected for _, expected in table
+    ]
     text = "The supplied sequence number '488' is invalid. The last sequence number in the system is '5'"
     with pytest.raises(PositionOutOfRangeError) as caught:
-        partition.resolve(by_number(488))
+        await partition.resolve(by_number(488))
     assert str(caught.value) == text
     with pytest.raises(PositionOutOfRangeError, match="offset '6' is invalid"):
-        partition.resolve(EventPosition.from_offset("6"))
+        await partition.resolve(EventPosition.from_offset("6"))
     for offset in ("", "-2", "1.5", "٣", "9" * 30):
         with pytest.raises(InvalidArgumentError):
-            partition.resolve(EventPosition.from_offset(offset))
+            await partition.resolve(EventPosition.from_offset(offset))
 
 
 async def test_ends(broker: Broker, clock: SetClock) -> None:
     """Of an empty partition, a filled one, and one that retention emptied."""
-    empty = broker.create_event_hub("empty", partition_count=1).partition("0").ends()
+    empty = await broker.create_event_hub("empty", partition_count=1).partition("0").ends()
     assert (empty.begin_sequence_number, empty.last_enqueued_sequence_number) == (0, -1)
     assert (empty.last_enqueued_offset, empty.last_enqueued_time_ms, empty.is_empty) == ("-1", None, True)
     partition = await _filled(broker, clock)
-    ends = partition.ends()
+    ends = await partition.ends()
     assert (ends.begin_sequence_number, ends.last_enqueued_sequence_number) == (0, 5)
     assert (ends.last_enqueued_offset, ends.is_empty) == ("5", False)
     assert ends.last_enqueued_time_ms == 1795176020500
     clock.advance(hours=169)
     assert await broker.apply_retention() == 1
-    ends = partition.ends()
+    ends = await partition.ends()
     assert (ends.begin_sequence_number, ends.last_enqueued_sequence_number) == (6, 5)
     assert ends.is_empty
-    assert partition.resolve(EventPosition.earliest()) == 6
+    assert await partition.resolve(EventPosition.earliest()) == 6
 
 
 async def test_an_event_over_the_limit_is_refused(broker: Broker) -> None:

@@ -85,10 +85,10 @@ class _Producer:
                 self.last += count
                 self.sent += count
 
-    def stored(self) -> list[int]:
+    async def stored(self) -> list[int]:
         numbers: list[int] = []
         position = 0
-        while batches := self.partition.read_nowait(position, bytes_max=1 << 20):
+        while batches := await self.partition.read(position, bytes_max=1 << 20):
             for batch in batches:
                 data = bytes(batch.payload)
                 numbers += [int.from_bytes(data[at : at + 4], "big") for at in range(0, len(data), 4)]
@@ -104,7 +104,7 @@ async def _run(steps: Sequence[tuple[str, int]], directory: Path) -> None:
         await producer.attach(is_last_said=False)
         for name, count in steps:
             await producer.step(name, count)
-            assert producer.stored() == list(range(producer.sent))
+            assert await producer.stored() == list(range(producer.sent))
     finally:
         await producer.broker.close()
 

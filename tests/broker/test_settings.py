@@ -206,7 +206,7 @@ async def test_retention_by_size_can_be_set_later(tmp_path: Path, clock: SetCloc
     broker.update_event_hub("hub", retention_bytes=1500)
     removed = await broker.apply_retention()
     assert removed == partition.begin_sequence_number > 0
-    kept = partition.read_nowait(0, bytes_max=10_000)
+    kept = await partition.read(0, bytes_max=10_000)
     assert kept[0].base_sequence_number == removed
     assert 10 - removed >= 1500 // 400
     assert await broker.apply_retention() == 0
@@ -234,14 +234,14 @@ async def test_a_reader_behind_retention_is_shown_where_the_log_begins(
     """As in Event Hubs it goes on with the first event held; numbers, not silence, show what is missing."""
     broker, partition = await _segmented(tmp_path, clock)
     position = EventPosition.from_sequence_number(2)
-    assert partition.resolve(position) == 2
+    assert await partition.resolve(position) == 2
     broker.update_event_hub("hub", retention_bytes=1500)
     await broker.apply_retention()
-    begin = partition.ends().begin_sequence_number
+    begin = (await partition.ends()).begin_sequence_number
     assert begin > 2
-    assert partition.resolve(position) == begin
-    assert partition.resolve(EventPosition.from_offset("2")) == begin
-    assert partition.read_nowait(2, bytes_max=1)[0].base_sequence_number == begin
+    assert await partition.resolve(position) == begin
+    assert await partition.resolve(EventPosition.from_offset("2")) == begin
+    assert (await partition.read(2, bytes_max=1))[0].base_sequence_number == begin
     await broker.close()
 
 
@@ -298,7 +298,7 @@ def test_looking_at_a_catalog_does_not_write_it(tmp_path: Path) -> None:
     _write_version_1(tmp_path)
     before = (tmp_path / CATALOG_NAME).read_bytes()
     assert list(check_catalog(tmp_path)) == []
-    assert len(Catalog.read(OsFiles(), tmp_path).event_hubs) == 1
+    assert len((Catalog.read(OsFiles(), tmp_path)).event_hubs) == 1
     assert (tmp_path / CATALOG_NAME).read_bytes() == before
 
 

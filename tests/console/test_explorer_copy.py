@@ -115,7 +115,7 @@ def _sections(service: HubService, hub: str) -> list[bytes]:
 
     async def sections(server: TidegateServer) -> list[bytes]:
         found = []
-        for batch in server.broker.event_hub(hub).partition("0").read_nowait(0, bytes_max=1_000_000):
+        for batch in await server.broker.event_hub(hub).partition("0").read(0, bytes_max=1_000_000):
             payload = bytes(batch.payload)
             for length in batch.lengths:
                 found.append(payload[:length])
@@ -227,7 +227,7 @@ def test_a_copy_of_a_copy_is_the_same_bytes(
     _copy(plain_browser, hub, 1)
 
     async def payloads(server: TidegateServer) -> list[bytes]:
-        batches = server.broker.event_hub(hub).partition("0").read_nowait(0, bytes_max=1_000_000)
+        batches = await server.broker.event_hub(hub).partition("0").read(0, bytes_max=1_000_000)
         return [bytes(batch.payload) for batch in batches]
 
     assert len(set(service.call(payloads)[1:])) == 1

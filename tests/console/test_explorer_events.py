@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from array import array
 from datetime import UTC, datetime
@@ -109,7 +110,7 @@ class _GappedPartition:
         self.batches = batches
         self.reads = 0
 
-    def read_nowait(self, start: int, *, bytes_max: int) -> list[RecordBatch]:
+    async def read(self, start: int, *, bytes_max: int) -> list[RecordBatch]:
         self.reads += 1
         found: list[RecordBatch] = []
         for batch in self.batches:
@@ -139,8 +140,12 @@ def test_gaps_in_the_numbers_are_passed_over(
     partition = _GappedPartition(batches)
     run = Run(cast(Partition, partition), way, start, until)
     found: list[int] = []
-    while (event := run.pop(bytes_max)) is not None:
-        found.append(event.place.sequence_number)
+
+    async def take_all() -> None:
+        while (event := await run.pop(bytes_max)) is not None:
+            found.append(event.place.sequence_number)
+
+    asyncio.run(take_all())
     expected = [n for n in numbers if start <= n < until]
     assert found == (expected if way is Way.NEWER else expected[::-1])
     assert partition.reads <= 2 * len(expected) + 400 * (1 + sum(gap > 3 for gap, _, _ in shapes))

@@ -17,7 +17,7 @@ from tidegate.console.explorer.values import EventQuery
 from tidegate.model.events import EventData
 from tidegate.model.position import EventPosition
 from tidegate.storage import segment_reader
-from tidegate.storage.partition_log import PartitionLog
+from tidegate.storage.partition_log import FilePartitionLog
 from tidegate.storage.record import BatchHeader, decode_header
 
 
@@ -91,9 +91,9 @@ async def test_few_partitions_are_read_for_a_page(
         headers += 1
         return decode_header(data, offset, salt=salt)
 
-    monkeypatch.setattr(Partition, "read_nowait", counting(Partition.read_nowait))
+    monkeypatch.setattr(Partition, "read", counting(Partition.read))
     monkeypatch.setattr(
-        PartitionLog, "sequence_number_at_time", counting(PartitionLog.sequence_number_at_time)
+        FilePartitionLog, "sequence_number_at_time", counting(FilePartitionLog.sequence_number_at_time)
     )
     monkeypatch.setattr(segment_reader, "decode_header", decode)
     late = EventPosition.from_enqueued_time(clock.now - timedelta(milliseconds=20))  # in five partitions

@@ -118,10 +118,10 @@ async def test_an_append_wakes_its_readers_in_turns(pair: Pair, broker: Broker) 
     before = pair.turns, pair.bytes_to_client
     seen = []
     partition = broker.event_hub("hub").partition("0")
-    remove = partition.add_append_listener(lambda: seen.append((pair.turns, pair.bytes_to_client)))
+    last = partition.open_reader(0, lambda: seen.append((pair.turns, pair.bytes_to_client)))
     await _append(broker, "new")
     await pair.wait_for(lambda: all(pair.deliveries(link) for link in links))
-    remove()
+    last.close()
     assert seen == [before]  # the last that was told: by then none of the others had sent anything
     assert pair.turns == before[0] + len(links)
 
@@ -162,7 +162,7 @@ async def test_slices_of_batches_are_the_stored_bytes(pair: Pair, broker: Broker
     assert link.remote_attach.offered_capabilities == (BATCH_DELIVERY_CAPABILITY,)
     (delivery,) = pair.deliveries(link)
     assert delivery.message_format == BATCH_MESSAGE_FORMAT
-    stored = broker.event_hub("hub").partition("0").read_nowait(0, bytes_max=1 << 20)[0]
+    stored = (await broker.event_hub("hub").partition("0").read(0, bytes_max=1 << 20))[0]
     assert delivery.payload.endswith(bytes(stored.payload))
 
 

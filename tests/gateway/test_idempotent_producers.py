@@ -110,11 +110,11 @@ async def _send(
     return state.error.condition
 
 
-def _stored(broker: Broker) -> str:
+async def _stored(broker: Broker) -> str:
     partition = broker.event_hub("hub").partition("0")
     texts = ""
     position = partition.begin_sequence_number
-    while batches := partition.read_nowait(position, bytes_max=1 << 20):
+    while batches := await partition.read(position, bytes_max=1 << 20):
         for batch in batches:
             texts += "".join(
                 bytes(event)[-1:].decode() for event in iter_events(batch.payload, batch.lengths)
@@ -142,7 +142,7 @@ async def test_batches_in_every_shape_are_stored_once(pair: Pair, broker: Broker
         numbered = _batch("cd", (producer_id, epoch, 2), is_envelope_numbered=True)
         assert await _send(pair, link, numbered) == ""
         assert await _send(pair, link, _event("e", (producer_id, epoch, 4)), 0) == ""
-    assert _stored(broker) == "abcde"
+    assert await _stored(broker) == "abcde"
 
 
 async def test_a_lost_acknowledgement_survives_a_restart(
@@ -160,7 +160,7 @@ async def test_a_lost_acknowledgement_survives_a_restart(
     assert told == (producer_id, epoch, 1)
     assert await _send(again, link, _batch("cd", (producer_id, epoch, 2))) == ""
     assert await _send(again, link, _batch("ef", (producer_id, epoch, 4))) == ""
-    assert _stored(restarted) == "abcdef"
+    assert await _stored(restarted) == "abcdef"
     _, told = await _open(again, "asks", producer_id=producer_id)
     assert told == (producer_id, epoch, 5)
     await restarted.close()
@@ -176,7 +176,7 @@ async def test_a_gap_and_a_wrong_start_are_refused(pair: Pair, broker: Broker) -
     assert await _send(pair, link, _batch("c", (producer_id, epoch, 2))) == ""
     behind, _ = await _open(pair, "behind", producer_id=producer_id, epoch=epoch, last=-1)
     assert await _send(pair, behind, _batch("xxx", (producer_id, epoch, 0))) == out_of_order
-    assert _stored(broker) == "abc"
+    assert await _stored(broker) == "abc"
 
 
 async def test_a_count_that_is_brought_along_goes_on(pair: Pair, broker: Broker) -> None:
@@ -184,7 +184,7 @@ async def test_a_count_that_is_brought_along_goes_on(pair: Pair, broker: Broker)
     link, _ = await _open(pair, producer_id=5, epoch=1, last=42)
     assert await _send(pair, link, _batch("ab", (5, 1, 43))) == ""
     assert await _send(pair, link, _batch("c", (5, 1, 45))) == ""
-    assert _stored(broker) == "abc"
+    assert await _stored(broker) == "abc"
 
 
 async def test_a_newer_instance_shuts_out_the_older(pair: Pair, broker: Broker) -> None:
@@ -199,7 +199,7 @@ async def test_a_newer_instance_shuts_out_the_older(pair: Pair, broker: Broker) 
     refused = await _refusal(pair, "again", producer_id=7, epoch=1)
     assert refused.condition == "com.microsoft:producer-epoch-stolen"
     assert await _send(pair, new, _batch("b", (7, 2, 1))) == ""
-    assert _stored(broker) == "ab"
+    assert await _stored(broker) == "ab"
 
 
 async def test_a_fenced_producers_waiting_batches_are_not_stored(pair: Pair, broker: Broker) -> None:
@@ -295,7 +295,7 @@ async def test_batches_that_do_not_fit_the_link(
     link, _ = await _open(pair, producer_id=7, epoch=0)
     assert await _send(pair, link, payload) == condition
     assert await _send(pair, link, _batch("z", (7, 0, 0))) == ""
-    assert _stored(broker) == "z"
+    assert await _stored(broker) == "z"
 
 
 async def test_numbers_that_are_none(pair: Pair) -> None:

@@ -234,7 +234,7 @@ async def test_large_batches_of_a_publisher_stay_in_order(
     stored = [
         bytes(batch.payload)
         for partition in pair.owner.broker.event_hub("hub").partitions
-        for batch in partition.read_nowait(0, bytes_max=1 << 20)
+        for batch in (await partition.read(0, bytes_max=1 << 20))
     ]
     wanted = [body.encode() for batch in bodies for body in batch]
     found = b"".join(stored)

@@ -22,7 +22,7 @@ from tidegate.model.sas import make_sas_token
 from tidegate.server.app import TidegateServer
 from tidegate.server.ready import ReadyInformation
 from tidegate.server.settings import ServerSettings
-from tidegate.storage.partition_log import PartitionLog
+from tidegate.storage.partition_log import FilePartitionLog
 from tidegate.transport.admission import Face, Refusal
 
 _AMQP_HEADER = b"AMQP\x00\x01\x00\x00"
@@ -217,7 +217,7 @@ async def test_health_and_metrics_tell_of_trouble(tmp_path: Path) -> None:
         assert server._amqp is not None
         admission = server._amqp.admission
         log = hub.partitions[1]._log
-        assert isinstance(log, PartitionLog)
+        assert isinstance(log, FilePartitionLog)
         log.writer.failure = LogFailedError("the disk")
         admission.limits = replace(admission.limits, descriptors_max=3)
         _, answer = await _get(server, "127.0.0.2", "/health")

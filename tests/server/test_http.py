@@ -106,7 +106,7 @@ def _encoded(service: HubService, event_hub: str, partition_id: str) -> list[byt
         partition = server.broker.event_hub(event_hub).partition(partition_id)
         return [
             bytes(event)
-            for batch in partition.read_nowait(0, bytes_max=1 << 20)
+            for batch in (await partition.read(0, bytes_max=1 << 20))
             for event in iter_events(batch.payload, batch.lengths)
         ]
 

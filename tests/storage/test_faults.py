@@ -22,7 +22,7 @@ from tidegate.model.errors import (
 )
 from tidegate.storage.log_manager import LogManager
 from tidegate.storage.options import LogOptions
-from tidegate.storage.partition_log import PartitionLog
+from tidegate.storage.partition_log import FilePartitionLog
 from tidegate.storage.record import ProducerBatch
 from tidegate.storage.segment import segment_path
 
@@ -31,14 +31,14 @@ _DIRECTORY = _DATA / "logs/hub/0"
 _OPTIONS = LogOptions(segment_bytes_max=5000, index_interval_bytes=300)
 
 
-async def _open(files: SimulatedFiles) -> tuple[LogManager, list[PartitionLog]]:
+async def _open(files: SimulatedFiles) -> tuple[LogManager, list[FilePartitionLog]]:
     manager = await LogManager.open(_DATA, options=_OPTIONS, files=files, is_threaded=False)
     manager.create_logs("hub", 2)
     return manager, [manager.log("hub", "0"), manager.log("hub", "1")]
 
 
 def _append(
-    manager: LogManager, log: PartitionLog, payload: bytes, *, producer: ProducerBatch | None = None
+    manager: LogManager, log: FilePartitionLog, payload: bytes, *, producer: ProducerBatch | None = None
 ) -> int:
     future = log.append_nowait(payload, [len(payload)], enqueued_time_ms=1, producer=producer)
     manager.commit_queued()
@@ -65,7 +65,7 @@ async def test_a_full_disk_refuses_whole_batches_and_recovers(space_left: int) -
     assert _append(manager, logs[0], b"after") == 1
     await manager.close()
     manager, logs = await _open(files)
-    assert [bytes(batch.payload) for batch in read_all(logs[0])] == [b"first", b"after"]
+    assert [bytes(batch.payload) for batch in (await read_all(logs[0]))] == [b"first", b"after"]
     await manager.close()
 
 
@@ -111,11 +111,11 @@ async def test_times_are_found_while_the_newest_segment_is_empty(count: int) -> 
     refused = log.append_nowait(b"y" * 4000, [4000], enqueued_time_ms=40)
     manager.commit_queued()
     assert isinstance(refused.exception(), LogFullError)
-    assert log.view.segments[-1].base_sequence_number == log.next_sequence_number == count
+    assert log.view.segments[-1].base_sequence_number == log.view.next_sequence_number == count
     for _ in range(2):
         for number in range(count):
-            assert log.sequence_number_at_time(10 * number) == number
-            assert log.sequence_number_at_time(10 * number + 1) == number + 1
+            assert await log.sequence_number_at_time(10 * number) == number
+            assert await log.sequence_number_at_time(10 * number + 1) == number + 1
         files.space_left = None
         await manager.close()
         manager, (log, _) = await _open(files)
@@ -145,12 +145,12 @@ async def test_running_out_of_descriptors_ends_no_log(opens_left: int) -> None:
         if number == 5:
             files.opens_left = None
     assert refused > 0
-    assert read_all(log)[-1].payload == stored[-1]
+    assert (await read_all(log))[-1].payload == stored[-1]
     after = files.lose_power(random.Random(opens_left))
     await manager.close()
     for found in (files, after):
         manager, (log, _) = await _open(found)
-        assert [bytes(batch.payload) for batch in read_all(log)] == stored
+        assert [bytes(batch.payload) for batch in (await read_all(log))] == stored
         assert _append(manager, log, b"more") == len(stored)
         await manager.close()
 
@@ -162,11 +162,11 @@ async def test_readers_wait_for_descriptors() -> None:
     for number in range(6):
         _append(manager, log, bytes([number]) * 2400)
     files.opens_left = 0
-    for read in (lambda: log.read_nowait(0, bytes_max=10), lambda: log.sequence_number_at_time(0)):
+    for read in (lambda: log.read(0, bytes_max=10), lambda: log.sequence_number_at_time(0)):
         with pytest.raises(ServerBusyError, match="ulimit"):
-            read()
+            await read()
     files.opens_left = None
-    assert len(read_all(log)) == 6
+    assert len(await read_all(log)) == 6
     await manager.close()
 
 
@@ -185,7 +185,7 @@ async def test_only_what_passes_by_itself_is_repeated(monkeypatch: pytest.Monkey
     else:
         assert isinstance(future.exception(), ServerBusyError)
         assert _append(manager, log, b"second") == 1
-        assert [bytes(batch.payload) for batch in read_all(log)] == [b"first", b"second"]
+        assert [bytes(batch.payload) for batch in (await read_all(log))] == [b"first", b"second"]
     await manager.close()
 
 
@@ -206,11 +206,11 @@ async def test_a_failing_listener_costs_nobody_an_answer(caplog: pytest.LogCaptu
     def fail() -> None:
         raise ZeroDivisionError
 
-    logs[0].add_append_listener(fail)
+    logs[0].open_reader(0, fail)
     futures = [log.append_nowait(b"x", [1], enqueued_time_ms=1) for log in logs]
     manager.commit_queued()
     assert [future.result().start_sequence_number for future in futures] == [0, 0]
-    assert "listener" in caplog.text
+    assert "reader" in caplog.text
     await manager.close()
 
 
@@ -220,12 +220,12 @@ async def test_a_disk_that_does_not_read_is_one_clear_error() -> None:
     manager, (log, _) = await _open(files)
     _append(manager, log, b"x")
     files.read_error = errno.EIO
-    for read in (lambda: log.read_nowait(0, bytes_max=10), lambda: log.sequence_number_at_time(0)):
+    for read in (lambda: log.read(0, bytes_max=10), lambda: log.sequence_number_at_time(0)):
         with pytest.raises(LogFailedError, match="Check the disk"):
-            read()
+            await read()
     assert _append(manager, log, b"y") == 1
     files.read_error = None
-    assert len(log.read_nowait(0, bytes_max=1000)) == 2
+    assert len(await log.read(0, bytes_max=1000)) == 2
     await manager.close()
 
 
@@ -274,7 +274,7 @@ async def test_a_batch_that_a_full_disk_refused_makes_no_producer_forgotten() ->
     assert isinstance(refused.exception(), LogFullError)
     files.space_left = None
     assert _append(manager, log, b"a", producer=ProducerBatch(5, 0, 0)) == 0
-    assert log.next_sequence_number == 1
+    assert log.view.next_sequence_number == 1
     await manager.close()
 
 
@@ -284,7 +284,7 @@ async def test_short_writes_are_completed() -> None:
     files.write_bytes_max = 7
     manager, (log, _) = await _open(files)
     assert _append(manager, log, b"0123456789" * 20) == 0
-    assert bytes(read_all(log)[0].payload) == b"0123456789" * 20
+    assert bytes((await read_all(log))[0].payload) == b"0123456789" * 20
     await manager.close()
 
 
@@ -304,7 +304,7 @@ async def test_after_a_failed_sync_nothing_is_acknowledged_until_a_restart() -> 
     manager.commit_queued()
     with pytest.raises(LogFailedError, match=r"sync failed.*restart the service"):
         later.result()
-    assert [bytes(batch.payload) for batch in read_all(logs[0])] == [b"first"]
+    assert [bytes(batch.payload) for batch in (await read_all(logs[0]))] == [b"first"]
     await manager.close()
     manager, logs = await _open(files)
     assert _append(manager, logs[0], b"third") == 1
@@ -325,10 +325,10 @@ async def test_what_a_start_serves_outlasts_a_power_loss() -> None:
     await manager.close()
     files.sync_error = files.truncate_error = None
     manager, logs = await _open(files)
-    served = [bytes(batch.payload) for batch in read_all(logs[0])]
+    served = [bytes(batch.payload) for batch in (await read_all(logs[0]))]
     assert served == [b"first", b"second"]
     manager, logs = await _open(files.lose_power(random.Random(0)))
-    assert [bytes(batch.payload) for batch in read_all(logs[0])] == served
+    assert [bytes(batch.payload) for batch in (await read_all(logs[0]))] == served
     await manager.close()
 
 
@@ -357,9 +357,9 @@ async def test_a_torn_tail_is_cut_off_and_told(cut: int, caplog: pytest.LogCaptu
     with caplog.at_level(logging.WARNING):
         manager, (log, _) = await _open(files)
     assert "incomplete write" in caplog.text
-    assert log.next_sequence_number == 4
+    assert log.view.next_sequence_number == 4
     assert _append(manager, log, b"again") == 4
-    assert len(read_all(log)) == 5
+    assert len(await read_all(log)) == 5
     await manager.close()
 
 
@@ -401,7 +401,7 @@ async def test_a_clean_start_reads_only_the_snapshot(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr("tidegate.storage.segment_reader.decode_header", refuse)
     manager, (log, _) = await _open(files)
-    assert log.next_sequence_number == 20
+    assert log.view.next_sequence_number == 20
     await manager.close()
 
 
@@ -414,7 +414,7 @@ async def test_an_event_that_holds_a_segment_is_just_an_event() -> None:
     files.locked.clear()
     del _content(files)[-1:]
     manager, (log, _) = await _open(files)
-    assert log.next_sequence_number == 0
+    assert log.view.next_sequence_number == 0
     await manager.close()
 
 
@@ -430,5 +430,5 @@ async def test_a_mistake_in_the_writer_strands_nobody(monkeypatch: pytest.Monkey
         manager.commit_queued()
     assert isinstance(futures[0].exception(), LogFailedError)
     assert futures[1].result().start_sequence_number == 1
-    assert [bytes(batch.payload) for batch in read_all(logs[0])] == [b"first"]
+    assert [bytes(batch.payload) for batch in (await read_all(logs[0]))] == [b"first"]
     await manager.close()

@@ -73,7 +73,7 @@ def _append_until_killed(directory: Path, count: int) -> list[tuple[str, int, in
 
 async def _bounds(directory: Path) -> dict[str, int]:
     manager = await LogManager.open(directory, options=LogOptions())
-    bounds = {partition: manager.log("hub", partition).next_sequence_number for partition in ("0", "1")}
+    bounds = {partition: manager.log("hub", partition).view.next_sequence_number for partition in ("0", "1")}
     await manager.close()
     return bounds
 
@@ -81,7 +81,7 @@ async def _bounds(directory: Path) -> dict[str, int]:
 async def _check(directory: Path, base: dict[str, int], acknowledged: list[tuple[str, int, int]]) -> None:
     manager = await LogManager.open(directory, options=LogOptions())
     for partition in ("0", "1"):
-        batches = read_all(manager.log("hub", partition))
+        batches = await read_all(manager.log("hub", partition))
         expected = 0
         for batch in batches:
             assert batch.base_sequence_number == expected

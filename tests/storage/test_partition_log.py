@@ -20,12 +20,12 @@ from tidegate.model.errors import (
 from tidegate.storage.group_commit import ROUND_MAX
 from tidegate.storage.log_manager import LogManager
 from tidegate.storage.options import LogOptions
-from tidegate.storage.partition_log import PartitionLog
+from tidegate.storage.partition_log import FilePartitionLog
 from tidegate.storage.partition_writer import AppendRequest
 from tidegate.storage.record import AppendResult, ProducerBatch
 
 _OPTIONS = LogOptions(segment_bytes_max=2000, index_interval_bytes=300, snapshot_interval_bytes=1500)
-OpenLog = Callable[[], AbstractAsyncContextManager[tuple[LogManager, PartitionLog]]]
+OpenLog = Callable[[], AbstractAsyncContextManager[tuple[LogManager, FilePartitionLog]]]
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def open_log(tmp_path: Path) -> OpenLog:
     """Opens the same log again and again."""
 
     @asynccontextmanager
-    async def open_once() -> AsyncIterator[tuple[LogManager, PartitionLog]]:
+    async def open_once() -> AsyncIterator[tuple[LogManager, FilePartitionLog]]:
         manager = await LogManager.open(tmp_path, options=_OPTIONS)
         manager.create_logs("hub", 1)
         try:
@@ -44,9 +44,9 @@ def open_log(tmp_path: Path) -> OpenLog:
     return open_once
 
 
-async def _append(log: PartitionLog, number: int, *, count: int = 1, size: int = 100) -> AppendResult:
+async def _append(log: FilePartitionLog, number: int, *, count: int = 1, size: int = 100) -> AppendResult:
     payload = number.to_bytes(4, "big") * (size // 4) * count
-    return await log.append(payload, [size] * count, enqueued_time_ms=1000 + number)
+    return await log.append_nowait(payload, [size] * count, enqueued_time_ms=1000 + number)
 
 
 async def test_a_burst_of_appends_is_answered_in_rounds(
@@ -54,13 +54,13 @@ async def test_a_burst_of_appends_is_answered_in_rounds(
 ) -> None:
     """Protects everybody else on the event loop, which answers what one round has stored in one go."""
     sizes: list[int] = []
-    deliver = PartitionLog.deliver
+    deliver = FilePartitionLog.deliver
 
-    def counted(log: PartitionLog, requests: list[AppendRequest]) -> None:
+    def counted(log: FilePartitionLog, requests: list[AppendRequest]) -> None:
         sizes.append(len(requests))
         deliver(log, requests)
 
-    monkeypatch.setattr(PartitionLog, "deliver", counted)
+    monkeypatch.setattr(FilePartitionLog, "deliver", counted)
     async with open_log() as (_, log):
         results = await asyncio.gather(*(_append(log, number) for number in range(1300)))
         assert [result.start_sequence_number for result in results] == list(range(1300))
@@ -75,7 +75,7 @@ async def test_a_quiet_partition_does_not_wait_for_the_backlog_of_a_busy_one(tmp
     busy, quiet = manager.log("hub", "0"), manager.log("hub", "1")
     ended: list[str] = []
 
-    def append(log: PartitionLog, name: str) -> asyncio.Future[AppendResult]:
+    def append(log: FilePartitionLog, name: str) -> asyncio.Future[AppendResult]:
         future = log.append_nowait(b"abc", [3], enqueued_time_ms=1)
         future.add_done_callback(lambda _: ended.append(name))
         return future
@@ -97,16 +97,16 @@ async def test_events_are_read_back_in_order_after_a_restart(open_log: OpenLog) 
         results = await asyncio.gather(*(_append(log, number, count=3) for number in range(40)))
         assert [result.start_sequence_number for result in results] == list(range(0, 120, 3))
         assert len(log.view.segments) > 5
-        before = read_all(log)
+        before = await read_all(log)
     async with open_log() as (_, log):
-        after = read_all(log)
+        after = await read_all(log)
         assert [(batch.base_sequence_number, bytes(batch.payload)) for batch in before] == [
             (batch.base_sequence_number, bytes(batch.payload)) for batch in after
         ]
         for start in range(120):
-            batch = log.read_nowait(start, bytes_max=1)[0]
+            batch = (await log.read(start, bytes_max=1))[0]
             assert batch.base_sequence_number <= start < batch.until_sequence_number
-        assert log.read_nowait(120, bytes_max=1000) == []
+        assert await log.read(120, bytes_max=1000) == []
         assert (await _append(log, 50)).start_sequence_number == 120
 
 
@@ -116,38 +116,36 @@ async def test_a_batch_larger_than_the_read_is_not_stuck(open_log: OpenLog) -> N
         await _append(log, 1)
         await _append(log, 2, count=1, size=50_000)
         await _append(log, 3)
-        assert [batch.base_sequence_number for batch in read_all(log)] == [0, 1, 2]
-        assert len(log.read_nowait(1, bytes_max=10)[0].payload) == 50_000
+        assert [batch.base_sequence_number for batch in (await read_all(log))] == [0, 1, 2]
+        assert len((await log.read(1, bytes_max=10))[0].payload) == 50_000
 
 
 async def test_enqueued_times_never_go_back(open_log: OpenLog) -> None:
     """A clock that is set back does not make times go back, and look-ups by time find the first event."""
     async with open_log() as (_, log):
         times = [5, 9, 3, 9, 20, 20, 30] * 3
-        results = [await log.append(b"x" * 200, [200], enqueued_time_ms=time_ms) for time_ms in times]
+        results = [await log.append_nowait(b"x" * 200, [200], enqueued_time_ms=time_ms) for time_ms in times]
         stored = [result.enqueued_time_ms for result in results]
         assert stored == sorted(stored)
         for wanted in range(35):
             expected = next(
                 (number for number, time_ms in enumerate(stored) if time_ms >= wanted), len(stored)
             )
-            assert log.sequence_number_at_time(wanted) == expected
+            assert await log.sequence_number_at_time(wanted) == expected
 
 
-async def test_a_waiter_wakes_when_its_event_can_be_read(open_log: OpenLog) -> None:
-    """Waiters and listeners are told after the event is readable; a cancelled waiter leaves nothing
-    behind.
-    """
+async def test_a_reader_is_woken_when_its_event_can_be_read(open_log: OpenLog) -> None:
+    """After the event is readable; a closed reader leaves nothing behind."""
     async with open_log() as (_, log):
         calls: list[int] = []
-        remove = log.add_append_listener(lambda: calls.append(log.next_sequence_number))
-        cancelled = asyncio.wait_for(log.wait_appended(5), timeout=0.001)
-        with pytest.raises(TimeoutError):
-            await cancelled
-        await asyncio.gather(log.wait_appended(1), _append(log, 1), _append(log, 2))
-        assert log.next_sequence_number == 2
+        reader = log.open_reader(0, lambda: calls.append(log.view.next_sequence_number))
+        assert reader.take(1) == []
+        await asyncio.gather(_append(log, 1), _append(log, 2))
+        assert log.view.next_sequence_number == 2
         assert calls[-1] == 2
-        remove()
+        assert [batch.base_sequence_number for batch in reader.take(1000)] == [0, 1]
+        reader.close()
+        reader.close()
         await _append(log, 3)
         assert calls[-1] == 2
 
@@ -164,7 +162,7 @@ async def test_a_cancelled_append_is_wholly_there_or_wholly_absent(open_log: Ope
             future.cancel()
         kept = [future for number, future in enumerate(futures) if number % 3]
         await asyncio.gather(*kept)
-        payloads = [bytes(batch.payload) for batch in read_all(log)]
+        payloads = [bytes(batch.payload) for batch in (await read_all(log))]
         present = [payload[0] for payload in payloads]
         assert present == sorted(present)
         assert {number for number in range(60) if number % 3} <= set(present)
@@ -180,13 +178,13 @@ async def test_a_repeated_batch_is_stored_once_also_after_restarts(open_log: Ope
         assert await again == AppendResult(0, 2, 1, is_duplicate=True)
         for number in range(30):
             producer = ProducerBatch(8, 0, number)
-            await log.append(b"x" * 100, [100], enqueued_time_ms=3, producer=producer)
+            await log.append_nowait(b"x" * 100, [100], enqueued_time_ms=3, producer=producer)
     async with open_log() as (_, log):
-        repeat = await log.append(b"aabb", [2, 2], enqueued_time_ms=9, producer=ProducerBatch(7, 0, 0))
+        repeat = await log.append_nowait(b"aabb", [2, 2], enqueued_time_ms=9, producer=ProducerBatch(7, 0, 0))
         assert repeat == AppendResult(0, 2, 1, is_duplicate=True)
         with pytest.raises(OutOfOrderSequenceError, match="expected number 30"):
-            await log.append(b"x", [1], enqueued_time_ms=9, producer=ProducerBatch(8, 0, 31))
-        following = await log.append(b"x", [1], enqueued_time_ms=9, producer=ProducerBatch(8, 0, 30))
+            await log.append_nowait(b"x", [1], enqueued_time_ms=9, producer=ProducerBatch(8, 0, 31))
+        following = await log.append_nowait(b"x", [1], enqueued_time_ms=9, producer=ProducerBatch(8, 0, 30))
         assert following.start_sequence_number == 32
 
 
@@ -197,24 +195,24 @@ async def test_retention_removes_whole_old_segments(open_log: OpenLog, tmp_path:
     async with open_log() as (_, log):
         for number in range(60):
             await _append(log, number, size=200)
-        reader_start = log.read_nowait(0, bytes_max=100)[-1].until_sequence_number
+        reader_start = (await log.read(0, bytes_max=100))[-1].until_sequence_number
         assert await log.apply_retention(before_ms=0, bytes_max=None) == 0
         assert await log.apply_retention(before_ms=1030, bytes_max=None) > 0
-        assert 0 < log.begin_sequence_number <= 30
-        assert (
-            log.read_nowait(reader_start, bytes_max=100)[0].base_sequence_number == log.begin_sequence_number
-        )
-        begin = log.begin_sequence_number
+        assert 0 < log.view.begin_sequence_number <= 30
+        assert (await log.read(reader_start, bytes_max=100))[
+            0
+        ].base_sequence_number == log.view.begin_sequence_number
+        begin = log.view.begin_sequence_number
         assert await log.apply_retention(before_ms=0, bytes_max=3000) > 0
         kept = sum(path.stat().st_size for path in (tmp_path / "logs/hub/0").glob("*.log"))
-        assert log.begin_sequence_number > begin
+        assert log.view.begin_sequence_number > begin
         assert 3000 <= kept < 3000 + 2 * _OPTIONS.segment_bytes_max
         assert await log.apply_retention(before_ms=10_000, bytes_max=None) > 0
-        assert (log.begin_sequence_number, log.next_sequence_number) == (60, 60)
-        assert log.last_enqueued_time_ms == 1059
+        assert (log.view.begin_sequence_number, log.view.next_sequence_number) == (60, 60)
+        assert log.view.last_enqueued_time_ms == 1059
     async with open_log() as (_, log):
-        assert (log.begin_sequence_number, log.next_sequence_number) == (60, 60)
-        assert log.last_enqueued_time_ms == 1059
+        assert (log.view.begin_sequence_number, log.view.next_sequence_number) == (60, 60)
+        assert log.view.last_enqueued_time_ms == 1059
         assert (await _append(log, 60)).start_sequence_number == 60
 
 
@@ -231,9 +229,9 @@ async def test_lost_and_damaged_indexes_are_rebuilt(open_log: OpenLog, tmp_path:
         path.write_bytes(path.read_bytes()[:-9] + b"\0" * 9)
     (directory / "state").unlink()
     async with open_log() as (_, log):
-        assert [batch.base_sequence_number for batch in read_all(log)] == list(range(40))
-        assert log.sequence_number_at_time(1020) == 20
-        assert log.last_enqueued_time_ms == 1039
+        assert [batch.base_sequence_number for batch in (await read_all(log))] == list(range(40))
+        assert await log.sequence_number_at_time(1020) == 20
+        assert log.view.last_enqueued_time_ms == 1039
         assert len(sorted(directory.glob("*.index"))) == len(indexes)
 
 
@@ -247,10 +245,10 @@ async def test_the_index_of_another_segment_is_not_used(open_log: OpenLog, tmp_p
     for path, content in zip(indexes, contents[1:] + contents[:1], strict=True):
         path.write_bytes(content)
     async with open_log() as (_, log):
-        assert [batch.base_sequence_number for batch in read_all(log)] == list(range(40))
+        assert [batch.base_sequence_number for batch in (await read_all(log))] == list(range(40))
         for number in range(40):
-            assert log.read_nowait(number, bytes_max=1)[0].base_sequence_number == number
-            assert log.sequence_number_at_time(1000 + number) == number
+            assert (await log.read(number, bytes_max=1))[0].base_sequence_number == number
+            assert await log.sequence_number_at_time(1000 + number) == number
     assert [path.read_bytes() for path in indexes] == contents
 
 
@@ -268,8 +266,8 @@ async def test_altered_events_are_never_served(open_log: OpenLog, tmp_path: Path
     base = int(path.stem)
     async with open_log() as (_, log):
         with pytest.raises(LogCorruptError, match=rf"byte \d+ of {path}.*tidegate check {tmp_path}"):
-            log.read_nowait(base + 2, bytes_max=100)
-        assert log.read_nowait(0, bytes_max=100)[0].base_sequence_number == 0
+            await log.read(base + 2, bytes_max=100)
+        assert (await log.read(0, bytes_max=100))[0].base_sequence_number == 0
         assert (await _append(log, 41)).start_sequence_number == 40
 
 
@@ -300,16 +298,16 @@ async def test_close_finishes_what_was_queued(open_log: OpenLog) -> None:
     """
     async with open_log() as (manager, log):
         futures = [log.append_nowait(b"abc", [3], enqueued_time_ms=1) for _ in range(50)]
-        waiter = asyncio.gather(log.wait_appended(1000), return_exceptions=True)
-        await asyncio.sleep(0)
+        woken: list[bool] = []
+        log.open_reader(1000, lambda: woken.append(log.is_closed))
         await manager.close()
         assert [future.result().start_sequence_number for future in futures] == list(range(50))
-        assert isinstance((await waiter)[0], ClosedError)
+        assert True in woken
         with pytest.raises(ClosedError):
             log.append_nowait(b"abc", [3], enqueued_time_ms=1)
         await manager.close()
     async with open_log() as (_, log):
-        assert log.next_sequence_number == 50
+        assert log.view.next_sequence_number == 50
 
 
 async def test_the_queue_is_bounded(tmp_path: Path) -> None:
@@ -334,7 +332,7 @@ async def test_deleted_logs_are_gone(open_log: OpenLog, tmp_path: Path) -> None:
     """Queued appends are answered, waiters get ClosedError, the directory is removed."""
     async with open_log() as (manager, log):
         await _append(log, 1)
-        log.read_nowait(0, bytes_max=10)
+        await log.read(0, bytes_max=10)
         queued = log.append_nowait(b"x", [1], enqueued_time_ms=1)
         await manager.delete_logs("hub")
         assert queued.done()

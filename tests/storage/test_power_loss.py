@@ -15,7 +15,7 @@ from tests.storage.simulated_files import SimulatedFiles
 from tidegate.model.errors import LogCorruptError, LogFailedError, LogFullError
 from tidegate.storage.log_manager import LogManager
 from tidegate.storage.options import LogOptions
-from tidegate.storage.partition_log import PartitionLog
+from tidegate.storage.partition_log import FilePartitionLog
 from tidegate.storage.record import AppendResult, RecordBatch
 
 _OPTIONS = LogOptions(segment_bytes_max=6000, index_interval_bytes=1000, snapshot_interval_bytes=3000)
@@ -38,10 +38,10 @@ class _History:
         self.sent[payload] = lengths
         return payload, lengths
 
-    def check(self, log: PartitionLog) -> None:
+    async def check(self, log: FilePartitionLog) -> None:
         """Compare with the recovered log, and adopt what it holds beyond what was promised."""
-        batches = read_all(log)
-        expected = log.begin_sequence_number
+        batches = await read_all(log)
+        expected = log.view.begin_sequence_number
         seen: dict[int, bytes] = {}
         for batch in batches:
             payload = bytes(batch.payload)
@@ -50,21 +50,21 @@ class _History:
             assert payload not in seen.values()
             seen[batch.base_sequence_number] = payload
             expected = batch.until_sequence_number
-        assert expected == log.next_sequence_number
+        assert expected == log.view.next_sequence_number
         held = {
             start: payload
             for start, payload in self.acknowledged.items()
-            if start >= log.begin_sequence_number
+            if start >= log.view.begin_sequence_number
         }
         assert held.items() <= seen.items()
         self.acknowledged = seen
 
 
-def read_all(log: PartitionLog) -> list[RecordBatch]:
+async def read_all(log: FilePartitionLog) -> list[RecordBatch]:
     """Every batch that the log holds."""
     batches: list[RecordBatch] = []
-    start = log.begin_sequence_number
-    while read := log.read_nowait(start, bytes_max=2000):
+    start = log.view.begin_sequence_number
+    while read := await log.read(start, bytes_max=2000):
         batches += read
         start = batches[-1].until_sequence_number
     return batches
@@ -75,7 +75,7 @@ async def _work(
 ) -> None:
     logs = [manager.log("hub", str(number)) for number in range(len(histories))]
     for log, history in zip(logs, histories, strict=True):
-        history.check(log)
+        await history.check(log)
     for _ in range(30):
         pending: list[tuple[_History, bytes, asyncio.Future[AppendResult]]] = []
         if randomness.random() < 0.15:
@@ -105,7 +105,7 @@ async def _work(
             await _apply_retention(manager, log)
 
 
-async def _apply_retention(manager: LogManager, log: PartitionLog) -> None:
+async def _apply_retention(manager: LogManager, log: FilePartitionLog) -> None:
     async def drive() -> None:
         await asyncio.sleep(0)
         manager.commit_queued()
@@ -152,5 +152,5 @@ async def _simulate(seed: int, *, is_sync_a_lie: bool) -> None:
         files = files.lose_power(randomness)
     manager = await LogManager.open(_DATA, options=_OPTIONS, files=files, is_threaded=False)
     for number, history in enumerate(histories):
-        history.check(manager.log("hub", str(number)))
+        await history.check(manager.log("hub", str(number)))
     await manager.close()

@@ -21,6 +21,7 @@ from tidegate.broker.producers import OnProducerStolen, ProducerHandle
 from tidegate.broker.publishers import PublisherActivity
 from tidegate.broker.receivers import OnStolen, ReceiverHandle
 from tidegate.broker.throttling import Throughput, ThroughputStatistics
+from tidegate.storage.engine import LogReader
 from tidegate.storage.record import AppendResult, ProducerBatch, RecordBatch
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "ProducerHandle",
     "OnProducerStolen",
     "PublisherActivity",
+    "LogReader",
     "RecordBatch",
     "AppendResult",
     "ProducerBatch",

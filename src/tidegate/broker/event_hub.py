@@ -34,8 +34,7 @@ from tidegate.model.limits import (
     TierLimits,
 )
 from tidegate.model.partition_key import partition_for_key
-from tidegate.storage.failed_log import FailedLog
-from tidegate.storage.partition_log import PartitionLog
+from tidegate.storage.engine import PartitionLog
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +79,7 @@ class EventHub:
     def __init__(
         self,
         record: EventHubRecord,
-        logs: Sequence[PartitionLog | FailedLog],
+        logs: Sequence[PartitionLog],
         *,
         catalog: Catalog,
         clock: Clock,

@@ -405,7 +405,7 @@ class Broker:
     def _newest_ms(self) -> int:
         """When the newest event was enqueued; now, if there is none."""
         partitions = (partition for hub in self.list_event_hubs() for partition in hub.partitions)
-        times = [each.ends().last_enqueued_time_ms for each in partitions if each.open_error is None]
+        times = [each.known_ends().last_enqueued_time_ms for each in partitions if each.open_error is None]
         return max(
             (each for each in times if each is not None), default=milliseconds_of(self._clock.now_utc())
         )

@@ -23,8 +23,8 @@ from tidegate.model.errors import (
 from tidegate.model.hub_properties import PartitionEnds
 from tidegate.model.position import EventPosition, PositionKind
 from tidegate.model.times import milliseconds_of, time_of
-from tidegate.storage.failed_log import FailedLog
-from tidegate.storage.partition_log import PartitionLog
+from tidegate.storage.engine import Bounds, LogReader, PartitionLog
+from tidegate.storage.partition_log import closed_error, copy_error
 from tidegate.storage.record import AppendResult, ProducerBatch, RecordBatch
 
 _START_OFFSET = "-1"
@@ -40,7 +40,7 @@ class Partition:
         self,
         event_hub: str,
         partition_id: str,
-        log: PartitionLog | FailedLog,
+        log: PartitionLog,
         clock: Clock,
         find_consumer_group: Callable[[str], str],
         *,
@@ -112,41 +112,46 @@ class Partition:
         now_ms = max(milliseconds_of(self._clock.now_utc()), self._created_at_ms)
         return self._log.append_nowait(payload, lengths, enqueued_time_ms=now_ms, producer=producer)
 
-    def read_nowait(self, start_sequence_number: int, *, bytes_max: int) -> list[RecordBatch]:
+    def open_reader(self, start_sequence_number: int, wake: Callable[[], None]) -> LogReader:
+        """Read stored batches from an event on; see ``LogReader``, and ``PartitionLog.open_reader``."""
+        return self._log.open_reader(start_sequence_number, wake)
+
+    async def read(self, start_sequence_number: int, *, bytes_max: int) -> list[RecordBatch]:
         """About ``bytes_max`` bytes of stored batches from ``start_sequence_number`` on.
 
         At least one batch if there is one; empty at the end of the log. The first batch may begin before
         ``start_sequence_number``. If retention removed the start, the first batch held follows, as its
         sequence numbers show.
-        Raises LogCorruptError if the stored bytes fail their checksum.
+        Raises LogCorruptError if the stored bytes fail their checksum, ClosedError.
         """
-        return self._log.read_nowait(start_sequence_number, bytes_max=bytes_max)
+        return await self._log.read(start_sequence_number, bytes_max=bytes_max)
 
     async def wait_appended(self, sequence_number: int) -> None:
         """Return once the event ``sequence_number`` can be read.
 
         Raises ClosedError when the log closes or the hub is deleted. Cancellation: no effect.
         """
-        await self._log.wait_appended(sequence_number)
-
-    def add_append_listener(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call ``listener`` when new events can be read; returns a function that removes it.
-
-        One call may be for many appends. The listener must neither block nor raise. It is also called once
-        when the log closes (``is_closed``).
-        """
-        return self._log.add_append_listener(listener)
+        woken = asyncio.Event()
+        reader = self.open_reader(sequence_number, woken.set)
+        try:
+            while not reader.take(1):
+                if self.is_closed:
+                    raise closed_error()
+                await woken.wait()
+                woken.clear()
+        finally:
+            reader.close()
 
     @property
     def is_failed(self) -> bool:
         """Whether its log refuses events until the service is restarted."""
-        return self._log.is_failed
+        return self._log.failure is not None
 
     @property
     def open_error(self) -> TidegateError | None:
         """Why its log could not be opened: then everything here raises it, except counts, ``receivers`` and
         retention. None: it was opened."""
-        return self._log.failure if isinstance(self._log, FailedLog) else None
+        return self._log.failure if self._log.known_bounds is None else None
 
     @property
     def is_closed(self) -> bool:
@@ -155,27 +160,41 @@ class Partition:
 
     @property
     def begin_sequence_number(self) -> int:
-        """The first sequence number still held; the next one if the log is empty."""
-        return self._log.begin_sequence_number
+        """The first sequence number held, as last seen; the next one if the log is empty."""
+        return self._known_bounds.begin_sequence_number
 
     @property
     def next_sequence_number(self) -> int:
-        """One past the last readable event."""
-        return self._log.next_sequence_number
+        """One past the last readable event, as last seen."""
+        return self._known_bounds.next_sequence_number
 
-    def ends(self) -> PartitionEnds:
+    def known_ends(self) -> PartitionEnds:
+        """The beginning and end of the log, as last seen."""
+        return self._ends(self._known_bounds)
+
+    async def ends(self) -> PartitionEnds:
         """The beginning and end of the log now."""
-        until = self._log.next_sequence_number
+        return self._ends(await self._log.bounds())
+
+    @property
+    def _known_bounds(self) -> Bounds:
+        bounds = self._log.known_bounds
+        if bounds is None:
+            assert self._log.failure is not None
+            raise copy_error(self._log.failure)
+        return bounds
+
+    def _ends(self, bounds: Bounds) -> PartitionEnds:
         return PartitionEnds(
             event_hub=self.event_hub,
             partition_id=self.partition_id,
-            begin_sequence_number=self._log.begin_sequence_number,
-            next_sequence_number=until,
-            last_enqueued_offset=str(until - 1),
-            last_enqueued_time_ms=self._log.last_enqueued_time_ms,
+            begin_sequence_number=bounds.begin_sequence_number,
+            next_sequence_number=bounds.next_sequence_number,
+            last_enqueued_offset=str(bounds.next_sequence_number - 1),
+            last_enqueued_time_ms=bounds.last_enqueued_time_ms,
         )
 
-    def resolve(self, position: EventPosition, *, is_lost_refused: bool = False) -> int:
+    async def resolve(self, position: EventPosition, *, is_lost_refused: bool = False) -> int:
         """The sequence number of the first event for a reader at ``position``.
 
         At the end of the log, this is ``next_sequence_number``. A sequence number or offset that retention
@@ -183,7 +202,8 @@ class Partition:
         Raises PositionOutOfRangeError for that and for a position beyond the end, InvalidArgumentError for an
         invalid offset.
         """
-        begin, until = self._log.begin_sequence_number, self._log.next_sequence_number
+        bounds = await self._log.bounds()
+        begin, until = bounds.begin_sequence_number, bounds.next_sequence_number
         value = position.value
         match position.kind:
             case PositionKind.EARLIEST:
@@ -195,7 +215,7 @@ class Partition:
                 # The log has whole milliseconds: after a fraction, the next one is the first.
                 time_ms = milliseconds_of(value)
                 is_included = position.is_inclusive and time_of(time_ms) == value
-                return self._log.sequence_number_at_time(time_ms if is_included else time_ms + 1)
+                return await self._log.sequence_number_at_time(time_ms if is_included else time_ms + 1)
             case PositionKind.SEQUENCE_NUMBER:
                 assert isinstance(value, int)
                 sequence_number, noun = value, "sequence number"
@@ -218,7 +238,7 @@ class Partition:
 
     def check_held(self, sequence_number: int) -> None:
         """Raise PositionOutOfRangeError, naming the first event held, if retention removed the event."""
-        begin = self._log.begin_sequence_number
+        begin = self.begin_sequence_number
         if sequence_number < begin:
             raise PositionOutOfRangeError(
                 f"Partition {self.partition_id} no longer holds sequence number {sequence_number}: the first "
@@ -228,10 +248,7 @@ class Partition:
             )
 
     async def apply_retention(self, *, before_ms: int, bytes_max: int | None) -> int:
-        """Remove whole segments, oldest first; returns how many. See ``PartitionLog.apply_retention``.
-
-        Raises LogFullError, LogFailedError, LogCorruptError, ClosedError, OSError.
-        """
+        """Remove the oldest events; see ``PartitionLog.apply_retention``."""
         return await self._log.apply_retention(before_ms=before_ms, bytes_max=bytes_max)
 
     def open_receiver(
@@ -285,9 +302,10 @@ class Partition:
         """Events and bytes sent to receivers since the start."""
         return self._delivered_events, self._delivered_bytes
 
+    @property
     def stored_bytes(self) -> int:
-        """Bytes of its log on disk. Thread-safe; may access the file system."""
-        return self._log.stored_bytes()
+        """The size of its log."""
+        return self._log.stored_bytes
 
     @property
     def appended(self) -> tuple[int, int]:

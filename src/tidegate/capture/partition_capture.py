@@ -342,7 +342,7 @@ class PartitionCapture:
     async def _read(self, position: int) -> list[RecordBatch]:
         if self.partition.is_closed:
             raise ClosedError("The partition is closed.")
-        return self.partition.read_nowait(position, bytes_max=_READ_BYTES)
+        return await self.partition.read(position, bytes_max=_READ_BYTES)
 
     async def _retry(self, call: Callable[[], Awaitable[T]]) -> T:
         """Call until it succeeds; logs when failures begin and end."""

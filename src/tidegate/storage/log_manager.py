@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Final
 
 from tidegate.model.errors import ClosedError, LogFailedError, ServerBusyError, TidegateError
+from tidegate.storage.engine import PartitionLog
 from tidegate.storage.failed_log import FailedLog
 from tidegate.storage.files import DirectoryLock, Files, OsFiles
 from tidegate.storage.group_commit import Command, Delivery, GroupCommit
 from tidegate.storage.options import LogOptions
-from tidegate.storage.partition_log import PartitionLog
+from tidegate.storage.partition_log import FilePartitionLog
 from tidegate.storage.partition_writer import AppendRequest, PartitionWriter
 from tidegate.storage.recovery import recover_log
 from tidegate.storage.segment_reader import SegmentCache
@@ -49,9 +50,9 @@ class LogManager:
         self._options = options
         self._files = files
         self._loop = asyncio.get_running_loop()
-        self._logs: dict[tuple[str, str], PartitionLog] = {}
+        self._logs: dict[tuple[str, str], FilePartitionLog] = {}
         self._failed: dict[tuple[str, str], FailedLog] = {}
-        self._by_writer: dict[PartitionWriter, PartitionLog] = {}
+        self._by_writer: dict[PartitionWriter, FilePartitionLog] = {}
         self._queued_bytes = 0
         self._uncongested: list[asyncio.Future[None]] = []
         self._is_closing = False
@@ -128,7 +129,7 @@ class LogManager:
         except OSError as error:
             raise step_error(error, "create the logs", directory) from error
 
-    def log(self, hub_id: str, partition_id: str) -> PartitionLog:
+    def log(self, hub_id: str, partition_id: str) -> FilePartitionLog:
         """The log of a partition, recovered on first use. Raises LogCorruptError, LogFullError,
         ServerBusyError, LogFailedError.
         """
@@ -142,7 +143,7 @@ class LogManager:
                 raise step_error(error, "open the log", directory) from error
         return log
 
-    def log_or_failed(self, hub_id: str, partition_id: str) -> PartitionLog | FailedLog:
+    def log_or_failed(self, hub_id: str, partition_id: str) -> PartitionLog:
         """As ``log``; if it cannot be opened, a log that refuses every call with the reason."""
         try:
             return self.log(hub_id, partition_id)
@@ -158,7 +159,7 @@ class LogManager:
         failed = self._failed[hub_id, partition_id] = FailedLog(failure)
         return failed
 
-    def close_logs(self, hub_id: str) -> list[PartitionLog]:
+    def close_logs(self, hub_id: str) -> list[FilePartitionLog]:
         """Refuse everything more of a hub; its files stay."""
         logs = [log for key, log in self._logs.items() if key[0] == hub_id]
         for log in logs:
@@ -241,7 +242,7 @@ class LogManager:
 
     # -- helpers
 
-    def _recover(self, directory: Path) -> PartitionLog:
+    def _recover(self, directory: Path) -> FilePartitionLog:
         recovered = recover_log(directory, files=self._files, options=self._options)
         writer = PartitionWriter(
             directory,
@@ -252,7 +253,7 @@ class LogManager:
             producers=recovered.producers,
             unsaved_bytes=recovered.unsaved_bytes,
         )
-        log = self._by_writer[writer] = PartitionLog(
+        log = self._by_writer[writer] = FilePartitionLog(
             directory,
             writer,
             commit=self._commit,

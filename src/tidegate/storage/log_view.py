@@ -23,20 +23,12 @@ class LogView:
     last_enqueued_time_ms: int | None
     """Milliseconds since 1970-01-01 UTC; None if no event was ever enqueued."""
 
+    @property
     def stored_bytes(self) -> int:
-        """Bytes of the segment files; may access the file system, and may be called from any thread."""
-        return sum(map(_stored_bytes, self.segments[:-1])) + (self.end_position if self.segments else 0)
+        """Bytes of the segment files."""
+        return sum(each.sealed_bytes or 0 for each in self.segments[:-1]) + self.end_position
 
     @property
     def begin_sequence_number(self) -> int:
         """The first event held; ``next_sequence_number`` if there is none."""
         return self.segments[0].base_sequence_number if self.segments else self.next_sequence_number
-
-
-def _stored_bytes(segment: Segment) -> int:
-    if segment.sealed_bytes is not None:
-        return segment.sealed_bytes
-    try:
-        return segment.path.stat().st_size
-    except OSError:
-        return 0  # retention has just removed it

@@ -1,7 +1,6 @@
-"""The log of one partition, as the broker uses it.
+"""The log of one partition in files.
 
-Everything is called on the event loop's thread. What is readable is durable; what is acknowledged is
-readable.
+Everything is called on the event loop's thread, and nothing waits but appends and commands.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tidegate.model.errors import ClosedError, LogFailedError, ServerBusyError, TidegateError
+from tidegate.storage.engine import Bounds
 from tidegate.storage.group_commit import GroupCommit
 from tidegate.storage.log_view import LogView
 from tidegate.storage.partition_writer import AppendRequest, PartitionWriter
@@ -26,8 +26,11 @@ from tidegate.storage.segment_reader import SegmentCache, read_batches
 from tidegate.storage.sparse_index import NO_TIME
 from tidegate.storage.write_errors import is_shortage_error, shortage_error
 
-_CURSORS_MAX = 256
-"""Our choice: places remembered for sequential readers, which then continue without a look-up."""
+_PLACES_MAX = 256
+"""Our choice: places remembered for the next reader, which then begins without a look-up."""
+
+_Place = tuple[Segment, int]
+"""A segment and a position in it, where a batch begins."""
 
 _BASE = attrgetter("base_sequence_number")
 _logger = logging.getLogger(__name__)
@@ -41,8 +44,8 @@ class Admission(Protocol):
         ...
 
 
-class PartitionLog:
-    """A durable, append-only log of record batches. Get one from ``LogManager.log``."""
+class FilePartitionLog:
+    """A ``PartitionLog``. Get one from ``LogManager.log``."""
 
     def __init__(
         self,
@@ -65,16 +68,16 @@ class PartitionLog:
         self._admission = admission
         self._gaps = sorted(gaps)
         self._loop = loop
-        self._waiters: list[tuple[int, asyncio.Future[None]]] = []
-        self._listeners: dict[object, Callable[[], None]] = {}
-        self._cursors: dict[int, tuple[Segment, int]] = {}
+        self.readers: dict[FileReader, Callable[[], None]] = {}
+        """Open readers, and what wakes each."""
+        self._places: dict[int, _Place] = {}
         self._appended_events = 0
         self._appended_bytes = 0
 
     @property
-    def is_failed(self) -> bool:
-        """Whether it refuses all appends until a restart."""
-        return self.writer.failure is not None
+    def failure(self) -> TidegateError | None:
+        """See ``PartitionLog``."""
+        return self.writer.failure
 
     # -- appending
 
@@ -86,14 +89,7 @@ class PartitionLog:
         enqueued_time_ms: int,
         producer: ProducerBatch | None = None,
     ) -> asyncio.Future[AppendResult]:
-        """Queue a batch; the future resolves to its location in the log once it is durable.
-
-        payload: the events end to end; lengths: bytes of each, at least one. Batches are stored in the order
-        of the calls. enqueued_time_ms: raised to that of the previous batch if the clock went back. Raises
-        InvalidArgumentError, ServerBusyError and ClosedError here; through the future LogFullError,
-        LogFailedError, OutOfOrderSequenceError and ProducerEpochStolenError. Cancellation of the future: the
-        batch is wholly in the log or wholly absent; others are unaffected.
-        """
+        """See ``PartitionLog``."""
         table = encode_lengths(len(payload), lengths)
         if producer is not None:
             producer.validate()
@@ -107,24 +103,8 @@ class PartitionLog:
         )
         return future
 
-    async def append(
-        self,
-        payload: bytes | memoryview,
-        lengths: Sequence[int],
-        *,
-        enqueued_time_ms: int,
-        producer: ProducerBatch | None = None,
-    ) -> AppendResult:
-        """Append a batch and return once it is durable; see ``append_nowait``."""
-        return await self.append_nowait(
-            payload, lengths, enqueued_time_ms=enqueued_time_ms, producer=producer
-        )
-
     async def producer_state(self, producer_id: int) -> ProducerState | None:
-        """The state of an idempotent producer after all appends queued so far; None if unknown.
-
-        Raises ClosedError. Cancellation: leaves no trace.
-        """
+        """See ``PartitionLog``."""
         if self.is_closed:
             raise closed_error()
         state = await self._commit.put_command(partial(self.writer.producer_state, producer_id))
@@ -139,46 +119,62 @@ class PartitionLog:
         return self.writer.view
 
     @property
-    def begin_sequence_number(self) -> int:
-        """The first event held; if there is none, the next one to come."""
-        return self.writer.view.begin_sequence_number
+    def known_bounds(self) -> Bounds:
+        """See ``PartitionLog``; exact."""
+        view = self.writer.view
+        return Bounds(view.begin_sequence_number, view.next_sequence_number, view.last_enqueued_time_ms)
 
-    @property
-    def next_sequence_number(self) -> int:
-        """One past the last readable event."""
-        return self.writer.view.next_sequence_number
-
-    @property
-    def last_enqueued_time_ms(self) -> int | None:
-        """Milliseconds since 1970-01-01 UTC; None if no event was ever enqueued."""
-        return self.writer.view.last_enqueued_time_ms
+    async def bounds(self) -> Bounds:
+        """See ``PartitionLog``."""
+        if self.is_closed:
+            raise closed_error()
+        return self.known_bounds
 
     @property
     def appended(self) -> tuple[int, int]:
         """Events and bytes stored since the start."""
         return self._appended_events, self._appended_bytes
 
+    @property
     def stored_bytes(self) -> int:
-        """Bytes of the log on disk; may access the file system, and may be called from any thread."""
-        return self.writer.view.stored_bytes()
+        """Bytes of the segment files."""
+        return self.writer.view.stored_bytes
 
     # -- reading
 
-    def read_nowait(self, start_sequence_number: int, *, bytes_max: int) -> list[RecordBatch]:
-        """The batches from ``start_sequence_number`` on, about ``bytes_max`` bytes of them.
+    def open_reader(self, start_sequence_number: int, wake: Callable[[], None]) -> FileReader:
+        """See ``PartitionLog``."""
+        reader = FileReader(self, start_sequence_number, self._places.get(start_sequence_number))
+        self.readers[reader] = wake
+        return reader
 
-        At least one batch; none only at the end of the log. The first may begin before the start. If
-        retention removed the start, reading begins at the oldest event. A read ends with its segment, so it
-        may be short. Raises LogCorruptError (damaged events are never served), LogFailedError (the disk),
-        ServerBusyError (no file can be opened now).
+    async def read(self, start_sequence_number: int, *, bytes_max: int) -> list[RecordBatch]:
+        """See ``PartitionLog``."""
+        batches, place = self.read_from(
+            start_sequence_number, self._places.get(start_sequence_number), bytes_max
+        )
+        if batches and place is not None:
+            self.remember(batches[-1].until_sequence_number, place)
+        return batches
+
+    def read_from(
+        self, start_sequence_number: int, place: _Place | None, bytes_max: int
+    ) -> tuple[list[RecordBatch], _Place | None]:
+        """About ``bytes_max`` bytes of batches from ``start_sequence_number`` on, and the place after them.
+
+        place: where the first batch begins, if known.
+
+        A read ends with its segment, so it may be short. See ``LogReader.take``.
         """
         while True:
             view = self.writer.view
             start = self._skip_gaps(max(start_sequence_number, view.begin_sequence_number))
             if start >= view.next_sequence_number:
-                return []
+                return [], place
             try:
-                return self._read_view(view, start, bytes_max)
+                return self._read_view(
+                    view, start, place if start == start_sequence_number else None, bytes_max
+                )
             except FileNotFoundError as error:
                 # Retention may delete a segment after the view was read and before the file is opened.
                 if self.writer.view.segments[:1] == view.segments[:1]:
@@ -186,11 +182,8 @@ class PartitionLog:
             except OSError as error:
                 raise self._unreadable(error) from error
 
-    def sequence_number_at_time(self, time_ms: int) -> int:
-        """The first event enqueued at ``time_ms`` (milliseconds since 1970-01-01 UTC) or later.
-
-        ``next_sequence_number`` if there is none. Raises LogCorruptError, LogFailedError, ServerBusyError.
-        """
+    async def sequence_number_at_time(self, time_ms: int) -> int:
+        """See ``PartitionLog``."""
         while True:
             view = self.writer.view
             try:
@@ -201,36 +194,17 @@ class PartitionLog:
             except OSError as error:
                 raise self._unreadable(error) from error
 
-    async def wait_appended(self, sequence_number: int) -> None:
-        """Wait until ``sequence_number`` can be read. Raises ClosedError. Cancellation: leaves no trace."""
-        sequence_number = self._skip_gaps(sequence_number)
-        if self.next_sequence_number > sequence_number:
-            return
-        if self.is_closed:
-            raise closed_error()
-        waiter = (sequence_number, self._loop.create_future())
-        self._waiters.append(waiter)
-        try:
-            await waiter[1]
-        finally:
-            if waiter in self._waiters:
-                self._waiters.remove(waiter)
-
-    def add_append_listener(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call ``listener`` on the loop when more can be read, and at close; returns what removes it."""
-        key = object()
-        self._listeners[key] = listener
-        return partial(self._remove_listener, key)
+    def remember(self, sequence_number: int, place: _Place) -> None:
+        """Let the next reader from this number begin at ``place``."""
+        self._places.pop(sequence_number, None)
+        self._places[sequence_number] = place
+        if len(self._places) > _PLACES_MAX:
+            del self._places[next(iter(self._places))]
 
     # -- retention
 
     async def apply_retention(self, *, before_ms: int, bytes_max: int | None) -> int:
-        """Remove whole segments, oldest first; returns how many.
-
-        A segment is removed if all its events were enqueued before ``before_ms``, or if the rest still holds
-        ``bytes_max`` bytes (None: no limit by size). The last segment is removed by time only.
-        Raises LogFullError, ServerBusyError, LogFailedError, LogCorruptError, ClosedError, OSError.
-        """
+        """See ``PartitionLog``: whole segments; the last one by time only."""
         if self.is_closed:
             raise closed_error()
         view = self.writer.view
@@ -262,7 +236,7 @@ class PartitionLog:
     # -- called by the manager, on the loop
 
     def deliver(self, requests: list[AppendRequest]) -> None:
-        """Answer the requests of a round, then wake the waiters for events."""
+        """Answer the requests of a round, then wake the readers."""
         for request in requests:
             result, future = request.result, request.future
             if result is not None and not result.is_duplicate:
@@ -278,19 +252,14 @@ class PartitionLog:
         self._wake()
 
     def close(self) -> None:
-        """Refuse further appends, and end all waits for events."""
-        if self.is_closed:
-            return
-        self.is_closed = True
-        waiters, self._waiters = self._waiters, []
-        for _, future in waiters:
-            if not future.done():
-                future.set_exception(closed_error())
-        self._call_listeners()
+        """Refuse further appends, and wake the readers a last time."""
+        if not self.is_closed:
+            self.is_closed = True
+            self._wake()
 
     def forget_files(self) -> None:
         """Close the files open for reading."""
-        self._cursors.clear()
+        self._places.clear()
         for segment in self.writer.view.segments:
             self._cache.forget(segment)
 
@@ -316,28 +285,17 @@ class PartitionLog:
             next_step="Check the disk.",
         )
 
-    def _remove_listener(self, key: object) -> None:
-        self._listeners.pop(key, None)
-
     def _wake(self) -> None:
-        until = self.next_sequence_number
-        if self._waiters:
-            ready = [waiter for waiter in self._waiters if waiter[0] < until]
-            self._waiters = [waiter for waiter in self._waiters if waiter[0] >= until]
-            for _, future in ready:
-                if not future.done():
-                    future.set_result(None)
-        self._call_listeners()
-
-    def _call_listeners(self) -> None:
-        for listener in list(self._listeners.values()):
+        for wake in list(self.readers.values()):
             try:
-                listener()
-            except Exception:  # one listener's error must not cost the others their call
-                _logger.exception("A listener of the log %s failed.", self.directory)
+                wake()
+            except Exception:  # one reader's error must not cost the others their call
+                _logger.exception("A reader of the log %s failed.", self.directory)
 
-    def _read_view(self, view: LogView, start: int, bytes_max: int) -> list[RecordBatch]:
-        segment, position = self._locate(view, start)
+    def _read_view(
+        self, view: LogView, start: int, place: _Place | None, bytes_max: int
+    ) -> tuple[list[RecordBatch], _Place]:
+        segment, position = self._locate(view, start, place)
         is_last = segment is view.segments[-1]
         end = view.end_position if is_last else self._cache.index(segment).end_position
         file, salt = self._cache.file(segment)
@@ -352,8 +310,7 @@ class PartitionLog:
         )
         if not batches:
             raise corrupt_error(segment.path, position, f"the event {start} is missing")
-        self._remember(batches[-1].until_sequence_number, segment, position)
-        return batches
+        return batches, (segment, position)
 
     def _skip_gaps(self, sequence_number: int) -> int:
         """The number itself, or the first one after a gap that a repair left."""
@@ -362,25 +319,18 @@ class PartitionLog:
                 return until
         return sequence_number
 
-    def _locate(self, view: LogView, start: int) -> tuple[Segment, int]:
-        cursor = self._cursors.get(start)
-        if cursor is not None:
-            segment, position = cursor
+    def _locate(self, view: LogView, start: int, place: _Place | None) -> _Place:
+        if place is not None:
+            segment, position = place
             is_here = segment.base_sequence_number >= view.begin_sequence_number
             if is_here and (
                 segment is view.segments[-1] or position < self._cache.index(segment).end_position
             ):
-                return cursor
+                return place
         segment = view.segments[max(bisect_right(view.segments, start, key=_BASE) - 1, 0)]
         index = self._cache.index(segment)
         position = index.end_position if index.is_empty else index.find_sequence_number(start)
         return segment, position
-
-    def _remember(self, sequence_number: int, segment: Segment, position: int) -> None:
-        self._cursors.pop(sequence_number, None)
-        self._cursors[sequence_number] = (segment, position)
-        if len(self._cursors) > _CURSORS_MAX:
-            del self._cursors[next(iter(self._cursors))]
 
     def _find_time(self, view: LogView, time_ms: int) -> int:
         if view.last_enqueued_time_ms is None or time_ms > view.last_enqueued_time_ms:
@@ -404,12 +354,37 @@ class PartitionLog:
             if header is None:
                 raise corrupt_error(segment.path, position, "no intact batch begins there")
             if header.enqueued_time_ms >= time_ms:
-                self._remember(header.base_sequence_number, segment, position)  # the reader starts there
+                self.remember(header.base_sequence_number, (segment, position))  # the reader starts there
                 return header.base_sequence_number
         return view.next_sequence_number
 
     def __repr__(self) -> str:
-        return f"<PartitionLog {self.begin_sequence_number}..{self.next_sequence_number} {self.directory}>"
+        view = self.writer.view
+        return (
+            f"<FilePartitionLog {view.begin_sequence_number}..{view.next_sequence_number} {self.directory}>"
+        )
+
+
+class FileReader:
+    """A ``LogReader``: everything that is durable is here now."""
+
+    def __init__(self, log: FilePartitionLog, start_sequence_number: int, place: _Place | None) -> None:
+        """place: where the batch of the start begins, if known."""
+        self._log = log
+        self._next = start_sequence_number
+        self._place = place
+
+    def take(self, bytes_max: int) -> list[RecordBatch]:
+        """See ``LogReader``."""
+        batches, self._place = self._log.read_from(self._next, self._place, bytes_max)
+        if batches:
+            self._next = batches[-1].until_sequence_number
+        return batches
+
+    def close(self) -> None:
+        """See ``LogReader``."""
+        if self._log.readers.pop(self, None) is not None and self._place is not None:
+            self._log.remember(self._next, self._place)
 
 
 def closed_error() -> ClosedError:

@@ -14,6 +14,7 @@ torn tail is truncated and logged; damage raises LogCorruptError and changes not
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 from collections.abc import Sequence
@@ -243,6 +244,9 @@ class _Tail:
         last = segments[-1]
         last.is_sealed = False
         last.salt = self.salt
+        for segment in segments[:-1]:
+            with contextlib.suppress(OSError):  # its readers get the error
+                segment.sealed_bytes = self.file_size(segment.base_sequence_number)
         index, time_ms = self._begin(bases, last)
         if index.end_position > size:
             raise corrupt_error(

@@ -236,7 +236,7 @@ class Consumers:
             }
             groups = {each: view for each, view in own.items() if view is not None}
         now = self._clock.now_utc()
-        self._find_unread(groups, logs, now)
+        await self._find_unread(groups, logs, now)
         unread = dict(self._unread)
 
         def join(each: ConsumerKey) -> GroupProgress:
@@ -256,12 +256,12 @@ class Consumers:
             if index % _PARTITIONS_PER_TURN == _PARTITIONS_PER_TURN - 1:
                 await asyncio.sleep(0)
             if partition.open_error is None:
-                ends[partition.partition_id] = partition.ends()
+                ends[partition.partition_id] = await partition.ends()
         described = hub.description
         names = frozenset(ConsumerKey(name, each).consumer_group for each in described.consumer_groups)
         return HubLog(hub.name, described.created_at_ms, names, ends)
 
-    def _find_unread(
+    async def _find_unread(
         self, groups: Mapping[ConsumerKey, GroupView], logs: Mapping[str, HubLog], now: datetime
     ) -> None:
         """Find how long events after unmoved checkpoints have waited, for a few checkpoints per query."""
@@ -276,7 +276,7 @@ class Consumers:
             try:
                 name, _, partition_id, number = key
                 partition = self._broker.event_hub(name).partition(partition_id)
-                batches = partition.read_nowait(number, bytes_max=1)
+                batches = await partition.read(number, bytes_max=1)
             except TidegateError:
                 continue  # deleted, or damaged: its readers get the error
             if batches:

@@ -65,8 +65,9 @@ async def plan_moves(hub: EventHub, request: MoveRequest) -> list[PlannedMove]:
     for index, partition in enumerate(partitions):
         if index % _PARTITIONS_PER_TURN == _PARTITIONS_PER_TURN - 1:
             await asyncio.sleep(0)
-        resume_point = _resume_point(partition, request.position)
-        moves.append(PlannedMove(_checkpoint_before(partition, resume_point, hub.description.created_at_ms)))
+        resume_point = await _resume_point(partition, request.position)
+        created_at_ms = hub.description.created_at_ms
+        moves.append(PlannedMove(await _checkpoint_before(partition, resume_point, created_at_ms)))
     return moves
 
 
@@ -136,19 +137,21 @@ def carry_out(
         update(state=JobState.INCOMPLETE)
 
 
-def _resume_point(partition: Partition, position: EventPosition) -> int:
+async def _resume_point(partition: Partition, position: EventPosition) -> int:
     """The event that processing resumes with."""
     begin, until = partition.begin_sequence_number, partition.next_sequence_number
     found = resume_point_of(position, partition.partition_id, begin=begin, until=until)
-    return partition.resolve(position) if found is None else found
+    return await partition.resolve(position) if found is None else found
 
 
-def _checkpoint_before(partition: Partition, resume_point: int, created_at_ms: int) -> ProcessorCheckpoint:
+async def _checkpoint_before(
+    partition: Partition, resume_point: int, created_at_ms: int
+) -> ProcessorCheckpoint:
     """The checkpoint of the event before ``resume_point``, with offset and time if the log still has it."""
     last = resume_point - 1
     offset = time_ms = None
     if last >= partition.begin_sequence_number:
-        batches = partition.read_nowait(last, bytes_max=1)
+        batches = await partition.read(last, bytes_max=1)
         if batches and batches[0].base_sequence_number <= last:
             offset, time_ms = str(last), batches[0].enqueued_time_ms
     return ProcessorCheckpoint(partition.partition_id, last, offset, time_ms, created_at_ms)

@@ -145,7 +145,7 @@ class DeadLetterView:
 
     async def event(self, letter: DeadLetter) -> LetterEvent:
         """A dead letter's event, from the log or else its copy. Raises NotFoundError if neither has it."""
-        encoded = _encoded_in_log(self._parts.broker, letter)
+        encoded = await _encoded_in_log(self._parts.broker, letter)
         if encoded is not None:
             return _event(encoded, is_copy=False)
         if letter.payload is not None:
@@ -258,11 +258,11 @@ def _words(filter: DeadLetterFilter) -> str:
     return f"dead letters of {filter.event_hub or 'all event hubs'}"
 
 
-def _encoded_in_log(broker: Broker, letter: DeadLetter) -> bytes | None:
+async def _encoded_in_log(broker: Broker, letter: DeadLetter) -> bytes | None:
     """The event from the log; None if the log no longer has it, or has another one with its number."""
     try:
         partition = broker.event_hub(letter.event_hub).partition(letter.partition_id)
-        stored = stored_event(partition, letter.sequence_number)
+        stored = await stored_event(partition, letter.sequence_number)
     except TidegateError:
         return None
     # A hub that was deleted and created again has other events with the same numbers.

@@ -85,7 +85,7 @@ class BrokerEvents:
         merge = await self._merge(bounds, way, cursor)
         scan = _Scan(query)
         while merge.has_more and scan.end is None:
-            stored = merge.take(scan.wanted_events, _BYTES_PER_TURN)
+            stored = await merge.take(scan.wanted_events, _BYTES_PER_TURN)
             fitting = await self._fitting(stored, query.filter)
             scan.add(stored, fitting)
             if not await is_wanted():
@@ -93,7 +93,7 @@ class BrokerEvents:
             await asyncio.sleep(0)
         is_settled = scan.end is PageEnd.UNWANTED
         while not is_settled:
-            is_settled = merge.settle()
+            is_settled = await merge.settle()
             await asyncio.sleep(0)
         return scan.page(way, cursor, has_more=merge.has_more)
 
@@ -101,7 +101,7 @@ class BrokerEvents:
         """One event. Raises NotFoundError, also if retention has removed it; LogCorruptError."""
         partition = self.broker.event_hub(hub).partition(partition_id)
         begin, until = partition.begin_sequence_number, partition.next_sequence_number
-        stored = stored_event(partition, sequence_number) if begin <= sequence_number < until else None
+        stored = await stored_event(partition, sequence_number) if begin <= sequence_number < until else None
         if stored is None:
             held = f"it holds {begin} to {until - 1}" if begin < until else "it holds none"
             raise NotFoundError(
@@ -126,7 +126,7 @@ class BrokerEvents:
     async def _merge(self, bounds: Bounds, way: Way, cursor: EventCursor | None) -> Merge:
         merge = Merge(way, self._first_times)
         for number, partition in enumerate(bounds.partitions, 1):
-            merge.add(bounds, partition, cursor)
+            await merge.add(bounds, partition, cursor)
             if number % _PARTITIONS_PER_TURN == 0:
                 await asyncio.sleep(0)
         merge.start()
@@ -254,7 +254,7 @@ class EventTail(Generic[T]):
             self._next[number] = until
         merge.start()
         while merge.has_more:
-            stored = merge.take(_EVENTS_PER_TURN, _BYTES_PER_TURN)
+            stored = await merge.take(_EVENTS_PER_TURN, _BYTES_PER_TURN)
             events = await self._fitting(stored, self._filter)
             self._keep(events, await asyncio.to_thread(self._show, events) if events else ())
             await asyncio.sleep(0)

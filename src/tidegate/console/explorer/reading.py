@@ -3,7 +3,7 @@
     Run      one partition: pieces of the log, and the place of the next event
     Merge    all partitions: the nearest place first
 
-The log is read on the event loop, from page cache, in limited pieces, with other tasks in between. A
+The log is read in limited pieces, with other tasks in between. A
 partition is read, and times are looked up in it, only when needed: for the newest 50 events of a hub with
 1,024 partitions, at most 50 of them are read.
 """
@@ -11,7 +11,7 @@ partition is read, and times are looked up in it, only when needed: for the newe
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -35,7 +35,7 @@ _LOOKS_PER_TURN: Final = 16
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
-Narrow = Callable[[int, int], tuple[int, int]]
+Narrow = Callable[[int, int], Awaitable[tuple[int, int]]]
 """Narrows a half-open range of sequence numbers to the wanted part; may read from the log."""
 
 
@@ -68,18 +68,18 @@ class Run:
         self.buffered_bytes = 0
         """Bytes kept in memory."""
 
-    def peek(self, bytes_max: int) -> EventPlace | None:
+    async def peek(self, bytes_max: int) -> EventPlace | None:
         """The place of the next event, if any. May read from the log."""
         if self._next is None:
             self._next = next(self._events, None)
         if self._next is None:
-            self._fill(bytes_max)
+            await self._fill(bytes_max)
             self._next = next(self._events, None)
         return None if self._next is None else self._next.place
 
-    def pop(self, bytes_max: int) -> StoredEvent | None:
+    async def pop(self, bytes_max: int) -> StoredEvent | None:
         """Remove and return the next event, if any. May read from the log."""
-        place = self.peek(bytes_max)
+        place = await self.peek(bytes_max)
         event, self._next = self._next, None
         if place is not None and self._way is Way.NEWER:
             self._start = place.sequence_number + 1
@@ -91,17 +91,17 @@ class Run:
         """Drop buffered events; they are read again when needed."""
         self._events, self._next, self.buffered_bytes = iter(()), None, 0
 
-    def _fill(self, bytes_max: int) -> None:
+    async def _fill(self, bytes_max: int) -> None:
         self.release()
         if self._narrow is not None:
-            self._start, self._until = self._narrow(self._start, self._until)
+            self._start, self._until = await self._narrow(self._start, self._until)
             self._narrow = None
         if self._start >= self._until:
             return
         if self._way is Way.NEWER:
-            batches = self.partition.read_nowait(self._start, bytes_max=bytes_max)
+            batches = await self.partition.read(self._start, bytes_max=bytes_max)
         else:
-            batches = self._read_back(bytes_max)[::-1]
+            batches = (await self._read_back(bytes_max))[::-1]
         self._events = chain.from_iterable(map(self._events_of, batches))
         self.buffered_bytes = sum(len(batch.payload) for batch in batches)
 
@@ -114,14 +114,15 @@ class Run:
             place = EventPlace(batch.enqueued_time_ms, self._partition_index, number)
             yield StoredEvent(place, batch.payload[ends[number - base] : ends[number - base + 1]])
 
-    def _read_back(self, bytes_max: int) -> list[RecordBatch]:
+    async def _read_back(self, bytes_max: int) -> list[RecordBatch]:
         """The batches before ``until``: as many events as fitted before, at least one batch."""
         while self._start < self._until:
             start = max(self._start, self._until - self._back_events)
             batches: list[RecordBatch] = []
             size, at = 0, start
             while at < self._until and (size < bytes_max or self._back_events == 1):
-                read = self.partition.read_nowait(at, bytes_max=bytes_max if self._back_events > 1 else 1)
+                wanted_bytes = bytes_max if self._back_events > 1 else 1
+                read = await self.partition.read(at, bytes_max=wanted_bytes)
                 read = [batch for batch in read if batch.base_sequence_number < self._until]
                 if not read:
                     at = self._until
@@ -156,29 +157,29 @@ class Bounds:
             return None
         return (self.position.value - _EPOCH) // timedelta(milliseconds=1)
 
-    def floor(self, partition: Partition) -> int:
+    async def floor(self, partition: Partition) -> int:
         """The first wanted event. Raises PositionOutOfRangeError, InvalidArgumentError."""
         if self.position is None:
             return partition.begin_sequence_number
         try:
-            return partition.resolve(self.position)
+            return await partition.resolve(self.position)
         except PositionOutOfRangeError:
             if len(self.partitions) == 1:
                 raise
             return partition.next_sequence_number  # beyond this partition's end, but perhaps not others'
 
-    def narrow(
+    async def narrow(
         self, partition: Partition, cursor: EventCursor | None, start: int, until: int
     ) -> tuple[int, int]:
         """The wanted part of a partition's events ``start`` to ``until``."""
         time_ms = self.time_ms
         if cursor is None:
-            return max(start, self.floor(partition)), until
-        at = _sequence_number_at(partition, cursor.place)
+            return max(start, await self.floor(partition)), until
+        at = await _sequence_number_at(partition, cursor.place)
         if cursor.way is Way.OLDER:
-            return max(start, self.floor(partition)), min(until, at)
+            return max(start, await self.floor(partition)), min(until, at)
         if time_ms is None or time_ms >= cursor.place.enqueued_time_ms:
-            at = max(at, self.floor(partition))
+            at = max(at, await self.floor(partition))
         return max(start, at), until
 
 
@@ -214,18 +215,18 @@ class Merge:
         self._buffered = 0
         self._count = 0
 
-    def add(self, bounds: Bounds, partition: Partition, cursor: EventCursor | None) -> None:
+    async def add(self, bounds: Bounds, partition: Partition, cursor: EventCursor | None) -> None:
         """Add a partition, without reading yet (see ``settle``).
 
         Raises PositionOutOfRangeError, InvalidArgumentError.
         """
         until, first_ms = partition.next_sequence_number, bounds.time_ms
-        start = partition.begin_sequence_number if first_ms is not None else bounds.floor(partition)
+        start = partition.begin_sequence_number if first_ms is not None else await bounds.floor(partition)
         if cursor is None and first_ms is None and self._way is Way.NEWER:
             self.add_range(partition, start, until, nearest_ms=self._first_times.least_ms(partition))
             return
         # All events are between these times, so the partition need not be read before they are reached.
-        first_ms, last_ms = first_ms or 0, partition.ends().last_enqueued_time_ms or 0
+        first_ms, last_ms = first_ms or 0, partition.known_ends().last_enqueued_time_ms or 0
         place_ms = None if cursor is None else cursor.place.enqueued_time_ms
         if self._way is Way.NEWER:
             first_ms = max(first_ms, place_ms or 0, self._first_times.least_ms(partition))
@@ -263,7 +264,7 @@ class Merge:
         """Whether there may be another event; certain after ``settle`` has returned True."""
         return bool(self._heap)
 
-    def settle(self) -> bool:
+    async def settle(self) -> bool:
         """Find out whether there is another event; False: let other tasks run, then call again.
 
         Retention may still remove that event.
@@ -271,10 +272,10 @@ class Merge:
         for _ in range(_LOOKS_PER_TURN):
             if not self._heap or self._heap[0][1]:
                 return True
-            self._look()
+            await self._look()
         return False
 
-    def take(self, events_max: int, bytes_max: int) -> list[StoredEvent]:
+    async def take(self, events_max: int, bytes_max: int) -> list[StoredEvent]:
         """The next events: about ``bytes_max`` bytes, at least one if there is one.
 
         May return none although there are more, to let other tasks run after many reads.
@@ -283,28 +284,28 @@ class Merge:
         size = looks = 0
         while self._heap and len(taken) < events_max and size < bytes_max and looks < _LOOKS_PER_TURN:
             if not self._heap[0][1]:
-                self._look()
+                await self._look()
                 looks += 1
                 continue
             _, _, _, run = heapq.heappop(self._heap)
             self._buffered -= run.buffered_bytes
-            event = run.pop(self._bytes_max)
+            event = await run.pop(self._bytes_max)
             if event is not None:  # else its buffer was released, and retention has removed the events
                 taken.append(event)
                 size += len(event.section)
-            self._put_back(run)
+            await self._put_back(run)
         return taken
 
-    def _look(self) -> None:
+    async def _look(self) -> None:
         """Read the run that may have the nearest event."""
         run = heapq.heappop(self._heap)[3]
-        place = self._put_back(run)
+        place = await self._put_back(run)
         if place is not None:
             self._first_times.note(run.partition, place)
 
-    def _put_back(self, run: Run) -> EventPlace | None:
+    async def _put_back(self, run: Run) -> EventPlace | None:
         """Put a run back and return the place of its next event; None, and not put back, if it has none."""
-        place = run.peek(self._bytes_max)
+        place = await run.peek(self._bytes_max)
         if place is None:
             return None
         if self._buffered + run.buffered_bytes > _BUFFERED_BYTES_MAX and self._heap:
@@ -319,18 +320,18 @@ class Merge:
         heapq.heappush(self._heap, (key, is_read, self._count, run))
 
 
-def _sequence_number_at(partition: Partition, place: EventPlace) -> int:
+async def _sequence_number_at(partition: Partition, place: EventPlace) -> int:
     """A partition's first event at or after a place."""
     index = int(partition.partition_id)
     if index == place.partition_index:
         return place.sequence_number
     time_ms = place.enqueued_time_ms + (index < place.partition_index)
-    return partition.resolve(EventPosition.from_enqueued_time(_EPOCH + timedelta(milliseconds=time_ms)))
+    return await partition.resolve(EventPosition.from_enqueued_time(_EPOCH + timedelta(milliseconds=time_ms)))
 
 
-def stored_event(partition: Partition, sequence_number: int) -> StoredEvent | None:
+async def stored_event(partition: Partition, sequence_number: int) -> StoredEvent | None:
     """The event with that number; None if there is a gap in the numbers."""
-    return Run(partition, Way.NEWER, sequence_number, sequence_number + 1).pop(1)
+    return await Run(partition, Way.NEWER, sequence_number, sequence_number + 1).pop(1)
 
 
 def partitions_of(hub: EventHub, partition_id: str | None) -> Sequence[Partition]:

@@ -70,12 +70,12 @@ class Hub:
     @property
     def stored_bytes(self) -> int:
         """Bytes of the log on disk."""
-        return sum(partition.stored_bytes() for partition in self.event_hub.partitions)
+        return sum(partition.stored_bytes for partition in self.event_hub.partitions)
 
     @property
     def last_enqueued_ms(self) -> int | None:
         """When the last event was enqueued; None if there never was one."""
-        found = [each.ends().last_enqueued_time_ms for each in self._opened]
+        found = [each.known_ends().last_enqueued_time_ms for each in self._opened]
         return max((time_ms for time_ms in found if time_ms is not None), default=None)
 
     @property

@@ -179,8 +179,9 @@ class Sampler:
         self._disk_looked_at = now
         partitions = [each for hub in self._broker.list_event_hubs() for each in hub.partitions]
 
+        log_bytes = sum(partition.stored_bytes for partition in partitions)
+
         def look() -> Disk:
-            log_bytes = sum(partition.stored_bytes() for partition in partitions)
             try:
                 usage = shutil.disk_usage(self._data_dir)
             except OSError:

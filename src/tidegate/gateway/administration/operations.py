@@ -7,7 +7,7 @@ between plain values and one call of the broker. ``$management`` carries the sam
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from enum import Enum
@@ -297,7 +297,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     ),
     Operation(
         "GET", f"{_HUB}/partitions", "listPartitions", "The partitions' beginnings and ends.", Needs.SEE,
-        lambda call: [_partition(partition) for partition in call.event_hub.partitions],
+        lambda call: _partitions(call.event_hub.partitions),
         answer=shapes.Partition, is_list=True,
     ),
     Operation(
@@ -374,8 +374,12 @@ def _event_hub(event_hub: EventHub) -> dict[str, object]:
     }
 
 
-def _partition(partition: Partition) -> dict[str, object]:
-    ends = partition.ends()
+async def _partitions(partitions: Iterable[Partition]) -> list[dict[str, object]]:
+    return [await _partition(partition) for partition in partitions]
+
+
+async def _partition(partition: Partition) -> dict[str, object]:
+    ends = await partition.ends()
     last_ms = ends.last_enqueued_time_ms
     return {
         "partition_id": ends.partition_id,

@@ -21,10 +21,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
 
 from tidegate.amqp.link import SenderLink
-from tidegate.broker import Claim, EventHub, OnStolen, Partition, ReceiverHandle, RecordBatch, Throughput
+from tidegate.broker import (
+    Claim,
+    EventHub,
+    LogReader,
+    OnStolen,
+    Partition,
+    ReceiverHandle,
+    RecordBatch,
+    Throughput,
+)
 from tidegate.gateway.amqp.owner import LinkNode, NodeOwner
 from tidegate.model.clock import Clock
 from tidegate.model.errors import ClosedError, ServerBusyError, TidegateError
@@ -96,7 +104,7 @@ class EgressLink(LinkNode):
             link.forget_deliveries()
         self._are_metrics_wanted = are_metrics_wanted
         self._receiver: ReceiverHandle | None = None
-        self._remove_listener: Callable[[], None] | None = None
+        self._reader: LogReader | None = None
         self._batches: deque[RecordBatch] = deque()
         self._index = 0  # of the next event in the first batch
         self._offset = 0  # where its bytes start
@@ -114,7 +122,7 @@ class EgressLink(LinkNode):
 
     def start(self) -> None:
         """Begin to deliver; the link was accepted."""
-        self._remove_listener = self._partition.add_append_listener(self._on_appended)
+        self._reader = self._open_reader()
         self._use_throughput(0, 0)
         self.pump()
 
@@ -135,9 +143,9 @@ class EgressLink(LinkNode):
         if self._resume is not None:
             self._resume.cancel()
             self._resume = None
-        if self._remove_listener is not None:
-            self._remove_listener()
-            self._remove_listener = None
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
         if self._receiver is not None:
             self._receiver.close()
             self._receiver = None
@@ -147,6 +155,9 @@ class EgressLink(LinkNode):
         if self._batches:
             self._owner.add_held(-sum(map(_held_bytes, self._batches)))
             self._batches.clear()
+            if self._reader is not None:
+                self._reader.close()
+                self._reader = self._open_reader()
 
     def pump(self) -> None:
         """Send what credit, window, socket, throughput units and a fair share of time allow."""
@@ -201,12 +212,11 @@ class EgressLink(LinkNode):
         """The batch that holds the next event; None at the end of the log."""
         batches = self._batches
         if not batches:
-            if self._partition.is_closed:
+            if self._partition.is_closed or self._reader is None:
                 return None
-            start = self._next_sequence_number
             if self._is_lost_refused:
-                self._partition.check_held(start)
-            batches.extend(self._partition.read_nowait(start, bytes_max=_READ_BYTES))
+                self._partition.check_held(self._next_sequence_number)
+            batches.extend(self._reader.take(_READ_BYTES))
             if not batches:
                 return None
             self._owner.add_held(sum(map(_held_bytes, batches)))
@@ -218,6 +228,9 @@ class EgressLink(LinkNode):
         self._index = max(0, self._next_sequence_number - batch.base_sequence_number)
         self._offset = sum(batch.lengths[: self._index])
         self._next_sequence_number = batch.base_sequence_number + self._index
+
+    def _open_reader(self) -> LogReader:
+        return self._partition.open_reader(self._next_sequence_number, self._on_appended)
 
     def _advance(self, batch: RecordBatch, events: int, size: int) -> None:
         self._index += events
@@ -272,7 +285,7 @@ class EgressLink(LinkNode):
         if not self._are_metrics_wanted:
             return b""
         now_ms = int(self._clock.now_utc().timestamp() * 1000)
-        return encode_runtime_metrics(self._partition.ends(), retrieval_time_ms=now_ms)
+        return encode_runtime_metrics(self._partition.known_ends(), retrieval_time_ms=now_ms)
 
     def _use_throughput(self, events: int, size: int) -> None:
         delay_s = self._throughput.egress_delay_s(events, size)

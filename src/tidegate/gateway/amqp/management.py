@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from functools import partial
 from typing import Final
 
 from tidegate.amqp.message import MessageId
@@ -16,10 +15,11 @@ from tidegate.gateway.administration.operations import OPERATIONS, Call, Operati
 from tidegate.gateway.amqp.claims import ConnectionClaims
 from tidegate.model.audience import NAMESPACE, entity_path
 from tidegate.model.capture import CaptureStatistics
-from tidegate.model.errors import InvalidArgumentError, TidegateError
+from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.hub_properties import EventHubProperties
 from tidegate.model.times import time_of
 from tidegate.model.validation import validated
+from tidegate.transport.at_once import at_once
 from tidegate.wire import management
 from tidegate.wire.addresses import NodeAddress, NodeKind
 from tidegate.wire.administration import AdministrationRequest
@@ -57,31 +57,37 @@ class ManagementService:
         operation = _operation_of(request)
         hub = None if operation.is_of_namespace else request.parameters.get("hub")
         path = NAMESPACE if hub is None else entity_path(hub)
-        find_actor = partial(claims.actor, path, token=request.security_token)
-        with acting_as(find_actor()):
+        actor = claims.actor(path, token=request.security_token)
+        with acting_as(actor):
             wanted = None if operation.request is None else validated(request.values, operation.request)
             call = Call(self._broker, self._capture_statistics, request.parameters, wanted, is_manager=True)
             answer = operation.handler(call)
-        if isinstance(answer, Coroutine):
-            return _finish(operation, answer, message_id, find_actor)
+            if isinstance(answer, Coroutine):
+                answer = at_once(answer)
+        if isinstance(answer, Awaitable):
+            return _finish(operation, answer, message_id, actor)
         return encode_response(message_id, operation.status, answer)
 
     def _read(
         self, wanted: ManagementRequest, message_id: MessageId | None, claims: ConnectionClaims
-    ) -> bytes:
+    ) -> bytes | Awaitable[bytes]:
         # JavaScript's client has a token for this path only, Python's one for the whole hub, which covers it.
         path = NodeAddress(NodeKind.MANAGEMENT, wanted.event_hub).entity
         # Java's processor puts no token to $cbs before its request, which has one (observed: 5.21.0).
         claims.require(path, None, token=wanted.security_token)
         event_hub = self._broker.event_hub(wanted.event_hub)
-        match wanted.operation:
-            case management.Operation.READ_EVENT_HUB:
-                answer: object = event_hub_to_map(properties_of(event_hub))
-            case management.Operation.READ_PARTITION:
-                answer = partition_to_map(event_hub.partition(wanted.partition_id or "").ends())
-            case management.Operation.QUERY_PARTITIONS:
-                answer = [partition_to_map(partition.ends()) for partition in event_hub.partitions]
-        return encode_response(message_id, 200, answer)
+        return at_once(_read_entity(event_hub, wanted, message_id))
+
+
+async def _read_entity(event_hub: EventHub, wanted: ManagementRequest, message_id: MessageId | None) -> bytes:
+    match wanted.operation:
+        case management.Operation.READ_EVENT_HUB:
+            answer: object = event_hub_to_map(properties_of(event_hub))
+        case management.Operation.READ_PARTITION:
+            answer = partition_to_map(await event_hub.partition(wanted.partition_id or "").ends())
+        case management.Operation.QUERY_PARTITIONS:
+            answer = [partition_to_map(await partition.ends()) for partition in event_hub.partitions]
+    return encode_response(message_id, 200, answer)
 
 
 def _operation_of(request: AdministrationRequest) -> Operation:
@@ -99,17 +105,8 @@ def _operation_of(request: AdministrationRequest) -> Operation:
 
 
 async def _finish(
-    operation: Operation,
-    answer: Coroutine[object, object, object],
-    message_id: MessageId | None,
-    find_actor: Callable[[], Actor],
+    operation: Operation, answer: Awaitable[object], message_id: MessageId | None, actor: Actor
 ) -> bytes:
-    try:
-        # Again: this is a task, and the right may have ended between the request and its first step.
-        actor = find_actor()
-    except TidegateError:
-        answer.close()
-        raise
     with acting_as(actor):
         return encode_response(message_id, operation.status, await answer)
 

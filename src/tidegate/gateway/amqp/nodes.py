@@ -19,6 +19,7 @@ from tidegate.gateway.amqp.owner import LinkNode, NodeOwner
 from tidegate.gateway.amqp.request_node import RequestNodes
 from tidegate.model.clock import Clock
 from tidegate.model.errors import InvalidArgumentError
+from tidegate.transport.at_once import at_once
 from tidegate.wire.addresses import NodeAddress, NodeKind
 from tidegate.wire.names import (
     BATCH_DELIVERY_CAPABILITY,
@@ -71,7 +72,7 @@ class NodeOpener:
         if isinstance(link, ReceiverLink):
             return self._open_for_sending(link, attach)
         assert isinstance(link, SenderLink)
-        return self._open_for_receiving(link, attach)
+        return at_once(self._open_for_receiving(link, attach))
 
     def _open_for_sending(self, link: ReceiverLink, attach: Attach) -> OpenedNode | Awaitable[OpenedNode]:
         if not isinstance(attach.target, Target) or not attach.target.address:
@@ -136,7 +137,7 @@ class NodeOpener:
         properties: dict[str, object] = {PRODUCER_SEQUENCE_NUMBER: Int(producer.stored_count - 1)}
         return OpenedNode(node, event_hub.event_bytes_max, (IDEMPOTENT_BATCH_CAPABILITY,), properties)
 
-    def _open_for_receiving(self, link: SenderLink, attach: Attach) -> OpenedNode:
+    async def _open_for_receiving(self, link: SenderLink, attach: Attach) -> OpenedNode:
         if isinstance(attach.source, Source) and attach.source.dynamic and not attach.source.address:
             # Qpid Proton's way to receive responses (AMQP 1.0 part 3 section 3.5.3).
             responses = self._requests.open_responses(link, None)
@@ -163,6 +164,7 @@ class NodeOpener:
         # Slices of batches carry no metrics: a client that wants both gets single events.
         is_batched = BATCH_DELIVERY_CAPABILITY in attach.desired_capabilities and not are_metrics_wanted
         is_lost_refused = self._broker.is_lost_position_refused
+        starts = [await partition.resolve(each, is_lost_refused=is_lost_refused) for each in positions]
         node = EgressLink(
             self._owner,
             link,
@@ -171,9 +173,7 @@ class NodeOpener:
             address=address,
             clock=self._clock,
             throughput=self._broker.throughput,
-            start_sequence_number=max(
-                partition.resolve(position, is_lost_refused=is_lost_refused) for position in positions
-            ),
+            start_sequence_number=max(starts),
             is_lost_refused=is_lost_refused,
             is_batched=is_batched,
             is_settled=attach.snd_settle_mode != SND_UNSETTLED,

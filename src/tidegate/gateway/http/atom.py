@@ -71,8 +71,10 @@ class _Call:
         raise NotFoundError(f"The event hub {self.event_hub.name!r} has no such consumer group.")
 
 
-Answer = AtomEntry | Sequence[AtomEntry] | Awaitable[None] | None
-"""An entry, a feed, or nothing, possibly later."""
+Contents = AtomEntry | Sequence[AtomEntry] | None
+"""An entry, a feed, or nothing."""
+
+Answer = Contents | Awaitable[Contents]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,16 +112,14 @@ class AtomAdministration:
 
         async def perform(body: bytes, grant: Grant) -> Response:
             answer = operation.handler(_Call(self._broker, parameters, body, "if-match" in request.headers))
-            if isinstance(answer, Awaitable):
-                await answer
-                answer = None
-            return self._response(request, answer)
+            contents = await answer if isinstance(answer, Awaitable) else answer
+            return self._response(request, contents)
 
         return await self._endpoint.answer(
             request, operation.operation_id, operation.needs, parameters.get("hub"), perform
         )
 
-    def _response(self, request: Request, answer: AtomEntry | Sequence[AtomEntry] | None) -> Response:
+    def _response(self, request: Request, answer: Contents) -> Response:
         if answer is None:
             return Response(status_code=200)
         host = request.headers.get("host", "")
@@ -234,12 +234,16 @@ def _consumer_group(call: _Call, name: str) -> AtomEntry:
     )
 
 
-def _partition(call: _Call, partition: Partition) -> AtomEntry:
-    ends, hub = partition.ends(), call.event_hub.description
+async def _partitions(call: _Call) -> Sequence[AtomEntry]:
+    return [await _partition(call, partition) for partition in call.event_hub.partitions]
+
+
+async def _partition(call: _Call, partition: Partition) -> AtomEntry:
+    ends, hub = await partition.ends(), call.event_hub.description
     within = f"/ConsumerGroups/{call.group}" if "group" in call.parameters else ""
     last_ms = ends.last_enqueued_time_ms
     properties: dict[str, str | int] = {
-        "SizeInBytes": partition.stored_bytes(),
+        "SizeInBytes": partition.stored_bytes,
         "BeginSequenceNumber": ends.begin_sequence_number,
         "EndSequenceNumber": ends.last_enqueued_sequence_number,
         "LastEnqueuedOffset": ends.last_enqueued_offset,
@@ -286,7 +290,7 @@ ATOM_OPERATIONS: Final = (
         for row in (
             AtomOperation(
                 "GET", f"{of}/Partitions", "list partitions", _SEE,
-                lambda call: [_partition(call, partition) for partition in call.event_hub.partitions],
+                lambda call: _partitions(call),
             ),
             AtomOperation(
                 "GET", f"{of}/Partitions/{{partition}}", "get partition", _SEE,
