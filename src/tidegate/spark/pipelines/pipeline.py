@@ -7,7 +7,7 @@ query.awaitTermination()
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamReader
 from pyspark.sql.types import BooleanType, StructField, StructType
 
 from tidegate.model.errors import InvalidArgumentError
@@ -97,8 +98,6 @@ def run_pipeline(
     InvalidArgumentError (also if no events of this hub are captured), CaptureFileError,
     DatabaseError, EventHubReplacedError, and the service's errors.
     """
-    database_url = absolute_url(database_url)
-    is_batched = transform is None and pipeline.batch_handler is not None
     source = HubSource(
         pipeline.event_hub,
         pipeline.consumer_group,
@@ -106,43 +105,67 @@ def run_pipeline(
         max_events_per_trigger,
         fail_on_data_loss,
     )
+    return start_query(
+        spark,
+        pipeline,
+        source,
+        connection_string=connection_string,
+        database_url=database_url,
+        checkpoint_location=checkpoint_location,
+        transform=transform,
+        trigger=trigger,
+        ca_file=ca_file,
+        rows_max=transaction_rows_max,
+        capture=capture,
+    )
+
+
+def start_query(
+    spark: SparkSession,
+    pipeline: Pipeline,
+    source: HubSource,
+    *,
+    connection_string: str,
+    database_url: str,
+    checkpoint_location: str | Path,
+    transform: Transformation | None,
+    trigger: Trigger,
+    ca_file: str | Path | None,
+    capture: Mapping[str, str] | None,
+    rows_max: int = TRANSACTION_ROWS_MAX,
+) -> StreamingQuery:
+    """As ``run_pipeline``, for a declared source."""
+    is_per_event = transform is None and pipeline.batch_handler is None
     options = {
         **hub_options(source, connection_string, ca_file),
         **task_options(spark),
-        "eventhubs.encodedEvents": str(transform is None and not is_batched).lower(),
+        "eventhubs.encodedEvents": str(is_per_event).lower(),
         "eventhubs.splitPartitions": "false",  # a transaction holds a partition's events in one piece
     }
     replay: dict[str, str] | None = None
+    columns: list[str] = []
     if capture is not None:
         replay, options["eventhubs.startingPositions"] = plan_replay(options, capture)
-    replayed_columns = _replayed_columns(pipeline) if replay is not None and is_batched else []
+        if transform is None and not is_per_event:
+            columns = _replayed_columns(pipeline)
     plan = _claimed_plan(
-        pipeline,
-        options,
-        database_url,
-        is_transformed=transform is not None,
-        rows_max=transaction_rows_max,
+        pipeline, options, database_url, is_transformed=transform is not None, rows_max=rows_max
     )
-    register(spark)
     # From here on, the SQL checkpoints created by the claim say where to start.
-    options["eventhubs.startingPosition"] = CHECKPOINT_PREFIX + database_url
-    reader = spark.readStream.format(EventHubsDataSource.name()).options(**options)
-    # Without a transformation, events need not pass through Java between reading and writing.
-    is_committed_by_source = transform is None and replay is None
-    if is_committed_by_source:
-        reader = reader.format(ProcessedDataSource.name()).options(**_committing(plan)).schema(_COMMITTED)
-    if replay is not None:
-        reader = reader.format(ReplayDataSource.name()).options(**replay)
-    if replayed_columns:
-        reader = reader.schema(StructType([event_field(name) for name in replayed_columns]))
-    rows = reader.load()
-    if transform is not None:
-        rows = _checked(transform(rows), pipeline)
-        if replay is not None:
-            check_replayable(rows.columns, pipeline)
-    if is_committed_by_source:
-        writer = rows.writeStream.format("noop")  # any other sink would end in Python: two more processes
+    options["eventhubs.startingPosition"] = CHECKPOINT_PREFIX + plan.database_url
+    register(spark)
+    reader = spark.readStream.options(**options)
+    if transform is None and replay is None:
+        # Events need not pass through Java between reading and writing; any other sink than this one would
+        # end in Python: two more processes.
+        rows = (
+            reader.format(ProcessedDataSource.name()).options(**_committing(plan)).schema(_COMMITTED).load()
+        )
+        writer = rows.writeStream.format("noop")
     else:
+        rows = _load(reader, replay, columns)
+        if transform is not None:
+            rows = _checked(transform(rows), pipeline, is_replayed=replay is not None)
         writer = rows.writeStream.format(SqlSinkDataSource.name()).option(PLAN_OPTION, plan.to_text())
     writer = writer.queryName(pipeline.name).outputMode("append")
     writer = writer.option("checkpointLocation", checkpoint_path(checkpoint_location))
@@ -216,6 +239,16 @@ def _committing(plan: SinkPlan) -> dict[str, str]:
     return {PLAN_OPTION: plan.pickled(reading), COMMITS_OPTION: "true"}
 
 
+def _load(reader: DataStreamReader, replay: Mapping[str, str] | None, columns: Sequence[str]) -> DataFrame:
+    """The hub's events, or those of a replay. columns: empty: the format's own."""
+    if replay is None:
+        return reader.format(EventHubsDataSource.name()).load()
+    reader = reader.format(ReplayDataSource.name()).options(**replay)
+    if columns:
+        reader = reader.schema(StructType([event_field(name) for name in columns]))
+    return reader.load()
+
+
 def _replayed_columns(pipeline: Pipeline) -> list[str]:
     """The columns for a function over batches in a replay: those that it asks for, and the partition key,
     which the log can no longer provide for a dead letter. Raises InvalidArgumentError if more is needed.
@@ -226,7 +259,7 @@ def _replayed_columns(pipeline: Pipeline) -> list[str]:
     return columns
 
 
-def _checked(rows: DataFrame, pipeline: Pipeline) -> DataFrame:
+def _checked(rows: DataFrame, pipeline: Pipeline, *, is_replayed: bool) -> DataFrame:
     """A transformation's result. Raises InvalidArgumentError if the sink cannot write it."""
     table = pipeline.table
     for name in needed_columns(pipeline, is_transformed=True):
@@ -254,6 +287,8 @@ def _checked(rows: DataFrame, pipeline: Pipeline) -> DataFrame:
             "of an event would come to different tasks and transactions.",
             next_step="Make all rows of an event in one pass, for example with explode(array(…)).",
         )
+    if is_replayed:
+        check_replayable(rows.columns, pipeline)
     return rows
 
 

@@ -25,7 +25,7 @@ from tidegate.spark.pipelines.identity import (
     hub_options,
     identity_of,
 )
-from tidegate.spark.pipelines.pipeline import run_pipeline
+from tidegate.spark.pipelines.pipeline import start_query
 from tidegate.spark.pipelines.stream_pipeline import (
     OWN_FILE_FORMAT,
     FileSink,
@@ -85,17 +85,15 @@ def start_stream_pipeline(
     register(spark)
     if isinstance(sink, SqlSink):
         policy = declared.failure_policy
-        return run_pipeline(
+        return start_query(
             spark,
             declared.sql_pipeline(sink.handler or _no_handler),
+            source,
             connection_string=connection_string,
             database_url=_checked(database_url, declared),
             checkpoint_location=checkpoint_location,
             transform=functools.partial(_through_steps, declared.steps, policy) if declared.steps else None,
             trigger=trigger,
-            max_events_per_trigger=source.max_events_per_trigger,
-            starting_position=source.starting_position,
-            fail_on_data_loss=source.fail_on_data_loss,
             ca_file=ca_file,
             capture=capture,
         )
@@ -112,13 +110,12 @@ def start_stream_pipeline(
         return ledger.start(
             rows, checkpoint_location=checkpoint_location, output_mode=sink.output_mode, trigger=trigger
         )
-    writer = rows.writeStream.queryName(declared.name).outputMode("append")
-    writer = writer.option("checkpointLocation", checkpoint_location)
     if isinstance(sink, HubSink):
-        writer = _to_hub(writer, sink, connection_string, ca_file)
+        writer = _to_hub(rows.writeStream, sink, connection_string, ca_file)
     else:
-        writer = _to_files(writer, sink)
-    return trigger.applied_to(writer).start()
+        writer = _to_files(rows.writeStream, sink)
+    writer = writer.queryName(declared.name).outputMode("append")
+    return trigger.applied_to(writer.option("checkpointLocation", checkpoint_location)).start()
 
 
 def _checked(database_url: str | None, pipeline: StreamPipeline) -> str:
