@@ -238,7 +238,8 @@ class OsFiles:
         return path.exists()
 
     def make_directory(self, directory: Path) -> None:
-        make_private_directory(directory)
+        if not directory.exists():  # a file in its place is reported where it is needed
+            make_private_directory(directory)
 
     def create(self, path: Path) -> WritableFile:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
