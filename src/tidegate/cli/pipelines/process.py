@@ -25,13 +25,12 @@ from typing import TYPE_CHECKING, TextIO
 
 from tidegate.cli.shell.profiles import ServiceConnection
 from tidegate.files import open_private
-from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import TidegateError
 from tidegate.model.pipeline_status import PipelineState, PipelineStatus
 from tidegate.spark.progress.metrics import metrics_server
-from tidegate.spark.progress.report import CountDeadLetters, PipelineReporter, Watch
+from tidegate.spark.progress.report import PipelineReporter, Watch, counting_dead_letters, first_status
 from tidegate.transport.clock import SystemClock
-from tidegate.transport.status_files import PipelineFiles, this_process
+from tidegate.transport.status_files import PipelineFiles
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -79,12 +78,20 @@ class PipelineRun:
         with ExitStack() as stack:
             stack.enter_context(files.owned(self.pipeline.name))
             stop = stack.enter_context(StopSignals())
+            pipeline, sink, count = self.pipeline, self.pipeline.sink, None
+            if self.database_url is not None:
+                count = stack.enter_context(counting_dead_letters(self.database_url, pipeline.consumer))
+            first = first_status(
+                pipeline.name,
+                event_hub=pipeline.source.event_hub,
+                consumer_group=pipeline.source.consumer_group,
+                connection_string=self.connection.connection_string,
+                sink=sink.kind,
+                target=sink.target,
+                checkpoint=self.checkpoint,
+            )
             reporter = PipelineReporter(
-                self._first_status(),
-                clock=SystemClock(),
-                write=files.write,
-                watch=self.watch,
-                count_dead_letters=self._dead_letter_counter(stack),
+                first, clock=SystemClock(), write=files.write, watch=self.watch, count_dead_letters=count
             )
             if self.metrics_at is not None:
                 host, port = self.metrics_at
@@ -94,33 +101,6 @@ class PipelineRun:
             with reporter:
                 self._run_reported(reporter, stop, files.log_file(self.pipeline.name))
         return reporter.status
-
-    def _first_status(self) -> PipelineStatus:
-        now = SystemClock().now_utc()
-        source, sink = self.pipeline.source, self.pipeline.sink
-        return PipelineStatus(
-            name=self.pipeline.name,
-            state=PipelineState.STARTING,
-            process=this_process(),
-            event_hub=source.event_hub,
-            consumer_group=source.consumer_group,
-            namespace=ConnectionString.parse(self.connection.connection_string).host,
-            sink=sink.kind,
-            target=sink.target,
-            checkpoint=self.checkpoint,
-            started_at=now,
-            updated_at=now,
-        )
-
-    def _dead_letter_counter(self, stack: ExitStack) -> CountDeadLetters | None:
-        if self.database_url is None:
-            return None
-        from tidegate.sql import Database, DeadLetterFilter, DeadLetters
-
-        dead_letters = DeadLetters(stack.enter_context(Database.open(self.database_url)))
-        consumer = self.pipeline.consumer
-        chosen = DeadLetterFilter(event_hub=consumer.event_hub, consumer_group=consumer.consumer_group)
-        return lambda: dead_letters.count(chosen)
 
     def _run_reported(self, reporter: PipelineReporter, stop: StopSignals, log_file: Path) -> None:
         """Run it, and report the state that it ends in."""

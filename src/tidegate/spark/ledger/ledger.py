@@ -49,6 +49,9 @@ _RETRY_PAUSE_S: Final = 0.5
 __all__ = ["LedgerSink", "LedgerTable", "LedgerResult", "WriteMode"]
 
 
+OnWritten = Callable[[LedgerResult], None]
+
+
 class LedgerSink:
     """A function for ``foreachBatch`` that writes each micro-batch exactly once."""
 
@@ -67,6 +70,7 @@ class LedgerSink:
         adopt: str | None = None,
         driver_bytes_max: int = DRIVER_BYTES_MAX,
         step: ArrowStep | None = None,
+        on_written: OnWritten | None = None,
     ) -> None:
         """name: the query's name in the ledger, unique in the database; keep it.
 
@@ -78,7 +82,8 @@ class LedgerSink:
         event, for which all rows need those columns. adopt: the token of a LedgerMismatchError, to allow once
         what it refused. driver_bytes_max: most bytes of Arrow rows per micro-batch in the driver's memory;
         beyond that, tasks first write to their own tables (or files, with SQLite). step: turns the rows given
-        to ``write`` into the tables' rows, see ``ArrowStep``; None: they already are.
+        to ``write`` into the tables' rows, see ``ArrowStep``; None: they already are. on_written: called
+        in Spark's thread with the result of each micro-batch that Spark has it write.
         Raises InvalidArgumentError, DatabaseError.
         """
         if (table is None) == (tables is None):
@@ -99,6 +104,7 @@ class LedgerSink:
         self._adopt = adopt
         self._driver_bytes_max = driver_bytes_max
         self._step = step
+        self._on_written = on_written
         self._is_refused_dead_lettered = on_refused_row is FailureAction.DEAD_LETTER
         self._epochs: dict[str, int] = {}
         self._done: tuple[str, int] | None = None
@@ -108,7 +114,9 @@ class LedgerSink:
 
     def __call__(self, rows: DataFrame, batch_id: int) -> None:
         """Write one micro-batch; Spark calls it. Raises what ``write`` raises."""
-        self.write(rows, batch_id)
+        result = self.write(rows, batch_id)
+        if self._on_written is not None:
+            self._on_written(result)
 
     def start(
         self,

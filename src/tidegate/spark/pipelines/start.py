@@ -6,7 +6,7 @@ The checkpoint directory's owner is checked first; then the query is built for t
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
@@ -17,7 +17,7 @@ from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.events import ReceivedEvent
 from tidegate.spark.formats import EventHubsDataSource, register
-from tidegate.spark.ledger.ledger import LedgerResult, LedgerSink
+from tidegate.spark.ledger.ledger import LedgerSink, OnWritten
 from tidegate.spark.pipelines.failures import apply_policy
 from tidegate.spark.pipelines.identity import (
     claim_checkpoint,
@@ -41,8 +41,6 @@ from tidegate.spark.runtime.options import short_name
 from tidegate.spark.runtime.session import checkpoint_path, task_options
 from tidegate.spark.runtime.trigger import Trigger
 from tidegate.sql import Pipeline
-
-OnWritten = Callable[[LedgerResult], None]
 
 
 def start_stream_pipeline(
@@ -99,14 +97,14 @@ def start_stream_pipeline(
         )
     rows = _rows(spark, declared, hub_options(source, connection_string, ca_file))
     if isinstance(sink, SqlBatchSink):
-        ledger = _ReportingLedgerSink(
+        ledger = LedgerSink(
             name=declared.name,
             database_url=_checked(database_url, declared),
             tables=sink.tables,
             consumer=declared.consumer,
             adopt=adopt,
+            on_written=on_written,
         )
-        ledger.on_written = on_written
         return ledger.start(
             rows, checkpoint_location=checkpoint_location, output_mode=sink.output_mode, trigger=trigger
         )
@@ -154,17 +152,6 @@ def _to_files(writer: DataStreamWriter, sink: FileSink) -> DataStreamWriter:
     elif sink.partition_by:
         writer = writer.partitionBy(*sink.partition_by)
     return writer.options(**sink.options).option("path", sink.path)
-
-
-class _ReportingLedgerSink(LedgerSink):
-    """Calls ``on_written`` after each micro-batch."""
-
-    on_written: OnWritten | None = None
-
-    def __call__(self, rows: DataFrame, batch_id: int) -> None:
-        result = self.write(rows, batch_id)
-        if self.on_written is not None:
-            self.on_written(result)
 
 
 def _through_steps(steps: Sequence[Step], policy: OnFailure | None, rows: DataFrame) -> DataFrame:

@@ -21,13 +21,12 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
-from tidegate.model.connection_string import ConnectionString
-from tidegate.model.pipeline_status import PipelineState, PipelineStatus
-from tidegate.spark.progress.report import PipelineReporter
+from tidegate.model.pipeline_status import PipelineState
+from tidegate.spark.progress.report import PipelineReporter, counting_dead_letters, first_status
 from tidegate.spark.runtime.errors import explain
-from tidegate.sql import ConsumerKey, Database, DeadLetterFilter, DeadLetters
+from tidegate.sql import ConsumerKey
 from tidegate.transport.clock import SystemClock
-from tidegate.transport.status_files import PipelineFiles, this_process
+from tidegate.transport.status_files import PipelineFiles
 
 _LAST_WORD_S = 30.0
 """Far more than Spark needs to report an end."""
@@ -111,33 +110,22 @@ def reported_query(
     pipeline's. sink: its kind, such as ``sql``. target: such as a table's name. database_url: where open dead
     letters are counted. The status is written to ``TIDEGATE_STATE_DIR`` or the user's state directory.
     """
-    now = SystemClock().now_utc()
-    first = PipelineStatus(
-        name=name,
-        state=PipelineState.STARTING,
-        process=this_process(),
+    first = first_status(
+        name,
         event_hub=consumer.event_hub,
         consumer_group=consumer.consumer_group,
-        namespace=ConnectionString.parse(connection_string).host,
+        connection_string=connection_string,
         sink=sink,
         target=target,
         checkpoint=checkpoint,
-        started_at=now,
-        updated_at=now,
     )
-    chosen = DeadLetterFilter(event_hub=consumer.event_hub, consumer_group=consumer.consumer_group)
     files = PipelineFiles.of_user(os.environ)
     with suppress(OSError):  # then no status can be written either
         files.delete_log(name)
     with ExitStack() as stack:
-        letters = DeadLetters(stack.enter_context(Database.open(database_url)))
+        count = stack.enter_context(counting_dead_letters(database_url, consumer))
         reporter = stack.enter_context(
-            PipelineReporter(
-                first,
-                clock=SystemClock(),
-                write=files.write,
-                count_dead_letters=lambda: letters.count(chosen),
-            )
+            PipelineReporter(first, clock=SystemClock(), write=files.write, count_dead_letters=count)
         )
         listener = stack.enter_context(listening(spark, name, reporter))
         try:

@@ -9,15 +9,23 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from tidegate.model.clock import Clock
+from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import TidegateError
 from tidegate.model.pipeline_status import PipelineState, PipelineStatus
 from tidegate.spark.progress.batches import BatchProgress
+from tidegate.transport.clock import SystemClock
+from tidegate.transport.status_files import this_process
+
+if TYPE_CHECKING:
+    from tidegate.sql import ConsumerKey
 
 HEARTBEAT_S = 5.0
 """The longest time between writes of the status, by which a reader sees that the process is alive."""
@@ -34,6 +42,43 @@ Watch = Callable[[PipelineStatus, bool], None]
 CountDeadLetters = Callable[[], int]
 
 _Change = Callable[[PipelineStatus], PipelineStatus]
+
+
+def first_status(
+    name: str,
+    *,
+    event_hub: str,
+    consumer_group: str,
+    connection_string: str,
+    sink: str,
+    target: str,
+    checkpoint: str,
+) -> PipelineStatus:
+    """The status of a pipeline that this process is starting. Raises ConnectionStringError."""
+    now = SystemClock().now_utc()
+    return PipelineStatus(
+        name=name,
+        state=PipelineState.STARTING,
+        process=this_process(),
+        event_hub=event_hub,
+        consumer_group=consumer_group,
+        namespace=ConnectionString.parse(connection_string).host,
+        sink=sink,
+        target=target,
+        checkpoint=checkpoint,
+        started_at=now,
+        updated_at=now,
+    )
+
+
+@contextmanager
+def counting_dead_letters(database_url: str, consumer: ConsumerKey) -> Iterator[CountDeadLetters]:
+    """Counts a consumer's open dead letters, on connections of its own. Raises DatabaseError."""
+    from tidegate.sql import Database, DeadLetterFilter, DeadLetters
+
+    chosen = DeadLetterFilter(event_hub=consumer.event_hub, consumer_group=consumer.consumer_group)
+    with Database.open(database_url) as database:
+        yield partial(DeadLetters(database).count, chosen)
 
 
 class PipelineReporter:
