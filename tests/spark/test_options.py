@@ -54,7 +54,7 @@ def test_names_are_matched_without_case_and_prefix() -> None:
         ({"eventhubs.startingPosition": "sometime"}, "startingPosition is not JSON, but 'sometime'"),
         ({"eventhubs.startingPosition": '{"offset": "5", "seqNo": 5}'}, "startingPosition"),
         ({"eventhubs.startingPosition": "checkpoint:"}, "without a database"),
-        ({"eventhubs.startingPosition": '{"enqueuedTime": "2026-01-01T00:00:00"}'}, "without a time zone"),
+        ({"eventhubs.startingPosition": '{"enqueuedTime": "2026-01-01T00:00:00"}'}, "has no time zone"),
         ({"eventhubs.startingPositions": '{"x": "earliest"}'}, "is not a partition"),
         ({"eventhubs.startingPositions": '{"-1": "earliest"}'}, "is not a partition"),
         ({"eventhubs.startingPositions": "[]"}, "not a JSON object"),

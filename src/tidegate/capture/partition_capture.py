@@ -13,9 +13,11 @@ import logging
 import secrets
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
+
+from msgspec.structs import replace
 
 from tidegate.broker import Partition, RecordBatch
 from tidegate.capture.avro_file import AvroEncoder, encode_in_pieces

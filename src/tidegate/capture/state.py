@@ -10,10 +10,10 @@ event is missing from the files, and none is in two.
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
+
+import msgspec
 
 from tidegate.files import make_private_directory, replace_file, sync_directory
 from tidegate.model.errors import LogCorruptError
@@ -21,32 +21,33 @@ from tidegate.model.errors import LogCorruptError
 _FORMAT_VERSION = 1
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedFile:
+_Natural = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class PlannedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A file that is planned, or being written."""
 
     name: str
     """Below the destination."""
-    start_sequence_number: int
-    until_sequence_number: int
-    event_bytes: int
+    start_sequence_number: _Natural
+    until_sequence_number: _Natural
+    event_bytes: _Natural
     """As stored; of the events that the log held when the file was planned."""
-    next_start_ms: int
+    next_start_ms: _Natural
     """When the next window opens."""
     is_full: bool | None = None
     """True if size closed the window, False if time did; None: planned by a version that did not save
     this."""
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionState:
+class PartitionState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How far the capture of one partition is."""
 
-    next_sequence_number: int = 0
+    next_sequence_number: _Natural = 0
     """Events before it are in files, or no longer in the log."""
-    window_start_ms: int | None = None
+    window_start_ms: _Natural | None = None
     """When the open window began, milliseconds since 1970-01-01 UTC; None: it begins with the first event."""
-    last_name_s: int | None = None
+    last_name_s: _Natural | None = None
     """The time in the last file's name, seconds since 1970-01-01 UTC: these times only increase."""
     planned: PlannedFile | None = None
 
@@ -62,39 +63,28 @@ class StateFile:
     def load(self) -> PartitionState | None:
         """The saved state; None if there is none. Raises LogCorruptError, OSError."""
         try:
-            document = json.loads(self.path.read_bytes())
+            document = msgspec.json.decode(self.path.read_bytes(), type=dict[str, object])
+            if document.pop("format_version", None) == _FORMAT_VERSION and "planned" in document:
+                return msgspec.convert(document, PartitionState)
         except FileNotFoundError:
             return None
-        except ValueError:
-            raise self._garbled() from None
-        try:
-            if document.pop("format_version") != _FORMAT_VERSION:
-                raise self._garbled()
-            planned = document.pop("planned")
-            state = PartitionState(**document, planned=None if planned is None else PlannedFile(**planned))
-            numbers = [state.next_sequence_number, state.window_start_ms or 0, state.last_name_s or 0]
-            if planned is not None:
-                numbers += [value for name, value in planned.items() if name not in ("name", "is_full")]
-            if min(numbers) < 0:
-                raise self._garbled()
-        except (KeyError, TypeError, AttributeError):
-            raise self._garbled() from None
-        return state
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            pass
+        raise LogCorruptError(
+            f"Cannot parse the capture state {self.path}; capture of this partition has stopped.",
+            next_step="Restore it from a backup. Without it, all retained events would be captured again.",
+        )
 
     def save(self, state: PartitionState) -> None:
         """Replace the state; durable on return. Raises OSError; the old state then remains."""
         directory = self.path.parent
         make_private_directory(directory)
-        document = {"format_version": _FORMAT_VERSION, **asdict(state)}
-        replace_file(self.path, json.dumps(document, indent=2).encode() + b"\n", is_synced=True)
+        document = {"format_version": _FORMAT_VERSION, **msgspec.structs.asdict(state)}
+        replace_file(
+            self.path, msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n", is_synced=True
+        )
         if not self._is_directory_durable:
             # Even if another partition created it: that one may not have synced it yet, or failed to.
             sync_directory(directory.parent)
             sync_directory(directory.parent.parent)
             self._is_directory_durable = True
-
-    def _garbled(self) -> LogCorruptError:
-        return LogCorruptError(
-            f"Cannot parse the capture state {self.path}; capture of this partition has stopped.",
-            next_step="Restore it from a backup. Without it, all retained events would be captured again.",
-        )

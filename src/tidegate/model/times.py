@@ -19,6 +19,11 @@ def milliseconds_of(time: datetime) -> int:
     return (time - EPOCH) // _MILLISECOND
 
 
+def next_millisecond(time: datetime) -> int:
+    """The first full millisecond at an aware time or after it."""
+    return -((EPOCH - time) // _MILLISECOND)
+
+
 def time_text(time: datetime) -> str:
     """A time in UTC with milliseconds, e.g. ``2026-01-31T12:00:00.250Z``."""
     return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")

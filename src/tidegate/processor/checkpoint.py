@@ -146,21 +146,23 @@ def decide_move(
         )
     if current is None or is_rewind_allowed:
         return True
-    check_same_hub(group, checkpoint, current)
+    stored_ms = current.event_hub_created_at_ms
+    check_same_hub(group, checkpoint.partition_id, stored_ms, checkpoint.event_hub_created_at_ms)
     return not checkpoint.is_behind(current)
 
 
-def check_same_hub(group: object, checkpoint: ProcessorCheckpoint, current: ProcessorCheckpoint) -> None:
-    """Raises EventHubReplacedError if the two belong to different hubs of the same name.
+def check_same_hub(group: object, partition_id: str, stored_ms: int | None, now_ms: int | None) -> None:
+    """Raises EventHubReplacedError if a checkpoint belongs to another hub of the same name.
 
-    group: as the message names it.
+    group: as the message names it. stored_ms, now_ms: when the checkpoint's hub and the present one were
+    created; None: unknown.
     """
-    was, now = current.event_hub_created_at_ms, checkpoint.event_hub_created_at_ms
-    if was is not None and now is not None and was != now:
+    if stored_ms is not None and now_ms is not None and stored_ms != now_ms:
         raise EventHubReplacedError(
-            f"The checkpoint of {group}, partition {checkpoint.partition_id}, belongs to the event hub "
-            f"created at {was} ms, but the new one belongs to a hub created at {now} ms.",
-            next_step="Use another consumer group, or set the checkpoint again with rewinding allowed.",
+            f"The checkpoint of partition {partition_id} of {group} belongs to the event hub created at "
+            f"{stored_ms} ms, which was deleted and created again at {now_ms} ms.",
+            next_step="The new one's sequence numbers start again: use another consumer group, or set this "
+            "one's checkpoints again, with rewinding allowed.",
         )
 
 

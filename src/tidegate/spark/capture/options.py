@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from tidegate.model.capture import NAME_FORMAT_DEFAULT
 from tidegate.model.errors import InvalidArgumentError
+from tidegate.model.times import next_millisecond
 from tidegate.spark.capture.names import NameFormat
 from tidegate.spark.runtime.options import (
     STORAGE_OPTIONS,
     Given,
+    aware_time,
     flag,
     option,
     positive_integer,
@@ -25,8 +26,6 @@ from tidegate.spark.source.pushdown import Bounds
 
 RETENTION_HOURS_DEFAULT: Final = 90 * 24
 """The longest retention of Azure's tiers ("90 days", Azure "Event Hubs quotas and limits", Premium)."""
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def _partition_ids(given: Given, option: str) -> frozenset[str] | None:
@@ -50,15 +49,7 @@ def _time_ms(given: Given, option: str) -> int | None:
     value = given.get(option)
     if value is None:
         return None
-    hint = "Write it as 2026-11-20T12:00:00Z."
-    try:
-        time = datetime.fromisoformat(value.strip())
-    except ValueError:
-        raise InvalidArgumentError(f"The option {option} is not a time: {value!r}.", next_step=hint) from None
-    if time.tzinfo is None:
-        raise InvalidArgumentError(f"The option {option} has no time zone: {value!r}.", next_step=hint)
-    # Rounding up to the millisecond skips no event.
-    return -((_EPOCH - time) // timedelta(milliseconds=1))
+    return next_millisecond(aware_time(option, value.strip()))  # rounding up skips no event
 
 
 @dataclass(frozen=True, slots=True)

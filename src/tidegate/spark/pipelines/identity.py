@@ -9,15 +9,18 @@ change.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from tidegate.files import replace_file
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import EventHubReplacedError, InvalidArgumentError, TidegateError
+from tidegate.model.times import time_of, time_text
 from tidegate.spark.pipelines.stream_pipeline import HubSource, StreamPipeline
-from tidegate.spark.source.hub import HubReader, time_text
+from tidegate.spark.source.hub import HubReader
 from tidegate.spark.source.journal import local_path
 from tidegate.spark.source.options import SourceOptions
 
@@ -57,11 +60,11 @@ class PipelineIdentity:
 
     @classmethod
     def from_json(cls, text: str) -> PipelineIdentity:
-        """The inverse of ``to_json``. Raises ValueError or KeyError for anything else."""
-        values: Any = json.loads(text)
-        if not isinstance(values, dict) or values.get("version") != _VERSION:
+        """The inverse of ``to_json``. Raises ValueError for anything else."""
+        values = msgspec.json.decode(text, type=dict[str, object])
+        if values.get("version") != _VERSION:
             raise ValueError("another version")
-        return cls(**{item.name: values[item.name] for item in fields(cls)})
+        return msgspec.convert(values, cls)
 
     def check(self, found: PipelineIdentity, location: str) -> None:
         """Raise if ``found``, in the directory ``location``, is another pipeline's or another hub's."""
@@ -74,10 +77,10 @@ class PipelineIdentity:
                     next_step="Give this pipeline a directory of its own with --checkpoint-dir.",
                 )
         if found.event_hub_created_at_ms != self.event_hub_created_at_ms:
+            old, new = time_of(found.event_hub_created_at_ms), time_of(self.event_hub_created_at_ms)
             raise EventHubReplacedError(
                 f"The checkpoint directory {location} counts in the event hub {self.event_hub!r} of "
-                f"{time_text(found.event_hub_created_at_ms)}, which was deleted; the present one was created "
-                f"at {time_text(self.event_hub_created_at_ms)}.",
+                f"{time_text(old)}, which was deleted; the present one was created at {time_text(new)}.",
                 next_step="To read the new one from its start, delete the directory, and use a new consumer "
                 "group if the pipeline writes to SQL.",
             )
@@ -153,7 +156,7 @@ def check_directory(
     if text is not None:
         try:
             found = PipelineIdentity.from_json(text)
-        except (ValueError, KeyError) as error:
+        except ValueError as error:
             raise _unknown(location, f"its {FILE_NAME} cannot be read") from error
         identity.check(found, location)
         return

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import field, fields
+from datetime import datetime
 from typing import Any, Final, TypeVar, cast
 
 from tidegate.model.connection_string import ConnectionString
@@ -109,6 +110,18 @@ def flag(default: D) -> Callable[[Given, str], bool | D]:
         return value.strip().lower() == "true"
 
     return read
+
+
+def aware_time(option: str, text: str) -> datetime:
+    """Reads a time in ISO 8601 with its zone. option: for errors."""
+    hint = "Write it as 2026-11-20T12:00:00Z."
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidArgumentError(f"The option {option} is not a time: {text!r}.", next_step=hint) from None
+    if time.tzinfo is None:
+        raise InvalidArgumentError(f"The option {option} has no time zone: {text!r}.", next_step=hint)
+    return time
 
 
 HUB_OPTIONS: Final = ("eventhubs.connectionString", "eventhubs.eventHubName")

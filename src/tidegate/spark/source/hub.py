@@ -12,7 +12,7 @@ import platform
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Final
 
 from tidegate.client import EventHubConsumer, FetchedRange, Namespace
@@ -29,13 +29,13 @@ from tidegate.model.events import ReceivedEvent
 from tidegate.model.hub_properties import PartitionEnds
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
 from tidegate.model.position import EventPosition, PositionKind
+from tidegate.model.times import time_of, time_text
 from tidegate.spark.runtime.certificates import certificates_file
 from tidegate.spark.source.offsets import PartitionRange, StreamOffset
 from tidegate.spark.source.options import SourceOptions
 from tidegate.spark.source.positions import StartingPositions
 from tidegate.wire.encoded_events import EncodedEvents
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _CONSUMERS_MAX = 8
 _FIRST_EVENT_WAIT_S = 10.0
 _ENDING_STEP: Final = (
@@ -66,16 +66,11 @@ class HubDescription:
         if created_at_ms != self.created_at_ms:
             raise EventHubReplacedError(
                 f"The event hub {self.event_hub!r} was deleted and created again: the query has read from "
-                f"the one of {time_text(created_at_ms)}, but the present one is of "
-                f"{time_text(self.created_at_ms)}.",
+                f"the one of {time_text(time_of(created_at_ms))}, but the present one is of "
+                f"{time_text(time_of(self.created_at_ms))}.",
                 next_step="To read the new one from its start, give the query a new checkpoint directory "
                 "(and a new consumer group, if it writes to SQL).",
             )
-
-
-def time_text(time_ms: int) -> str:
-    """ISO 8601, for errors. time_ms: since 1970-01-01 UTC."""
-    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")
 
 
 class HubReader:
@@ -89,8 +84,7 @@ class HubReader:
         """The hub and its partitions' current bounds."""
         properties = self._consumer.get_event_hub_properties()
         bounds = {ends.partition_id: ends for ends in self._consumer.get_all_partition_properties(properties)}
-        created_at_ms = (properties.created_at - _EPOCH) // timedelta(milliseconds=1)
-        return HubDescription(self._options.event_hub, created_at_ms, bounds)
+        return HubDescription(self._options.event_hub, properties.created_at_ms, bounds)
 
     def resolve(self, positions: StartingPositions, description: HubDescription) -> dict[str, int]:
         """The sequence number of each partition's first event at a position.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import and_, func, select, update
 
-from tidegate.model.errors import EventHubReplacedError
+from tidegate.processor.checkpoint import check_same_hub
 from tidegate.sql import CheckpointReader, ConsumerKey, Database, UnitOfWork
 from tidegate.sql.core.schema import checkpoint, lease
 from tidegate.sql.core.unit_of_work import default_owner
@@ -50,7 +50,7 @@ def claim_checkpoints(
         # In the lock order of unit_of_work.
         for partition_id in sorted(start_sequence_numbers):
             locked = unit.lock_checkpoint(partition_id)
-            _check_same_hub(consumer, locked.event_hub_created_at_ms, event_hub_created_at_ms)
+            check_same_hub(consumer, partition_id, locked.event_hub_created_at_ms, event_hub_created_at_ms)
             if locked.next_sequence_number is None:
                 unit.advance(
                     partition_id,
@@ -98,17 +98,7 @@ def checkpoint_positions(
     """
     positions: dict[str, int] = {}
     for partition_id, found in CheckpointReader(database).read(consumer).items():
-        _check_same_hub(consumer, found.event_hub_created_at_ms, event_hub_created_at_ms)
+        check_same_hub(consumer, partition_id, found.event_hub_created_at_ms, event_hub_created_at_ms)
         if found.next_sequence_number is not None:
             positions[partition_id] = found.next_sequence_number
     return positions
-
-
-def _check_same_hub(consumer: ConsumerKey, stored_ms: int | None, now_ms: int) -> None:
-    if stored_ms is not None and stored_ms != now_ms:
-        raise EventHubReplacedError(
-            f"The event hub {consumer.event_hub!r} was deleted and created again: the checkpoints of "
-            f"consumer group {consumer.consumer_group!r} count in the old one.",
-            next_step="Use another consumer group to read the new hub from its start, or delete this "
-            "group's rows from tidegate_checkpoint.",
-        )

@@ -7,12 +7,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Final
 
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.position import EventPosition
-from tidegate.spark.runtime.options import Given, connection_string_of
+from tidegate.spark.runtime.options import Given, aware_time, connection_string_of
 
 CHECKPOINT_PREFIX = "checkpoint:"
 """``startingPosition = checkpoint:<database URL>`` starts at the consumer group's SQL checkpoint."""
@@ -134,21 +133,9 @@ def _position(option: str, text: str) -> EventPosition:
     if type(number) is int and number >= 0:
         return EventPosition.from_sequence_number(number, is_inclusive=is_inclusive)
     if isinstance(time, str):
-        return EventPosition.from_enqueued_time(_time(option, time), is_inclusive=is_inclusive)
+        enqueued_time = aware_time(f"{option} (enqueuedTime)", time)
+        return EventPosition.from_enqueued_time(enqueued_time, is_inclusive=is_inclusive)
     raise refused
-
-
-def _time(option: str, text: str) -> datetime:
-    try:
-        time = datetime.fromisoformat(text)
-    except ValueError as exc:
-        raise InvalidArgumentError(f"The option {option} has the enqueuedTime {text!r}.") from exc
-    if time.tzinfo is None:
-        raise InvalidArgumentError(
-            f"The option {option} has the enqueuedTime {text!r} without a time zone.",
-            next_step="Write it as 2026-11-20T12:00:00Z.",
-        )
-    return time
 
 
 def _quoted(text: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Final
 
 from pyspark.sql.datasource import (
@@ -23,14 +23,12 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
+from tidegate.model.times import milliseconds_of, time_of
 from tidegate.spark.source.offsets import PartitionRange
 from tidegate.spark.source.schema import NEVER_NULL
 
 TIME_MARGIN: Final = timedelta(seconds=60)
 """How far the service's clock may have stepped back between two events of a partition (our choice)."""
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MS = timedelta(milliseconds=1)
 
 FirstAtTime = Callable[[str, datetime], int]
 """Partition id and time → sequence number of its first event of that time or later."""
@@ -82,9 +80,9 @@ class RowBounds:
             if self.numbers.until is not None:
                 until = min(until, self.numbers.until)
             if start < until and after_ms is not None:
-                start = max(start, first_at_time(item.partition_id, _EPOCH + after_ms * _MS - TIME_MARGIN))
+                start = max(start, first_at_time(item.partition_id, time_of(after_ms) - TIME_MARGIN))
             if start < until and before_ms is not None:
-                until = min(until, first_at_time(item.partition_id, _EPOCH + before_ms * _MS + TIME_MARGIN))
+                until = min(until, first_at_time(item.partition_id, time_of(before_ms) + TIME_MARGIN))
             if start < until:
                 narrowed.append(replace(item, start_sequence_number=start, until_sequence_number=until))
         return narrowed
@@ -124,7 +122,7 @@ def _allowed(item: Filter) -> tuple[RowBounds, bool]:
         is_strict = isinstance(item, LessThan | GreaterThan)
         return RowBounds(numbers=_range(item, values, is_strict=is_strict)), is_exact
     if column == "enqueuedTime" and values and all(map(_is_instant, values)):
-        times_ms = [(each - _EPOCH) // _MS for each in values]
+        times_ms = [milliseconds_of(each) for each in values]
         return RowBounds(times_ms=_range(item, times_ms, is_strict=False)), False  # they are rounded
     return RowBounds(), False
 

@@ -26,8 +26,9 @@ from sqlalchemy import (
 from sqlalchemy import exc as sqlalchemy_errors
 from sqlalchemy.types import NullType, String
 
-from tidegate.model.errors import EventHubReplacedError, InvalidArgumentError, NotFoundError
+from tidegate.model.errors import InvalidArgumentError, NotFoundError
 from tidegate.model.hub_properties import EventHubProperties, PartitionEnds
+from tidegate.processor.checkpoint import check_same_hub
 from tidegate.sql.audit.audit import FINDINGS_MAX, Audit, PartitionAudit, StrayRows, audit_partition
 from tidegate.sql.core.database import Database
 from tidegate.sql.core.schema import checkpoint, dead_letter, of_consumer
@@ -80,7 +81,9 @@ def audit_table(
         if not checkpoints:
             raise _no_checkpoint(connection, database, consumer)
         # Asked after the first read, so that an intact log ends beyond everything that was read.
-        _check_same_hub(consumer, checkpoints, log.get_event_hub_properties())
+        created_at_ms = log.get_event_hub_properties().created_at_ms
+        for partition_id, (_, stored_ms) in checkpoints.items():
+            check_same_hub(consumer, partition_id, stored_ms, created_at_ms)
         partitions = log.get_all_partition_properties()
         extents = sink.extents(connection)
         found: list[PartitionAudit] = []
@@ -221,18 +224,6 @@ def _strays(extents: Mapping[str | None, _Extent], known: set[str]) -> Iterator[
         rows = extent.unnumbered if partition_id in known else extent.rows
         if rows:
             yield StrayRows(partition_id, rows)
-
-
-def _check_same_hub(
-    consumer: ConsumerKey, checkpoints: Mapping[str, tuple[int | None, int | None]], hub: EventHubProperties
-) -> None:
-    for partition_id, (_, stored_ms) in checkpoints.items():
-        if stored_ms is not None and stored_ms != hub.created_at_ms:
-            raise EventHubReplacedError(
-                f"The checkpoint of partition {partition_id} of {consumer} belongs to the event hub created "
-                f"at {stored_ms} ms, and this one was created at {hub.created_at_ms} ms.",
-                next_step="The hub was deleted and created again: its sequence numbers are not the table's.",
-            )
 
 
 def _no_checkpoint(connection: Connection, database: Database, consumer: ConsumerKey) -> NotFoundError:

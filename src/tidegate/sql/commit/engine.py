@@ -16,8 +16,9 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
-from tidegate.model.errors import CheckpointGapError, EventHubReplacedError, InvalidArgumentError
+from tidegate.model.errors import CheckpointGapError, InvalidArgumentError
 from tidegate.model.events import ReceivedEvent
+from tidegate.processor.checkpoint import check_same_hub
 from tidegate.sql.core.checkpoint_rows import CheckpointStep, LockedCheckpoint
 from tidegate.sql.core.database import Database
 from tidegate.sql.core.unit_of_work import UnitOfWork
@@ -70,7 +71,8 @@ class BatchScope:
 
     def check_checkpoint(self, locked: LockedCheckpoint) -> None:
         """Raises EventHubReplacedError or CheckpointGapError if the batch may not follow ``locked``."""
-        check_event_hub(locked, self.consumer, self.partition_id, self.event_hub_created_at_ms)
+        stored_ms = locked.event_hub_created_at_ms
+        check_same_hub(self.consumer, self.partition_id, stored_ms, self.event_hub_created_at_ms)
         number = locked.next_sequence_number
         if number is not None and number < self.start and not self.is_gap_allowed:
             raise CheckpointGapError(
@@ -79,20 +81,6 @@ class BatchScope:
                 next_step="Start from the checkpoint. If retention has deleted those events, accept the gap "
                 "explicitly.",
             )
-
-
-def check_event_hub(
-    locked: LockedCheckpoint, consumer: ConsumerKey, partition_id: str, event_hub_created_at_ms: int | None
-) -> None:
-    """Raises EventHubReplacedError if the checkpoint belongs to another hub of this name."""
-    stored, given = locked.event_hub_created_at_ms, event_hub_created_at_ms
-    if stored is not None and given is not None and stored != given:
-        raise EventHubReplacedError(
-            f"The checkpoint of partition {partition_id} of {consumer} belongs to the event hub created at "
-            f"{stored} ms, and this batch comes from one created at {given} ms.",
-            next_step="The hub was deleted and created again, so its sequence numbers start again: use "
-            "another consumer group, or delete the rows of this one from tidegate_checkpoint to start over.",
-        )
 
 
 @dataclass(slots=True)

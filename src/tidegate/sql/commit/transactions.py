@@ -23,12 +23,13 @@ from typing import TypeVar
 
 from tidegate.model.errors import PartitionStoppedError
 from tidegate.model.events import ReceivedEvent
+from tidegate.processor.checkpoint import check_same_hub
 from tidegate.processor.handlers import PartitionContext
 from tidegate.processor.lease import Lease
 from tidegate.processor.policies import FailureAction, FailurePolicy
 from tidegate.processor.store import TransactionOutcome
 from tidegate.sql.commit.batch import commit_batches
-from tidegate.sql.commit.engine import BatchScope, Share, check_event_hub, run_transaction
+from tidegate.sql.commit.engine import BatchScope, Share, run_transaction
 from tidegate.sql.commit.partition_batch import handled_batch
 from tidegate.sql.core.database import Database
 from tidegate.sql.core.parked_keys import KeyOrder, first_open_by_key, parked_letter, stored_key_of
@@ -170,7 +171,8 @@ class SqlTransactions:
         )
         with unit:
             locked = unit.lock_checkpoint(partition_id)
-            check_event_hub(locked, self._consumer, partition_id, self._event_hub_created_at_ms)
+            stored_ms = locked.event_hub_created_at_ms
+            check_same_hub(self._consumer, partition_id, stored_ms, self._event_hub_created_at_ms)
             unit.claim(partition_id)
             unit.commit()
         return locked.next_sequence_number

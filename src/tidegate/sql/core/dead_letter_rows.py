@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
-from typing import Final
 
 from sqlalchemy import ColumnElement, Connection, func, select, update
 
+from tidegate.model.times import next_millisecond
 from tidegate.sql.core.lost_commit import CommitOutcome
 from tidegate.sql.core.schema import dead_letter, dead_letter_audit, of_consumer
 from tidegate.sql.core.unit_of_work import UnitOfWork
@@ -18,9 +17,6 @@ from tidegate.sql.core.values import (
     DeadLetterStatus,
     storable_text,
 )
-
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_MILLISECOND: Final = timedelta(milliseconds=1)
 
 IN_LIST_MAX = 1_000
 """Sequence numbers per IN list (our choice; SQLite accepts 32,766 parameters, older versions 999)."""
@@ -56,8 +52,7 @@ def conditions_of(filter_: DeadLetterFilter, *, are_names_hidden: bool = False) 
     if filter_.failed_until is not None:
         conditions.append(row.last_failed_at < filter_.failed_until)
     if filter_.enqueued_from is not None:
-        # In whole milliseconds, rounded up.
-        conditions.append(row.enqueued_time_ms >= -((_EPOCH - filter_.enqueued_from) // _MILLISECOND))
+        conditions.append(row.enqueued_time_ms >= next_millisecond(filter_.enqueued_from))
     return conditions
 
 

@@ -115,7 +115,16 @@ class NewDeadLetter:
     ) -> NewDeadLetter:
         """The dead letter of an event whose reason is a sentence instead of an exception."""
         place = place_of(event, is_payload_copied=is_payload_copied)
-        return cls._at(event.sequence_number, place, error_type, reason)
+        return cls(
+            event.sequence_number,
+            place.offset,
+            place.enqueued_time_ms,
+            error_type,
+            reason,
+            "",
+            place.partition_key,
+            place.payload,
+        )
 
     @classmethod
     def at_place(cls, sequence_number: int, place: EventPlace, error: BaseException) -> NewDeadLetter:
@@ -123,18 +132,12 @@ class NewDeadLetter:
         # A reason returned by a function was never raised.
         traceback = "".join(traceback_module.format_exception(error)) if error.__traceback__ else ""
         kind = type(error).__name__
-        return cls._at(sequence_number, place, kind, str(error) or kind, traceback)
-
-    @classmethod
-    def _at(
-        cls, sequence_number: int, place: EventPlace, error_type: str, reason: str, traceback: str = ""
-    ) -> NewDeadLetter:
         return cls(
             sequence_number,
             place.offset,
             place.enqueued_time_ms,
-            error_type,
-            reason,
+            kind,
+            str(error) or kind,
             traceback,
             place.partition_key,
             place.payload,

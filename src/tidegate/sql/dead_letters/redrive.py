@@ -227,12 +227,13 @@ class Redrive:
             is_held=lambda event: _is_parked(letters[event.sequence_number]),
         )
 
-    def _context(self) -> RedriveContext:
+    def _context(self) -> PartitionContext:
+        """For the handler's calls; a redrive has no lease, so its epoch is 0."""
         now = self.database.clock.now_utc()
         lease = Lease(self._place.partition_id, self.actor, 0, None, now, "")
         event_hub, consumer_group = self.pipeline.event_hub, self.pipeline.consumer_group
         group = GroupKey("redrive", event_hub, consumer_group)  # the real namespace is not stored
-        return RedriveContext(group, event_hub, consumer_group, lease)
+        return PartitionContext(group, event_hub, consumer_group, lease)
 
     def _record_failures(self, unit: UnitOfWork, partition_id: str, failed: Sequence[NewDeadLetter]) -> None:
         now = self.database.clock.now_utc()
@@ -256,14 +257,6 @@ class Redrive:
             self.actor,
             [(letter.sequence_number, f"{letter.error_type}: {letter.reason}") for letter in failed],
         )
-
-
-class RedriveContext(PartitionContext):
-    """The context of a redrive, which has no lease: its epoch is 0."""
-
-    async def checkpoint(self, event: ReceivedEvent | None = None) -> None:
-        """Raises InvalidArgumentError: a redrive moves no checkpoint."""
-        raise InvalidArgumentError("A redrive moves no checkpoint.")
 
 
 @dataclass(slots=True)

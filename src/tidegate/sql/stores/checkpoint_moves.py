@@ -102,7 +102,8 @@ def _decide(
 ) -> CheckpointMove:
     current = None if stored is None else processor_checkpoint(stored)
     if stored is not None and current is not None and not is_rewind_allowed:
-        check_same_hub(consumer, target, current)
+        stored_ms = stored.event_hub_created_at_ms
+        check_same_hub(consumer, target.partition_id, stored_ms, target.event_hub_created_at_ms)
         if current.sequence_number is not None and target.sequence_number is None:
             raise InvalidArgumentError(
                 f"The checkpoint of partition {target.partition_id} of {consumer} is event "
