@@ -16,7 +16,7 @@ from tests.docs_support import ROOT
 import tidegate
 from tidegate.exports import declared_exports
 
-PACKAGES = ("client", "processor", "sql", "spark")
+PACKAGES = ("broker", "client", "processor", "sql", "spark")
 
 
 def _homes(package: ModuleType) -> dict[str, str]:

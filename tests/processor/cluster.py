@@ -192,7 +192,6 @@ class Pumps:
 
     def __init__(self, cluster: Cluster, host: str) -> None:
         self.running: dict[str, Lease] = {}
-        self.start_takes_s = 0.0
         self.stop_takes_s: dict[str, float] = {}
         self.start_failures = 0
         self.violations: list[str] = []
@@ -200,13 +199,12 @@ class Pumps:
         self._host = host
         self._stopping: set[str] = set()
 
-    async def start_pump(self, lease: Lease) -> None:
+    def start_pump(self, lease: Lease) -> None:
         if lease.partition_id in self.running:
             self.violations.append(f"{lease} was started twice")
         if self.start_failures:
             self.start_failures -= 1
             raise ValueError("It does not start.")
-        await asyncio.sleep(self.start_takes_s)
         self.running[lease.partition_id] = lease
         self._note("start", lease)
 

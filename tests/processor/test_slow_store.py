@@ -167,17 +167,3 @@ def test_who_was_beaten_looks_again_soon(world: World) -> None:
     world.wait_until(lambda: host.store.calls["list"] == 2, timeout_s=RENEW_INTERVAL_S / 4)
     assert host.pumps.running == {}
     assert host.errors == []
-
-
-def test_a_pump_that_starts_slowly_is_not_disturbed(world: World) -> None:
-    """It hears of renewals only once it runs, and is stopped only after it has started."""
-    cluster = Cluster(world, 2)
-    host = cluster.join("a")
-    host.pumps.start_takes_s = 3 * RENEW_INTERVAL_S
-    world.run_for(2 * RENEW_INTERVAL_S)
-    assert host.pumps.running == {}
-    world.result(host.process, host.manager.close())
-    assert [call.what for call in cluster.calls].count("start") == 2
-    assert len(host.stops()) == 2
-    assert host.errors == []
-    cluster.assert_sound()

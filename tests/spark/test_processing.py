@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.spark.source import processing
-from tidegate.spark.source.processing import CountedBatches, rows_without_content
+from tidegate.spark.source.processing import rows_without_content
 
 _FIELDS: list[Any] = [pa.field("name", pa.string()), pa.field("at", pa.timestamp("us", tz="UTC"))]
 _SCHEMA = pa.schema(_FIELDS)
@@ -26,14 +26,3 @@ def test_as_many_rows_as_are_asked_for(count: int, rows_max: int) -> None:
     assert all(0 < batch.num_rows <= rows_max for batch in batches)
     assert all(batch.schema.equals(_SCHEMA) for batch in batches)
     assert all(column.null_count == len(column) for batch in batches for column in batch.columns)
-
-
-def test_batches_are_counted_as_they_pass() -> None:
-    """What nobody has taken is not among them."""
-    counted = CountedBatches([*rows_without_content(3, _SCHEMA), *rows_without_content(4, _SCHEMA)])
-    batches = iter(counted)
-    assert counted.rows == 0
-    next(batches)
-    assert counted.rows == 3
-    assert len(list(batches)) == 1
-    assert counted.rows == 7

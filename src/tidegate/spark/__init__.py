@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tidegate.spark.ledger.ledger import LedgerSink as LedgerSink
     from tidegate.spark.runtime.arrow_step import ArrowStep as ArrowStep
     from tidegate.sql.ledger.rows import LedgerTable as LedgerTable
-    from tidegate.spark.ledger.ledger import LedgerResult as LedgerResult
+    from tidegate.sql.ledger.commit import LedgerResult as LedgerResult
     from tidegate.sql.ledger.rows import WriteMode as WriteMode
     from tidegate.spark.file_sink.commits import published_files as published_files
     from tidegate.spark.pipelines.stream_pipeline import StreamPipeline as StreamPipeline

@@ -11,7 +11,7 @@ Theory of operation. Two tasks share the leases held, and change them only betwe
   monotonic clock, counted from before the last successful call was sent. The store's time of renewal is
   later, so a pump is stopped before other hosts may take its partition.
 
-Pumps are started and stopped in separate tasks (``PumpControl``): a handler that is slow to end delays
+Pumps are stopped in separate tasks (``PumpControl``): a handler that is slow to end delays
 nothing else, and its partition is not acquired again before it has ended.
 """
 

@@ -1,4 +1,4 @@
-"""Starts and stops a host's pumps: concurrently, but in sequence for each partition."""
+"""Starts and stops a host's pumps: stops concurrently, but in sequence for each partition."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class PartitionPumps(Protocol):
     They should not raise; an error is reported, and affects only that partition.
     """
 
-    async def start_pump(self, lease: Lease) -> None:
+    def start_pump(self, lease: Lease) -> None:
         """Start processing the partition under ``lease``; returns without waiting."""
         ...
 
@@ -46,36 +46,40 @@ class PumpControl:
         self._on_exception = on_exception
         self._on_start_failed = on_start_failed
         self._tasks = TaskOwner("pump control")
-        self._started: dict[str, asyncio.Task[None]] = {}
-        """By partition: the task that starts its pump, running or done."""
+        self._running: set[str] = set()
         self._stopping: dict[str, asyncio.Task[None]] = {}
 
     @property
     def partition_ids(self) -> set[str]:
-        """Partitions with a pump, even if it is being started or stopped."""
-        return {*self._started, *self._stopping}
+        """Partitions with a pump, even if it is being stopped."""
+        return {*self._running, *self._stopping}
 
     def start(self, lease: Lease) -> None:
         """Start the partition's pump; there must be none, not even one being stopped."""
         partition_id = lease.partition_id
         assert partition_id not in self.partition_ids, f"partition {partition_id} has a pump already"
-        self._started[partition_id] = self._tasks.start(self._start(lease), name=f"start {partition_id}")
+        try:
+            self._pumps.start_pump(lease)
+        except Exception as exc:  # a failure of one partition only
+            self._on_exception(exc, partition_id)
+            self._on_start_failed(partition_id)
+        else:
+            self._running.add(partition_id)
 
     def stop(self, partition_id: str, reason: CloseReason) -> None:
         """Begin stopping the partition's pump; one already being stopped keeps its first reason."""
-        started = self._started.pop(partition_id, None)
-        if started is not None:
-            task = self._tasks.start(self._stop(partition_id, started, reason), name=f"stop {partition_id}")
+        if partition_id in self._running:
+            self._running.remove(partition_id)
+            task = self._tasks.start(self._stop(partition_id, reason), name=f"stop {partition_id}")
             self._stopping[partition_id] = task
 
     def lease_renewed(self, lease: Lease) -> None:
         """Pass a renewed lease to the pump, if it runs."""
-        started = self._started.get(lease.partition_id)
-        if started is None or not started.done():
+        if lease.partition_id not in self._running:
             return
         try:
             self._pumps.lease_renewed(lease)
-        except Exception as exc:  # a failure of one partition only
+        except Exception as exc:  # as above
             self._on_exception(exc, lease.partition_id)
 
     async def wait_stopped(self) -> None:
@@ -87,17 +91,8 @@ class PumpControl:
         """Cancel the remaining tasks; there are none after ``wait_stopped``."""
         await self._tasks.close()
 
-    async def _start(self, lease: Lease) -> None:
+    async def _stop(self, partition_id: str, reason: CloseReason) -> None:
         try:
-            await self._pumps.start_pump(lease)
-        except Exception as exc:  # as above
-            self._on_exception(exc, lease.partition_id)
-            if self._started.pop(lease.partition_id, None) is not None:
-                self._on_start_failed(lease.partition_id)
-
-    async def _stop(self, partition_id: str, started: asyncio.Task[None], reason: CloseReason) -> None:
-        try:
-            await asyncio.wait([started])
             await self._pumps.stop_pump(partition_id, reason)
         except Exception as exc:  # as above
             self._on_exception(exc, partition_id)

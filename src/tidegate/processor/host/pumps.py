@@ -47,7 +47,7 @@ class HostPumps:
         self._checked_last = ""
         """The partition that the watchdog checked last."""
 
-    async def start_pump(self, lease: Lease) -> None:
+    def start_pump(self, lease: Lease) -> None:
         """Start processing the partition under ``lease``; returns without waiting."""
         pump = PartitionPump(self._environment, lease, self._reacquire)
         self._pumps[lease.partition_id] = pump

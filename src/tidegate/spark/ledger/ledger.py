@@ -46,9 +46,6 @@ RETRY_S: Final = 30.0
 restart)."""
 _RETRY_PAUSE_S: Final = 0.5
 
-__all__ = ["LedgerSink", "LedgerTable", "LedgerResult", "WriteMode"]
-
-
 OnWritten = Callable[[LedgerResult], None]
 
 

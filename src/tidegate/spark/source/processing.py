@@ -10,7 +10,7 @@ content are added until there are as many as events: they cost Spark next to not
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -55,26 +55,18 @@ class ProcessingStreamReader(EventHubsStreamReader):
         """The function's rows for one task. Raises what the source and the function raise."""
         plan = unpickled(self._plan_text)
         assert isinstance(plan, ReadingPlan)
-        events = CountedBatches(read_ranges(self._options, partition, plan.columns))
-        made = 0
-        for rows in plan.function(iter(events)):
-            made += rows.num_rows
+        missing = 0  # rows, for Spark to count as many as there were events
+
+        def read() -> Iterator[pa.RecordBatch]:
+            nonlocal missing
+            for events in read_ranges(self._options, partition, plan.columns):
+                missing += events.num_rows
+                yield events
+
+        for rows in plan.function(read()):
+            missing -= rows.num_rows
             yield rows
-        yield from rows_without_content(events.rows - made, plan.schema)
-
-
-class CountedBatches:
-    """Counts the rows of batches as they pass."""
-
-    def __init__(self, batches: Iterable[pa.RecordBatch]) -> None:
-        self._batches = batches
-        self.rows = 0
-        """Rows passed so far."""
-
-    def __iter__(self) -> Iterator[pa.RecordBatch]:
-        for batch in self._batches:
-            self.rows += batch.num_rows
-            yield batch
+        yield from rows_without_content(missing, plan.schema)
 
 
 def rows_without_content(count: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
