@@ -11,7 +11,7 @@ takes about two hundred calls of numpy, however many readings it has.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -32,7 +32,7 @@ from examples.home_security.homes import (
 from examples.home_security.pages import count_activity, see_motion, write_pages
 from examples.home_security.segments import ends_of, lengths_of, running_max, starts_of
 from examples.home_security.sensors import AlarmRows, Rows, measure_co, move_doors, take_numbers
-from examples.home_security.shapes import ALARMS, MINUTES, PAGES, REJECTED, empty, joined
+from examples.home_security.shapes import ALARMS, MINUTES, PAGES, REJECTED, empty, joined, rows_of
 from examples.home_security.tables_of_homes import KEY_BITS, HomeTables
 
 _LOWER: Final = (1 << KEY_BITS) - 1
@@ -140,12 +140,12 @@ class Block:
 
     def _rejected(self, readings: pa.RecordBatch, late: np.ndarray, too_far: np.ndarray) -> pa.RecordBatch:
         places = pa.array(np.concatenate([late, too_far]))
-        columns: list[Any] = [
+        return rows_of(
+            REJECTED,
             pa.repeat(self._partition, len(places)),
             *(readings.column(name).take(places) for name in REJECTED.names[1:-1]),
             pa.array([TOO_LATE] * len(late) + [TOO_FAR_BEHIND] * len(too_far), pa.string()),
-        ]
-        return pa.RecordBatch.from_arrays(columns, schema=REJECTED)
+        )
 
     def _count_minutes(self, rows: Rows, is_new: np.ndarray) -> pa.RecordBatch:
         """Count readings in their minutes; returns the changed minutes."""
@@ -178,15 +178,15 @@ class Block:
         minutes = self._tables.minutes
         keys = minutes.keys[places]
         figures = {name: values[places] for name, values in minutes.columns.items()}
-        columns: list[Any] = [
+        return rows_of(
+            MINUTES,
             self._tables.homes.take(_homes_of(keys)),
             pa.array((keys & _LOWER) * MINUTE_MS),
             *(pa.array(figures[name]) for name in ("readings", "motions", "openings")),
             pa.array(figures["co_max_ppm"], mask=figures["is_co_measured"] == 0),
             pa.array(figures["duplicates"]),
             pa.array(is_first),
-        ]
-        return pa.RecordBatch.from_arrays(columns, schema=MINUTES)
+        )
 
     def _raise(self, raised: dict[str, AlarmRows]) -> pa.RecordBatch:
         """Alarms as rows, which are also added to the homes' pages. raised: by kind."""
@@ -201,15 +201,15 @@ class Block:
         )
         if len(keys):
             self._show_alarms(keys, raised_ms, kinds)
-        columns: list[Any] = [
+        return rows_of(
+            ALARMS,
             self._tables.homes.take(_homes_of(keys)),
             self._tables.sensors.take(keys & _LOWER),
             pa.array(numbers),
             pa.array([ALARM_KINDS[kind] for kind in kinds.tolist()], pa.string()),
             pa.array(raised_ms),
             pa.array(values),
-        ]
-        return pa.RecordBatch.from_arrays(columns, schema=ALARMS)
+        )
 
     def _show_alarms(self, keys: np.ndarray, raised_ms: np.ndarray, kinds: np.ndarray) -> None:
         """Keep the newest alarms of each home; simultaneous ones in the order of their kinds and sensors."""

@@ -16,7 +16,7 @@ import pyarrow as pa
 from examples.home_security.homes import CLOCK_ERROR_MS, PARTITION_COUNT, Kind
 from examples.home_security.reading_columns import ReadingColumns, parse_readings
 from examples.home_security.segments import ends_of, lengths_of, starts_of
-from examples.home_security.shapes import GATHERED_ARROW, READINGS, REJECTED, to_bytes
+from examples.home_security.shapes import GATHERED_ARROW, READINGS, REJECTED, joined, rows_of, to_bytes
 
 
 def numbers_in_partitions(keys: pa.Array[Any], blocks: int) -> np.ndarray:
@@ -47,19 +47,21 @@ def gather(events: pa.RecordBatch, blocks: int) -> pa.RecordBatch:
         _readings(events, parsed), (parsed.kind >= 0) & (parsed.kind != Kind.STATUS), order, ends
     )
     rejected = _by_block(_rejected(events, parsed), parsed.kind < 0, order, ends)
-    blocks_named = [f"{name}-{number}" for name, number in zip(names.to_pylist(), numbers, strict=True)]
-    rows: list[Any] = [
-        pa.array(blocks_named, pa.string()),
-        names,
-        events.column("sequenceNumber").take(pa.array(firsts)),
-        pa.array(readings, pa.binary()),
-        pa.array(rejected, pa.binary()),
-    ]
-    return _one_below_the_other(dict(zip(GATHERED_ARROW.names, rows, strict=False)), _clock(events, parsed))
+    found = {
+        "block": pa.array(
+            [f"{name}-{number}" for name, number in zip(names.to_pylist(), numbers, strict=True)]
+        ),
+        "partition": names,
+        "first": events.column("sequenceNumber").take(pa.array(firsts)),
+        "readings": pa.array(readings, pa.binary()),
+        "rejected": pa.array(rejected, pa.binary()),
+    }
+    both = pa.concat_tables([pa.table(found), _clock(events, parsed)], promote_options="default")
+    return joined(both.select(GATHERED_ARROW.names).cast(GATHERED_ARROW).to_batches(), GATHERED_ARROW)
 
 
-def _clock(events: pa.RecordBatch, parsed: ReadingColumns) -> dict[str, pa.Array[Any]]:
-    """The columns of the rows with the time, by name.
+def _clock(events: pa.RecordBatch, parsed: ReadingColumns) -> pa.Table:
+    """The rows with the time.
 
     A home whose clock is ahead would raise every home's alarms for open doors too early, permanently. So a
     sending time counts only up to the time at which the service accepted the event, by its own clock.
@@ -68,48 +70,32 @@ def _clock(events: pa.RecordBatch, parsed: ReadingColumns) -> dict[str, pa.Array
     starts = starts_of(enqueued_ms)
     is_trusted = (parsed.kind >= 0) & (parsed.sent_ms <= enqueued_ms + CLOCK_ERROR_MS)
     sent_ms = np.maximum.reduceat(np.where(is_trusted, parsed.sent_ms, 0), starts)
-    return {
-        "sent": pa.array(sent_ms * 1_000).cast(GATHERED_ARROW.field("sent").type),
-        "enqueued_ms": pa.array(enqueued_ms[starts]),
-        "events": pa.array(lengths_of(starts, len(enqueued_ms))),
-    }
-
-
-def _one_below_the_other(*parts: dict[str, pa.Array[Any]]) -> pa.RecordBatch:
-    """Rows of ``GATHERED_ARROW``, one part after the other; missing columns are null."""
-    counts = [len(next(iter(part.values()))) for part in parts]
-    columns = [
-        pa.concat_arrays(
-            [
-                part[field.name] if field.name in part else pa.nulls(count, field.type)
-                for part, count in zip(parts, counts, strict=True)
-            ]
-        )
-        for field in GATHERED_ARROW
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=GATHERED_ARROW)
+    return pa.table(
+        {
+            "sent": pa.array(sent_ms * 1_000).cast(GATHERED_ARROW.field("sent").type),
+            "enqueued_ms": pa.array(enqueued_ms[starts]),
+            "events": pa.array(lengths_of(starts, len(enqueued_ms))),
+        }
+    )
 
 
 def _readings(events: pa.RecordBatch, parsed: ReadingColumns) -> pa.RecordBatch:
-    columns: list[Any] = [
+    return rows_of(
+        READINGS,
         *(events.column(name) for name in READINGS.names[:3]),
         events.column("partitionKey"),
         parsed.sensor,
         *(pa.array(values) for values in (parsed.kind, parsed.number, parsed.taken_ms, parsed.sent_ms)),
         pa.array(parsed.value),
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=READINGS)
+    )
 
 
 def _rejected(events: pa.RecordBatch, parsed: ReadingColumns) -> pa.RecordBatch:
     reasons: list[str | None] = [None] * events.num_rows
     for row, reason in parsed.reasons.items():
         reasons[row] = reason
-    columns: list[Any] = [
-        *(events.column(name) for name in REJECTED.names[:-1]),
-        pa.array(reasons, pa.string()),
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=REJECTED)
+    columns = (events.column(name) for name in REJECTED.names[:-1])
+    return rows_of(REJECTED, *columns, pa.array(reasons, pa.string()))
 
 
 def _by_block(

@@ -12,7 +12,7 @@ import pyarrow as pa
 from examples.home_security.homes import ACTIVITY_LEVELS, ALARM_KINDS, DAY_MS, HOUR_MS
 from examples.home_security.segments import starts_of
 from examples.home_security.sensors import Rows
-from examples.home_security.shapes import PAGES
+from examples.home_security.shapes import PAGES, rows_of
 from examples.home_security.tables_of_homes import KEY_BITS, HomeTables, KeyedTable, Names
 
 _LOWER: Final = (1 << KEY_BITS) - 1
@@ -100,9 +100,7 @@ def write_pages(tables: HomeTables, homes: np.ndarray) -> pa.RecordBatch:
         f'"day":"{day[:10]}","doors":{{{doors[index]}}},"home":{_json(name)},"rooms":{{{rooms[index]}}}}}'
         for index, (name, day) in enumerate(zip(names, days, strict=True))
     ]
-    return pa.RecordBatch.from_arrays(
-        [pa.array(names, pa.string()), pa.array(pages, pa.string())], schema=PAGES
-    )
+    return rows_of(PAGES, pa.array(names, pa.string()), pa.array(pages, pa.string()))
 
 
 def _alarm_parts(tables: HomeTables, homes: np.ndarray) -> list[str]:

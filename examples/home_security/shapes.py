@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -23,6 +23,11 @@ def _arrow(columns: str) -> pa.Schema:
     """The schema of ``name type, …``."""
     pairs = (column.split() for column in columns.split(", "))
     return pa.schema([pa.field(name, _TYPES[kind]) for name, kind in pairs])
+
+
+def rows_of(schema: pa.Schema, *columns: Any) -> pa.RecordBatch:
+    """Rows with these columns, in the schema's order."""
+    return pa.RecordBatch.from_arrays(list(columns), schema=schema)
 
 
 def to_bytes(rows: pa.RecordBatch) -> bytes:
