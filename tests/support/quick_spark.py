@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Final
 
 _BUILD: Final = Path(__file__).parents[2] / "build" / "spark"
-_FORMAT: Final = 2
+_FORMAT: Final = 3
 _READY: Final = "ready"
 _WARM_UP_S_MAX: Final = 600.0
 
@@ -93,7 +93,7 @@ def _write_java(home: Path, java: Path, spark_options: str) -> None:
     script.write_text(
         "#!/bin/sh\n"
         'case "$*" in *-XX:+Use*GC*) collector= ;; *) collector=-XX:+UseSerialGC ;; esac\n'
-        f'case "$*" in *org.apache.spark.deploy.SparkSubmit*|*CoarseGrainedExecutorBackend*)\n'
+        f'case "$*" in *org.apache.spark.deploy.*|*CoarseGrainedExecutorBackend*)\n'
         f"    spark={shlex.quote(spark_options)} ;; *) spark= ;; esac\n"
         f'exec {shlex.quote(str(java))} -XX:TieredStopAtLevel=1 $collector $spark "$@"\n'
     )
