@@ -20,11 +20,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-_PRELOADED: Final = ("tidegate.cli.app", *(f"tidegate.{name}" for name in ("client", "processor", "sql")))
 _READ_AT_START: Final = ("PYTHON", "LC_", "LANG")
 """What variables begin with that a Python which runs already does not read again."""
 _FORKS: Final = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload([*_PRELOADED, "uvloop", "zoneinfo"])
+_FORKS.set_forkserver_preload(["tests.support.preloaded"])
 
 
 @dataclass(frozen=True, slots=True)
