@@ -73,7 +73,7 @@ class Aftermath:
 
 
 @pytest.fixture
-def aftermath(tmp_path: Path, hub_service: HubService) -> Aftermath:
+def aftermath(tmp_path: Path, hub_service: HubService, environment: dict[str, str]) -> Aftermath:
     """Ten events, three of them without a temperature, one of these of a broken sensor."""
     hub = hub_service.create_hub(f"dlq-{uuid.uuid4().hex[:8]}", partition_count=1)
     pipeline_file = tmp_path / "readings.py"
@@ -81,7 +81,6 @@ def aftermath(tmp_path: Path, hub_service: HubService) -> Aftermath:
     events = [{"celsius": None if number in (3, 5, 8) else number} for number in range(10)]
     events[8]["is_broken"] = True
     lines = "\n".join(json.dumps(event) for event in events).encode()
-    environment = {"TIDEGATE_CONNECTION_STRING": hub_service.connection_string}
     assert run_tidegate("send", hub, environment=environment, input_bytes=lines).code == 0
     url = f"sqlite:///{tmp_path / 'readings.db'}"
     pipeline = load_pipeline(f"{pipeline_file}:first_pipeline")

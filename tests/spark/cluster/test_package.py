@@ -101,7 +101,7 @@ def test_the_command_quotes_what_a_shell_would_take_apart(tmp_path: Path) -> Non
 
 
 def test_a_session_leaves_to_a_cluster_what_is_its_own() -> None:
-    """Addresses, parallelism, UI and the manager of local checkpoints are set on one machine only."""
+    """Addresses, parallelism, UI, daemon and the manager of local checkpoints are set on one machine only."""
     here = session._settings(2, is_local=True, ui_port=None, local_checkpoints=True)
     there = session._settings(2, is_local=False, ui_port=None, local_checkpoints=False)
     assert here.keys() - there.keys() == {
@@ -111,6 +111,7 @@ def test_a_session_leaves_to_a_cluster_what_is_its_own() -> None:
         "spark.default.parallelism",
         "spark.ui.enabled",
         "spark.sql.streaming.checkpointFileManagerClass",
+        *(["spark.python.daemon.module"] if sys.platform == "linux" else []),
     }
     assert there.keys() - here.keys() == {"spark.task.maxFailures"}
 
