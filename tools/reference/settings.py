@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from dataclasses import MISSING, fields
 from typing import Final, get_args
 
-import tidegate.server.settings
+from tidegate.server import settings
 from tools.reference.diagrams import draw_machine
 from tools.reference.source import entry_of
 from tools.reference.states import MACHINES, STATES, Machine
@@ -29,50 +30,28 @@ def setting_page(made: str) -> str:
         "| setting | type | default | |",
         "|---|---|---|---|",
     ]
-    for member in entry_of("tidegate.server.settings", "ServerSettings").members:
-        name, _, rest = member.text.partition(": ")
-        if not rest or not member.is_field or name in ("declared", "is_tls_used"):
-            continue
-        kind, _, default = rest.partition(" = ")
-        cells = (
-            f"`{name}`",
-            f"`{_LIMITED.sub(_type_text, kind)}`",
-            _default_text(default),
-            _one_line(member.words),
-        )
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    words = {member.name: member.words for member in entry_of(settings.__name__, "ServerSettings").members}
+    for field in fields(settings.ServerSettings):
+        if field.name != "declared":
+            kind = _LIMITED.sub(_type_text, str(field.type)).replace("|", "\\|")
+            text = _one_line(words[field.name]).replace("|", "\\|")
+            lines.append(f"| `{field.name}` | `{kind}` | {_default_text(field.default)} | {text} |")
     return "\n".join(lines) + "\n"
 
 
 def _type_text(found: re.Match[str]) -> str:
     """A type with limits, such as ``Port``, in full: ``int 0..65535``."""
-    kind, limits = get_args(getattr(tidegate.server.settings, found[0]))
+    kind, limits = get_args(getattr(settings, found[0]))
     if limits.le is not None:
         return f"{kind.__name__} {limits.ge}..{limits.le}"
     bound = f"> {limits.gt}" if limits.ge is None else f">= {limits.ge:,}"
     return f"{kind.__name__} {bound}"
 
 
-def _default_text(text: str) -> str:
-    """The default as a reader would write it; empty if the setting is required."""
-    if not text:
+def _default_text(default: object) -> str:
+    if default is MISSING:
         return "required"
-    if text.startswith("field("):
-        return "`None`"
-    if text.endswith("_DEFAULT"):
-        return f"`{getattr(tidegate.server.settings, text)}`"
-    return f"`{_number_text(text)}`"
-
-
-def _number_text(text: str) -> str:
-    """``16 * 1024 * 1024`` as one number; any other text unchanged."""
-    parts = text.split(" * ")
-    if len(parts) == 1 or not all(part.isdigit() for part in parts):
-        return text
-    product = 1
-    for part in parts:
-        product *= int(part)
-    return f"{product:,}"
+    return f"`{default:,}`" if isinstance(default, int) and default > 99_999 else f"`{default!r}`"
 
 
 def state_files(made: str) -> dict[str, str]:
