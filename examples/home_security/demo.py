@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL
-
 from examples.home_security.check import (
     count_by,
     failures_of,
@@ -46,11 +44,11 @@ PARTITIONS_APART_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class HomeSecurityReport:
-    """The demo's result."""
+    """The demo's result; the fields but ``crash`` are keys of its JSON."""
 
-    data_dir: Path
-    database: URL
-    """As a string it has no password."""
+    data_dir: str
+    database: str
+    """URL, without its password."""
     summaries: str
     events: int
     """In the hub."""
@@ -143,8 +141,8 @@ def _report(service: ExampleService, store: SummaryStore, run: StageRun) -> Home
     found = read_tables(service.database)
     failures = [*failures_of(expected, found, store), *_other_failures(run, expected)]
     return HomeSecurityReport(
-        data_dir=service.data_dir,
-        database=service.database_url,
+        data_dir=str(service.data_dir),
+        database=str(service.database_url),
         summaries=store.url,
         events=expected.event_count,
         status_events=expected.status_count,
@@ -154,8 +152,8 @@ def _report(service: ExampleService, store: SummaryStore, run: StageRun) -> Home
         homes=len(expected.summaries),
         alarms=count_by(alarm.kind for alarm in found.alarms),
         dead_letters=count_by(found.dead_letters.values()),
-        published_per_s=run.published / max(float(run.generated.get("elapsed_s", 0)), 0.001),
-        elapsed_s=run.elapsed_s,
+        published_per_s=round(run.published / max(float(run.generated.get("elapsed_s", 0)), 0.001), 1),
+        elapsed_s=round(run.elapsed_s, 3),
         p50_ms=run.driver.get("p50_ms"),
         p99_ms=run.driver.get("p99_ms"),
         state_bytes=int(run.driver.get("state_bytes", 0)),
