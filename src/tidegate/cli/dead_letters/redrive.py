@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -19,11 +19,12 @@ from tidegate.cli.shell.exit_codes import CheckFailedError
 from tidegate.cli.shell.options import COUNT, database_option, with_output
 from tidegate.cli.shell.render import Output, OutputFormat, attributes, columns_of, remark
 from tidegate.cli.shell.stores import default_actor, open_database
-from tidegate.model.errors import InvalidArgumentError, TidegateError
+from tidegate.model.errors import InvalidArgumentError, NotFoundError, TidegateError
 
 if TYPE_CHECKING:
     from tidegate.cli.shell.profiles import ServiceConnection
     from tidegate.client.blocking import BlockingConsumer
+    from tidegate.server.app import TidegateServer
     from tidegate.server.ready import ReadyInformation
     from tidegate.sql import ConsumerKey, DeadLetterFilter, RedriveReport
 
@@ -132,18 +133,35 @@ def redrive(
 
 @contextmanager
 def event_reader(hub: str, service: Service, data_dir: Path | None) -> Iterator[BlockingConsumer]:
-    """Reads events from a data directory, served by this process, or from the running service."""
-    from contextlib import ExitStack
+    """Reads events from the running service, or from a data directory, which this process then serves.
 
-    from tidegate.cli.service.embedded import embedded_service
+    Raises NotFoundError for a directory without a service's data, DirectoryInUseError if a service has it
+    open, and as starting a service does.
+    """
+    from tidegate.client.background import run_blocking
     from tidegate.client.blocking import BlockingConsumer
 
     with ExitStack() as stack:
         if data_dir is None:
             where: ServiceConnection | ReadyInformation = service.connection()
         else:
-            where = stack.enter_context(embedded_service(data_dir))
+            server = _server_of(data_dir)
+            where = run_blocking(server.start())
+            stack.callback(lambda: run_blocking(server.close()))
         yield stack.enter_context(BlockingConsumer(where.connection_string, hub, ca_file=where.ca_file))
+
+
+def _server_of(data_dir: Path) -> TidegateServer:
+    """A service for the log of an existing data directory, on a free port of loopback."""
+    from tidegate.server.app import TidegateServer
+    from tidegate.server.settings import ServerSettings
+
+    if not (data_dir / "catalog.json").is_file():
+        raise NotFoundError(
+            f"{data_dir} is not a service's data directory.",
+            next_step="Use the directory that `tidegate serve --data-dir` or an example used.",
+        )
+    return TidegateServer(ServerSettings(data_dir=data_dir, amqp_port=0, http_port=None))
 
 
 @contextmanager
