@@ -14,8 +14,9 @@ from pyspark.errors import PySparkRuntimeError
 
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.spark.runtime import executors, session
-from tidegate.spark.runtime.certificates import certificates_file, read_certificates
+from tidegate.spark.runtime.options import read_certificates
 from tidegate.spark.runtime.package import build_package
+from tidegate.spark.source.hub import ssl_context_of
 
 
 def _program(directory: Path, name: str = "program.py") -> Path:
@@ -146,18 +147,13 @@ def test_another_version_of_python_is_said() -> None:
     assert "The executors have no python3.11" in str(executors._unstartable(missing, "python3.11"))
 
 
-def test_certificates_arrive_where_their_file_is_not(tmp_path: Path) -> None:
-    """The same content is the same file; one that somebody damaged is made anew."""
+def test_certificates_are_sent_instead_of_their_file(tmp_path: Path) -> None:
+    """Executors do not have the driver's file. What is in it is checked when it is used."""
     source = tmp_path / "ca.pem"
-    source.write_text(f"-----BEGIN CERTIFICATE-----\n{tmp_path.name}\n-----END CERTIFICATE-----\n")
+    source.write_text("-----BEGIN CERTIFICATE-----\nno certificate\n-----END CERTIFICATE-----\n")
     text = read_certificates({"eventhubs.caFile": str(source)}, "eventhubs.caFile")
-    target = Path(certificates_file(text) or "")
-    try:
-        assert target.read_text() == text
-        target.write_text("damaged")
-        assert certificates_file(text) == str(target)
-        assert target.read_text() == text
-    finally:
-        target.unlink()
+    assert text == source.read_text()
+    with pytest.raises(InvalidArgumentError, match="caFile names holds no certificates"):
+        ssl_context_of(text)
     with pytest.raises(InvalidArgumentError, match="no such file"):
         read_certificates({"eventhubs.caFile": str(tmp_path / "missing.pem")}, "eventhubs.caFile")

@@ -10,7 +10,6 @@ from pyspark.sql.types import BinaryType, DataType, MapType, StringType, StructT
 
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import InvalidArgumentError
-from tidegate.spark.runtime.certificates import read_certificates
 from tidegate.spark.runtime.options import (
     HUB_OPTIONS,
     OPTIONS_OF_SPARK,
@@ -18,6 +17,7 @@ from tidegate.spark.runtime.options import (
     credential_of,
     flag,
     option,
+    read_certificates,
     read_options,
     text,
 )

@@ -20,7 +20,7 @@ import logging
 import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import pyarrow as pa
@@ -31,10 +31,9 @@ from tidegate.client import ProducerIdentity, RepeatableProducer
 from tidegate.model.errors import ProducerEpochStolenError, RepeatDiffersError
 from tidegate.spark.hub_sink.batches import BatchCutter, HubBatch
 from tidegate.spark.hub_sink.options import HubSinkOptions, check_columns
-from tidegate.spark.runtime.certificates import certificates_file
 from tidegate.spark.runtime.options import check_appends
 from tidegate.spark.runtime.workers import TaskIdentity, freeze_loaded_modules
-from tidegate.spark.source.hub import make_credential
+from tidegate.spark.source.hub import make_credential, ssl_context_of
 
 _logger = logging.getLogger(__name__)
 
@@ -181,8 +180,7 @@ def _held_back(batches: Iterator[HubBatch]) -> Iterator[HubBatch]:
     yield from batches
 
 
-_Key = tuple[int, str, str | None, str | None, bool]
-_producers: dict[_Key, RepeatableProducer] = {}
+_producers: dict[tuple[int, HubSinkOptions], RepeatableProducer] = {}
 
 
 def _producer(options: HubSinkOptions) -> RepeatableProducer:
@@ -194,7 +192,7 @@ def _producer(options: HubSinkOptions) -> RepeatableProducer:
             _producers.pop(next(iter(_producers))).close()
         producer = _producers[key] = RepeatableProducer(
             options.connection_string,
-            ca_file=key[2],
+            ssl_context=ssl_context_of(options.ca_certificates),
             credential=make_credential(options.credential),
             is_idempotent=options.is_idempotent,
         )
@@ -207,12 +205,6 @@ def _forget_producer(options: HubSinkOptions) -> None:
         producer.close()
 
 
-def _key(options: HubSinkOptions) -> _Key:
-    """The cache key, with the process id because workers are forked."""
-    return (
-        os.getpid(),
-        options.connection_string.format(),
-        certificates_file(options.ca_certificates),
-        options.credential,
-        options.is_idempotent,
-    )
+def _key(options: HubSinkOptions) -> tuple[int, HubSinkOptions]:
+    """The same for all writes over one connection; with the process id because workers are forked."""
+    return os.getpid(), replace(options, write_id=None)

@@ -37,7 +37,7 @@ from tidegate.spark.source.options import SourceOptions
 from tidegate.spark.source.ownership import claim_checkpoints
 from tidegate.spark.source.positions import CHECKPOINT_PREFIX
 from tidegate.spark.source.processing import COMMITS_OPTION, ReadingPlan
-from tidegate.spark.source.schema import event_field
+from tidegate.spark.source.schema import schema_of
 from tidegate.spark.sql_sink.commits import needed_columns
 from tidegate.spark.sql_sink.plan import SinkPlan
 from tidegate.spark.sql_sink.writer import commit_events
@@ -245,7 +245,7 @@ def _load(reader: DataStreamReader, replay: Mapping[str, str] | None, columns: S
         return reader.format(EventHubsDataSource.name()).load()
     reader = reader.format(ReplayDataSource.name()).options(**replay)
     if columns:
-        reader = reader.schema(StructType([event_field(name) for name in columns]))
+        reader = reader.schema(schema_of(columns))
     return reader.load()
 
 

@@ -13,6 +13,7 @@ import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import field, fields
 from datetime import datetime
+from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
 from tidegate.model.connection_string import ConnectionString
@@ -155,6 +156,18 @@ def connection_string_of(given: Given, *_: str) -> ConnectionString:
             "eventhubs.eventHubName.",
         )
     return parsed.with_entity_path(hub)
+
+
+def read_certificates(given: Given, option: str) -> str | None:
+    """The content of the file that an option names; None if it is not given. Raises InvalidArgumentError."""
+    path = given.get(option)
+    if path is None:
+        return None
+    try:
+        return Path(path).read_text(encoding="ascii")
+    except (OSError, ValueError) as exc:
+        why = "there is no such file" if isinstance(exc, FileNotFoundError) else "it cannot be read as PEM"
+        raise InvalidArgumentError(f"The option {option} is {path!r}, but {why}.") from exc
 
 
 def credential_of(given: Given, option: str) -> str | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 import platform
+import ssl
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +31,6 @@ from tidegate.model.hub_properties import PartitionEnds
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
 from tidegate.model.position import EventPosition, PositionKind
 from tidegate.model.times import time_of, time_text
-from tidegate.spark.runtime.certificates import certificates_file
 from tidegate.spark.source.offsets import PartitionRange, StreamOffset
 from tidegate.spark.source.options import SourceOptions
 from tidegate.spark.source.positions import StartingPositions
@@ -136,7 +136,7 @@ class HubReader:
         options = self._options
         namespace = Namespace.from_connection_string(
             options.connection_string,
-            ca_file=certificates_file(options.ca_certificates),
+            ssl_context=ssl_context_of(options.ca_certificates),
             credential=make_credential(options.credential),
         )
 
@@ -199,6 +199,24 @@ def _forget_lock() -> None:
 os.register_at_fork(after_in_child=_forget_lock)
 
 
+def ssl_context_of(certificates: str | None) -> ssl.SSLContext | None:
+    """A TLS context that also trusts these certificates (PEM); None: the client makes its own.
+
+    They are not a file, because executors do not have it. Raises InvalidArgumentError.
+    """
+    if certificates is None:
+        return None
+    context = ssl.create_default_context()
+    try:
+        context.load_verify_locations(cadata=certificates)
+    except ssl.SSLError as exc:
+        raise InvalidArgumentError(
+            f"The file that eventhubs.caFile names holds no certificates: {exc}.",
+            next_step="It must be a PEM file, such as ca_file in the service's ready file.",
+        ) from exc
+    return context
+
+
 def make_credential(name_of_maker: str | None) -> TokenCredential | None:
     """Call the factory that the option ``credential`` names: credentials cannot be sent between processes."""
     if name_of_maker is None:
@@ -226,7 +244,7 @@ def _consumer(options: SourceOptions) -> BlockingConsumer:
         os.getpid(),
         options.connection_string.format(),
         options.consumer_group,
-        certificates_file(options.ca_certificates),
+        options.ca_certificates,
         options.credential,
     )
     with _consumers_lock:  # a task's commits have a thread of their own
@@ -237,7 +255,7 @@ def _consumer(options: SourceOptions) -> BlockingConsumer:
             consumer = BlockingConsumer(
                 options.connection_string,
                 consumer_group=options.consumer_group,
-                ca_file=certificates_file(options.ca_certificates),
+                ssl_context=ssl_context_of(options.ca_certificates),
                 credential=make_credential(options.credential),
                 receiver_name=_receiver_name(),
             )

@@ -10,7 +10,6 @@ from typing import Final
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
-from tidegate.spark.runtime.certificates import read_certificates
 from tidegate.spark.runtime.options import (
     HUB_OPTIONS,
     PREFIX,
@@ -19,6 +18,7 @@ from tidegate.spark.runtime.options import (
     flag,
     option,
     positive_integer,
+    read_certificates,
     read_options,
     short_name,
     text,

@@ -1,17 +1,18 @@
 """The columns of the format ``eventhubs``, as Spark types and as Arrow types.
 
 Names, order and types are those of the JVM connector (azure-eventhubs-spark), so that queries can be moved
-unchanged. The Arrow schema must match what Spark derives from the Spark schema exactly: Spark checks the
-first batch only, and reads garbage from a later one that differs.
+unchanged. The Arrow schema is the one that Spark derives: Spark checks the first batch only, and reads
+garbage from a later one that differs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Final
 
 import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     BinaryType,
     DataType,
@@ -27,60 +28,44 @@ from tidegate.model.errors import InvalidArgumentError
 from tidegate.wire.event_texts import property_of
 
 _TEXT_MAP = MapType(StringType(), StringType(), valueContainsNull=True)
+_TYPES: Final[Mapping[str, DataType]] = {
+    "body": BinaryType(),
+    "partition": StringType(),
+    "offset": StringType(),
+    "sequenceNumber": LongType(),
+    "enqueuedTime": TimestampType(),
+    "publisher": StringType(),
+    "partitionKey": StringType(),
+    "properties": _TEXT_MAP,
+    "systemProperties": _TEXT_MAP,
+    "encodedEvent": BinaryType(),
+}
 
-EVENT_SCHEMA: Final = StructType(
-    [
-        StructField("body", BinaryType()),
-        StructField("partition", StringType()),
-        StructField("offset", StringType()),
-        StructField("sequenceNumber", LongType()),
-        StructField("enqueuedTime", TimestampType()),
-        StructField("publisher", StringType()),
-        StructField("partitionKey", StringType()),
-        StructField("properties", _TEXT_MAP),
-        StructField("systemProperties", _TEXT_MAP),
-    ]
-)
-"""One row per event, decoded. ``.schema(…)`` may also name ``properties.NAME`` (``property_of``)."""
-
-ENCODED_EVENT_SCHEMA: Final = StructType(
-    [
-        StructField("partition", StringType()),
-        StructField("offset", StringType()),
-        StructField("sequenceNumber", LongType()),
-        StructField("enqueuedTime", TimestampType()),
-        StructField("encodedEvent", BinaryType()),
-    ]
-)
-"""One row per event, still encoded: what the SQL sink passes to a Python handler, so that it gets the same
-``ReceivedEvent``, with typed properties, as every other consumer."""
-
-NEVER_NULL: Final = tuple(ENCODED_EVENT_SCHEMA.fieldNames())
+NEVER_NULL: Final = ("partition", "offset", "sequenceNumber", "enqueuedTime", "encodedEvent")
 """The columns that are never null."""
 
-_ARROW_TYPES: Final[Mapping[DataType, pa.DataType]] = {
-    BinaryType(): pa.binary(),
-    StringType(): pa.string(),
-    LongType(): pa.int64(),
-    TimestampType(): pa.timestamp("us", tz="UTC"),
-    _TEXT_MAP: pa.map_(pa.string(), pa.string()),
-}
-_TYPES: Final = {field.name: field.dataType for field in (*EVENT_SCHEMA, *ENCODED_EVENT_SCHEMA)}
+
+def schema_of(names: Iterable[str]) -> StructType:
+    """The Spark schema of these columns: any event column, or ``properties.NAME`` (``property_of``)."""
+    return StructType([StructField(name, _TYPES.get(name, StringType())) for name in names])
+
+
+EVENT_SCHEMA: Final = schema_of(name for name in _TYPES if name != "encodedEvent")
+"""One row per event, decoded."""
+
+ENCODED_EVENT_SCHEMA: Final = schema_of(NEVER_NULL)
+"""One row per event, still encoded: what the SQL sink passes to a Python handler, so that it gets the same
+``ReceivedEvent``, with typed properties, as every other consumer."""
 
 
 @lru_cache(maxsize=64)
 def arrow_schema(names: tuple[str, ...]) -> pa.Schema:
     """The Arrow schema of these columns, in this order."""
-    return pa.schema([(name, _ARROW_TYPES[_TYPES.get(name, StringType())]) for name in names])
+    return to_arrow_schema(schema_of(names), timezone="UTC")
 
 
 EVENT_ARROW_SCHEMA: Final = arrow_schema(tuple(EVENT_SCHEMA.fieldNames()))
-ENCODED_EVENT_ARROW_SCHEMA: Final = arrow_schema(tuple(ENCODED_EVENT_SCHEMA.fieldNames()))
-
-
-def event_field(name: str) -> StructField:
-    """A column of ``EVENT_SCHEMA``, or that of a property."""
-    return EVENT_SCHEMA[name] if property_of(name) is None else StructField(name, StringType())
+ENCODED_EVENT_ARROW_SCHEMA: Final = arrow_schema(NEVER_NULL)
 
 
 def check_chosen_columns(chosen: StructType, available: StructType) -> None:
