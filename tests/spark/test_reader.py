@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import replace
 
+import msgspec
 import pyarrow as pa
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
@@ -148,7 +148,7 @@ def test_a_larger_micro_batch_has_more_tasks(
     for each in (reader, others):
         assert [len(each.partitions(start, end)) for end in ends] == [2, 4, 4, 6]
     assert reader.latestOffset(ends[3], ReadAllAvailable()) == ends[3], "nothing new is no micro-batch"
-    old = replace(StreamOffset.from_json(ends[1]), layout=None).to_json()
+    old = msgspec.structs.replace(StreamOffset.from_json(ends[1]), layout=None).to_json()
     assert [len(each.partitions(start, old)) for each in (reader, others)] == [4, 3]
     assert len(EventHubsBatchReader(options).partitions()) == 6
     alone = EventHubsStreamReader(_options(hub_service, hub, tasksMin="500"))

@@ -7,7 +7,7 @@ writers are imported where they are created.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, ClassVar, NoReturn
 
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource
@@ -28,12 +28,20 @@ if TYPE_CHECKING:
     from tidegate.spark.sql_sink.sink import SqlSinkWriter
 
 
-class EventHubsDataSource(DataSource):
-    """``eventhubs``: reads a hub, as a table or a stream, and publishes rows to one."""
+class _Format(DataSource):
+    """A data source that Spark knows by ``FORMAT``."""
+
+    FORMAT: ClassVar[str]
 
     @classmethod
     def name(cls) -> str:
-        return "eventhubs"
+        return cls.FORMAT
+
+
+class EventHubsDataSource(_Format):
+    """``eventhubs``: reads a hub, as a table or a stream, and publishes rows to one."""
+
+    FORMAT = "eventhubs"
 
     def schema(self) -> StructType:
         """All columns, unless ``.schema(…)`` names some; also checks the options."""
@@ -67,15 +75,13 @@ class EventHubsDataSource(DataSource):
         return hub_writer(self.options, schema, overwrite, is_stream=True)
 
 
-class ProcessedDataSource(DataSource):
+class ProcessedDataSource(_Format):
     """``eventhubs-processed``: a stream whose tasks process events where they read them.
 
     Only ``run_pipeline`` and ``mapped_events`` create it, with a schema and a plan.
     """
 
-    @classmethod
-    def name(cls) -> str:
-        return "eventhubs-processed"
+    FORMAT = "eventhubs-processed"
 
     def schema(self) -> NoReturn:
         """Raises InvalidArgumentError: Spark asks only if neither of the two created the stream."""
@@ -99,12 +105,10 @@ class ProcessedDataSource(DataSource):
         )
 
 
-class CaptureDataSource(DataSource):
+class CaptureDataSource(_Format):
     """``eventhubs-capture``: captured events as a table with the columns of ``eventhubs``."""
 
-    @classmethod
-    def name(cls) -> str:
-        return "eventhubs-capture"
+    FORMAT = "eventhubs-capture"
 
     def schema(self) -> StructType:
         """The columns; also checks the options, because Spark calls this first."""
@@ -132,12 +136,10 @@ class CaptureDataSource(DataSource):
         )
 
 
-class ReplayDataSource(DataSource):
+class ReplayDataSource(_Format):
     """``eventhubs-replay``: a hub's stream, with deleted events read from Capture; see ``run_pipeline``."""
 
-    @classmethod
-    def name(cls) -> str:
-        return "eventhubs-replay"
+    FORMAT = "eventhubs-replay"
 
     def schema(self) -> StructType:
         """The columns of ``eventhubs``; also checks the options."""
@@ -160,12 +162,10 @@ class ReplayDataSource(DataSource):
         return ReplayStreamReader(source, _chosen(schema, _event_schema(source)), capture)
 
 
-class SqlSinkDataSource(DataSource):
+class SqlSinkDataSource(_Format):
     """``eventhubs-sql``: the streaming sink whose effects in a database happen exactly once."""
 
-    @classmethod
-    def name(cls) -> str:
-        return "eventhubs-sql"
+    FORMAT = "eventhubs-sql"
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> SqlSinkWriter:  # noqa: N802 - Spark's name
         """The writer of a streaming query in append mode."""
@@ -175,12 +175,10 @@ class SqlSinkDataSource(DataSource):
         return sql_sink_writer(self.options, schema, overwrite)
 
 
-class FileSinkDataSource(DataSource):
+class FileSinkDataSource(_Format):
     """``eventhubs-files``: writes each row once to Parquet or JSON files."""
 
-    @classmethod
-    def name(cls) -> str:
-        return "eventhubs-files"
+    FORMAT = "eventhubs-files"
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> FileWriter:  # noqa: N802 - Spark's name
         """The writer of a streaming query in append mode."""

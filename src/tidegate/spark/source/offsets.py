@@ -12,7 +12,7 @@ if events were lost: how many since the query began.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from operator import attrgetter
 from typing import Annotated, Final, Literal, TypeVar
@@ -32,28 +32,32 @@ TASK_EVENTS: Final = 10_000
 
 T = TypeVar("T")
 
+_NAMES: Final = {
+    "event_hub_created_at_ms": "eventHubCreatedAtMs",
+    "lost_events": "lostEvents",
+    "layout": "tasks",
+}
+
 JsonObject = dict[str, object]
 """A decoded JSON object, as Spark passes it."""
 
 
-@dataclass(frozen=True, slots=True)
-class TaskLayout:
+class TaskLayout(msgspec.Struct, frozen=True, rename={"tasks_max": "max", "is_split": "areSplit"}):
     """How a micro-batch is divided into tasks: the same ranges and layout give the same tasks."""
 
-    tasks_max: int
+    tasks_max: Annotated[int, msgspec.Meta(ge=1)]
     is_split: bool
     """True: a partition's range may be split between tasks."""
 
 
-@dataclass(frozen=True, slots=True)
-class StreamOffset:
+class StreamOffset(msgspec.Struct, frozen=True, rename=_NAMES):
     """A position in every partition of one event hub."""
 
     partitions: Mapping[str, int]
     """Partition id → sequence number of the first event that was not read."""
     event_hub_created_at_ms: int
     """The hub's creation time, in milliseconds since 1970-01-01 UTC: a recreated hub counts from 0 again."""
-    lost_events: Mapping[str, int] = field(default_factory=dict)
+    lost_events: Mapping[str, int] = {}
     """Partition id → events skipped because they were gone, since the query began; absent: 0."""
     layout: TaskLayout | None = None
     """The layout of the micro-batch that ends here, so that a repeat, with other options or on another
@@ -70,7 +74,7 @@ class StreamOffset:
         if self.lost_events:
             value["lostEvents"] = dict(self.lost_events)
         if self.layout is not None:
-            value["tasks"] = {"max": self.layout.tasks_max, "areSplit": self.layout.is_split}
+            value["tasks"] = msgspec.to_builtins(self.layout)
         return value
 
     @classmethod
@@ -87,27 +91,13 @@ class StreamOffset:
                 next_step="Run the version of Tidegate that wrote it, or a newer one.",
             )
         try:
-            found = msgspec.convert(value, _JournalledOffset)
+            msgspec.convert(version, Literal[1])
+            return msgspec.convert(value, cls)
         except msgspec.ValidationError as error:
             raise InvalidArgumentError(
                 f"The checkpoint directory holds an offset that is not of the format `eventhubs`: {value!r}.",
                 next_step="Give each query a checkpoint directory of its own.",
             ) from error
-        layout = None if found.tasks is None else TaskLayout(found.tasks.max, found.tasks.are_split)
-        return cls(found.partitions, found.event_hub_created_at_ms, found.lost_events, layout)
-
-
-class _JournalledTasks(msgspec.Struct, rename="camel"):
-    max: Annotated[int, msgspec.Meta(ge=1)]
-    are_split: bool
-
-
-class _JournalledOffset(msgspec.Struct, rename="camel"):
-    version: Literal[1]
-    event_hub_created_at_ms: int
-    partitions: dict[str, int]
-    lost_events: dict[str, int] = {}
-    tasks: _JournalledTasks | None = None
 
 
 @dataclass(frozen=True, slots=True)

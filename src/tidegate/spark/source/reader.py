@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+import msgspec
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Filter, InputPartition
 from pyspark.sql.streaming.datasource import (
@@ -341,7 +342,8 @@ class EventHubsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         )
         if end == offset:
             return end.to_json()  # nothing new: another layout would be a micro-batch of its own
-        return replace(end, layout=task_layout(self._options, ranges, is_split_default=False)).to_json()
+        layout = task_layout(self._options, ranges, is_split_default=False)
+        return msgspec.structs.replace(end, layout=layout).to_json()
 
     def reportLatestOffset(self) -> JsonObject | None:  # noqa: N802
         """The hub's end when last seen, for the query's status."""
