@@ -7,8 +7,8 @@ Spark journals each micro-batch in its checkpoint directory: ``offsets/N`` befor
     SQL checkpoint of a partition beyond where N starts      a part of it is committed in SQL
     SQL checkpoint of a partition short of where N ends      a part of it is not
 
-The driver is watched while it runs. When a moment looks right, its session is frozen (SIGSTOP) and examined
-again: it is killed (SIGKILL) only if it is still in mid-batch, and continues otherwise.
+The driver is watched while it runs. When a moment looks right, its session is stopped and examined again: it
+is killed only if it is still in mid-batch, and continues otherwise (``ChildSession.kill_at``).
 """
 
 from __future__ import annotations

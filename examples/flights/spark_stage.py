@@ -10,7 +10,6 @@ from pathlib import Path
 
 from examples.flights.crash import MidBatch, find_mid_batch
 from examples.flights.results import processed_events
-from examples.support.processes import ChildSession
 from examples.support.screen import Screen
 from examples.support.service import ExampleService
 from tidegate import DatabaseUnavailableError
@@ -52,54 +51,39 @@ class SparkStage:
             return PipelineRun(0, 0.0, None)
         # A new journal for each demo: SQL says where to continue, so Spark's journal is disposable.
         with tempfile.TemporaryDirectory(prefix="spark-", dir=self._service.files_dir) as checkpoint_dir:
-            while self._run_driver(Path(checkpoint_dir), total):
-                assert self._crash is not None
+            while crash := self._run_driver(Path(checkpoint_dir), total):
+                self._crash = crash
                 self._screen.note(
-                    f"Killed the Spark driver with SIGKILL while {self._crash.describe()}. Starting it again."
+                    f"Killed the Spark driver with SIGKILL while {crash.describe()}. Starting it again."
                 )
         after = sum(processed_events(self._database).values())
         return PipelineRun(after - before, self._elapsed_s, self._crash)
 
-    def _run_driver(self, checkpoint_dir: Path, total: int) -> bool:
-        """Run a driver until it ends, or until the moment to kill it; returns whether it was killed."""
+    def _run_driver(self, checkpoint_dir: Path, total: int) -> MidBatch | None:
+        """Run a driver until it ends, or until the moment to kill it; returns that moment."""
         started_file = self._service.files_dir / "driver-started"
         started_file.unlink(missing_ok=True)
         options = ["--checkpoint-dir", str(checkpoint_dir), "--started-file", str(started_file)]
         options += ["--events-per-trigger", str(self._events_per_trigger)]
         started: float | None = None
+        crash: MidBatch | None = None
         with self._service.start("Spark driver", "examples.flights.driver", *options) as driver:
-            while driver.exit_code is None:
+            while crash is None and driver.exit_code is None:
                 if started is None and started_file.exists():
                     started = time.monotonic()
-                processed = processed_events(self._database)
-                self._screen.progress(sum(processed.values()), total)
-                if self._crash is None and self._kill_in_mid_batch(driver, checkpoint_dir, total, processed):
-                    break
+                self._screen.progress(sum(processed_events(self._database).values()), total)
+                if self._crash is None:
+                    crash = driver.kill_at(lambda: self._moment_to_crash(checkpoint_dir, total))
                 time.sleep(_POLL_S)
-            is_killed = driver.exit_code is None
-            if not is_killed and driver.exit_code != 0:
+            if crash is None and driver.exit_code != 0:
                 raise driver.failure()
         self._elapsed_s += 0.0 if started is None else time.monotonic() - started
-        return is_killed
+        return crash
 
-    def _kill_in_mid_batch(
-        self, driver: ChildSession, checkpoint_dir: Path, total: int, processed: Mapping[str, int]
-    ) -> bool:
-        if not _is_moment_to_crash(find_mid_batch(checkpoint_dir, processed), total):
-            return False
-        driver.freeze()
-        # Everything is frozen: this is the state that the crash leaves.
+    def _moment_to_crash(self, checkpoint_dir: Path, total: int) -> MidBatch | None:
+        """In mid-batch, but not in the last batch: the crash must leave work to do."""
         try:
             found = find_mid_batch(checkpoint_dir, processed_events(self._database))
         except DatabaseUnavailableError:
-            found = None  # frozen while it locked SQLite's file: wait for another moment
-        if not _is_moment_to_crash(found, total):
-            driver.thaw()
-            return False
-        self._crash = found
-        return True
-
-
-def _is_moment_to_crash(found: MidBatch | None, total: int) -> bool:
-    """In mid-batch, but not in the last batch: the crash must leave work to do."""
-    return found is not None and sum(found.until.values()) < total
+            return None  # stopped while it locked SQLite's file: wait for another moment
+        return found if found is not None and sum(found.until.values()) < total else None

@@ -198,16 +198,10 @@ class LiveStage:
     # --- the crash ----------------------------------------------------------------------------------------
 
     def _kill_in_mid_batch(self) -> bool:
-        if running_batch_id(self._checkpoint_dir) is None:
-            return False
-        self._driver.freeze()
-        # Everything is frozen: Spark's journal shows the state that the crash leaves.
-        batch_id = running_batch_id(self._checkpoint_dir)
+        batch_id = self._driver.kill_at(lambda: running_batch_id(self._checkpoint_dir))
         if batch_id is None:
-            self._driver.thaw()
             return False
-        self._driver.kill()
-        # Not earlier: frozen while it locks SQLite's file, the driver would block readers.
+        # Not earlier: stopped while it locks SQLite's file, the driver would block readers.
         self._crash = Crash(batch_id, is_in_sql=batch_id < (next_batch_id(self._service.database, NAME) or 0))
         self._screen.note(
             f"Killed the Spark driver with SIGKILL while {self._crash.describe()}. Starting it again."

@@ -11,16 +11,18 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
 from tidegate import TidegateError
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 """The repository's directory, from which children import ``examples``."""
 _POLL_S = 0.02
+
+T = TypeVar("T")
 
 
 class ChildFailedError(TidegateError):
@@ -86,13 +88,21 @@ class ChildSession:
             return ""
         return "\n".join(lines[-lines_max:])
 
-    def freeze(self) -> None:
-        """Stop every process of the session (SIGSTOP)."""
-        self._signal(signal.SIGSTOP)
+    def kill_at(self, look: Callable[[], T | None]) -> T | None:
+        """Kill the session (SIGKILL) if ``look`` finds a moment for it; returns what it found, or None.
 
-    def thaw(self) -> None:
-        """Let a stopped session continue (SIGCONT)."""
-        self._signal(signal.SIGCONT)
+        It must find it twice, the second time with every process of the session stopped (SIGSTOP): that is
+        the state that the crash leaves. Without it, the session continues.
+        """
+        if look() is None:
+            return None
+        self._signal(signal.SIGSTOP)
+        found = look()
+        if found is None:
+            self._signal(signal.SIGCONT)
+        else:
+            self.kill()
+        return found
 
     def kill(self) -> None:
         """End every process of the session (SIGKILL) and wait until the child is gone."""

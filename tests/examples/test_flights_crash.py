@@ -9,7 +9,6 @@ from typing import cast
 import pytest
 from examples.flights.crash import find_mid_batch
 from examples.flights.spark_stage import SparkStage
-from examples.support.processes import ChildSession
 from examples.support.screen import Screen
 from examples.support.service import ExampleService
 from sqlalchemy import make_url
@@ -66,30 +65,18 @@ def test_the_first_batch_and_an_empty_journal_are_not_used(tmp_path: Path) -> No
     assert find_mid_batch(tmp_path, {"0": 5}) is None
 
 
-class _Driver:
-    """Notes what is done to it."""
-
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-
-    def freeze(self) -> None:
-        self.calls.append("freeze")
-
-    def thaw(self) -> None:
-        self.calls.append("thaw")
-
-
-def test_a_driver_that_is_frozen_on_the_file_goes_on(
+def test_a_driver_that_is_stopped_on_the_file_goes_on(
     running: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Frozen while it holds SQLite's file, it keeps the demo out of it: that is no moment to crash."""
+    """Stopped while it holds SQLite's file, it keeps the demo out of it: that is no moment to crash."""
 
     def held(database: Database) -> dict[str, int]:
         raise DatabaseUnavailableError("The database was busy while reading: locking protocol.")
 
-    monkeypatch.setattr("examples.flights.spark_stage.processed_events", held)
     service = ExampleService(tmp_path, tmp_path, cast(Database, None), make_url("sqlite://"), "")
     stage = SparkStage(service, 1, cast(Screen, None))
-    driver = _Driver()
-    assert not stage._kill_in_mid_batch(cast(ChildSession, driver), running, 1000, {"0": 20, "1": 10})
-    assert driver.calls == ["freeze", "thaw"]
+    monkeypatch.setattr("examples.flights.spark_stage.processed_events", lambda _: {"0": 20, "1": 10})
+    assert stage._moment_to_crash(running, 1000) is not None
+    assert stage._moment_to_crash(running, 50) is None  # the last batch
+    monkeypatch.setattr("examples.flights.spark_stage.processed_events", held)
+    assert stage._moment_to_crash(running, 1000) is None

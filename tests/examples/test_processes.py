@@ -1,8 +1,9 @@
-"""Child sessions: frozen, thawed and ended whole, grandchildren in other groups included."""
+"""Child sessions: stopped, continued and ended whole, grandchildren in other groups included."""
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -65,17 +66,36 @@ def test_kill_reaches_a_grandchild_in_another_group(count_file: Path) -> None:
     assert not _is_alive(grandchild)
 
 
-def test_freeze_stops_everything_and_thaw_goes_on(count_file: Path) -> None:
-    """What is looked at in a frozen session does not move; a thawed one goes on as if nothing had been."""
+def test_a_session_is_stopped_while_its_moment_is_confirmed(count_file: Path) -> None:
+    """What is looked at the second time does not move; a session whose moment has passed continues."""
     with _start(count_file) as child:
-        child.freeze()
-        # A stop is carried out when the process is next scheduled: let the last count appear.
-        _wait_until(lambda: _is_stopped(int(count_file.with_name("count.pid").read_text())))
-        frozen = count_file.read_text()
-        time.sleep(0.05)
-        assert count_file.read_text() == frozen
-        child.thaw()
-        _wait_until(lambda: count_file.read_text() != frozen)
+        grandchild = int(count_file.with_name("count.pid").read_text())
+        seen: list[str] = []
+
+        def look() -> str | None:
+            if not seen:
+                seen.append("running")
+                return "now"
+            # A stop is carried out when the process is next scheduled: let the last count appear.
+            _wait_until(lambda: _is_stopped(grandchild))
+            seen.append(count_file.read_text())
+            time.sleep(0.05)
+            assert count_file.read_text() == seen[-1]
+            return None
+
+        assert child.kill_at(look) is None
+        assert len(seen) == 2
+        _wait_until(lambda: count_file.read_text() != seen[-1])
+
+
+def test_a_session_is_killed_at_its_moment(count_file: Path) -> None:
+    """The moment that is confirmed is returned; a session without one is not touched."""
+    with _start(count_file) as child:
+        assert child.kill_at(lambda: None) is None
+        assert child.exit_code is None
+        moments = iter(["seen", "confirmed"])
+        assert child.kill_at(lambda: next(moments)) == "confirmed"
+        assert child.exit_code == -signal.SIGKILL
 
 
 def _is_stopped(process_id: int) -> bool:
