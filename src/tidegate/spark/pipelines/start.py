@@ -73,11 +73,7 @@ def start_stream_pipeline(
     checkpoint_location = checkpoint_path(checkpoint_location)
     trigger = trigger or declared.trigger
     if capture is not None and not isinstance(sink, SqlSink):
-        raise InvalidArgumentError(
-            f"The pipeline {declared.name} does not write to SQL per hub partition, so it cannot be "
-            "replayed.",
-            next_step='Use a SqlSink, or read captured events as a table with .format("eventhubs-capture").',
-        )
+        raise _not_replayable(declared)
     identity = identity_of(declared, connection_string=connection_string, ca_file=ca_file)
     claim_checkpoint(checkpoint_location, identity, spark)
     register(spark)
@@ -114,6 +110,13 @@ def start_stream_pipeline(
         writer = _to_files(rows.writeStream, sink)
     writer = writer.queryName(declared.name).outputMode("append")
     return trigger.applied_to(writer.option("checkpointLocation", checkpoint_location)).start()
+
+
+def _not_replayable(pipeline: StreamPipeline) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"The pipeline {pipeline.name} does not write to SQL per hub partition, so it cannot be replayed.",
+        next_step='Use a SqlSink, or read captured events as a table with .format("eventhubs-capture").',
+    )
 
 
 def _checked(database_url: str | None, pipeline: StreamPipeline) -> str:

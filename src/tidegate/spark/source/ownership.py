@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sqlalchemy import and_, func, select, update
+from sqlalchemy import func, select, update
 
 from tidegate.processor.checkpoint import check_same_hub
 from tidegate.sql import CheckpointReader, ConsumerKey, Database, UnitOfWork
-from tidegate.sql.core.schema import checkpoint, lease
+from tidegate.sql.core.schema import checkpoint, lease, of_consumer
 from tidegate.sql.core.unit_of_work import default_owner
 
 
@@ -45,7 +45,7 @@ def claim_checkpoints(
     """
     owner = default_owner()
     row = checkpoint.c
-    mine = and_(row.event_hub == consumer.event_hub, row.consumer_group == consumer.consumer_group)
+    mine = of_consumer(checkpoint, consumer)
     with UnitOfWork(database, consumer, owner=owner) as unit:
         # In the lock order of unit_of_work.
         for partition_id in sorted(start_sequence_numbers):
@@ -78,12 +78,7 @@ def claim_checkpoints(
 def _highest_epoch(unit: UnitOfWork) -> int:
     """The highest epoch that any owner of this group has had; 0: there was none."""
     epochs = [
-        unit.connection.execute(
-            select(func.max(epoch)).where(
-                table.c.event_hub == unit.consumer.event_hub,
-                table.c.consumer_group == unit.consumer.consumer_group,
-            )
-        ).scalar_one()
+        unit.connection.execute(select(func.max(epoch)).where(of_consumer(table, unit.consumer))).scalar_one()
         for table, epoch in ((checkpoint, checkpoint.c.lease_epoch), (lease, lease.c.epoch))
     ]
     return max(epoch or 0 for epoch in epochs)

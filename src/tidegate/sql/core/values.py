@@ -115,32 +115,26 @@ class NewDeadLetter:
     ) -> NewDeadLetter:
         """The dead letter of an event whose reason is a sentence instead of an exception."""
         place = place_of(event, is_payload_copied=is_payload_copied)
-        return cls(
-            event.sequence_number,
-            place.offset,
-            place.enqueued_time_ms,
-            error_type,
-            reason,
-            "",
-            place.partition_key,
-            place.payload,
-        )
+        return cls.at_place(event.sequence_number, place, reason, error_type=error_type)
 
     @classmethod
-    def at_place(cls, sequence_number: int, place: EventPlace, error: BaseException) -> NewDeadLetter:
-        """The dead letter of the event at ``place``, with ``error`` as its reason."""
-        # A reason returned by a function was never raised.
-        traceback = "".join(traceback_module.format_exception(error)) if error.__traceback__ else ""
-        kind = type(error).__name__
+    def at_place(
+        cls, sequence_number: int, place: EventPlace, error: BaseException | str, *, error_type: str = ""
+    ) -> NewDeadLetter:
+        """The dead letter of the event at ``place``. error_type: empty: the exception's class name."""
+        error_type, traceback = error_type or type(error).__name__, ""
+        # A reason that a function returned was never raised.
+        if isinstance(error, BaseException) and error.__traceback__ is not None:
+            traceback = "".join(traceback_module.format_exception(error))
         return cls(
             sequence_number,
             place.offset,
             place.enqueued_time_ms,
-            kind,
-            str(error) or kind,
-            traceback,
-            place.partition_key,
-            place.payload,
+            error_type,
+            reason=error if isinstance(error, str) else str(error) or error_type,
+            traceback=traceback,
+            partition_key=place.partition_key,
+            payload=place.payload,
         )
 
 

@@ -48,6 +48,7 @@ Ownership = dict[str, object]
 """The SDK's form: the group's three names, ``partition_id``, ``owner_id``, ``etag`` and
 ``last_modified_time`` (seconds since 1970-01-01 UTC)."""
 
+_NAMES: Final = ("fully_qualified_namespace", "eventhub_name", "consumer_group")
 _THREADS: Final = 4
 """Concurrent calls of an asyncio processor (our choice)."""
 
@@ -74,18 +75,16 @@ class SqlCheckpointStore(CheckpointStore):
         self, fully_qualified_namespace: str, eventhub_name: str, consumer_group: str, **kwargs: object
     ) -> list[Ownership]:
         """The owner of each partition; released ones have an empty ``owner_id``."""
-        consumer = self._consumer(fully_qualified_namespace, eventhub_name, consumer_group)
+        names = dict(zip(_NAMES, (fully_qualified_namespace, eventhub_name, consumer_group), strict=True))
         return [
             {
-                "fully_qualified_namespace": fully_qualified_namespace,
-                "eventhub_name": eventhub_name,
-                "consumer_group": consumer_group,
+                **names,
                 "partition_id": lease.partition_id,
                 "owner_id": lease.owner,
                 "etag": lease.version,
                 "last_modified_time": lease.renewed_at.timestamp(),
             }
-            for lease in self._leases.read(consumer).leases.values()
+            for lease in self._leases.read(self._consumer_of(names)).leases.values()
         ]
 
     def claim_ownership(
@@ -120,18 +119,16 @@ class SqlCheckpointStore(CheckpointStore):
         without an offset has the sequence number (an int) or the enqueued time (a datetime) in its place, or
         ``"-1"``, the start, if it was set to before the first event.
         """
-        consumer = self._consumer(fully_qualified_namespace, eventhub_name, consumer_group)
+        names = dict(zip(_NAMES, (fully_qualified_namespace, eventhub_name, consumer_group), strict=True))
         answer: list[dict[str, object]] = []
-        for row in CheckpointReader(self._database).read(consumer).values():
+        for row in CheckpointReader(self._database).read(self._consumer_of(names)).values():
             position = _position_of(row)
             if position is None:
                 continue
             number = row.next_sequence_number
             answer.append(
                 {
-                    "fully_qualified_namespace": fully_qualified_namespace,
-                    "eventhub_name": eventhub_name,
-                    "consumer_group": consumer_group,
+                    **names,
                     "partition_id": row.partition_id,
                     "offset": position,
                     "sequence_number": None if number is None else number - 1,
@@ -154,11 +151,7 @@ class SqlCheckpointStore(CheckpointStore):
         )
 
     def _consumer_of(self, values: Mapping[str, object]) -> ConsumerKey:
-        names = ("fully_qualified_namespace", "eventhub_name", "consumer_group")
-        return self._consumer(*(str(values[name]) for name in names))
-
-    def _consumer(self, namespace: str, event_hub: str, consumer_group: str) -> ConsumerKey:
-        return self._namespace.consumer_of(GroupKey(namespace, event_hub, consumer_group))
+        return self._namespace.consumer_of(GroupKey(*(str(values[name]) for name in _NAMES)))
 
 
 class AsyncSqlCheckpointStore(AsyncCheckpointStore):
