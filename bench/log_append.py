@@ -19,8 +19,8 @@ _EVENT_BYTES = 1024
 
 async def _measure(directory: Path, *, partitions: int, events: int, batch: int, in_flight: int) -> str:
     manager = await LogManager.open(directory)
-    manager.create_logs("bench", partitions)
-    logs = [manager.log("bench", str(number)) for number in range(partitions)]
+    await manager.create_logs("bench", partitions)
+    logs = [manager.open_log("bench", str(number)) for number in range(partitions)]
     payload, lengths = bytes(_EVENT_BYTES * batch), [_EVENT_BYTES] * batch
     slots = asyncio.Semaphore(in_flight)
 

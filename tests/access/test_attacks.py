@@ -34,7 +34,7 @@ def tenants(guesses_are_free: None) -> Iterator[Tenants]:
 
         async def prepare(server: TidegateServer) -> str:
             await server.broker.delete_event_hub("gone")
-            return server.broker.create_policy("tenant-a", "manage", list(Claim)).key
+            return (await server.broker.create_policy("tenant-a", "manage", list(Claim))).key
 
         yield Tenants(service, service.call(prepare))
 
@@ -161,11 +161,11 @@ def test_a_name_in_other_letters_is_another_name(tenants: Tenants) -> None:
     """
 
     async def find(server: TidegateServer) -> str:
-        server.broker.create_event_hub("kilo", partition_count=1)
+        await server.broker.create_event_hub("kilo", partition_count=1)
         assert server.broker.event_hub("KILO").name == "kilo"
         with pytest.raises(NotFoundError):
             server.broker.event_hub("\u212ailo")
-        return server.broker.create_policy("kilo", "manage", list(Claim)).key
+        return (await server.broker.create_policy("kilo", "manage", list(Claim))).key
 
     token = token_for("sb://localhost/kilo", "manage", tenants.service.call(find))
     assert tenants.service.ready.http is not None

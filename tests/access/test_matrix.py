@@ -215,12 +215,12 @@ def _repair(service: HubService) -> None:
         for scope in SCOPES:
             hub = scope or None
             if hub is not None and hub not in there:
-                broker.create_event_hub(hub, partition_count=1)
+                await broker.create_event_hub(hub, partition_count=1)
             known = {policy.name for policy in broker.policies(hub)}
             for policy, rights in RIGHTS.items():
                 if policy not in known:
                     claims = [claim for claim in Claim if claim.value in rights]
-                    broker.create_policy(hub, policy, claims, key=Signer(scope, policy).key)
+                    await broker.create_policy(hub, policy, claims, key=Signer(scope, policy).key)
 
     service.call(repair)
 

@@ -9,6 +9,7 @@ import pytest
 from tests.support.clocks import SetClock
 
 from tidegate.broker import Broker
+from tidegate.server.opening import open_broker
 
 
 @pytest.fixture
@@ -20,6 +21,6 @@ def clock() -> SetClock:
 @pytest.fixture
 async def broker(tmp_path: Path, clock: SetClock) -> AsyncIterator[Broker]:
     """An open broker with no event hubs."""
-    opened = await Broker.open(tmp_path, clock=clock)
+    opened = await open_broker(tmp_path, clock=clock)
     yield opened
     await opened.close()

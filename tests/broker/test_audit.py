@@ -6,19 +6,25 @@ import asyncio
 import errno
 import json
 import logging
+from functools import partial
 from pathlib import Path
 
 import pytest
 from tests.support.clocks import SetClock
 
-from tidegate.broker import Action, Actor, AuditTrail, Broker, Claim, Door, Peer, acting_as, audit
+from tidegate.broker import Action, Actor, AuditTrail, Claim, Door, Peer, acting_as, audit
 from tidegate.broker.key_guard import KeyGuard
 from tidegate.model.errors import InvalidKeyError
 from tidegate.model.hub_settings import HubSettings
+from tidegate.server.opening import open_broker
+from tidegate.storage import line_file
 from tidegate.storage.files import OsFiles, WritableFile
+from tidegate.storage.line_file import LineFile
 from tidegate.transport.tasks import TaskOwner
 
 ANN = Actor(Peer(Door.HTTP, "192.0.2.7"), "ann", "hub")
+
+CHANGES_FILE, HUBS_FILE, SIGN_INS_FILE = "audit.jsonl", "audit-hubs.jsonl", "sign-ins.jsonl"
 
 
 class _FullFiles(OsFiles):
@@ -26,30 +32,30 @@ class _FullFiles(OsFiles):
 
     def create(self, path: Path) -> WritableFile:
         """No room."""
-        if path.name == audit.FILE_NAME:
+        if path.name == CHANGES_FILE:
             raise OSError(errno.ENOSPC, "No space left on device")
         return super().create(path)
 
 
 def _trail(directory: Path) -> AuditTrail:
-    return AuditTrail(SetClock(), OsFiles(), directory)
+    return AuditTrail(SetClock(), partial(LineFile, OsFiles(), directory))
 
 
 async def test_every_change_is_recorded_with_the_old_value(tmp_path: Path) -> None:
     """All that changes the namespace records itself, as whoever acts; what is refused is no change."""
-    broker = await Broker.open(tmp_path, clock=SetClock())
+    broker = await open_broker(tmp_path, clock=SetClock())
     with acting_as(ANN):
-        broker.create_event_hub("hub", partition_count=2, retention_hours=24)
-        broker.update_event_hub("hub", retention_hours=48)
-        broker.update_event_hub("hub", retention_hours=48)
-        broker.event_hub("hub").create_consumer_group("g")
-        broker.event_hub("hub").delete_consumer_group("G")
-        broker.event_hub("hub").revoke_publisher("p")
-        broker.event_hub("hub").restore_publisher("p")
-        key = broker.create_policy("hub", "q", [Claim.SEND], key="a key that somebody has chosen").key
-        broker.regenerate_key("hub", "q", is_secondary=True)
-        broker.delete_policy("hub", "q")
-        broker.set_throughput_units(3)
+        await broker.create_event_hub("hub", partition_count=2, retention_hours=24)
+        await broker.update_event_hub("hub", retention_hours=48)
+        await broker.update_event_hub("hub", retention_hours=48)
+        await broker.event_hub("hub").create_consumer_group("g")
+        await broker.event_hub("hub").delete_consumer_group("G")
+        await broker.event_hub("hub").revoke_publisher("p")
+        await broker.event_hub("hub").restore_publisher("p")
+        key = (await broker.create_policy("hub", "q", [Claim.SEND], key="a key that somebody has chosen")).key
+        await broker.regenerate_key("hub", "q", is_secondary=True)
+        await broker.delete_policy("hub", "q")
+        await broker.set_throughput_units(3)
         await broker.delete_event_hub("hub")
         with pytest.raises(Exception, match="could not be found"):
             await broker.delete_event_hub("hub")
@@ -72,7 +78,7 @@ async def test_every_change_is_recorded_with_the_old_value(tmp_path: Path) -> No
         ("updateNamespace", "", {"throughput_units": None}, {"throughput_units": 3}),
         ("deleteEventHub", "hub", {**settings, "retention_hours": 48}, None),
     ]
-    file = tmp_path / audit.HUBS_FILE_NAME
+    file = tmp_path / HUBS_FILE
     assert file.stat().st_mode & 0o777 == 0o600
     assert key not in file.read_text()
     assert [json.loads(line)["action"] for line in file.read_text().splitlines()] == [
@@ -100,7 +106,7 @@ def test_records_are_read_back(tmp_path: Path) -> None:
     first = _trail(tmp_path)
     first.record(Action.SIGN_IN, "one")
     first.close()
-    with (tmp_path / audit.SIGN_INS_FILE_NAME).open("a") as file:
+    with (tmp_path / SIGN_INS_FILE).open("a") as file:
         file.write('{"time": "torn')
     second = _trail(tmp_path)
     second.record(Action.SIGN_IN, "two")
@@ -111,13 +117,13 @@ def test_records_are_read_back(tmp_path: Path) -> None:
 
 def test_the_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One older file is kept; the newest records are held, over a restart, too."""
-    monkeypatch.setattr(audit, "FILE_BYTES_MAX", 2_000)
+    monkeypatch.setattr(line_file, "FILE_BYTES_MAX", 2_000)
     monkeypatch.setattr(audit, "RECORDS_MAX", 8)
     trail = _trail(tmp_path)
     for number in range(100):
         trail.record(Action.CREATE_CONSUMER_GROUP, str(number))
     trail.close()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["audit.1.jsonl", audit.FILE_NAME]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["audit.1.jsonl", CHANGES_FILE]
     assert all(path.stat().st_size <= 2_000 for path in tmp_path.iterdir())
     newest = [str(number) for number in range(99, 91, -1)]
     assert [record.target for record in trail.newest_first()] == newest
@@ -128,21 +134,21 @@ async def test_a_file_that_cannot_be_written_is_an_error_in_the_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The change stands, and is told in the log and in the console; later ones try again."""
-    broker = await Broker.open(tmp_path, clock=SetClock(), files=_FullFiles())
+    broker = await open_broker(tmp_path, clock=SetClock(), files=_FullFiles())
     with caplog.at_level(logging.INFO):
-        broker.create_event_hub("hub", partition_count=1)
+        await broker.create_event_hub("hub", partition_count=1)
     assert broker.event_hub("hub").name == "hub"
     assert [record.target for record in broker.audit.newest_first()] == ["hub"]
     lines = [(record.levelname, record.getMessage()) for record in caplog.records]
     assert ("INFO", "createEventHub hub") in lines
-    assert any(level == "ERROR" and "audit trail cannot be written" in text for level, text in lines)
+    assert any(level == "ERROR" and "audit.jsonl cannot be written" in text for level, text in lines)
     await broker.close()
 
 
 def test_refused_sign_ins_do_not_fill_the_trail(tmp_path: Path) -> None:
     """So many an hour are recorded; the first of the next hour tells how many were not."""
     clock = SetClock()
-    trail = AuditTrail(clock, OsFiles(), tmp_path)
+    trail = AuditTrail(clock, partial(LineFile, OsFiles(), tmp_path))
     for number in range(audit.SIGN_INS_MAX + 40):
         trail.record_refused_sign_in(f"guess-{number}", "192.0.2.1", "wrong")
     assert len(trail.newest_first()) == audit.SIGN_INS_MAX
@@ -166,7 +172,7 @@ def test_a_key_in_the_wrong_field_is_not_recorded(
 ) -> None:
     """Neither by the trail nor by the log of wrong keys: whoever reads them would have the key."""
     caplog.set_level(logging.INFO)
-    trail = AuditTrail(SetClock(), OsFiles(), tmp_path)
+    trail = AuditTrail(SetClock(), partial(LineFile, OsFiles(), tmp_path))
     trail.record_refused_sign_in(pasted, "192.0.2.1", "wrong")
     with pytest.raises(InvalidKeyError):
         KeyGuard(SetClock()).judge(Peer(Door.CONSOLE, "192.0.2.1"), pasted, _refuse)
@@ -175,7 +181,7 @@ def test_a_key_in_the_wrong_field_is_not_recorded(
         {"asked_as": "(not a policy's name)", "reason": "wrong"}
     ]
     assert "(not a policy's name)" in caplog.text
-    assert "eyJ" not in caplog.text + (tmp_path / audit.SIGN_INS_FILE_NAME).read_text()
+    assert "eyJ" not in caplog.text + (tmp_path / SIGN_INS_FILE).read_text()
 
 
 def _refuse() -> None:
@@ -185,7 +191,7 @@ def _refuse() -> None:
 def test_sign_ins_of_a_policy_are_bounded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """So many an hour, in the log as well; another policy's are not counted with them."""
     clock = SetClock()
-    trail = AuditTrail(clock, OsFiles(), tmp_path)
+    trail = AuditTrail(clock, partial(LineFile, OsFiles(), tmp_path))
     with acting_as(ANN), caplog.at_level(logging.INFO, "tidegate.audit"):
         for _ in range(audit.SIGN_INS_MAX + 40):
             trail.record(Action.SIGN_IN)
@@ -207,7 +213,7 @@ def test_no_number_of_a_hubs_changes_pushes_out_the_namespaces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody who manages one hub cannot make what others did to the namespace disappear from the trail."""
-    monkeypatch.setattr(audit, "FILE_BYTES_MAX", 2_000)
+    monkeypatch.setattr(line_file, "FILE_BYTES_MAX", 2_000)
     monkeypatch.setattr(audit, "RECORDS_MAX", 8)
     trail = _trail(tmp_path)
     with acting_as(Actor(policy="root")):
@@ -220,13 +226,13 @@ def test_no_number_of_a_hubs_changes_pushes_out_the_namespaces(
     trail.close()
     again = _trail(tmp_path)
     assert sorted(record.target for record in again.newest_first()) == sorted(expected)
-    names = ["audit-hubs.1.jsonl", audit.HUBS_FILE_NAME, audit.FILE_NAME]
+    names = ["audit-hubs.1.jsonl", HUBS_FILE, CHANGES_FILE]
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
 
 
 def test_no_number_of_sign_ins_pushes_out_a_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not from memory and not from the files, by however many policies; the table of these is bounded."""
-    monkeypatch.setattr(audit, "FILE_BYTES_MAX", 2_000)
+    monkeypatch.setattr(line_file, "FILE_BYTES_MAX", 2_000)
     monkeypatch.setattr(audit, "RECORDS_MAX", 8)
     monkeypatch.setattr(audit, "POLICIES_MAX", 20)
     trail = _trail(tmp_path)
@@ -242,9 +248,9 @@ def test_no_number_of_sign_ins_pushes_out_a_change(tmp_path: Path, monkeypatch: 
     again = _trail(tmp_path)
     assert sorted(record.target for record in again.newest_first()) == sorted(expected)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        audit.FILE_NAME,
+        CHANGES_FILE,
         "sign-ins.1.jsonl",
-        audit.SIGN_INS_FILE_NAME,
+        SIGN_INS_FILE,
     ]
 
 

@@ -209,9 +209,9 @@ async def test_a_host_without_a_scheme_counts_while_no_hub_has_its_name(broker: 
     grants = [grant_for("gate.EXAMPLE"), grant_for("GATE.example:5671/hub", "hub/Partitions/0")]
     grants += [grant_for("localhost/hub", "hub"), grant_for("127.0.0.1"), grant_for("sb://gate.example")]
     broker.authorizer.add_change_listener(lambda: heard.extend(map(broker.authorizer.is_in_force, grants)))
-    broker.create_event_hub("other", partition_count=1)
+    await broker.create_event_hub("other", partition_count=1)
     assert heard == []
-    broker.create_event_hub("gate.example", partition_count=1)
+    await broker.create_event_hub("gate.example", partition_count=1)
     assert heard == [False, False, True, True, True]
     for wanted in ("", "hub", "gate.example"):
         for audience in ("gate.example", "GATE.example:5671/", "gate.example/hub"):

@@ -13,8 +13,6 @@ import pytest
 from tests.storage.simulated_files import SimulatedFiles
 from tests.support.clocks import SetClock
 
-from tidegate.broker import Broker
-from tidegate.broker.catalog import CatalogInDoubtError
 from tidegate.model.errors import (
     ClosedError,
     LogCorruptError,
@@ -22,15 +20,17 @@ from tidegate.model.errors import (
     NotFoundError,
 )
 from tidegate.model.position import EventPosition
+from tidegate.server.opening import open_broker
 from tidegate.storage import log_manager, recovery
+from tidegate.storage.engine import ChangeInDoubtError
 
 _DATA = Path("/data")
 
 
 async def _filled(directory: Path, clock: SetClock) -> Path:
     """A stopped namespace with the hub ``hub`` of two partitions with an event each; the logs of the hub."""
-    broker = await Broker.open(directory, clock=clock)
-    hub = broker.create_event_hub("hub", partition_count=2)
+    broker = await open_broker(directory, clock=clock)
+    hub = await broker.create_event_hub("hub", partition_count=2)
     for partition in hub.partitions:
         await partition.append(b"event", array("I", (5,)))
     await broker.close()
@@ -53,7 +53,7 @@ async def test_a_partition_that_cannot_be_opened_keeps_no_other_from_being_serve
         case "a file":
             shutil.rmtree(logs / "0")
             (logs / "0").write_text("not a directory")
-    broker = await Broker.open(tmp_path, clock=clock)
+    broker = await open_broker(tmp_path, clock=clock)
     assert str(logs / "0") in caplog.text
     failed, sound = broker.event_hub("hub").partitions
     assert failed.is_failed
@@ -92,7 +92,7 @@ async def test_an_internal_error_while_opening_a_log_fails_its_partition_alone(
         return recover(directory, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(log_manager, "recover_log", fail)
-    broker = await Broker.open(tmp_path, clock=clock)
+    broker = await open_broker(tmp_path, clock=clock)
     sound, failed = broker.event_hub("hub").partitions
     assert (sound.is_failed, failed.is_failed) == (False, True)
     assert "KeyError" in str(failed.open_error)
@@ -104,13 +104,13 @@ async def test_a_hub_whose_deletion_is_in_doubt_acknowledges_nothing(clock: SetC
     """D10: the last sync of the deletion failed. After a power loss the hub is there with all its events, or
     it is gone; neither may lose an event that was acknowledged after the error."""
     files = SimulatedFiles()
-    broker = await Broker.open(_DATA, clock=clock, files=files)
-    hub = broker.create_event_hub("hub", partition_count=1)
-    broker.create_event_hub("other", partition_count=1)
+    broker = await open_broker(_DATA, clock=clock, files=files)
+    hub = await broker.create_event_hub("hub", partition_count=1)
+    await broker.create_event_hub("other", partition_count=1)
     partition = hub.partitions[0]
     await partition.append(b"event", array("I", (5,)))
     files.directory_sync_error = errno.EIO
-    with pytest.raises(CatalogInDoubtError, match="not known whether"):
+    with pytest.raises(ChangeInDoubtError, match="not known whether"):
         await broker.delete_event_hub("hub")
     files.directory_sync_error = None
     with pytest.raises(NotFoundError):
@@ -120,13 +120,13 @@ async def test_a_hub_whose_deletion_is_in_doubt_acknowledges_nothing(clock: SetC
     # Nothing that builds on the unknown state is promised, either; other hubs are served.
     assert broker.catalog_failure is not None
     with pytest.raises(LogFailedError, match="accepts no more changes"):
-        broker.create_event_hub("later", partition_count=1)
+        await broker.create_event_hub("later", partition_count=1)
     with pytest.raises(LogFailedError):
         await broker.delete_event_hub("other")
     await broker.event_hub("other").partitions[0].append(b"event", array("I", (5,)))
     survivors = files.lose_power(random.Random(seed))
     await broker.close()
-    broker = await Broker.open(_DATA, clock=clock, files=survivors)
+    broker = await open_broker(_DATA, clock=clock, files=survivors)
     assert broker.catalog_failure is None
     names = [event_hub.name for event_hub in broker.list_event_hubs()]
     assert names in (["hub", "other"], ["other"])
@@ -139,7 +139,7 @@ async def test_a_hub_whose_deletion_is_in_doubt_acknowledges_nothing(clock: SetC
 async def test_a_hub_whose_creation_is_in_doubt_is_not_served(clock: SetClock) -> None:
     """D10, the other way round: what is served may not be gone after a power loss."""
     files = SimulatedFiles()
-    broker = await Broker.open(_DATA, clock=clock, files=files)
+    broker = await open_broker(_DATA, clock=clock, files=files)
     rename = files.rename_durably
 
     def fail(source: Path, target: Path) -> None:
@@ -147,8 +147,8 @@ async def test_a_hub_whose_creation_is_in_doubt_is_not_served(clock: SetClock) -
         rename(source, target)
 
     files.rename_durably = fail  # type: ignore[method-assign]
-    with pytest.raises(CatalogInDoubtError):
-        broker.create_event_hub("hub", partition_count=1)
+    with pytest.raises(ChangeInDoubtError):
+        await broker.create_event_hub("hub", partition_count=1)
     with pytest.raises(NotFoundError):
         broker.event_hub("hub")
     await broker.close()
@@ -159,8 +159,8 @@ async def test_files_of_a_deleted_hub_that_cannot_be_removed_are_logged(
 ) -> None:
     """The deletion is done once the catalog has it: what is left only takes space."""
     files = SimulatedFiles()
-    broker = await Broker.open(_DATA, clock=clock, files=files)
-    broker.create_event_hub("hub", partition_count=1)
+    broker = await open_broker(_DATA, clock=clock, files=files)
+    await broker.create_event_hub("hub", partition_count=1)
     sync = files.sync_directory
 
     def fail(directory: Path) -> None:

@@ -13,7 +13,6 @@ from tests.storage.simulated_files import SimulatedFiles
 from tests.support.clocks import SetClock
 
 from tidegate.broker import Broker, Partition, ProducerBatch
-from tidegate.broker.catalog import CATALOG_NAME
 from tidegate.model.errors import (
     AlreadyExistsError,
     ClosedError,
@@ -29,6 +28,7 @@ from tidegate.model.errors import (
 from tidegate.model.limits import EVENT_BYTES_MAX
 from tidegate.model.partition_key import partition_for_key
 from tidegate.model.position import EventPosition
+from tidegate.server.opening import open_broker
 from tidegate.storage.options import LogOptions
 
 
@@ -36,14 +36,16 @@ async def test_everything_is_there_after_a_restart(tmp_path: Path, clock: SetClo
     """Hubs with their ids and times, groups, the key, and events; the catalog is for its owner's eyes
     only.
     """
-    broker = await Broker.open(tmp_path, clock=clock)
-    hub = broker.create_event_hub("Flights", partition_count=3, retention_hours=24, retention_bytes=10_000)
-    hub.create_consumer_group("Tail")
+    broker = await open_broker(tmp_path, clock=clock)
+    hub = await broker.create_event_hub(
+        "Flights", partition_count=3, retention_hours=24, retention_bytes=10_000
+    )
+    await hub.create_consumer_group("Tail")
     await hub.partition("2").append(b"event", [5])
     description, policies = hub.description, broker.authorizer.policies
     await broker.close()
-    assert stat.S_IMODE((tmp_path / CATALOG_NAME).stat().st_mode) == 0o600
-    broker = await Broker.open(tmp_path, clock=clock)
+    assert stat.S_IMODE((tmp_path / "catalog.json").stat().st_mode) == 0o600
+    broker = await open_broker(tmp_path, clock=clock)
     assert broker.event_hub("FLIGHTS").description == description
     assert description.consumer_groups == ("$Default", "Tail")
     assert description.partition_ids == ("0", "1", "2")
@@ -58,45 +60,47 @@ async def test_everything_is_there_after_a_restart(tmp_path: Path, clock: SetClo
 async def test_a_second_broker_is_refused(broker: Broker, tmp_path: Path, clock: SetClock) -> None:
     """One directory, one service."""
     with pytest.raises(DirectoryInUseError):
-        await Broker.open(tmp_path, clock=clock)
+        await open_broker(tmp_path, clock=clock)
 
 
 @pytest.mark.parametrize("name", ["", "-a", "a-", "a b", "ä", "a/b", "x" * 257, "$management", "a\n"])
-def test_names_follow_the_rules(broker: Broker, name: str) -> None:
+async def test_names_follow_the_rules(broker: Broker, name: str) -> None:
     """What Event Hubs would not take, we do not take."""
     with pytest.raises(InvalidArgumentError):
-        broker.create_event_hub(name, partition_count=1)
+        await broker.create_event_hub(name, partition_count=1)
 
 
-def test_limits_of_a_hub(broker: Broker) -> None:
+async def test_limits_of_a_hub(broker: Broker) -> None:
     """Partitions, hours, bytes, a name that is taken in another letter case, consumer groups."""
     for partition_count, retention_hours in ((0, 1), (1025, 1), (1, 0), (1, 2161)):
         with pytest.raises(InvalidArgumentError):
-            broker.create_event_hub("h", partition_count=partition_count, retention_hours=retention_hours)
+            await broker.create_event_hub(
+                "h", partition_count=partition_count, retention_hours=retention_hours
+            )
     with pytest.raises(InvalidArgumentError):
-        broker.create_event_hub("h", partition_count=1, retention_bytes=0)
-    hub = broker.create_event_hub("h.u-b_1", partition_count=1)
+        await broker.create_event_hub("h", partition_count=1, retention_bytes=0)
+    hub = await broker.create_event_hub("h.u-b_1", partition_count=1)
     with pytest.raises(AlreadyExistsError):
-        broker.create_event_hub("H.U-B_1", partition_count=1)
+        await broker.create_event_hub("H.U-B_1", partition_count=1)
     for name in ("bad name", "x" * 51, "$default"):
         with pytest.raises((InvalidArgumentError, AlreadyExistsError)):
-            hub.create_consumer_group(name)
-    hub.create_consumer_group("Group")
+            await hub.create_consumer_group(name)
+    await hub.create_consumer_group("Group")
     with pytest.raises(AlreadyExistsError):
-        hub.create_consumer_group("gROUP")
+        await hub.create_consumer_group("gROUP")
     with pytest.raises(InvalidArgumentError):
-        hub.delete_consumer_group("$DEFAULT")
-    hub.delete_consumer_group("GROUP")
+        await hub.delete_consumer_group("$DEFAULT")
+    await hub.delete_consumer_group("GROUP")
     with pytest.raises(NotFoundError):
-        hub.delete_consumer_group("group")
+        await hub.delete_consumer_group("group")
 
 
 async def test_consumer_groups_have_receivers_of_their_own(broker: Broker) -> None:
     """Names compare without regard to case; an epoch in one group does not touch the other; unknown is not
     found.
     """
-    hub = broker.create_event_hub("hub", partition_count=1)
-    hub.create_consumer_group("other")
+    hub = await broker.create_event_hub("hub", partition_count=1)
+    await hub.create_consumer_group("other")
     partition = hub.partition("0")
     first = partition.open_receiver("$default", name=None, owner_level=5, on_stolen=lambda _: None)
     partition.open_receiver("Other", name=None, owner_level=None, on_stolen=lambda _: None)
@@ -113,7 +117,7 @@ async def test_consumer_groups_have_receivers_of_their_own(broker: Broker) -> No
 
 async def test_a_deleted_hub_is_gone(broker: Broker, tmp_path: Path) -> None:
     """Not listed, not found, its files removed; the name is free and begins anew."""
-    hub = broker.create_event_hub("hub", partition_count=1)
+    hub = await broker.create_event_hub("hub", partition_count=1)
     partition = hub.partition("0")
     await partition.append(b"x", [1])
     await broker.delete_event_hub("HUB")
@@ -123,14 +127,14 @@ async def test_a_deleted_hub_is_gone(broker: Broker, tmp_path: Path) -> None:
     with pytest.raises(ClosedError):
         await partition.append(b"x", [1])
     assert list((tmp_path / "logs").iterdir()) == []
-    again = broker.create_event_hub("hub", partition_count=1)
+    again = await broker.create_event_hub("hub", partition_count=1)
     assert again.description.hub_id != hub.description.hub_id
     assert again.partition("0").next_sequence_number == 0
 
 
-def test_events_go_to_the_partition_of_their_key(broker: Broker) -> None:
+async def test_events_go_to_the_partition_of_their_key(broker: Broker) -> None:
     """Event Hubs' hash for a key, taking turns without one."""
-    hub = broker.create_event_hub("hub", partition_count=4)
+    hub = await broker.create_event_hub("hub", partition_count=4)
     for key in ("device-1", "漢字", "a"):
         assert hub.partition_for(key).partition_id == str(partition_for_key(key, 4))
     assert [hub.partition_for(None).partition_id for _ in range(5)] == ["0", "1", "2", "3", "0"]
@@ -141,7 +145,7 @@ def test_events_go_to_the_partition_of_their_key(broker: Broker) -> None:
 
 
 async def _filled(broker: Broker, clock: SetClock) -> Partition:
-    partition = broker.create_event_hub("hub", partition_count=1).partition("0")
+    partition = (await broker.create_event_hub("hub", partition_count=1)).partition("0")
     for _ in range(3):
         await partition.append(b"xy", [1, 1])
         clock.advance(seconds=10)
@@ -190,7 +194,7 @@ async def test_positions_resolve(broker: Broker, clock: SetClock) -> None:
 
 async def test_ends(broker: Broker, clock: SetClock) -> None:
     """Of an empty partition, a filled one, and one that retention emptied."""
-    empty = await broker.create_event_hub("empty", partition_count=1).partition("0").ends()
+    empty = await (await broker.create_event_hub("empty", partition_count=1)).partition("0").ends()
     assert (empty.begin_sequence_number, empty.last_enqueued_sequence_number) == (0, -1)
     assert (empty.last_enqueued_offset, empty.last_enqueued_time_ms, empty.is_empty) == ("-1", None, True)
     partition = await _filled(broker, clock)
@@ -208,7 +212,7 @@ async def test_ends(broker: Broker, clock: SetClock) -> None:
 
 async def test_an_event_over_the_limit_is_refused(broker: Broker) -> None:
     """One clear error, nothing stored; the largest allowed event, in its stored form, fits."""
-    partition = broker.create_event_hub("hub", partition_count=1).partition("0")
+    partition = (await broker.create_event_hub("hub", partition_count=1)).partition("0")
     with pytest.raises(EventTooLargeError, match="exceeds the limit"):
         await partition.append(bytes(EVENT_BYTES_MAX + 9), [EVENT_BYTES_MAX + 9])
     assert partition.next_sequence_number == 0
@@ -217,7 +221,7 @@ async def test_an_event_over_the_limit_is_refused(broker: Broker) -> None:
 
 async def test_statistics_count_events_and_bytes(broker: Broker) -> None:
     """In what was stored once, repeats excluded; out what was handed on."""
-    hub = broker.create_event_hub("hub", partition_count=2)
+    hub = await broker.create_event_hub("hub", partition_count=2)
     partition = hub.partition("1")
     for _ in range(2):
         await partition.append(memoryview(b"abcde"), [2, 3], producer=ProducerBatch(1, 0, 0))
@@ -229,14 +233,14 @@ async def test_statistics_count_events_and_bytes(broker: Broker) -> None:
 
 async def test_a_damaged_catalog_is_refused_and_shows_no_key(tmp_path: Path, clock: SetClock) -> None:
     """Nothing is guessed, nothing is overwritten, and the error does not quote the file."""
-    broker = await Broker.open(tmp_path, clock=clock)
+    broker = await open_broker(tmp_path, clock=clock)
     key = broker.authorizer.policies[0].key
     await broker.close()
-    path = tmp_path / CATALOG_NAME
+    path = tmp_path / "catalog.json"
     damaged = path.read_bytes()[:-30]
     path.write_bytes(damaged)
-    with pytest.raises(LogCorruptError, match=r"Cannot parse the catalog .*catalog\.json") as caught:
-        await Broker.open(tmp_path, clock=clock)
+    with pytest.raises(LogCorruptError, match=r"Cannot parse the catalog in ") as caught:
+        await open_broker(tmp_path, clock=clock)
     assert key not in str(caught.value)
     assert path.read_bytes() == damaged
 
@@ -244,15 +248,15 @@ async def test_a_damaged_catalog_is_refused_and_shows_no_key(tmp_path: Path, clo
 async def test_a_full_disk_leaves_the_catalog_as_it_was(clock: SetClock) -> None:
     """A hub that could not be written does not exist, before and after a restart."""
     files = SimulatedFiles()
-    broker = await Broker.open(Path("/data"), clock=clock, files=files, options=LogOptions())
-    broker.create_event_hub("first", partition_count=1)
+    broker = await open_broker(Path("/data"), clock=clock, files=files, options=LogOptions())
+    await broker.create_event_hub("first", partition_count=1)
     files.space_left = 10
     with pytest.raises(LogFullError):
-        broker.create_event_hub("second", partition_count=1)
+        await broker.create_event_hub("second", partition_count=1)
     files.space_left = None
     assert [hub.name for hub in broker.list_event_hubs()] == ["first"]
     await broker.close()
-    broker = await Broker.open(Path("/data"), clock=clock, files=files)
+    broker = await open_broker(Path("/data"), clock=clock, files=files)
     assert [hub.name for hub in broker.list_event_hubs()] == ["first"]
     await broker.close()
 
@@ -262,9 +266,9 @@ async def test_retention_goes_on_behind_a_partition_that_fails(
 ) -> None:
     """One damaged partition does not fill the disk with what the others no longer need to keep."""
     options = LogOptions(segment_bytes_max=200)
-    broker = await Broker.open(tmp_path, clock=clock, options=options)
+    broker = await open_broker(tmp_path, clock=clock, options=options)
     for name in ("damaged", "sound"):
-        hub = broker.create_event_hub(name, partition_count=1, retention_hours=1)
+        hub = await broker.create_event_hub(name, partition_count=1, retention_hours=1)
         for _ in range(3):
             await hub.partition("0").append(b"x" * 150, [150])
     description = broker.event_hub("damaged").description
@@ -273,7 +277,7 @@ async def test_retention_goes_on_behind_a_partition_that_fails(
     first.write_bytes(b"?" * first.stat().st_size)
     for index in first.parent.glob("*.index"):
         index.unlink()
-    broker = await Broker.open(tmp_path, clock=clock, options=options)
+    broker = await open_broker(tmp_path, clock=clock, options=options)
     clock.advance(hours=2)
     assert await broker.apply_retention() == 3
     assert "tidegate check" in caplog.text
@@ -285,7 +289,7 @@ async def test_retention_goes_on_behind_a_partition_that_fails(
 async def test_no_event_is_older_than_its_hub(broker: Broker, clock: SetClock) -> None:
     """Databases tell a hub's dead letters from those of an earlier hub of its name by the time: a clock that
     is set back must not mix them."""
-    broker.create_event_hub("hub", partition_count=1)
+    await broker.create_event_hub("hub", partition_count=1)
     hub = broker.event_hub("hub")
     clock.advance(-3600)
     result = await hub.partition("0").append(b"x", [1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -27,6 +27,7 @@ from tidegate.model.errors import (
 )
 from tidegate.model.limits import POLICIES_MAX
 from tidegate.model.sas import make_sas_token
+from tidegate.server.opening import open_broker
 
 _EXPIRY = 4_000_000_000
 
@@ -36,21 +37,24 @@ def _token(policy: SharedAccessPolicy, audience: str, *, is_secondary: bool = Fa
     return make_sas_token(audience=audience, key_name=policy.name, key=key, expiry=_EXPIRY)
 
 
-def test_claims_of_a_new_policy(broker: Broker) -> None:
+async def test_claims_of_a_new_policy(broker: Broker) -> None:
     """As given; Manage brings Send and Listen, as Azure asks for; none at all is refused."""
-    assert broker.create_policy(None, "send", [Claim.SEND]).claims == {Claim.SEND}
-    assert broker.create_policy(None, "both", [Claim.SEND, Claim.LISTEN]).claims == {Claim.SEND, Claim.LISTEN}
-    assert broker.create_policy(None, "manage", [Claim.MANAGE]).claims == set(Claim)
+    assert (await broker.create_policy(None, "send", [Claim.SEND])).claims == {Claim.SEND}
+    assert (await broker.create_policy(None, "both", [Claim.SEND, Claim.LISTEN])).claims == {
+        Claim.SEND,
+        Claim.LISTEN,
+    }
+    assert (await broker.create_policy(None, "manage", [Claim.MANAGE])).claims == set(Claim)
     with pytest.raises(InvalidArgumentError, match="no claims"):
-        broker.create_policy(None, "none", [])
+        await broker.create_policy(None, "none", [])
 
 
-def test_keys_are_random_or_chosen_and_never_shown(broker: Broker) -> None:
+async def test_keys_are_random_or_chosen_and_never_shown(broker: Broker) -> None:
     """32 random bytes each, two different ones; a chosen one is kept; neither is in a repr."""
-    policy = broker.create_policy(None, "random", [Claim.SEND])
+    policy = await broker.create_policy(None, "random", [Claim.SEND])
     assert [len(base64.b64decode(key)) for key in policy.keys] == [32, 32]
     assert policy.key != policy.secondary_key
-    chosen = broker.create_policy(None, "chosen", [Claim.SEND], key="SAS_KEY_VALUE")
+    chosen = await broker.create_policy(None, "chosen", [Claim.SEND], key="SAS_KEY_VALUE")
     assert chosen.key == "SAS_KEY_VALUE"
     grant = broker.authorize(_token(chosen, "sb://h/hub"), "sb://h/hub")
     for text in (repr(chosen), repr(grant), repr(broker.authorizer)):
@@ -59,53 +63,53 @@ def test_keys_are_random_or_chosen_and_never_shown(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("key", ["", "short", "x" * 257, "with;semicolon", " blanks-around ", "line\nbreak"])
-def test_a_key_that_no_connection_string_could_hold_is_refused(broker: Broker, key: str) -> None:
+async def test_a_key_that_no_connection_string_could_hold_is_refused(broker: Broker, key: str) -> None:
     """As primary and as secondary key, at creation and afterwards, and the error does not tell it."""
-    calls: tuple[Callable[[], object], ...] = (
+    calls: tuple[Callable[[], Awaitable[object]], ...] = (
         lambda: broker.create_policy(None, "new", [Claim.SEND], key=key),
         lambda: broker.create_policy(None, "new", [Claim.SEND], secondary_key=key),
         lambda: broker.regenerate_key(None, ROOT_POLICY_NAME, key=key),
     )
     for call in calls:
         with pytest.raises(InvalidArgumentError) as caught:
-            call()
+            await call()
         assert not key or key not in str(caught.value)
 
 
-def test_names_of_policies(broker: Broker) -> None:
+async def test_names_of_policies(broker: Broker) -> None:
     """Event Hubs' rule; unique whatever the letter case within a scope; free in another one."""
     for name in ("", "-a", "a b", "x" * 51):
         with pytest.raises(InvalidArgumentError):
-            broker.create_policy(None, name, [Claim.SEND])
-    broker.create_event_hub("hub", partition_count=1)
-    broker.create_policy("HUB", "one", [Claim.SEND])
+            await broker.create_policy(None, name, [Claim.SEND])
+    await broker.create_event_hub("hub", partition_count=1)
+    await broker.create_policy("HUB", "one", [Claim.SEND])
     with pytest.raises(AlreadyExistsError):
-        broker.create_policy("hub", "ONE", [Claim.SEND])
-    broker.create_policy(None, "one", [Claim.LISTEN])
+        await broker.create_policy("hub", "ONE", [Claim.SEND])
+    await broker.create_policy(None, "one", [Claim.LISTEN])
     assert [policy.claims for policy in broker.policies("hub")] == [{Claim.SEND}]
     with pytest.raises(NotFoundError):
-        broker.create_policy("other", "one", [Claim.SEND])
+        await broker.create_policy("other", "one", [Claim.SEND])
     with pytest.raises(NotFoundError):
         broker.policy(None, "two")
 
 
-def test_at_most_twelve_per_scope(broker: Broker) -> None:
+async def test_at_most_twelve_per_scope(broker: Broker) -> None:
     """Azure's quota, for the namespace and for each hub by itself; a deleted one makes room."""
-    broker.create_event_hub("hub", partition_count=1)
+    await broker.create_event_hub("hub", partition_count=1)
     for scope, free in ((None, POLICIES_MAX - 1), ("hub", POLICIES_MAX)):
         for number in range(free):
-            broker.create_policy(scope, f"p{number}", [Claim.SEND])
+            await broker.create_policy(scope, f"p{number}", [Claim.SEND])
         with pytest.raises(QuotaExceededError):
-            broker.create_policy(scope, "more", [Claim.SEND])
-        broker.delete_policy(scope, "p0")
-        broker.create_policy(scope, "more", [Claim.SEND])
+            await broker.create_policy(scope, "more", [Claim.SEND])
+        await broker.delete_policy(scope, "p0")
+        await broker.create_policy(scope, "more", [Claim.SEND])
 
 
-def test_a_hubs_policy_is_good_for_its_hub_only(broker: Broker) -> None:
+async def test_a_hubs_policy_is_good_for_its_hub_only(broker: Broker) -> None:
     """Not for another hub, and not for the namespace, although the signature is genuine."""
     for name in ("hub", "other"):
-        broker.create_event_hub(name, partition_count=1)
-    policy = broker.create_policy("hub", "p", [Claim.LISTEN])
+        await broker.create_event_hub(name, partition_count=1)
+    policy = await broker.create_policy("hub", "p", [Claim.LISTEN])
     grant = broker.authorize(_token(policy, "sb://h/HUB"), "sb://h/hub/consumergroups/g/partitions/0")
     assert grant.claims == {Claim.LISTEN}
     for audience in ("sb://h/other", "sb://h", "sb://h/hub2"):
@@ -115,40 +119,40 @@ def test_a_hubs_policy_is_good_for_its_hub_only(broker: Broker) -> None:
     assert (by_key.resource.path, set(by_key.claims)) == ("hub", {Claim.LISTEN})
 
 
-def test_the_same_name_in_two_scopes(broker: Broker) -> None:
+async def test_the_same_name_in_two_scopes(broker: Broker) -> None:
     """Each key proves its own policy's claims: nobody gets the rights of the other one."""
-    broker.create_event_hub("hub", partition_count=1)
-    wide = broker.create_policy(None, "p", [Claim.LISTEN])
-    narrow = broker.create_policy("hub", "p", [Claim.SEND])
+    await broker.create_event_hub("hub", partition_count=1)
+    wide = await broker.create_policy(None, "p", [Claim.LISTEN])
+    narrow = await broker.create_policy("hub", "p", [Claim.SEND])
     assert broker.authorize(_token(wide, "sb://h/hub"), "sb://h/hub").claims == {Claim.LISTEN}
     assert broker.authorize(_token(narrow, "sb://h/hub"), "sb://h/hub").claims == {Claim.SEND}
 
 
-def test_either_key_lets_in_and_each_is_regenerated_by_itself(broker: Broker) -> None:
+async def test_either_key_lets_in_and_each_is_regenerated_by_itself(broker: Broker) -> None:
     """Rotation: clients move to the other key, then the first is made anew; nobody else is touched."""
-    old = broker.create_policy(None, "p", [Claim.SEND])
+    old = await broker.create_policy(None, "p", [Claim.SEND])
     grants = [
         broker.authorize(_token(old, "sb://h/hub", is_secondary=is_secondary), "sb://h/hub")
         for is_secondary in (False, True)
     ]
-    new = broker.regenerate_key(None, "p")
+    new = await broker.regenerate_key(None, "p")
     assert (new.key != old.key, new.secondary_key == old.secondary_key) == (True, True)
     assert [broker.authorizer.is_in_force(grant) for grant in grants] == [False, True]
     with pytest.raises(UnauthorizedError, match="InvalidSignature"):
         broker.authorize(_token(old, "sb://h/hub"), "sb://h/hub")
     broker.authorize(_token(new, "sb://h/hub"), "sb://h/hub")
-    newer = broker.regenerate_key(None, "p", is_secondary=True, key="chosen-by-me")
+    newer = await broker.regenerate_key(None, "p", is_secondary=True, key="chosen-by-me")
     assert newer.keys == (new.key, "chosen-by-me")
     assert not broker.authorizer.is_in_force(grants[1])
 
 
-def test_a_deleted_policy_lets_nobody_in(broker: Broker) -> None:
+async def test_a_deleted_policy_lets_nobody_in(broker: Broker) -> None:
     """Its grants are over; made again under the name it has other keys."""
-    broker.create_event_hub("hub", partition_count=1)
-    policy = broker.create_policy("hub", "p", [Claim.SEND])
+    await broker.create_event_hub("hub", partition_count=1)
+    policy = await broker.create_policy("hub", "p", [Claim.SEND])
     grant = broker.authorize(_token(policy, "sb://h/hub"), "sb://h/hub")
-    broker.delete_policy("hub", "p")
-    again = broker.create_policy("hub", "p", [Claim.SEND])
+    await broker.delete_policy("hub", "p")
+    again = await broker.create_policy("hub", "p", [Claim.SEND])
     assert again.keys != policy.keys
     assert not broker.authorizer.is_in_force(grant)
     for call in (
@@ -158,49 +162,49 @@ def test_a_deleted_policy_lets_nobody_in(broker: Broker) -> None:
         with pytest.raises(UnauthorizedError, match="InvalidSignature"):
             call()
     with pytest.raises(NotFoundError):
-        broker.delete_policy("hub", "nobody")
+        await broker.delete_policy("hub", "nobody")
 
 
-def test_a_change_of_claims_counts_for_old_grants(broker: Broker) -> None:
+async def test_a_change_of_claims_counts_for_old_grants(broker: Broker) -> None:
     """A policy made anew with the same key and fewer claims does not leave the old rights standing."""
-    policy = broker.create_policy(None, "p", [Claim.SEND, Claim.LISTEN])
+    policy = await broker.create_policy(None, "p", [Claim.SEND, Claim.LISTEN])
     grant = broker.authorize(_token(policy, "sb://h/hub"), "sb://h/hub")
-    broker.delete_policy(None, "p")
-    broker.create_policy(None, "p", [Claim.LISTEN], key=policy.key)
+    await broker.delete_policy(None, "p")
+    await broker.create_policy(None, "p", [Claim.LISTEN], key=policy.key)
     assert not broker.authorizer.is_in_force(grant)
 
 
 async def test_a_deleted_hub_takes_its_policies_along(broker: Broker) -> None:
     """A hub made anew under the name does not let in who could enter the old one."""
-    broker.create_event_hub("hub", partition_count=1)
-    policy = broker.create_policy("hub", "p", [Claim.SEND])
+    await broker.create_event_hub("hub", partition_count=1)
+    policy = await broker.create_policy("hub", "p", [Claim.SEND])
     await broker.delete_event_hub("hub")
-    broker.create_event_hub("hub", partition_count=1)
+    await broker.create_event_hub("hub", partition_count=1)
     assert broker.policies("hub") == ()
     with pytest.raises(UnauthorizedError):
         broker.authorize(_token(policy, "sb://h/hub"), "sb://h/hub")
 
 
-def test_the_last_policy_with_manage_stays(broker: Broker) -> None:
+async def test_the_last_policy_with_manage_stays(broker: Broker) -> None:
     """Nobody locks himself out; with a second one the root policy may go."""
-    broker.create_policy(None, "send", [Claim.SEND])
+    await broker.create_policy(None, "send", [Claim.SEND])
     with pytest.raises(InvalidArgumentError, match="last policy with Manage"):
-        broker.delete_policy(None, ROOT_POLICY_NAME)
-    broker.create_policy(None, "admin", [Claim.MANAGE])
-    broker.delete_policy(None, ROOT_POLICY_NAME)
+        await broker.delete_policy(None, ROOT_POLICY_NAME)
+    await broker.create_policy(None, "admin", [Claim.MANAGE])
+    await broker.delete_policy(None, ROOT_POLICY_NAME)
     assert [policy.name for policy in broker.policies()] == ["send", "admin"]
 
 
 async def test_policies_survive_a_restart(tmp_path: Path, clock: SetClock) -> None:
     """Both scopes, both keys, claims and order; tokens made before are good afterwards."""
-    broker = await Broker.open(tmp_path, clock=clock)
-    broker.create_event_hub("Hub", partition_count=1)
-    broker.create_policy(None, "z", [Claim.SEND])
-    broker.create_policy("hub", "a", [Claim.LISTEN])
-    policy = broker.regenerate_key("hub", "a", is_secondary=True)
+    broker = await open_broker(tmp_path, clock=clock)
+    await broker.create_event_hub("Hub", partition_count=1)
+    await broker.create_policy(None, "z", [Claim.SEND])
+    await broker.create_policy("hub", "a", [Claim.LISTEN])
+    policy = await broker.regenerate_key("hub", "a", is_secondary=True)
     before = broker.policies(), broker.policies("hub")
     await broker.close()
-    broker = await Broker.open(tmp_path, clock=clock)
+    broker = await open_broker(tmp_path, clock=clock)
     assert (broker.policies(), broker.policies("hub")) == before
     broker.authorize(_token(policy, "sb://h/hub", is_secondary=True), "sb://h/hub")
     await broker.close()
@@ -209,9 +213,9 @@ async def test_policies_survive_a_restart(tmp_path: Path, clock: SetClock) -> No
 async def test_a_full_disk_leaves_the_old_key_in_force(clock: SetClock) -> None:
     """What could not be written has not happened: neither in the list nor at the door."""
     files = SimulatedFiles()
-    broker = await Broker.open(Path("/data"), clock=clock, files=files)
-    broker.create_event_hub("hub", partition_count=1)
-    old = broker.create_policy("hub", "p", [Claim.SEND])
+    broker = await open_broker(Path("/data"), clock=clock, files=files)
+    await broker.create_event_hub("hub", partition_count=1)
+    old = await broker.create_policy("hub", "p", [Claim.SEND])
     files.space_left = 10
     for call in (
         lambda: broker.regenerate_key("hub", "p"),
@@ -221,7 +225,7 @@ async def test_a_full_disk_leaves_the_old_key_in_force(clock: SetClock) -> None:
         lambda: broker.set_throughput_units(3),
     ):
         with pytest.raises(LogFullError):
-            call()
+            await call()
     files.space_left = None
     assert broker.policies("hub") == (old,)
     assert len(broker.policies()) == 1
@@ -231,22 +235,22 @@ async def test_a_full_disk_leaves_the_old_key_in_force(clock: SetClock) -> None:
     await broker.close()
 
 
-def test_listeners_hear_of_changes_once_they_are_in_force(broker: Broker) -> None:
+async def test_listeners_hear_of_changes_once_they_are_in_force(broker: Broker) -> None:
     """Each change is told after it; a removed listener hears nothing."""
-    hub = broker.create_event_hub("hub", partition_count=1)
+    hub = await broker.create_event_hub("hub", partition_count=1)
     heard: list[int] = []
     remove = broker.authorizer.add_change_listener(lambda: heard.append(len(broker.policies("hub"))))
-    broker.create_policy("hub", "p", [Claim.SEND])
-    broker.delete_policy("hub", "p")
-    hub.revoke_publisher("device")
+    await broker.create_policy("hub", "p", [Claim.SEND])
+    await broker.delete_policy("hub", "p")
+    await hub.revoke_publisher("device")
     assert heard == [1, 0, 0]
     remove()
     remove()
-    broker.create_policy("hub", "p", [Claim.SEND])
+    await broker.create_policy("hub", "p", [Claim.SEND])
     assert len(heard) == 3
 
 
-def test_a_listener_that_fails_keeps_no_other_from_hearing(
+async def test_a_listener_that_fails_keeps_no_other_from_hearing(
     broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One connection's trouble must not leave another with an old key; the change stands."""
@@ -257,7 +261,7 @@ def test_a_listener_that_fails_keeps_no_other_from_hearing(
 
     broker.authorizer.add_change_listener(fail)
     broker.authorizer.add_change_listener(lambda: heard.append("change"))
-    broker.create_policy(None, "p", [Claim.SEND])
+    await broker.create_policy(None, "p", [Claim.SEND])
     assert heard == ["change"]
     assert "a mistake" in caplog.text
     assert broker.policy(None, "p").claims == {Claim.SEND}
@@ -337,16 +341,16 @@ TestPolicyMachine.settings = settings(max_examples=30, stateful_step_count=20, d
 async def test_short_keys_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """When one is set and at each start, without the key; never of the service's own or the emulator's."""
     caplog.set_level(logging.WARNING)
-    broker = await Broker.open(tmp_path, clock=SetClock())
-    broker.create_event_hub("hub", partition_count=1)
-    broker.create_policy("hub", "own", [Claim.SEND])
-    broker.create_policy(None, "known", [Claim.SEND], key=EMULATOR_KEY)
-    broker.create_policy(None, "long", [Claim.SEND], key="x" * 32)
+    broker = await open_broker(tmp_path, clock=SetClock())
+    await broker.create_event_hub("hub", partition_count=1)
+    await broker.create_policy("hub", "own", [Claim.SEND])
+    await broker.create_policy(None, "known", [Claim.SEND], key=EMULATOR_KEY)
+    await broker.create_policy(None, "long", [Claim.SEND], key="x" * 32)
     assert caplog.messages == []
-    broker.create_policy("hub", "short", [Claim.SEND], key="x" * 31)
-    broker.regenerate_key(None, "long", is_secondary=True, key="ä" * 10)
+    await broker.create_policy("hub", "short", [Claim.SEND], key="x" * 31)
+    await broker.regenerate_key(None, "long", is_secondary=True, key="ä" * 10)
     await broker.close()
-    await (await Broker.open(tmp_path, clock=SetClock())).close()
+    await (await open_broker(tmp_path, clock=SetClock())).close()
     short = "the primary key of the policy short of hub has 31 bytes"
     long = "the secondary key of the policy long of the namespace has 20 bytes"
     assert [message.partition(" and could")[0] for message in caplog.messages] == [short, long, long, short]

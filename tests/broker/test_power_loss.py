@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -11,13 +11,15 @@ from tests.storage.simulated_files import SimulatedFiles
 from tests.support.clocks import SetClock
 
 from tidegate.broker import Broker, Claim
-from tidegate.broker.catalog import Catalog, CatalogContents
+from tidegate.broker.catalog import CatalogContents, parse_catalog
 from tidegate.model.capture import CaptureSettings
 from tidegate.model.errors import LogFailedError, TidegateError
 from tidegate.model.limits import Tier
+from tidegate.server.opening import open_broker
+from tidegate.storage.files import read_whole
 
 _DIRECTORY = Path("/data")
-_Change = Callable[[Broker], object]
+_Change = Callable[[Broker], Awaitable[object]]
 
 
 def _random_change(randomness: random.Random) -> _Change:
@@ -43,7 +45,7 @@ def _random_change(randomness: random.Random) -> _Change:
 
 
 def _contents(files: SimulatedFiles) -> CatalogContents:
-    return Catalog.read(files, _DIRECTORY)
+    return parse_catalog(read_whole(files, _DIRECTORY / "catalog.json"), "")
 
 
 @pytest.mark.parametrize("seed", range(25))
@@ -51,12 +53,12 @@ async def test_changes_are_whole_and_kept_over_a_power_loss(clock: SetClock, see
     """After each loss the catalog is the one before the interrupted change, or the one after it."""
     randomness = random.Random(seed)
     files = SimulatedFiles()
-    broker = await Broker.open(_DIRECTORY, clock=clock, files=files)
-    broker.create_event_hub("hub", partition_count=1)
+    broker = await open_broker(_DIRECTORY, clock=clock, files=files)
+    await broker.create_event_hub("hub", partition_count=1)
     for _ in range(8):
         # The same state on a disk that does not fail: there each change can be seen through.
         reference_files = files.lose_power(random.Random(0))
-        reference = await Broker.open(_DIRECTORY, clock=clock, files=reference_files)
+        reference = await open_broker(_DIRECTORY, clock=clock, files=reference_files)
         before = after = _contents(files)
         assert _contents(reference_files) == before
         files.operations_left = randomness.randrange(40)
@@ -64,12 +66,12 @@ async def test_changes_are_whole_and_kept_over_a_power_loss(clock: SetClock, see
             change = _random_change(randomness)
             before = after
             try:
-                change(reference)
+                await change(reference)
             except TidegateError:
                 continue  # refused, say for want of such a policy
             after = _contents(reference_files)
             try:
-                change(broker)
+                await change(broker)
             except LogFailedError:
                 break
             assert _contents(files) == after
@@ -78,6 +80,6 @@ async def test_changes_are_whole_and_kept_over_a_power_loss(clock: SetClock, see
         files.operations_left = None
         await broker.close()
         files = survivors
-        broker = await Broker.open(_DIRECTORY, clock=clock, files=files)
+        broker = await open_broker(_DIRECTORY, clock=clock, files=files)
         assert _contents(files) in (before, after)
     await broker.close()

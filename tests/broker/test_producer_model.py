@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tidegate.broker import Broker, Partition, ProducerHandle
+from tidegate.server.opening import open_broker
 from tidegate.transport.clock import SystemClock
 
 _STEPS = st.one_of(
@@ -67,7 +68,7 @@ class _Producer:
         match name:
             case "restart":
                 await self.broker.close()
-                self.broker = await Broker.open(self.directory, clock=SystemClock())
+                self.broker = await open_broker(self.directory, clock=SystemClock())
                 await self.attach(is_last_said=True)
             case "cut the line":
                 await self.attach(is_last_said=True)
@@ -97,8 +98,8 @@ class _Producer:
 
 
 async def _run(steps: Sequence[tuple[str, int]], directory: Path) -> None:
-    broker = await Broker.open(directory, clock=SystemClock())
-    broker.create_event_hub("hub", partition_count=1)
+    broker = await open_broker(directory, clock=SystemClock())
+    await broker.create_event_hub("hub", partition_count=1)
     producer = _Producer(broker, directory)
     try:
         await producer.attach(is_last_said=False)

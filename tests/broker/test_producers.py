@@ -10,6 +10,7 @@ import pytest
 
 from tidegate.broker import AppendResult, Broker, Partition, ProducerHandle
 from tidegate.model.errors import InvalidArgumentError, OutOfOrderSequenceError, ProducerEpochStolenError
+from tidegate.server.opening import open_broker
 from tidegate.transport.clock import SystemClock
 
 
@@ -38,8 +39,8 @@ def _append(
 @pytest.fixture
 async def broker(tmp_path: Path) -> Broker:
     """A namespace with a hub of one partition; closed by the test that reopens it, or by nobody."""
-    broker = await Broker.open(tmp_path, clock=SystemClock())
-    broker.create_event_hub("hub", partition_count=1)
+    broker = await open_broker(tmp_path, clock=SystemClock())
+    await broker.create_event_hub("hub", partition_count=1)
     return broker
 
 
@@ -100,7 +101,7 @@ async def test_epochs_and_counts_survive_a_restart(broker: Broker, tmp_path: Pat
     handle = await _open(partition, 7, 2)
     await _append(partition, handle, 0, 5)
     await broker.close()
-    broker = await Broker.open(tmp_path, clock=SystemClock())
+    broker = await open_broker(tmp_path, clock=SystemClock())
     partition = broker.event_hub("hub").partition("0")
     with pytest.raises(ProducerEpochStolenError):
         await _open(partition, 7, 1)

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.clocks import SetClock
 
-from tidegate.broker import Broker
 from tidegate.broker.retention_clock import CONFIRM_S, JUMP_MS, RetentionClock
+from tidegate.server.opening import open_broker
 
 _DAY_S = 86_400.0
 
@@ -73,8 +73,8 @@ async def test_a_clock_that_is_ahead_at_one_look_removes_nothing(
 ) -> None:
     """D9: everything was removed. Also when the service starts while it is wrong; both are logged."""
     clock = _JumpingClock()
-    broker = await Broker.open(tmp_path, clock=clock)
-    hub = broker.create_event_hub("hub", partition_count=1, retention_hours=24)
+    broker = await open_broker(tmp_path, clock=clock)
+    hub = await broker.create_event_hub("hub", partition_count=1, retention_hours=24)
     await hub.partitions[0].append(b"event", array("I", (5,)))
     clock.ahead_s = 8 * _DAY_S
     clock.advance(60)
@@ -82,7 +82,7 @@ async def test_a_clock_that_is_ahead_at_one_look_removes_nothing(
     assert "ahead" in caplog.text
     await broker.close()
     caplog.clear()
-    broker = await Broker.open(tmp_path, clock=clock)
+    broker = await open_broker(tmp_path, clock=clock)
     partition = broker.event_hub("hub").partitions[0]
     clock.advance(60)
     assert await broker.apply_retention() == 0

@@ -9,7 +9,8 @@ import pytest
 from tests.support.clocks import SetClock
 
 from tidegate.broker import Broker, Claim, Partition
-from tidegate.broker.catalog import CATALOG_NAME, Catalog, check_catalog
+from tidegate.broker.catalog import parse_catalog
+from tidegate.cli.service.check_catalog import check_catalog
 from tidegate.model.capture import CaptureSettings
 from tidegate.model.errors import (
     EventTooLargeError,
@@ -21,8 +22,10 @@ from tidegate.model.errors import (
 from tidegate.model.limits import EVENT_BYTES_MAX, TIER_LIMITS, Tier
 from tidegate.model.position import EventPosition
 from tidegate.model.sas import make_sas_token
-from tidegate.storage.files import OsFiles
+from tidegate.server.opening import open_broker
 from tidegate.storage.options import LogOptions
+
+CATALOG_NAME = "catalog.json"
 
 
 async def _append(partition: Partition, events: int, size: int = 100) -> None:
@@ -30,38 +33,38 @@ async def _append(partition: Partition, events: int, size: int = 100) -> None:
         await partition.append(b"x" * size, [size])
 
 
-def test_an_update_changes_what_it_names(broker: Broker) -> None:
+async def test_an_update_changes_what_it_names(broker: Broker) -> None:
     """The rest stays; None means the default again, or no limit by size."""
-    hub = broker.create_event_hub(
+    hub = await broker.create_event_hub(
         "hub", partition_count=2, retention_hours=5, retention_bytes=9, event_bytes_max=2048
     )
-    broker.update_event_hub("HUB", retention_hours=7)
+    await broker.update_event_hub("HUB", retention_hours=7)
     description = hub.description
     assert (description.retention_hours, description.retention_bytes) == (7, 9)
     assert description.event_bytes_max == 2048
-    broker.update_event_hub("hub", retention_bytes=None, event_bytes_max=4096)
+    await broker.update_event_hub("hub", retention_bytes=None, event_bytes_max=4096)
     description = hub.description
     assert (description.retention_hours, description.retention_bytes) == (7, None)
     assert description.event_bytes_max == 4096
-    broker.update_event_hub("hub", retention_hours=None, event_bytes_max=None)
+    await broker.update_event_hub("hub", retention_hours=None, event_bytes_max=None)
     description = hub.description
     assert (description.retention_hours, description.event_bytes_max) == (168, EVENT_BYTES_MAX)
     with pytest.raises(NotFoundError):
-        broker.update_event_hub("other", retention_hours=1)
+        await broker.update_event_hub("other", retention_hours=1)
 
 
-def test_the_partition_count_is_fixed(broker: Broker) -> None:
+async def test_the_partition_count_is_fixed(broker: Broker) -> None:
     """To repeat it is no change (a configuration applied twice), another one is refused, with everything."""
-    hub = broker.create_event_hub("hub", partition_count=2)
-    broker.update_event_hub("hub", partition_count=2, retention_hours=3)
+    hub = await broker.create_event_hub("hub", partition_count=2)
+    await broker.update_event_hub("hub", partition_count=2, retention_hours=3)
     with pytest.raises(InvalidArgumentError, match="2 partitions; the number cannot be changed"):
-        broker.update_event_hub("hub", partition_count=4, retention_hours=9)
+        await broker.update_event_hub("hub", partition_count=4, retention_hours=9)
     assert hub.description.retention_hours == 3
 
 
-def test_an_update_is_all_or_nothing(broker: Broker) -> None:
+async def test_an_update_is_all_or_nothing(broker: Broker) -> None:
     """One bad value, and the good ones beside it do not count either."""
-    hub = broker.create_event_hub("hub", partition_count=1)
+    hub = await broker.create_event_hub("hub", partition_count=1)
     before = hub.description
     for retention_hours, retention_bytes, event_bytes_max in (
         (1, 1, 1023),
@@ -71,7 +74,7 @@ def test_an_update_is_all_or_nothing(broker: Broker) -> None:
         (2161, 1, 2048),
     ):
         with pytest.raises(InvalidArgumentError):
-            broker.update_event_hub(
+            await broker.update_event_hub(
                 "hub",
                 retention_hours=retention_hours,
                 retention_bytes=retention_bytes,
@@ -82,13 +85,13 @@ def test_an_update_is_all_or_nothing(broker: Broker) -> None:
 
 async def test_the_largest_event_is_the_hubs_at_once(broker: Broker) -> None:
     """Lowered and raised while the hub is used: each append is judged by the limit of its moment."""
-    partition = broker.create_event_hub("hub", partition_count=1).partition("0")
+    partition = (await broker.create_event_hub("hub", partition_count=1)).partition("0")
     await _append(partition, 1, 4000)
-    broker.update_event_hub("hub", event_bytes_max=1024)
+    await broker.update_event_hub("hub", event_bytes_max=1024)
     with pytest.raises(EventTooLargeError, match="1024 bytes"):
         await _append(partition, 1, 4000)
     await _append(partition, 1, 1000)
-    broker.update_event_hub("hub", event_bytes_max=8192)
+    await broker.update_event_hub("hub", event_bytes_max=8192)
     await _append(partition, 1, 4000)
     assert partition.next_sequence_number == 3
 
@@ -102,11 +105,11 @@ async def test_the_largest_event_is_the_hubs_at_once(broker: Broker) -> None:
         (Tier.DEDICATED, 1024, 1000, 2160, 1_048_576),
     ],
 )
-def test_the_tier_decides_the_limits(
+async def test_the_tier_decides_the_limits(
     broker: Broker, tier: Tier, partitions: int, groups: int, hours: int, event_bytes: int
 ) -> None:
     """Azure's table, value by value: the last allowed passes and the next does not."""
-    broker.set_tier(tier)
+    await broker.set_tier(tier)
     assert (broker.tier, broker.limits) == (tier, TIER_LIMITS[tier])
     for partition_count, retention_hours, event_bytes_max in (
         (partitions + 1, None, None),
@@ -114,28 +117,28 @@ def test_the_tier_decides_the_limits(
         (1, None, event_bytes + 1),
     ):
         with pytest.raises(InvalidArgumentError):
-            broker.create_event_hub(
+            await broker.create_event_hub(
                 "hub",
                 partition_count=partition_count,
                 retention_hours=retention_hours,
                 event_bytes_max=event_bytes_max,
             )
-    hub = broker.create_event_hub("hub", partition_count=1)
+    hub = await broker.create_event_hub("hub", partition_count=1)
     assert hub.event_bytes_max == event_bytes
     assert hub.description.retention_hours == min(168, hours)
-    broker.update_event_hub("hub", retention_hours=hours)
+    await broker.update_event_hub("hub", retention_hours=hours)
     if groups <= 20:
         for number in range(groups - 1):
-            hub.create_consumer_group(f"g{number}")
+            await hub.create_consumer_group(f"g{number}")
         with pytest.raises(QuotaExceededError, match=tier.value):
-            hub.create_consumer_group("more")
+            await hub.create_consumer_group("more")
 
 
 async def test_a_lower_tier_leaves_what_exists(broker: Broker) -> None:
     """Hubs stay as they are and go on working, but for the largest event, which is the tier's at once."""
-    hub = broker.create_event_hub("hub", partition_count=64, event_bytes_max=500_000)
-    hub.create_consumer_group("group")
-    broker.set_tier(Tier.BASIC)
+    hub = await broker.create_event_hub("hub", partition_count=64, event_bytes_max=500_000)
+    await hub.create_consumer_group("group")
+    await broker.set_tier(Tier.BASIC)
     description = hub.description
     assert (len(description.partition_ids), description.retention_hours) == (64, 168)
     assert description.consumer_groups == ("$Default", "group")
@@ -143,31 +146,31 @@ async def test_a_lower_tier_leaves_what_exists(broker: Broker) -> None:
     await _append(hub.partition("63"), 1)
     with pytest.raises(EventTooLargeError):
         await _append(hub.partition("63"), 1, 300_000)
-    broker.set_tier(Tier.STANDARD)
+    await broker.set_tier(Tier.STANDARD)
     assert hub.event_bytes_max == 500_000
 
 
 async def test_settings_survive_a_restart(tmp_path: Path, clock: SetClock) -> None:
     """Of hubs, of the namespace, revocations and capture; the file stays for its owner only."""
-    broker = await Broker.open(tmp_path, clock=clock)
-    hub = broker.create_event_hub("hub", partition_count=1)
-    broker.update_event_hub("hub", retention_hours=9, retention_bytes=10_000, event_bytes_max=2048)
-    broker.set_capture("hub", CaptureSettings("/captured", time_window_s=60, is_empty_skipped=True))
-    hub.revoke_publisher("Device 1")
-    broker.set_tier(Tier.STANDARD)
+    broker = await open_broker(tmp_path, clock=clock)
+    hub = await broker.create_event_hub("hub", partition_count=1)
+    await broker.update_event_hub("hub", retention_hours=9, retention_bytes=10_000, event_bytes_max=2048)
+    await broker.set_capture("hub", CaptureSettings("/captured", time_window_s=60, is_empty_skipped=True))
+    await hub.revoke_publisher("Device 1")
+    await broker.set_tier(Tier.STANDARD)
     description = hub.description
     await broker.close()
     assert (tmp_path / CATALOG_NAME).stat().st_mode & 0o777 == 0o600
-    broker = await Broker.open(tmp_path, clock=clock)
+    broker = await open_broker(tmp_path, clock=clock)
     hub = broker.event_hub("hub")
     assert hub.description == description
     assert description.capture is not None
     assert description.capture.time_window_s == 60
     assert hub.revoked_publishers == ("Device 1",)
     assert broker.tier is Tier.STANDARD
-    broker.set_capture("hub", None)
+    await broker.set_capture("hub", None)
     await broker.close()
-    broker = await Broker.open(tmp_path, clock=clock)
+    broker = await open_broker(tmp_path, clock=clock)
     assert broker.event_hub("hub").description.capture is None
     await broker.close()
 
@@ -176,15 +179,15 @@ async def test_listeners_hear_of_hubs(broker: Broker) -> None:
     """Made, changed, captured, deleted: told after it, and only where something changed."""
     heard: list[list[str]] = []
     remove = broker.add_change_listener(lambda: heard.append([hub.name for hub in broker.list_event_hubs()]))
-    broker.create_event_hub("hub", partition_count=1)
-    broker.update_event_hub("hub", retention_hours=1)
-    broker.update_event_hub("hub", retention_hours=1)
-    broker.set_capture("hub", CaptureSettings("/captured"))
-    broker.set_capture("hub", CaptureSettings("/captured"))
+    await broker.create_event_hub("hub", partition_count=1)
+    await broker.update_event_hub("hub", retention_hours=1)
+    await broker.update_event_hub("hub", retention_hours=1)
+    await broker.set_capture("hub", CaptureSettings("/captured"))
+    await broker.set_capture("hub", CaptureSettings("/captured"))
     await broker.delete_event_hub("hub")
     assert heard == [["hub"], ["hub"], ["hub"], []]
     remove()
-    broker.create_event_hub("hub", partition_count=1)
+    await broker.create_event_hub("hub", partition_count=1)
     assert len(heard) == 4
 
 
@@ -193,8 +196,8 @@ async def test_listeners_hear_of_hubs(broker: Broker) -> None:
 
 async def _segmented(tmp_path: Path, clock: SetClock) -> tuple[Broker, Partition]:
     """A hub with ten segments of one event each."""
-    broker = await Broker.open(tmp_path, clock=clock, options=LogOptions(segment_bytes_max=400))
-    partition = broker.create_event_hub("hub", partition_count=1, retention_hours=24).partition("0")
+    broker = await open_broker(tmp_path, clock=clock, options=LogOptions(segment_bytes_max=400))
+    partition = (await broker.create_event_hub("hub", partition_count=1, retention_hours=24)).partition("0")
     await _append(partition, 10, 300)
     return broker, partition
 
@@ -203,14 +206,14 @@ async def test_retention_by_size_can_be_set_later(tmp_path: Path, clock: SetCloc
     """Nothing goes until it is set; then whole segments, the oldest first, down to the size, and no more."""
     broker, partition = await _segmented(tmp_path, clock)
     assert await broker.apply_retention() == 0
-    broker.update_event_hub("hub", retention_bytes=1500)
+    await broker.update_event_hub("hub", retention_bytes=1500)
     removed = await broker.apply_retention()
     assert removed == partition.begin_sequence_number > 0
     kept = await partition.read(0, bytes_max=10_000)
     assert kept[0].base_sequence_number == removed
     assert 10 - removed >= 1500 // 400
     assert await broker.apply_retention() == 0
-    broker.update_event_hub("hub", retention_bytes=None)
+    await broker.update_event_hub("hub", retention_bytes=None)
     await _append(partition, 5, 300)
     assert await broker.apply_retention() == 0
     await broker.close()
@@ -222,7 +225,7 @@ async def test_retention_by_time_can_be_changed(tmp_path: Path, clock: SetClock)
     clock.advance(hours=3)
     await _append(partition, 1, 300)
     assert await broker.apply_retention() == 0
-    broker.update_event_hub("hub", retention_hours=2)
+    await broker.update_event_hub("hub", retention_hours=2)
     assert await broker.apply_retention() == 10
     assert partition.begin_sequence_number == 10
     await broker.close()
@@ -235,7 +238,7 @@ async def test_a_reader_behind_retention_is_shown_where_the_log_begins(
     broker, partition = await _segmented(tmp_path, clock)
     position = EventPosition.from_sequence_number(2)
     assert await partition.resolve(position) == 2
-    broker.update_event_hub("hub", retention_bytes=1500)
+    await broker.update_event_hub("hub", retention_bytes=1500)
     await broker.apply_retention()
     begin = (await partition.ends()).begin_sequence_number
     assert begin > 2
@@ -276,7 +279,7 @@ def _write_version_1(directory: Path) -> None:
 async def test_a_catalog_of_version_1_opens(tmp_path: Path, clock: SetClock) -> None:
     """Hubs, groups and keys as they were; second keys are made once, and stay over the next start."""
     _write_version_1(tmp_path)
-    broker = await Broker.open(tmp_path, clock=clock)
+    broker = await open_broker(tmp_path, clock=clock)
     assert broker.event_hub("flights").description.consumer_groups == ("$Default", "tail")
     assert broker.tier is Tier.DEDICATED
     assert broker.throughput.units is None
@@ -288,7 +291,7 @@ async def test_a_catalog_of_version_1_opens(tmp_path: Path, clock: SetClock) -> 
     assert len(secondary_key) == 44
     await broker.close()
     assert json.loads((tmp_path / CATALOG_NAME).read_text())["format_version"] == 2
-    broker = await Broker.open(tmp_path, clock=clock)
+    broker = await open_broker(tmp_path, clock=clock)
     assert broker.policy(None, "sender").secondary_key == secondary_key
     await broker.close()
 
@@ -298,7 +301,7 @@ def test_looking_at_a_catalog_does_not_write_it(tmp_path: Path) -> None:
     _write_version_1(tmp_path)
     before = (tmp_path / CATALOG_NAME).read_bytes()
     assert list(check_catalog(tmp_path)) == []
-    assert len((Catalog.read(OsFiles(), tmp_path)).event_hubs) == 1
+    assert len((parse_catalog((tmp_path / CATALOG_NAME).read_bytes(), "")).event_hubs) == 1
     assert (tmp_path / CATALOG_NAME).read_bytes() == before
 
 
@@ -317,8 +320,8 @@ async def test_a_catalog_with_a_value_that_cannot_be_is_refused(
     tmp_path: Path, clock: SetClock, path: tuple[str | int, ...], value: object
 ) -> None:
     """Nothing is guessed and nothing overwritten; the error shows no key."""
-    broker = await Broker.open(tmp_path, clock=clock)
-    broker.create_event_hub("hub", partition_count=1)
+    broker = await open_broker(tmp_path, clock=clock)
+    await broker.create_event_hub("hub", partition_count=1)
     key = broker.policies()[0].key
     await broker.close()
     file = tmp_path / CATALOG_NAME
@@ -330,6 +333,6 @@ async def test_a_catalog_with_a_value_that_cannot_be_is_refused(
     file.write_text(json.dumps(document))
     written = file.read_bytes()
     with pytest.raises(LogCorruptError) as caught:
-        await Broker.open(tmp_path, clock=clock)
+        await open_broker(tmp_path, clock=clock)
     assert key not in str(caught.value)
     assert file.read_bytes() == written

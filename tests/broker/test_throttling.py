@@ -19,6 +19,7 @@ from tidegate.model.limits import (
     INGRESS_EVENTS_PER_UNIT,
     THROUGHPUT_UNITS_MAX,
 )
+from tidegate.server.opening import open_broker
 
 # A batch (events, bytes), and the seconds that pass before it comes.
 _OFFER = st.tuples(
@@ -215,20 +216,20 @@ def test_a_clock_that_goes_back_is_no_harm(clock: SetClock) -> None:
 
 
 @pytest.mark.parametrize("units", [0, -1, THROUGHPUT_UNITS_MAX + 1])
-def test_units_have_a_range(broker: Broker, units: int) -> None:
+async def test_units_have_a_range(broker: Broker, units: int) -> None:
     """And a number out of it changes nothing, in memory or on disk."""
-    broker.set_throughput_units(3)
+    await broker.set_throughput_units(3)
     with pytest.raises(InvalidArgumentError):
-        broker.set_throughput_units(units)
+        await broker.set_throughput_units(units)
     assert broker.throughput.units == 3
 
 
 async def test_units_are_set_at_run_time_and_survive_a_restart(tmp_path: Path, clock: SetClock) -> None:
     """All hubs share them; a refused batch is not stored, is counted, and gets in after its wait."""
-    broker = await Broker.open(tmp_path, clock=clock)
-    first, second = (broker.create_event_hub(name, partition_count=1) for name in ("first", "second"))
+    broker = await open_broker(tmp_path, clock=clock)
+    first, second = [await broker.create_event_hub(name, partition_count=1) for name in ("first", "second")]
     partition = second.partition("0")
-    broker.set_throughput_units(1)
+    await broker.set_throughput_units(1)
     await first.partition("0").append(b"x" * 1000, [1] * 1000)
     with pytest.raises(ServerBusyError) as caught:
         await partition.append(b"y", [1])
@@ -243,10 +244,10 @@ async def test_units_are_set_at_run_time_and_survive_a_restart(tmp_path: Path, c
     await broker.delete_event_hub("first")
     assert broker.statistics().incoming_events == 1001
     await broker.close()
-    broker = await Broker.open(tmp_path, clock=clock)
+    broker = await open_broker(tmp_path, clock=clock)
     assert broker.throughput.units == 1
-    broker.set_throughput_units(None)
+    await broker.set_throughput_units(None)
     await broker.close()
-    broker = await Broker.open(tmp_path, clock=clock)
+    broker = await open_broker(tmp_path, clock=clock)
     assert broker.throughput.units is None
     await broker.close()

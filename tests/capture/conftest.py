@@ -13,6 +13,7 @@ from tidegate.broker import Broker
 from tidegate.capture import CaptureService
 from tidegate.capture.window import WindowLimits
 from tidegate.model.capture import CaptureSettings
+from tidegate.server.opening import open_broker
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def clock() -> SetClock:
 @pytest.fixture
 async def broker(tmp_path: Path, clock: SetClock) -> AsyncIterator[Broker]:
     """An open broker with no event hubs."""
-    opened = await Broker.open(tmp_path / "data", clock=clock)
+    opened = await open_broker(tmp_path / "data", clock=clock)
     yield opened
     await opened.close()
 

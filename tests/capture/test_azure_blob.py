@@ -35,9 +35,9 @@ async def test_files_go_to_a_container(
     monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", azurite.connection_string())
     name = azurite.create_container()
     with ContainerClient.from_connection_string(azurite.connection_string(), name + "-later") as container:
-        partition = broker.create_event_hub("hub", partition_count=1).partition("0")
+        partition = (await broker.create_event_hub("hub", partition_count=1)).partition("0")
         settings = CaptureSettings(f"az://{name}-later/folder", is_empty_skipped=True)
-        broker.set_capture("hub", settings)
+        await broker.set_capture("hub", settings)
         await append_bodies(partition, [b"x" * 1000, b"y" * 1000])
         await wait_until(lambda: "hub" in service.statistics() and service.statistics()["hub"].is_failing)
         container.create_container()
@@ -57,8 +57,8 @@ async def test_an_upload_that_is_cut_is_made_again(
     async with CuttingProxy("127.0.0.1", azurite.port, seed=7) as proxy:
         connection_string = azurite.connection_string(port=proxy.port)
         monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", connection_string)
-        partition = broker.create_event_hub("hub", partition_count=1).partition("0")
-        broker.set_capture("hub", CaptureSettings(f"az://{name}", is_empty_skipped=True))
+        partition = (await broker.create_event_hub("hub", partition_count=1)).partition("0")
+        await broker.set_capture("hub", CaptureSettings(f"az://{name}", is_empty_skipped=True))
         proxy.cut_at(b"x" * 900)
         await append_bodies(partition, [b"x" * 1000, b"y" * 1000, b"z" * 1000])
         await wait_until(lambda: "hub" in service.statistics() and _files(service) == 3, deadline_s=120.0)
@@ -80,8 +80,8 @@ async def test_a_name_that_somebody_gave_is_left_alone(
     with ContainerClient.from_connection_string(azurite.connection_string(), name) as container:
         taken = "ns/hub/0/2026/11/20/12/00/00.avro"
         container.upload_blob(taken, b"somebody's")
-        partition = broker.create_event_hub("hub", partition_count=1).partition("0")
-        broker.set_capture("hub", CaptureSettings(f"abfs://{name}", is_empty_skipped=True))
+        partition = (await broker.create_event_hub("hub", partition_count=1)).partition("0")
+        await broker.set_capture("hub", CaptureSettings(f"abfs://{name}", is_empty_skipped=True))
         await append_bodies(partition, [b"x" * 1000])
         await wait_until(lambda: service.statistics().get("hub") and _files(service) == 1)
         assert container.download_blob(taken).readall() == b"somebody's"

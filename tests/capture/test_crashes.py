@@ -17,13 +17,14 @@ from hypothesis import strategies as st
 from tests.capture.support import START, append_bodies, capture_files, captured_numbers, read_capture_file
 from tests.support.clocks import SetClock
 
-from tidegate.broker import Broker, Partition
+from tidegate.broker import Partition
 from tidegate.capture.destination import CaptureDestinationError, Destination, DirectoryDestination
 from tidegate.capture.file_journal import FileJournal
 from tidegate.capture.partition_capture import CaptureContext, PartitionCapture
 from tidegate.capture.state import PartitionState, StateFile
 from tidegate.capture.window import WindowLimits
 from tidegate.model.capture import CapturedFile, WindowEnd
+from tidegate.server.opening import open_broker
 from tidegate.transport.tasks import TaskOwner
 from tidegate.transport.threads import Threads
 
@@ -177,9 +178,9 @@ async def _run_with_crash(
 ) -> int:
     """Capture a fixed log with one crash or failure; check the files; returns the steps that it took."""
     clock = SetClock(START)
-    broker = await Broker.open(work / "data", clock=clock)
+    broker = await open_broker(work / "data", clock=clock)
     try:
-        partition = broker.create_event_hub("hub", partition_count=1).partition("0")
+        partition = (await broker.create_event_hub("hub", partition_count=1)).partition("0")
         await _fill(partition, clock, _BATCHES)
         steps = Steps(crash_at, is_done=is_done, error=error)
         try:
@@ -213,9 +214,9 @@ async def test_a_file_that_cannot_be_listed_is_reported(
     """Capture continues: nothing depends on the list."""
     (tmp_path / "state" / "hub" / "files.jsonl").mkdir(parents=True)
     clock = SetClock(START)
-    broker = await Broker.open(tmp_path / "data", clock=clock)
+    broker = await open_broker(tmp_path / "data", clock=clock)
     try:
-        partition = broker.create_event_hub("hub", partition_count=1).partition("0")
+        partition = (await broker.create_event_hub("hub", partition_count=1)).partition("0")
         await _fill(partition, clock, _BATCHES)
         await _capture_all(partition, tmp_path, clock, Steps(None, is_done=False))
         assert captured_numbers(tmp_path / "files") == list(range(partition.next_sequence_number))
@@ -231,9 +232,9 @@ _FIRST_PUBLISH = 5
 async def test_a_complete_file_stays_when_retention_took_its_events(tmp_path: Path) -> None:
     """The crash came between the file and the word that it is complete; the log cannot make it again."""
     clock = SetClock(START)
-    broker = await Broker.open(tmp_path / "data", clock=clock)
+    broker = await open_broker(tmp_path / "data", clock=clock)
     try:
-        hub = broker.create_event_hub("hub", partition_count=1, retention_hours=1)
+        hub = await broker.create_event_hub("hub", partition_count=1, retention_hours=1)
         partition = hub.partition("0")
         await append_bodies(partition, [b"x" * 200, b"y" * 200, b"z"])
         with pytest.raises(Crash):
@@ -254,9 +255,9 @@ async def test_a_complete_file_stays_when_retention_took_its_events(tmp_path: Pa
 async def test_what_closed_a_window_stays_when_the_limits_change(tmp_path: Path) -> None:
     """The file is written under other limits than those that its window closed by."""
     clock = SetClock(START)
-    broker = await Broker.open(tmp_path / "data", clock=clock)
+    broker = await open_broker(tmp_path / "data", clock=clock)
     try:
-        partition = broker.create_event_hub("hub", partition_count=1).partition("0")
+        partition = (await broker.create_event_hub("hub", partition_count=1)).partition("0")
         await append_bodies(partition, [b"x" * 500])
         with pytest.raises(Crash):
             await _capture_all(partition, tmp_path, clock, Steps(_FIRST_PUBLISH, is_done=False))
@@ -293,9 +294,9 @@ def test_many_lives_capture_each_event_once(
     async def live() -> None:
         with tempfile.TemporaryDirectory() as folder:
             work, clock = Path(folder), SetClock(START)
-            broker = await Broker.open(work / "data", clock=clock)
+            broker = await open_broker(work / "data", clock=clock)
             try:
-                partition = broker.create_event_hub("hub", partition_count=1).partition("0")
+                partition = (await broker.create_event_hub("hub", partition_count=1)).partition("0")
                 await append_bodies(partition, [b"first"])
                 for batches, crash_at, is_done in lives:
                     await _fill(partition, clock, batches)

@@ -90,7 +90,7 @@ def test_killed_while_writing_files(tmp_path: Path) -> None:
     )
 
     async def set_capture(server: TidegateServer) -> None:
-        server.broker.set_capture("hub", settings)
+        await server.broker.set_capture("hub", settings)
 
     with HubService(data_dir) as service:
         service.create_hub("hub", partition_count=1)

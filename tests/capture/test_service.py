@@ -44,10 +44,10 @@ async def test_events_come_out_as_they_went_in(
     broker: Broker, service: CaptureService, clock: SetClock, tmp_path: Path
 ) -> None:
     """Files of all partitions, with the documented names, schema and contents; also what was there before."""
-    hub = broker.create_event_hub("Telemetry", partition_count=2)
+    hub = await broker.create_event_hub("Telemetry", partition_count=2)
     first, second = hub.partitions
     await append_events(first, [EventData(b"one", {"n": 1}, content_type="text/plain")], "key")
-    broker.set_capture("telemetry", _settings(tmp_path / "files"))
+    await broker.set_capture("telemetry", _settings(tmp_path / "files"))
     clock.advance(10)
     await append_bodies(first, [b"two", b"three"])
     await append_bodies(second, [b"four"])
@@ -84,8 +84,8 @@ async def test_events_come_out_as_they_went_in(
 
 async def test_size_closes_a_file_at_once(broker: Broker, service: CaptureService, tmp_path: Path) -> None:
     """Without the clock moving; files within one second get names of different seconds."""
-    partition = broker.create_event_hub("hub", partition_count=1).partition("0")
-    broker.set_capture("hub", _settings(tmp_path / "files"))
+    partition = (await broker.create_event_hub("hub", partition_count=1)).partition("0")
+    await broker.set_capture("hub", _settings(tmp_path / "files"))
     for _ in range(3):
         await append_bodies(partition, [b"x" * 500, b"y" * 500])
     await wait_until(lambda: len(capture_files(tmp_path / "files")) == 3)
@@ -98,8 +98,8 @@ async def test_empty_windows_leave_files_unless_skipped(
     broker: Broker, service: CaptureService, clock: SetClock, tmp_path: Path, is_skipped: bool
 ) -> None:
     """The sign of life begins with the first event, and has the schema and no records."""
-    partition = broker.create_event_hub("hub", partition_count=1).partition("0")
-    broker.set_capture("hub", _settings(tmp_path / "files", is_empty_skipped=is_skipped))
+    partition = (await broker.create_event_hub("hub", partition_count=1)).partition("0")
+    await broker.set_capture("hub", _settings(tmp_path / "files", is_empty_skipped=is_skipped))
     await append_bodies(partition, [b"x"])
     expected = [1]
     for _ in range(3):
@@ -118,18 +118,18 @@ async def test_off_pauses_and_on_goes_on(
     broker: Broker, service: CaptureService, clock: SetClock, tmp_path: Path
 ) -> None:
     """What came in between is captured, nothing twice; both ways of switching off."""
-    partition = broker.create_event_hub("hub", partition_count=1).partition("0")
+    partition = (await broker.create_event_hub("hub", partition_count=1)).partition("0")
     on = _settings(tmp_path / "files")
     for off in (None, _settings(tmp_path / "files", is_enabled=False)):
-        broker.set_capture("hub", on)
+        await broker.set_capture("hub", on)
         await append_bodies(partition, [b"x" * 1000])
         await wait_until(
             lambda: captured_numbers(tmp_path / "files")[-1:] == [partition.next_sequence_number - 1]
         )
-        broker.set_capture("hub", off)
+        await broker.set_capture("hub", off)
         await wait_until(lambda: service.statistics() == {})
         await append_bodies(partition, [b"x" * 1000])
-    broker.set_capture("hub", on)
+    await broker.set_capture("hub", on)
     await wait_until(lambda: len(captured_numbers(tmp_path / "files")) == 4)
     assert captured_numbers(tmp_path / "files") == [0, 1, 2, 3]
 
@@ -140,17 +140,17 @@ async def test_files_are_listed(
     """Of all partitions, the newest first, with what closed them; also by another service, and when the hub
     is captured no longer; with the hub the list goes.
     """
-    hub = broker.create_event_hub("hub", partition_count=2)
+    hub = await broker.create_event_hub("hub", partition_count=2)
     hub_id = hub.description.hub_id
     assert await service.files(hub_id, start=0, count=10) == ([], 0)
     files = tmp_path / "files"
-    broker.set_capture("hub", _settings(files))
+    await broker.set_capture("hub", _settings(files))
     await append_bodies(hub.partition("0"), [b"x" * 600, b"x" * 600])
     await _wait_files(files, 1)
     await append_bodies(hub.partition("1"), [b"y"])
     clock.advance(60)
     await wait_until(lambda: service.statistics()["hub"].captured_files == 2)
-    broker.set_capture("hub", None)
+    await broker.set_capture("hub", None)
     await wait_until(lambda: service.statistics() == {})
     for teller in (
         service,
@@ -175,8 +175,8 @@ async def test_a_service_goes_on_where_the_one_before_stopped(
     broker: Broker, clock: SetClock, tmp_path: Path
 ) -> None:
     """Stopping flushes nothing and loses nothing: the open window's events are in the log."""
-    partition = broker.create_event_hub("hub", partition_count=1).partition("0")
-    broker.set_capture("hub", _settings(tmp_path / "files"))
+    partition = (await broker.create_event_hub("hub", partition_count=1)).partition("0")
+    await broker.set_capture("hub", _settings(tmp_path / "files"))
     for turn in range(3):
         service = CaptureService(
             broker, namespace="ns", directory=tmp_path / "capture", clock=clock, limits_of=small_limits
@@ -197,8 +197,8 @@ async def test_a_deleted_hub_leaves_its_files_and_no_state(
     """A hub made again under its name is captured from its first event on, to names that are free."""
 
     async def live_and_die(expected: list[str]) -> None:
-        hub = broker.create_event_hub("hub", partition_count=1)
-        broker.set_capture("hub", _settings(tmp_path / "files"))
+        hub = await broker.create_event_hub("hub", partition_count=1)
+        await broker.set_capture("hub", _settings(tmp_path / "files"))
         await append_bodies(hub.partition("0"), [b"x" * 1000])
         await wait_until(lambda: len(capture_files(tmp_path / "files")) == len(expected))
         assert [path.name for path in capture_files(tmp_path / "files")] == expected
@@ -219,8 +219,8 @@ async def test_a_destination_that_fails_is_tried_again_and_stops_nothing_else(
     bad, good = tmp_path / "bad", tmp_path / "good"
     bad.write_text("a file where the directory should be")
     for name, destination in (("bad", bad), ("good", good)):
-        hub = broker.create_event_hub(name, partition_count=1)
-        broker.set_capture(name, _settings(destination))
+        hub = await broker.create_event_hub(name, partition_count=1)
+        await broker.set_capture(name, _settings(destination))
         await append_bodies(hub.partition("0"), [b"x" * 1000, b"y" * 1000])
     await wait_until(lambda: len(capture_files(good)) == 2)
     await wait_until(lambda: service.statistics()["bad"].is_failing)
@@ -240,12 +240,12 @@ async def test_an_unknown_kind_of_destination_is_told(
     broker: Broker, service: CaptureService, tmp_path: Path
 ) -> None:
     """A URL that no installed library knows holds up that hub alone, until the setting is right."""
-    hub = broker.create_event_hub("hub", partition_count=1)
-    broker.set_capture("hub", _settings("nosuch://x/y"))
+    hub = await broker.create_event_hub("hub", partition_count=1)
+    await broker.set_capture("hub", _settings("nosuch://x/y"))
     await append_bodies(hub.partition("0"), [b"x" * 1000])
     await wait_until(lambda: "nosuch" in service.statistics().get("hub", _NONE).last_error)
     assert service.statistics()["hub"].backlog_events == 1
-    broker.set_capture("hub", _settings(tmp_path / "files"))
+    await broker.set_capture("hub", _settings(tmp_path / "files"))
     await wait_until(lambda: captured_numbers(tmp_path / "files") == [0])
 
 
@@ -253,26 +253,26 @@ async def test_a_destination_of_an_earlier_catalog_is_asked_about_again(
     broker: Broker, service: CaptureService, tmp_path: Path
 ) -> None:
     """It holds up the hub, saying which setting allows it; nothing is written there."""
-    hub = broker.create_event_hub("hub", partition_count=1)
-    broker.set_capture("hub", _settings(tmp_path / "files"))
+    hub = await broker.create_event_hub("hub", partition_count=1)
+    await broker.set_capture("hub", _settings(tmp_path / "files"))
     broker.capture_destinations = CaptureDestinations((str(tmp_path / "allowed"),))
     await append_bodies(hub.partition("0"), [b"x" * 1000])
     await wait_until(lambda: "capture_destinations" in service.statistics().get("hub", _NONE).last_error)
     assert not (tmp_path / "files").exists()
     for refused in (tmp_path / "files", "sftp://169.254.169.254/x"):
         with pytest.raises(InvalidArgumentError):
-            broker.set_capture("hub", _settings(refused))
+            await broker.set_capture("hub", _settings(refused))
     broker.capture_destinations = None
     with pytest.raises(InvalidArgumentError, match="link-local"):
-        broker.set_capture("hub", _settings("sftp://169.254.169.254/x"))
+        await broker.set_capture("hub", _settings("sftp://169.254.169.254/x"))
 
 
 async def test_whatever_fsspec_names_is_a_destination(
     broker: Broker, service: CaptureService, tmp_path: Path
 ) -> None:
     """Here its file system in memory; nothing is left in the spool."""
-    hub = broker.create_event_hub("hub", partition_count=1)
-    broker.set_capture("hub", _settings("memory://bucket/folder"))
+    hub = await broker.create_event_hub("hub", partition_count=1)
+    await broker.set_capture("hub", _settings("memory://bucket/folder"))
     await append_bodies(hub.partition("0"), [b"x" * 1000])
     name = "/bucket/folder/ns/hub/0/2026/11/20/12/00/00.avro"
     await wait_until(lambda: MemoryFileSystem().exists(name))
@@ -286,8 +286,8 @@ async def test_an_event_that_is_no_message_is_captured_as_it_is(
     broker: Broker, service: CaptureService, tmp_path: Path
 ) -> None:
     """The service stores what it does not understand, and such an event must not hold Capture up."""
-    partition = broker.create_event_hub("hub", partition_count=1).partition("0")
-    broker.set_capture("hub", _settings(tmp_path / "files"))
+    partition = (await broker.create_event_hub("hub", partition_count=1)).partition("0")
+    await broker.set_capture("hub", _settings(tmp_path / "files"))
     garbage = b"\x00\x53\x75\xa0\x02\xde\xad"
     await partition.append(garbage + b"no section", [len(garbage), 10])
     await append_bodies(partition, [b"x" * 1000])
@@ -302,9 +302,9 @@ async def test_events_that_retention_took_are_told(
     """Capture was held up for longer than events are kept: it says what it lost, and goes on behind that."""
     bad = tmp_path / "bad"
     bad.write_text("in the way")
-    hub = broker.create_event_hub("hub", partition_count=1, retention_hours=1)
+    hub = await broker.create_event_hub("hub", partition_count=1, retention_hours=1)
     partition = hub.partition("0")
-    broker.set_capture("hub", _settings(bad))
+    await broker.set_capture("hub", _settings(bad))
     await append_bodies(partition, [b"x" * 1000, b"x" * 1000, b"z"])
     await wait_until(lambda: service.statistics().get("hub", _NONE).is_failing)
     clock.advance(2 * 3600)
@@ -332,8 +332,8 @@ async def test_closing_does_not_wait_for_a_destination_that_hangs(
         return False
 
     monkeypatch.setattr(DirectoryDestination, "exists", hang)
-    hub = broker.create_event_hub("hub", partition_count=1)
-    broker.set_capture("hub", _settings(tmp_path / "files"))
+    hub = await broker.create_event_hub("hub", partition_count=1)
+    await broker.set_capture("hub", _settings(tmp_path / "files"))
     await append_bodies(hub.partition("0"), [b"x" * 1000])
     service = CaptureService(
         broker, namespace="ns", directory=tmp_path / "capture", clock=clock, limits_of=small_limits

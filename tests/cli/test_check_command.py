@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from tests.cli.support import COMMAND, run_tidegate
 
-from tidegate.broker import Broker
+from tidegate.server.opening import open_broker
 from tidegate.storage.check import check_log_directory
 from tidegate.storage.options import LogOptions
 from tidegate.storage.segment import SEGMENT_SUFFIX
@@ -31,8 +31,8 @@ async def data_directory(tmp_path: Path) -> Path:
     """A data directory with 8 MB of events in several segments of two partitions; nobody runs on it."""
     directory = tmp_path / "log"
     options = LogOptions(segment_bytes_max=_SEGMENT_BYTES)
-    broker = await Broker.open(directory, clock=SystemClock(), options=options)
-    broker.create_event_hub("hub", partition_count=2, retention_hours=1)
+    broker = await open_broker(directory, clock=SystemClock(), options=options)
+    await broker.create_event_hub("hub", partition_count=2, retention_hours=1)
     section = wrap_event(b"\x00\x53\x75\xb0" + _EVENT_BYTES.to_bytes(4, "big") + bytes(_EVENT_BYTES))
     for number in range(_EVENTS):
         partition = broker.event_hub("hub").partitions[number % 2]

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from tests.cli.support import run_tidegate
 
-from tidegate.broker import Broker
 from tidegate.server.app import TidegateServer
+from tidegate.server.opening import open_broker
 from tidegate.server.settings import ServerSettings
 from tidegate.transport.clock import SystemClock
 from tidegate.wire.batch import wrap_event
@@ -55,8 +55,8 @@ def test_an_error_at_the_start_names_file_step_and_remedy(
 
 async def test_a_damaged_partition_is_reported_and_the_service_starts(tmp_path: Path) -> None:
     """D12: in /health and in /metrics (the console: ``test_hubs_page``)."""
-    broker = await Broker.open(tmp_path, clock=SystemClock())
-    hub = broker.create_event_hub("hub", partition_count=2)
+    broker = await open_broker(tmp_path, clock=SystemClock())
+    hub = await broker.create_event_hub("hub", partition_count=2)
     section = wrap_event(b"\x00\x53\x75\xa0\x01x")
     for partition in hub.partitions:
         await partition.append(section, array("I", (len(section),)))

@@ -15,6 +15,7 @@ from tests.support.absent import not_tested
 from tidegate.broker import Broker
 from tidegate.console.explorer.events import BrokerEvents
 from tidegate.console.explorer.sending import EventSender
+from tidegate.server.opening import open_broker
 from tidegate.storage.options import LogOptions
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def clock() -> StepClock:
 @pytest.fixture
 async def broker(tmp_path: Path, clock: StepClock) -> AsyncIterator[Broker]:
     """A broker whose segments are small, so that reads meet their ends; no service, no port."""
-    opened = await Broker.open(tmp_path, clock=clock, options=LogOptions(segment_bytes_max=16 * 1024))
+    opened = await open_broker(tmp_path, clock=clock, options=LogOptions(segment_bytes_max=16 * 1024))
     yield opened
     await opened.close()
 

@@ -36,9 +36,9 @@ class StepClock:
         return asyncio.get_running_loop().time()
 
 
-def make_hub(broker: Broker, partition_count: int) -> EventHub:
+async def make_hub(broker: Broker, partition_count: int) -> EventHub:
     """The one event hub of the broker."""
-    broker.create_event_hub("hub", partition_count=partition_count, retention_hours=1)
+    await broker.create_event_hub("hub", partition_count=partition_count, retention_hours=1)
     return broker.event_hub("hub")
 
 

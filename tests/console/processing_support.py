@@ -36,7 +36,7 @@ def recreate_hub(service: HubService, hub: str) -> None:
     async def recreate(server: TidegateServer) -> None:
         partition_count = len(server.broker.event_hub(hub).partitions)
         await server.broker.delete_event_hub(hub)
-        server.broker.create_event_hub(hub, partition_count=partition_count)
+        await server.broker.create_event_hub(hub, partition_count=partition_count)
 
     service.call(recreate)
 
@@ -46,7 +46,7 @@ def signed_in(service: HubService, hub: str | None, *claims: Claim) -> PlainBrow
     name = f"policy-{time.monotonic_ns()}"
 
     async def create(server: TidegateServer) -> str:
-        key = server.broker.create_policy(hub, name, claims).key
+        key = (await server.broker.create_policy(hub, name, claims)).key
         assert key is not None
         return key
 

@@ -156,7 +156,7 @@ def test_a_key_that_is_taken_away_ends_its_sessions(service: HubService, plain_b
     """At the next request, without anybody signing out; what is live ends within a second."""
 
     async def regenerate(server: TidegateServer) -> None:
-        server.broker.regenerate_key(None, "reader")
+        await server.broker.regenerate_key(None, "reader")
 
     key = _create_policy(service, None, "reader", Claim.LISTEN)
     assert _sign_in(plain_browser, "reader", key) == 303
@@ -189,9 +189,9 @@ def test_a_live_page_ends_with_its_session_at_once(
 
     async def take_away(server: TidegateServer) -> None:
         if end == "delete":
-            server.broker.delete_policy(None, policy)
+            await server.broker.delete_policy(None, policy)
         else:
-            server.broker.regenerate_key(None, policy)
+            await server.broker.regenerate_key(None, policy)
 
     monkeypatch.setattr(overview.OverviewPages, "_fragments", never_again)
     policy, other = f"goes by {end}".replace(" ", "-"), f"stays at {end}".replace(" ", "-")
@@ -220,8 +220,8 @@ def test_a_session_does_not_come_back_with_a_policy_made_again(
     """Deleting a policy signs its people out for good, though the new one has the same name and key."""
 
     async def make_again(server: TidegateServer) -> None:
-        server.broker.delete_policy(None, "twice")
-        server.broker.create_policy(None, "twice", [Claim.LISTEN], key=key, secondary_key=KEY)
+        await server.broker.delete_policy(None, "twice")
+        await server.broker.create_policy(None, "twice", [Claim.LISTEN], key=key, secondary_key=KEY)
 
     key = _create_policy(service, None, "twice", Claim.LISTEN)
     assert _sign_in(plain_browser, "twice", key) == 303
@@ -347,9 +347,9 @@ def test_a_form_that_is_slow_does_not_outlive_its_session(
 
     async def take_away(server: TidegateServer) -> None:
         if end == "delete":
-            server.broker.delete_policy(hub, "manager")
+            await server.broker.delete_policy(hub, "manager")
         else:
-            server.broker.regenerate_key(hub, "manager")
+            await server.broker.regenerate_key(hub, "manager")
 
     async def is_there(server: TidegateServer) -> bool:
         return hub in [known.name for known in server.broker.list_event_hubs()]
@@ -393,7 +393,7 @@ def test_a_page_that_waits_does_not_outlive_its_session(
         return await read(events, query, cursor, is_wanted)
 
     async def delete(server: TidegateServer) -> None:
-        server.broker.delete_policy(hub, "reader")
+        await server.broker.delete_policy(hub, "reader")
 
     hub = service.create_hub()
     key = _create_policy(service, hub, "reader", Claim.LISTEN)
@@ -423,7 +423,7 @@ def test_every_page_is_refused_once_its_session_has_ended(
         return await look(view)
 
     async def delete(server: TidegateServer) -> None:
-        server.broker.delete_policy(hub, "reader")
+        await server.broker.delete_policy(hub, "reader")
 
     hub = service.create_hub()
     key = _create_policy(service, hub, "reader", Claim.LISTEN)
@@ -475,7 +475,7 @@ def test_the_development_key_signs_in_on_this_machine_only(tmp_path: Path) -> No
         assert browser.get("/", headers={"Host": f"localhost:{browser.port}"}).status == 200
 
         async def regenerate(server: TidegateServer) -> None:
-            server.broker.regenerate_key(None, ROOT_POLICY_NAME)
+            await server.broker.regenerate_key(None, ROOT_POLICY_NAME)
 
         service.call(regenerate)
         assert browser.get("/").status == 303
@@ -564,7 +564,7 @@ def _create_policy(
     service: HubService, hub: str | None, name: str, claim: Claim, *, key: str | None = None
 ) -> str:
     async def create(server: TidegateServer) -> str:
-        return server.broker.create_policy(hub, name, [claim], key=key).key
+        return (await server.broker.create_policy(hub, name, [claim], key=key)).key
 
     return service.call(create)
 

@@ -157,7 +157,7 @@ def test_capture_under_load_with_a_browser(service: HubService, console_page: Pa
     )
 
     async def set_capture(server: TidegateServer, wanted: CaptureSettings | None) -> None:
-        server.broker.set_capture(hub, wanted)
+        await server.broker.set_capture(hub, wanted)
 
     path = f"/hubs/{hub}/capture"
     console_page.goto(path)

@@ -383,7 +383,7 @@ def test_a_job_ends_with_the_policy_that_started_it(
 
     async def delete(server: TidegateServer) -> None:
         for policy in server.broker.policies(HUB):
-            server.broker.delete_policy(HUB, policy.name)
+            await server.broker.delete_policy(HUB, policy.name)
 
     mark = place.pipelines.with_suffix(".pid")
     mark.unlink(missing_ok=True)
@@ -413,7 +413,7 @@ def test_a_discard_that_still_counts_ends_with_its_policy(
 
     async def delete(server: TidegateServer) -> None:
         for policy in server.broker.policies(HUB):
-            server.broker.delete_policy(HUB, policy.name)
+            await server.broker.delete_policy(HUB, policy.name)
 
     manager = signed_in(service, HUB, Claim.MANAGE)
     fields = hidden_fields(manager.get(f"/dead-letters/discard?hub={HUB}").text)
@@ -442,7 +442,7 @@ def test_a_refused_form_that_still_counts_shows_nothing_to_an_ended_session(
 
     async def delete(server: TidegateServer) -> None:
         for policy in server.broker.policies(HUB):
-            server.broker.delete_policy(HUB, policy.name)
+            await server.broker.delete_policy(HUB, policy.name)
 
     manager = signed_in(service, HUB, Claim.MANAGE)
     assert "sensor" in manager.get(f"{path}?hub={HUB}").text

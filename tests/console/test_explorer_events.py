@@ -56,7 +56,7 @@ async def test_pages_are_the_whole_log_both_ways(
     back shows what was seen before.
     """
     source = random.Random(seed)
-    hub = make_hub(broker, source.choice((1, 3, 70)))
+    hub = await make_hub(broker, source.choice((1, 3, 70)))
     expected = await fill(hub, clock, source, 150)
     for is_newest_first in (False, True):
         query = EventQuery("hub", is_newest_first=is_newest_first, count=source.choice((7, 50, 333)))
@@ -77,7 +77,7 @@ async def test_one_partition_and_every_position(
 ) -> None:
     """A place to begin with leaves out what is before it, in one partition and in all."""
     source = random.Random(seed)
-    hub = make_hub(broker, 3)
+    hub = await make_hub(broker, 3)
     expected = await fill(hub, clock, source, 60)
     place = source.choice(expected)
     number, partition_id = place.sequence_number, str(place.partition_index)
@@ -155,7 +155,7 @@ async def test_what_retention_takes_away_is_passed_over(
     broker: Broker, events: BrokerEvents, clock: StepClock
 ) -> None:
     """A cursor into events that are gone leads to the first that are held, and back to nothing."""
-    hub = make_hub(broker, 2)
+    hub = await make_hub(broker, 2)
     expected = await fill(hub, clock, random.Random(5), 120)
     first = await read_page(events, EventQuery("hub", count=10))
     for partition in hub.partitions:
@@ -175,7 +175,7 @@ async def test_what_retention_takes_away_is_passed_over(
 
 async def test_filters_and_their_bound(broker: Broker, events: BrokerEvents) -> None:
     """A scan ends at its bound, says what it looked at, goes on where it ended, and ends with its reader."""
-    hub = make_hub(broker, 1)
+    hub = await make_hub(broker, 1)
     total = SCANNED_EVENTS_MAX + 5_000
     for start in range(0, total, 1000):
         await append(hub, 0, *[EventData(b"%d" % number) for number in range(start, start + 1000)])
@@ -199,7 +199,7 @@ async def test_filters_and_their_bound(broker: Broker, events: BrokerEvents) -> 
 
 async def test_what_fits(broker: Broker, events: BrokerEvents) -> None:
     """Key, property by name or with its value as it is shown, and body text in either case."""
-    hub = make_hub(broker, 1)
+    hub = await make_hub(broker, 1)
     await append(hub, 0, EventData(b'{"City": "Kiel"}', {"n": 7, "on": True, "raw": b"\x01"}), key="a")
     await append(hub, 0, EventData(b"\xff\xfe", {"n": "8", "none": None}), key="b")
     for wanted, numbers in (
@@ -220,7 +220,7 @@ async def test_what_fits(broker: Broker, events: BrokerEvents) -> None:
 
 async def test_large_events_make_short_pages(broker: Broker, events: BrokerEvents) -> None:
     """A page has so many bytes and no more, and the next goes on behind it; a list shows a cut body."""
-    hub = make_hub(broker, 1)
+    hub = await make_hub(broker, 1)
     for number in range(40):
         await append(hub, 0, EventData(b"%04d" % number + b"x" * 1_000_000))
     for is_newest_first in (False, True):
@@ -240,7 +240,7 @@ async def test_large_events_make_short_pages(broker: Broker, events: BrokerEvent
 
 async def test_looking_takes_nobodys_place(broker: Broker, events: BrokerEvents) -> None:
     """Five readers are there, and looking counts neither as a sixth nor as delivered."""
-    hub = make_hub(broker, 1)
+    hub = await make_hub(broker, 1)
     await append(hub, 0, EventData(b"seen"))
     partition = hub.partitions[0]
     for number in range(5):
@@ -253,7 +253,7 @@ async def test_looking_takes_nobodys_place(broker: Broker, events: BrokerEvents)
 
 async def test_a_tail_shows_what_comes(broker: Broker, events: BrokerEvents) -> None:
     """Newest first, from now on, those that fit; a flood is counted and its end shown; the hub's end told."""
-    hub = make_hub(broker, 2)
+    hub = await make_hub(broker, 2)
     await append(hub, 0, EventData(b"before"))
     tail = events.tail(EventQuery("hub", filter=EventFilter(body_text="a"), count=3), list)
     await tail.refresh()
@@ -274,7 +274,7 @@ async def test_a_tail_shows_what_comes(broker: Broker, events: BrokerEvents) -> 
 
 async def test_a_tail_keeps_no_bodies(broker: Broker, events: BrokerEvents) -> None:
     """Sixty-four pages may be open, and each would hold 16 MB."""
-    hub = make_hub(broker, 1)
+    hub = await make_hub(broker, 1)
     tail = events.tail(EventQuery("hub", count=500), event_rows)
     annotations = encode_message(Message(message_annotations={PARTITION_KEY: "k" * 100_000}))
     sections = wrap_event(annotations + encode_event(EventData(b"x" * 100_000, {"p": "y" * 100_000})))
@@ -287,7 +287,7 @@ async def test_a_tail_keeps_no_bodies(broker: Broker, events: BrokerEvents) -> N
 
 async def test_a_tail_of_large_events_is_short(broker: Broker, events: BrokerEvents) -> None:
     """Two hundred megabytes for each who looks would be too much: the newest stay, within a page's bytes."""
-    hub = make_hub(broker, 1)
+    hub = await make_hub(broker, 1)
     tail = events.tail(EventQuery("hub", count=500), list)
     for start in (0, 20):
         for number in range(start, start + 20):

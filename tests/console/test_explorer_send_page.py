@@ -108,8 +108,8 @@ def test_rights(service: HubService, tmp_path: Path) -> None:
 
     async def prepare(server: TidegateServer) -> None:
         for name in ("one", "other"):
-            server.broker.create_event_hub(name, partition_count=1, retention_hours=1)
-            server.broker.event_hub(name).replace_policies(policies)
+            await server.broker.create_event_hub(name, partition_count=1, retention_hours=1)
+            await server.broker.event_hub(name).replace_policies(policies)
 
     with console_service(tmp_path) as service:
         service.call(prepare)

@@ -77,7 +77,7 @@ async def test_one_event_goes_where_it_is_sent(
     broker: Broker, events: BrokerEvents, sender: EventSender
 ) -> None:
     """By key as every SDK's would, to a partition, or in turns; too large a one is refused."""
-    hub = make_hub(broker, 4)
+    hub = await make_hub(broker, 4)
     message = Message(properties=_TEXT, application_properties={"n": "1"})
 
     async def send(target: Target, body: bytes = b"body") -> tuple[str, int]:
@@ -101,7 +101,7 @@ async def test_one_event_goes_where_it_is_sent(
 
 async def test_nothing_is_stored_once_the_right_has_ended(broker: Broker, sender: EventSender) -> None:
     """Protects a revocation from what waits: the right is checked directly before each event or batch."""
-    hub = make_hub(broker, 1)
+    hub = await make_hub(broker, 1)
     with pytest.raises(UnauthorizedError, match="may no longer send"):
         await sender.send("hub", b"x", Message(), Target(), may_go_on=lambda: False)
     checks = iter([True] * 3)
@@ -115,7 +115,7 @@ async def test_nothing_is_stored_once_the_right_has_ended(broker: Broker, sender
 
 async def test_a_set_is_sent_whole(broker: Broker, events: BrokerEvents, sender: EventSender) -> None:
     """Each line as often as asked for, in order per partition, with its key, type and properties."""
-    hub = make_hub(broker, 4)
+    hub = await make_hub(broker, 4)
     target = Target(key_path=JsonPath.parse(".d"))
     standard = Properties(content_type=Symbol("application/json"))
     plan = _plan(target=target, message=Message(properties=standard, application_properties={"set": "a"}))
@@ -137,7 +137,7 @@ async def test_a_set_is_sent_whole(broker: Broker, events: BrokerEvents, sender:
 
 async def test_a_set_stops_when_told(broker: Broker, sender: EventSender) -> None:
     """By its button, and by the loss of the right to send; what was stored is what it says."""
-    hub = make_hub(broker, 1)
+    hub = await make_hub(broker, 1)
     run = await sender.start_run(_plan(repeats=1_000_000, events_per_s=50), may_go_on=_always)
     sender.stop_run("HUB", run.run_id)
     assert await _ended(sender, run.run_id) is RunState.STOPPED
@@ -155,7 +155,7 @@ async def test_a_set_stops_when_told(broker: Broker, sender: EventSender) -> Non
 
 async def test_a_busy_service_is_waited_for(broker: Broker, sender: EventSender) -> None:
     """Throughput units hold a set up and lose nothing of it."""
-    hub = make_hub(broker, 1)
+    hub = await make_hub(broker, 1)
     broker.throughput.set_units(1)
     broker.throughput.use_up(600)
     run = await sender.start_run(_plan(), may_go_on=_always)
@@ -168,14 +168,14 @@ async def test_a_busy_service_is_waited_for(broker: Broker, sender: EventSender)
 
 async def test_a_set_fails_with_a_reason(broker: Broker, sender: EventSender) -> None:
     """A hub that is deleted under it, or whose limit falls below its lines."""
-    make_hub(broker, 1)
+    await make_hub(broker, 1)
     run = await sender.start_run(_plan(repeats=1000, events_per_s=20), may_go_on=_always)
     await broker.delete_event_hub("hub")
     assert await _ended(sender, run.run_id) is RunState.FAILED
     assert sender.run("hub", run.run_id).error
-    make_hub(broker, 1)
+    await make_hub(broker, 1)
     run = await sender.start_run(_plan(bodies=[b"x" * 2_000]), may_go_on=_always)
-    broker.update_event_hub("hub", event_bytes_max=1024)
+    await broker.update_event_hub("hub", event_bytes_max=1024)
     assert await _ended(sender, run.run_id) is RunState.FAILED
     assert sender.run("hub", run.run_id).next_step == "Send fewer events per batch, or smaller ones."
 
@@ -197,7 +197,7 @@ async def test_sets_are_bounded(
     broker: Broker, sender: EventSender, changed: dict[str, object], words: str
 ) -> None:
     """What would run for ever or fill the memory is refused before anything is sent."""
-    hub = make_hub(broker, 1)
+    hub = await make_hub(broker, 1)
     with pytest.raises(InvalidArgumentError, match=words):
         await sender.start_run(_plan(**changed), may_go_on=_always)
     assert hub.partitions[0].next_sequence_number == 0
@@ -205,7 +205,7 @@ async def test_sets_are_bounded(
 
 async def test_lines_are_as_large_as_any_event(broker: Broker, sender: EventSender) -> None:
     """The line that the hub would not take is named; the largest that it takes is sent."""
-    hub = make_hub(broker, 1)
+    hub = await make_hub(broker, 1)
     bytes_max = hub.event_bytes_max
     with pytest.raises(EventTooLargeError, match=r"Line 2: .* bytes with its properties"):
         await sender.start_run(
@@ -224,7 +224,7 @@ async def test_a_set_with_large_properties_stays_small(
     broker: Broker, sender: EventSender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A megabyte of text cannot become gigabytes of events: what is encoded ends at the limit."""
-    make_hub(broker, 1)
+    await make_hub(broker, 1)
     encoded_bytes = 0
 
     class Counting(EventEncoder):
@@ -246,7 +246,7 @@ async def test_a_long_key_is_refused_unencoded(
     broker: Broker, sender: EventSender, monkeypatch: pytest.MonkeyPatch, partition_id: str | None
 ) -> None:
     """A key over the limit is not made anything of, wherever it would go."""
-    hub = make_hub(broker, 1)
+    hub = await make_hub(broker, 1)
 
     def unexpected(encoder: EventEncoder, body: bytes, partition_key: str | None) -> bytes:
         pytest.fail("it is encoded")
@@ -279,7 +279,7 @@ async def test_a_set_leaves_only_figures(
     broker: Broker, sender: EventSender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While it is sent its lines are held once, and then no more: 32 ended ones are remembered."""
-    make_hub(broker, 1)
+    await make_hub(broker, 1)
     held: list[weakref.ref[_Lines]] = []
 
     def encoded(plan: SendPlan, event_bytes_max: int, room: int) -> tuple[_Lines, int]:
@@ -307,7 +307,7 @@ async def test_sets_are_bounded_together(
     broker: Broker, sender: EventSender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Eight of the largest would hold 512 MB for as long as somebody likes; one that ends makes room."""
-    make_hub(broker, 1)
+    await make_hub(broker, 1)
     plan = _plan(bodies=[b"x" * 400], repeats=1000, events_per_s=1)
     monkeypatch.setattr(events_sending, "_ALL_ENCODED_BYTES_MAX", 1_000)
     runs = [await sender.start_run(plan, may_go_on=_always) for _ in range(2)]
@@ -320,7 +320,7 @@ async def test_sets_are_bounded_together(
 
 async def test_only_so_many_sets_at_once(broker: Broker, sender: EventSender) -> None:
     """The ninth is refused, however they are started; one that ends makes room."""
-    make_hub(broker, 1)
+    await make_hub(broker, 1)
     plan = _plan(repeats=1000, events_per_s=1)
     runs = await asyncio.gather(
         *(sender.start_run(plan, may_go_on=_always) for _ in range(9)), return_exceptions=True

@@ -30,7 +30,7 @@ async def test_pages_from_a_time(
     one leads no further, and each leads back.
     """
     source = random.Random(seed)
-    hub = make_hub(broker, source.choice((1, 3, 70)))
+    hub = await make_hub(broker, source.choice((1, 3, 70)))
     expected = await fill(hub, clock, source, 150)
     since = source.choice(expected)
     time = datetime.fromtimestamp(since.enqueued_time_ms / 1000, UTC) - timedelta(
@@ -52,7 +52,7 @@ async def test_pages_from_a_time(
 
 async def test_the_last_page_leads_nowhere(broker: Broker, events: BrokerEvents, clock: StepClock) -> None:
     """Also where it is full, and another partition, which was not read for it, has only newer events."""
-    hub = make_hub(broker, 2)
+    hub = await make_hub(broker, 2)
     await append(hub, 1, *[EventData(b"old")] * 10)
     clock.now += timedelta(milliseconds=10)
     await append(hub, 0, *[EventData(b"new")] * 5)
@@ -70,7 +70,7 @@ async def test_few_partitions_are_read_for_a_page(
     """Of many partitions a page reads as many as it has events of, where their order can be known without;
     and what a time means is looked up in none that is not read, nor looked for a second time.
     """
-    hub = make_hub(broker, 200)
+    hub = await make_hub(broker, 200)
     begin = clock.now
     for partition in range(200):
         for _ in range(4):

@@ -36,7 +36,7 @@ def _signed_in(service: HubService, hub: str | None, claim: Claim) -> PlainBrows
 
     async def create(server: TidegateServer) -> tuple[str, str]:
         name = f"policy-{len(server.broker.policies(hub))}"
-        return name, server.broker.create_policy(hub, name, [claim]).key
+        return name, (await server.broker.create_policy(hub, name, [claim])).key
 
     name, key = service.call(create)
     assert service.ready.console is not None

@@ -141,7 +141,7 @@ def test_stopping_needs_manage_and_is_said_first(
     """With Listen alone the button says why it is off, and the form is refused, as is one without a token."""
 
     async def add(server: TidegateServer) -> str:
-        return server.broker.create_policy(HUB, "viewer", [Claim.LISTEN]).key
+        return (await server.broker.create_policy(HUB, "viewer", [Claim.LISTEN])).key
 
     key = service.call(add)
     with running(files, "guarded") as process:
@@ -167,7 +167,7 @@ def test_a_hubs_policy_sees_its_pipelines_only(
     """
 
     async def add(server: TidegateServer) -> str:
-        return server.broker.create_policy(HUB, "narrow", [Claim.LISTEN]).key
+        return (await server.broker.create_policy(HUB, "narrow", [Claim.LISTEN])).key
 
     files.write(replace(status_of("ours", HUB), state=PipelineState.ENDED))
     files.write(replace(status_of("foreign", "payments"), state=PipelineState.ENDED))
@@ -202,7 +202,7 @@ def test_no_pipeline_is_stopped_once_the_right_has_ended(
 
     async def delete(server: TidegateServer) -> None:
         for policy in server.broker.policies(HUB):
-            server.broker.delete_policy(HUB, policy.name)
+            await server.broker.delete_policy(HUB, policy.name)
 
     with running(files, "watched") as process:
         wait_for(plain_browser, "/pipelines/watched", "777")

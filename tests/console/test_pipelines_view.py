@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from tidegate.broker import AuditTrail
 from tidegate.console.pipelines import reported as sampling
 from tidegate.console.pipelines.reported import PipelineSample, ReportedPipelines
 from tidegate.storage.files import OsFiles
+from tidegate.storage.line_file import LineFile
 from tidegate.transport.clock import SystemClock
 from tidegate.transport.status_files import PipelineFiles
 
@@ -28,7 +30,9 @@ async def test_the_last_minutes_are_kept_whoever_looks(
     monkeypatch.setattr(sampling, "_FRESH_S", 0.0)
     files, clock = PipelineFiles(tmp_path), SystemClock()
     status = replace(status_of("kept", HUB), processed_events_per_s=1.0)
-    async with ReportedPipelines(files, clock, AuditTrail(clock, OsFiles(), tmp_path)) as view:
+    async with ReportedPipelines(
+        files, clock, AuditTrail(clock, partial(LineFile, OsFiles(), tmp_path))
+    ) as view:
         assert (await view.pipelines()).entries == []
         files.write(status)
         first = await _samples_until(view, 1.0)

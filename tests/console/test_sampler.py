@@ -10,6 +10,7 @@ from tests.support.clocks import SetClock
 
 from tidegate.broker import Broker, EventHub
 from tidegate.console.hubs.sampler import HISTORY_SAMPLES, RECENT_SAMPLES, Rates, Sampler
+from tidegate.server.opening import open_broker
 
 
 @pytest.fixture
@@ -21,8 +22,8 @@ def clock() -> SetClock:
 @pytest.fixture
 async def broker(tmp_path: Path, clock: SetClock) -> AsyncIterator[Broker]:
     """A namespace with a hub of two partitions."""
-    broker = await Broker.open(tmp_path, clock=clock)
-    broker.create_event_hub("hub", partition_count=2)
+    broker = await open_broker(tmp_path, clock=clock)
+    await broker.create_event_hub("hub", partition_count=2)
     yield broker
     await broker.close()
 
@@ -63,7 +64,7 @@ async def test_a_hub_that_comes_or_goes_leaves_no_jump(
     clock.advance(1.0)
     sampler.look()
     await broker.delete_event_hub("hub")
-    made = broker.create_event_hub("hub", partition_count=1)
+    made = await broker.create_event_hub("hub", partition_count=1)
     assert sampler.hub(made).rates == Rates()
     clock.advance(1.0)
     sampler.look()

@@ -10,6 +10,7 @@ from tests.gateway.support import HOST, Pair
 from tests.support.clocks import SetClock
 
 from tidegate.broker import Broker
+from tidegate.server.opening import open_broker
 
 
 @pytest.fixture
@@ -21,8 +22,8 @@ def clock() -> SetClock:
 @pytest.fixture
 async def broker(tmp_path: Path, clock: SetClock) -> AsyncIterator[Broker]:
     """A namespace with the hub ``hub`` of two partitions."""
-    broker = await Broker.open(tmp_path, clock=clock)
-    broker.create_event_hub("hub", partition_count=2)
+    broker = await open_broker(tmp_path, clock=clock)
+    await broker.create_event_hub("hub", partition_count=2)
     yield broker
     await broker.close()
 

@@ -21,6 +21,7 @@ from tidegate.gateway.amqp.ingress import IngressLink
 from tidegate.model.audience import EntityPath, entity_path
 from tidegate.model.errors import UnauthorizedError
 from tidegate.model.sas import make_sas_token
+from tidegate.transport.at_once import at_once
 from tidegate.wire.administration import AdministrationRequest
 from tidegate.wire.batch import BATCH_MESSAGE_FORMAT, batch_envelope, wrap_event
 from tidegate.wire.cbs import SAS_TOKEN_TYPE, PutToken, put_token_request
@@ -71,14 +72,14 @@ async def test_a_regenerated_key_ends_the_links_opened_with_it(
     broker: Broker, clock: SetClock, scope: str | None, is_secondary: bool
 ) -> None:
     """Those of the policy's other key, and of other policies, go on; a new token opens links again."""
-    policy = broker.create_policy(scope, "both", [Claim.SEND, Claim.LISTEN])
+    policy = await broker.create_policy(scope, "both", [Claim.SEND, Claim.LISTEN])
     touched = _connect(broker, clock, policy, is_secondary=is_secondary)
     other_key = _connect(broker, clock, policy, is_secondary=not is_secondary)
     root = broker.policy(None, ROOT_POLICY_NAME)
     other_policy = _connect(broker, clock, root)
     pairs = (touched, other_key, other_policy)
     links = [_attach(pair) for pair in pairs]
-    renewed = broker.regenerate_key(scope, "both", is_secondary=is_secondary)
+    renewed = await broker.regenerate_key(scope, "both", is_secondary=is_secondary)
     _assert_ended(touched, links[0])
     for pair, pair_links in zip(pairs[1:], links[1:], strict=True):
         pair.exchange()
@@ -94,29 +95,29 @@ async def test_a_regenerated_key_ends_the_links_opened_with_it(
 @pytest.mark.parametrize("scope", [None, "hub"])
 async def test_a_deleted_policy_ends_its_links(broker: Broker, clock: SetClock, scope: str | None) -> None:
     """At once, without waiting for the token's expiry; the partition is free for others."""
-    policy = broker.create_policy(scope, "both", [Claim.SEND, Claim.LISTEN])
+    policy = await broker.create_policy(scope, "both", [Claim.SEND, Claim.LISTEN])
     pair = _connect(broker, clock, policy)
     links = _attach(pair)
-    broker.delete_policy(scope, "both")
+    await broker.delete_policy(scope, "both")
     _assert_ended(pair, links)
     assert broker.event_hub("hub").partition("0").receivers() == []
 
 
 async def test_a_second_token_keeps_the_links(broker: Broker, clock: SetClock) -> None:
     """A link that another token of the connection covers stays, as at expiry."""
-    policy = broker.create_policy("hub", "both", [Claim.SEND, Claim.LISTEN])
+    policy = await broker.create_policy("hub", "both", [Claim.SEND, Claim.LISTEN])
     pair = _connect(broker, clock, policy)
     assert pair.put_token(broker, f"sb://{HOST}/").status_code == 202
     links = _attach(pair)
-    broker.delete_policy("hub", "both")
+    await broker.delete_policy("hub", "both")
     pair.exchange()
     assert [link.is_open for link in links] == [True, True]
 
 
 async def test_sasl_plain_ends_with_its_key(broker: Broker, clock: SetClock) -> None:
     """A hub's policy lets in by PLAIN, to its hub only; a new key ends what was opened with the old one."""
-    broker.create_event_hub("other", partition_count=1)
-    policy = broker.create_policy("hub", "both", [Claim.SEND, Claim.LISTEN])
+    await broker.create_event_hub("other", partition_count=1)
+    policy = await broker.create_policy("hub", "both", [Claim.SEND, Claim.LISTEN])
     pair = Pair(
         broker,
         clock,
@@ -128,16 +129,16 @@ async def test_sasl_plain_ends_with_its_key(broker: Broker, clock: SetClock) -> 
     outside = pair.session.attach_sender("outside", target="other")
     pair.exchange()
     assert pair.error_of(outside) is not None
-    broker.regenerate_key("hub", "both", is_secondary=True)
+    await broker.regenerate_key("hub", "both", is_secondary=True)
     _assert_ended(pair, links)
 
 
 async def test_a_restored_token_works_after_a_lost_one(broker: Broker, clock: SetClock) -> None:
     """The connection itself stays: a token made with the new key opens links on it."""
-    policy = broker.create_policy("hub", "both", [Claim.SEND, Claim.LISTEN])
+    policy = await broker.create_policy("hub", "both", [Claim.SEND, Claim.LISTEN])
     pair = _connect(broker, clock, policy)
     _attach(pair)
-    broker.delete_policy("hub", "both")
+    await broker.delete_policy("hub", "both")
     pair.exchange()
     assert pair.put_token(broker, f"sb://{HOST}/hub").status_code == 202
     sender = pair.session.attach_sender("s2", target="hub")
@@ -156,11 +157,11 @@ async def test_claims_are_not_kept_alive_by_the_namespace(broker: Broker, clock:
     root = broker.policy(None, ROOT_POLICY_NAME)
     claims.put_policy(root.name, root.key)
     claims.require(entity_path("hub"), Claim.SEND)
-    broker.create_policy(None, "new", [Claim.SEND])
+    await broker.create_policy(None, "new", [Claim.SEND])
     assert losses == ["loss"]
     claims.require(entity_path("hub"), Claim.SEND)
     claims.close()
-    broker.regenerate_key(None, root.name)
+    await broker.regenerate_key(None, root.name)
     assert losses == ["loss"]
     with pytest.raises(UnauthorizedError):
         claims.require(entity_path("hub"), Claim.SEND)
@@ -197,7 +198,7 @@ async def test_a_batch_that_waits_is_not_stored_without_its_right(
     broker: Broker, clock: SetClock, change: str, is_closed: bool
 ) -> None:
     """What is taken away while a batch waits for its turn is gone from it, too, even behind a closed link."""
-    policy = broker.create_policy("hub", "both", [Claim.SEND])
+    policy = await broker.create_policy("hub", "both", [Claim.SEND])
     pair = _connect(broker, clock, policy)
     link = _send_waiting(pair)
     if is_closed:
@@ -205,11 +206,11 @@ async def test_a_batch_that_waits_is_not_stored_without_its_right(
         pair.exchange()
     match change:
         case "policy":
-            broker.delete_policy("hub", "both")
+            await broker.delete_policy("hub", "both")
         case "key":
-            broker.regenerate_key("hub", "both")
+            await broker.regenerate_key("hub", "both")
         case _:
-            broker.event_hub("hub").revoke_publisher("device-1")
+            await broker.event_hub("hub").revoke_publisher("device-1")
     await _finish_tasks(pair)
     await pair.wait_for(lambda: not pair.owner.unacknowledged_bytes)
     assert _stored_count(broker) == 0
@@ -217,11 +218,11 @@ async def test_a_batch_that_waits_is_not_stored_without_its_right(
 
 async def test_a_batch_that_waits_is_stored_with_its_right(broker: Broker, clock: SetClock) -> None:
     """Neither the link's end nor a change of another policy costs a sender what it has sent."""
-    pair = _connect(broker, clock, broker.create_policy("hub", "both", [Claim.SEND]))
+    pair = _connect(broker, clock, await broker.create_policy("hub", "both", [Claim.SEND]))
     _send_waiting(pair)
     pair.client.close()
     pair.exchange()
-    broker.create_policy("hub", "other", [Claim.LISTEN])
+    await broker.create_policy("hub", "other", [Claim.LISTEN])
     await _finish_tasks(pair)
     await broker.event_hub("hub").partition_for("device-1").wait_appended(899)
     assert _stored_count(broker) == 900
@@ -229,11 +230,11 @@ async def test_a_batch_that_waits_is_stored_with_its_right(broker: Broker, clock
 
 async def test_a_batch_that_waits_goes_to_no_later_hub(broker: Broker, clock: SetClock) -> None:
     """Protects a hub that was created again: what was sent to the deleted one, by its policy, stays out."""
-    pair = _connect(broker, clock, broker.create_policy("hub", "both", [Claim.SEND]))
+    pair = _connect(broker, clock, await broker.create_policy("hub", "both", [Claim.SEND]))
     link = _send_waiting(pair)
     pair.owner.start_task(broker.delete_event_hub("hub"), "deletion")
     await asyncio.sleep(0)
-    broker.create_event_hub("hub", partition_count=1)
+    await broker.create_event_hub("hub", partition_count=1)
     link.send(LARGE_BATCH, message_format=BATCH_MESSAGE_FORMAT)
     pair.exchange()
     await _finish_tasks(pair)
@@ -243,12 +244,12 @@ async def test_a_batch_that_waits_goes_to_no_later_hub(broker: Broker, clock: Se
 
 async def test_an_attach_that_waits_is_refused_without_its_right(broker: Broker, clock: SetClock) -> None:
     """An idempotent producer's attach waits for the disk; a policy deleted meanwhile opens no link."""
-    pair = _connect(broker, clock, broker.create_policy("hub", "both", [Claim.SEND]))
+    pair = _connect(broker, clock, await broker.create_policy("hub", "both", [Claim.SEND]))
     capabilities = [IDEMPOTENT_PRODUCER_CAPABILITY]
     link = pair.session.attach_sender("s", target="hub/Partitions/0", desired_capabilities=capabilities)
     pair.exchange()
     assert not link.is_open
-    broker.delete_policy("hub", "both")
+    await broker.delete_policy("hub", "both")
     await _finish_tasks(pair)
     error = pair.error_of(link)
     assert error is not None
@@ -270,13 +271,13 @@ async def test_an_attach_without_its_right_detaches_no_other_producer(
             properties={PRODUCER_ID: 7, PRODUCER_EPOCH: Short(epoch)},
         )
 
-    older = _connect(broker, clock, broker.create_policy("hub", "older", [Claim.SEND]))
-    newer = _connect(broker, clock, broker.create_policy("hub", "newer", [Claim.SEND]))
+    older = _connect(broker, clock, await broker.create_policy("hub", "older", [Claim.SEND]))
+    newer = _connect(broker, clock, await broker.create_policy("hub", "newer", [Claim.SEND]))
     link = attach(older, 1)
     await older.wait_for(lambda: link.is_open)
     attach(newer, 2)
     newer.exchange()
-    broker.delete_policy("hub", "newer")
+    await broker.delete_policy("hub", "newer")
     await _finish_tasks(newer)
     older.exchange()
     assert link.is_open
@@ -287,12 +288,12 @@ async def test_a_hub_is_deleted_in_the_turn_in_which_the_right_was_checked(
 ) -> None:
     """A deletion over AMQP removes files in a task, and the hub at once: a policy that ends before the task
     begins, or another hub that is created under the name, makes no difference."""
-    pair = _connect(broker, clock, broker.create_policy("hub", "manager", [Claim.MANAGE]))
+    pair = _connect(broker, clock, await broker.create_policy("hub", "manager", [Claim.MANAGE]))
     sender, receiver = pair.request_links("$management")
     sender.send(encode_message(AdministrationRequest("deleteEventHub", {"hub": "hub"}).to_message()))
     pair.exchange()
     assert broker.list_event_hubs() == []
-    broker.create_event_hub("hub", partition_count=1)
+    await broker.create_event_hub("hub", partition_count=1)
     await _finish_tasks(pair)
     (delivery,) = pair.deliveries(receiver)
     assert Response.from_message(decode_message(delivery.payload)).status_code < 300
@@ -302,7 +303,7 @@ async def test_a_hub_is_deleted_in_the_turn_in_which_the_right_was_checked(
 async def test_a_client_that_is_gone_is_recorded_with_its_address(broker: Broker, clock: SetClock) -> None:
     """A deletion whose request has a token is completed after its connection has ended. The audit trail names
     the client then, too, not the service itself."""
-    manager = broker.create_policy("hub", "manager", [Claim.MANAGE])
+    manager = await broker.create_policy("hub", "manager", [Claim.MANAGE])
     token = make_sas_token(
         audience=f"sb://{HOST}/hub", key_name=manager.name, key=manager.key, expiry=4_000_000_000
     )
@@ -321,13 +322,13 @@ async def test_a_client_that_is_gone_is_recorded_with_its_address(broker: Broker
 async def test_many_links_end_in_turns(broker: Broker, clock: SetClock) -> None:
     """Protects neighbours: 100 links that lose their policy are not detached in one go, but nothing that is
     sent on one of them counts from the change on."""
-    policy = broker.create_policy("hub", "both", [Claim.SEND, Claim.LISTEN])
+    policy = await broker.create_policy("hub", "both", [Claim.SEND, Claim.LISTEN])
     pair = _connect(broker, clock, policy)
     links = [pair.session.attach_sender(f"s{number}", target="hub/Partitions/0") for number in range(100)]
     pair.exchange()
     assert all(link.is_open for link in links)
     before = pair.turns
-    broker.delete_policy("hub", "both")
+    await broker.delete_policy("hub", "both")
     for link in links:
         link.send(encode_message(Message(data=(b"late",))), settled=True)
     pair.exchange()
@@ -344,8 +345,8 @@ async def test_a_change_costs_nothing_for_each_token_and_link(
 ) -> None:
     """Protects neighbours: all connections hear of a change of policies at once, and each may have thousands
     of tokens and links. They are judged in turns, and before anything else is sent or taken."""
-    policy = broker.create_policy("hub", "both", [Claim.SEND, Claim.LISTEN])
-    broker.create_policy("hub", "other", [Claim.SEND])
+    policy = await broker.create_policy("hub", "both", [Claim.SEND, Claim.LISTEN])
+    await broker.create_policy("hub", "other", [Claim.SEND])
     pair = _connect(broker, clock, policy)
     for number in range(200):
         pair.session.attach_sender(f"s{number}", target="hub/Partitions/0")
@@ -366,7 +367,7 @@ async def test_a_change_costs_nothing_for_each_token_and_link(
     monkeypatch.setattr(Authorizer, "is_in_force", counted)
     monkeypatch.setattr(IngressLink, "check_usable", checked)
     before = pair.turns
-    broker.regenerate_key("hub", "other")
+    await broker.regenerate_key("hub", "other")
     assert not judged
     pair.exchange()
     assert (judged.count("token"), judged.count("link")) == (1, 200)
@@ -375,8 +376,8 @@ async def test_a_change_costs_nothing_for_each_token_and_link(
 
 async def test_changes_without_end_do_not_keep_receivers_waiting(broker: Broker, clock: SetClock) -> None:
     """Protects neighbours: whoever manages one hub changes its policies faster than many links are judged."""
-    broker.create_policy("hub", "other", [Claim.SEND])
-    pair = _connect(broker, clock, broker.create_policy("hub", "both", [Claim.SEND, Claim.LISTEN]))
+    await broker.create_policy("hub", "other", [Claim.SEND])
+    pair = _connect(broker, clock, await broker.create_policy("hub", "both", [Claim.SEND, Claim.LISTEN]))
     for number in range(200):
         pair.session.attach_sender(f"s{number}", target="hub/Partitions/0")
     _, receiver = _attach(pair)
@@ -386,7 +387,7 @@ async def test_changes_without_end_do_not_keep_receivers_waiting(broker: Broker,
         nonlocal turns, sent_at
         turns += 1
         if turns < 50:
-            broker.regenerate_key("hub", "other")
+            at_once(broker.regenerate_key("hub", "other"))
         has_more = on_turn()
         sent_at = sent_at or (turns if broker.event_hub("hub").statistics().outgoing_events else 0)
         return has_more
@@ -443,24 +444,24 @@ async def test_the_secret_is_in_no_log_line(
 ) -> None:
     """Neither while keys change nor when their users are thrown out or refused."""
     caplog.set_level(0)
-    policy = broker.create_policy("hub", "both", [Claim.SEND, Claim.LISTEN], key="a-well-known-secret")
+    policy = await broker.create_policy("hub", "both", [Claim.SEND, Claim.LISTEN], key="a-well-known-secret")
     pair = _connect(broker, clock, policy)
     links = _attach(pair)
-    renewed = broker.regenerate_key("hub", "both", key="another-known-secret")
+    renewed = await broker.regenerate_key("hub", "both", key="another-known-secret")
     _assert_ended(pair, links)
     stranger = Pair(
         broker, clock, sasl_mechanism="PLAIN", sasl_initial_response=b"\0both\0a-well-known-secret"
     )
     stranger.exchange()
-    broker.delete_policy("hub", "both")
+    await broker.delete_policy("hub", "both")
     for key in (*policy.keys, *renewed.keys):
         assert key not in caplog.text
 
 
 async def test_a_hub_made_again_knows_no_grants_of_the_one_before(broker: Broker, clock: SetClock) -> None:
     """The same name, policy and key: a connection that is left over has to show its token again."""
-    broker.create_event_hub("tenant", partition_count=1)
-    policy = broker.create_policy("tenant", "both", [Claim.SEND])
+    await broker.create_event_hub("tenant", partition_count=1)
+    policy = await broker.create_policy("tenant", "both", [Claim.SEND])
     pair = Pair(broker, clock)
     audience = f"sb://{HOST}/tenant"
 
@@ -469,8 +470,10 @@ async def test_a_hub_made_again_knows_no_grants_of_the_one_before(broker: Broker
 
     show_token()
     await broker.delete_event_hub("tenant")
-    broker.create_event_hub("tenant", partition_count=1)
-    broker.create_policy("tenant", "both", [Claim.SEND], key=policy.key, secondary_key=policy.secondary_key)
+    await broker.create_event_hub("tenant", partition_count=1)
+    await broker.create_policy(
+        "tenant", "both", [Claim.SEND], key=policy.key, secondary_key=policy.secondary_key
+    )
     before = pair.session.attach_sender("before", target="tenant")
     pair.exchange()
     assert not before.is_open
@@ -490,9 +493,9 @@ async def test_links_end_when_a_hub_takes_the_name_that_was_the_services(
     link = pair.session.attach_sender("s", target="hub")
     pair.exchange()
     assert link.is_open
-    broker.create_event_hub("another", partition_count=1)
+    await broker.create_event_hub("another", partition_count=1)
     pair.exchange()
     assert link.is_open
-    broker.create_event_hub("localhost", partition_count=1)
+    await broker.create_event_hub("localhost", partition_count=1)
     pair.exchange()
     assert not link.is_open

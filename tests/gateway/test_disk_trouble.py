@@ -15,8 +15,10 @@ from tests.support.clocks import SetClock
 from tidegate.amqp.message import Message, encode_message
 from tidegate.amqp.performatives import Accepted, Rejected
 from tidegate.broker import Broker
-from tidegate.broker.catalog import Catalog
+from tidegate.broker.catalog import parse_catalog
 from tidegate.model.errors import ServerBusyError
+from tidegate.server.opening import open_broker
+from tidegate.storage.files import read_whole
 from tidegate.wire.batch import wrap_event
 
 
@@ -29,8 +31,8 @@ def files() -> SimulatedFiles:
 @pytest.fixture
 async def simulated(files: SimulatedFiles, clock: SetClock) -> AsyncIterator[Broker]:
     """A namespace on the simulated disk, with the hub ``hub`` of one partition."""
-    broker = await Broker.open(Path("/data"), clock=clock, files=files)
-    broker.create_event_hub("hub", partition_count=1)
+    broker = await open_broker(Path("/data"), clock=clock, files=files)
+    await broker.create_event_hub("hub", partition_count=1)
     yield broker
     await broker.close()
 
@@ -102,12 +104,15 @@ async def test_a_hub_that_cannot_be_made_now_can_be_made_later(
         files.opens_left = opens_left
         name = f"hub{opens_left}"
         try:
-            simulated.create_event_hub(name, partition_count=2)
+            await simulated.create_event_hub(name, partition_count=2)
         except ServerBusyError:
             files.opens_left = None
-            simulated.create_event_hub(name, partition_count=2)
+            await simulated.create_event_hub(name, partition_count=2)
         files.opens_left = None
-        names = [record.name for record in Catalog.read(files, Path("/data")).event_hubs]
+        names = [
+            record.name
+            for record in parse_catalog(read_whole(files, Path("/data/catalog.json")), "").event_hubs
+        ]
         assert names.count(name) == 1
         await simulated.event_hub(name).partitions[1].append(b"x", array("I", (1,)))
 

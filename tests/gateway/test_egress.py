@@ -258,7 +258,7 @@ async def test_over_the_throughput_units_a_receiver_waits(
     """Beyond the units nothing is an error: the rest comes later, in order, while others are served."""
     for number in range(12):
         await _append(broker, *(f"{number * 10 + index:03}" + "x" * 25_000 for index in range(10)))
-    broker.set_throughput_units(1)
+    await broker.set_throughput_units(1)
     link = _attach(pair, credit=1000, desired_capabilities=capabilities)
     seen = len(pair.deliveries(link))
     received = sum(len(delivery.payload) for delivery in pair.deliveries(link))
@@ -276,12 +276,12 @@ async def test_a_receiver_that_goes_while_it_waits(pair: Pair, broker: Broker) -
     """A detach in the middle of a wait for throughput units ends the wait, too."""
     for number in range(9):
         await _append(broker, *(f"{number}" + "x" * 25_000 for _ in range(10)))
-    broker.set_throughput_units(1)
+    await broker.set_throughput_units(1)
     link = _attach(pair, credit=1000)
     link.detach()
     pair.exchange()
     seen = len(pair.deliveries(link))
-    broker.set_throughput_units(None)
+    await broker.set_throughput_units(None)
     again = _attach(pair, name="again", credit=1000)
     await pair.wait_for(lambda: len(pair.deliveries(again)) == 90)
     assert len(pair.deliveries(link)) == seen
@@ -409,7 +409,7 @@ async def test_receivers_of_a_deleted_hub(pair: Pair, broker: Broker) -> None:
     assert f"'{ADDRESS}' could not be found: event hub 'hub' was deleted" in error.description
     question = ManagementRequest(Operation.READ_EVENT_HUB, "hub").to_message()
     assert pair.request(*requests, question).status_code == 404
-    broker.create_event_hub("hub", partition_count=1)
+    await broker.create_event_hub("hub", partition_count=1)
     await _append(broker, "new")
     again = _attach(pair, name="again", credit=10)
     assert _texts(pair, again) == ["new"]

@@ -15,8 +15,9 @@ from tests.transport.test_driver import Recorder, _tls_contexts
 from tidegate.amqp.configuration import ConnectionConfiguration
 from tidegate.amqp.events import ConnectionOpened, CreditGranted, DeliveriesReceived, DeliveriesSettled
 from tidegate.amqp.message import Message, encode_message
-from tidegate.broker import ROOT_POLICY_NAME, Broker
+from tidegate.broker import ROOT_POLICY_NAME
 from tidegate.gateway.amqp.server import AmqpGateway
+from tidegate.server.opening import open_broker
 from tidegate.transport.clock import SystemClock
 from tidegate.transport.driver import AmqpDriver, connect_amqp
 
@@ -54,8 +55,8 @@ async def test_an_ended_connection_leaves_no_cycles(tmp_path: Path, is_tls: bool
     """Protects the event loop when thousands of connections end: a collection that walks what they have left
     stops everybody."""
     server_ssl, client_ssl = _tls_contexts(tmp_path) if is_tls else (None, None)
-    broker = await Broker.open(tmp_path / "data", clock=SystemClock())
-    broker.create_event_hub("hub", partition_count=1)
+    broker = await open_broker(tmp_path / "data", clock=SystemClock())
+    await broker.create_event_hub("hub", partition_count=1)
     gateway = AmqpGateway(broker, clock=SystemClock(), unacknowledged_bytes_max=1 << 20)
     _, port = await gateway.listen("127.0.0.1", 0, ssl_context=server_ssl)
     key = broker.policy(None, ROOT_POLICY_NAME).key

@@ -99,7 +99,7 @@ async def test_the_sixth_reader(pair: Pair) -> None:
 
 async def test_groups_do_not_know_of_each_other(pair: Pair, broker: Broker) -> None:
     """An owner in one consumer group keeps nobody from another one."""
-    broker.event_hub("hub").create_consumer_group("other")
+    await broker.event_hub("hub").create_consumer_group("other")
     assert _attach(pair, "owner", 5).is_open
     assert _attach(pair, "reader", None, "other").is_open
     assert _attach(pair, "lower", 1, "OTHER").is_open

@@ -17,6 +17,7 @@ from tidegate.amqp.message import Message, encode_message
 from tidegate.amqp.performatives import Accepted, Error, Rejected
 from tidegate.amqp.types import Int, Short
 from tidegate.broker import Broker
+from tidegate.server.opening import open_broker
 from tidegate.wire.batch import BATCH_MESSAGE_FORMAT, batch_envelope, iter_events, wrap_event
 from tidegate.wire.names import (
     GEOREPLICATION_CAPABILITY,
@@ -153,7 +154,7 @@ async def test_a_lost_acknowledgement_survives_a_restart(
     assert await _send(pair, link, _batch("ab", (producer_id, epoch, 0))) == ""
     assert await _send(pair, link, _batch("cd", (producer_id, epoch, 2))) == ""  # the answer that is lost
     await broker.close()
-    restarted = await Broker.open(tmp_path, clock=clock)
+    restarted = await open_broker(tmp_path, clock=clock)
     again = Pair(restarted, clock)
     assert again.put_token(restarted, f"sb://{HOST}/").status_code == 202
     link, told = await _open(again, producer_id=producer_id, epoch=epoch, last=1)

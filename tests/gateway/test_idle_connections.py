@@ -74,7 +74,7 @@ async def test_with_links(broker: Broker, clock: SetClock) -> None:
 
 async def test_with_a_link_to_a_deleted_hub(broker: Broker, clock: SetClock) -> None:
     """A policy that is gone with its hub keeps no connection open: its links end."""
-    policy = broker.create_policy("hub", "senders", [Claim.SEND])
+    policy = await broker.create_policy("hub", "senders", [Claim.SEND])
     pair = Pair(broker, clock, idle_limits=IdleLimits(0.05, 600.0))
     audience = f"sb://{HOST}/hub"
     assert pair.put_token(broker, audience, key=policy.key, policy_name="senders").status_code == 202

@@ -103,10 +103,10 @@ async def test_over_the_limit(pair: Pair, broker: Broker) -> None:
 
 async def test_the_hubs_own_limit(pair: Pair, broker: Broker) -> None:
     """A hub's limit is announced; lowered later, it refuses what is over it on open links, which go on."""
-    broker.update_event_hub("hub", event_bytes_max=20_000)
+    await broker.update_event_hub("hub", event_bytes_max=20_000)
     link = _sender(pair, "hub/Partitions/0")
     assert link.remote_attach.max_message_size == 20_000
-    broker.update_event_hub("hub", event_bytes_max=10_000)
+    await broker.update_event_hub("hub", event_bytes_max=10_000)
     link.send(_event("x" * 15_000))
     link.send(_batch("x" * 6_000, "x" * 6_000), message_format=BATCH_MESSAGE_FORMAT)
     link.send(_event("x" * 9_000))
@@ -124,7 +124,7 @@ async def test_over_the_throughput_units_a_batch_is_refused(
     pair: Pair, broker: Broker, clock: SetClock
 ) -> None:
     """What exceeds the units is refused as server-busy and may come again; the link stays usable."""
-    broker.set_throughput_units(1)
+    await broker.set_throughput_units(1)
     link = _sender(pair, "hub/Partitions/0")
     for number in range(3):
         link.send(_event(f"{number} " + "x" * 600_000))
@@ -279,7 +279,7 @@ async def test_a_hub_is_deleted_and_created_again(pair: Pair, broker: Broker, ad
     for number in range(2):
         link.send(_event("between"))
         await pair.wait_for(lambda count=number + 2: len(pair.settled(link)) == count)  # type: ignore[misc]
-    broker.create_event_hub("hub", partition_count=1)
+    await broker.create_event_hub("hub", partition_count=1)
     link.send(_event("behind"))
     await pair.wait_for(lambda: len(pair.settled(link)) == 4)
     states = [event.state for event in pair.settled(link)]
@@ -299,7 +299,7 @@ async def test_a_hub_created_again_without_the_partition(pair: Pair, broker: Bro
     """Protects events of a partition that the new hub lacks: they are refused, and go nowhere else."""
     link = _sender(pair, "hub/Partitions/1")
     await broker.delete_event_hub("hub")
-    broker.create_event_hub("hub", partition_count=1)
+    await broker.create_event_hub("hub", partition_count=1)
     link.send(_event("lost"))
     await pair.wait_for(lambda: bool(pair.settled(link)))
     assert isinstance(pair.settled(link)[0].state, Rejected)
@@ -311,7 +311,7 @@ async def test_numbered_batches_of_a_deleted_hub_end_their_link(pair: Pair, brok
     capabilities = [IDEMPOTENT_BATCH_CAPABILITY]
     link = _sender(pair, "hub/Partitions/0", desired_capabilities=capabilities)
     await broker.delete_event_hub("hub")
-    broker.create_event_hub("hub", partition_count=1)
+    await broker.create_event_hub("hub", partition_count=1)
     link.send(_event("numbered"))
     await pair.wait_for(lambda: not link.is_open)
     assert isinstance(pair.settled(link)[0].state, Rejected)
@@ -342,14 +342,14 @@ async def test_an_append_under_way_to_a_deleted_hub(
 
 async def test_a_policy_of_a_deleted_hub_is_good_for_no_other(broker: Broker, clock: SetClock) -> None:
     """Protects a hub that was created again: who held a policy of the deleted one sends nothing to it."""
-    policy = broker.create_policy("hub", "senders", [Claim.SEND])
+    policy = await broker.create_policy("hub", "senders", [Claim.SEND])
     pair = Pair(broker, clock)
     audience = f"sb://{HOST}/hub"
     assert pair.put_token(broker, audience, key=policy.key, policy_name="senders").status_code == 202
     link = _sender(pair, "hub/Partitions/0")
     pair.owner.start_task(broker.delete_event_hub("hub"), "deletion")
     await asyncio.sleep(0)
-    broker.create_event_hub("hub", partition_count=1)
+    await broker.create_event_hub("hub", partition_count=1)
     link.send(_event("not allowed"))
     await pair.wait_for(lambda: not link.is_open)
     error = pair.error_of(link)

@@ -142,7 +142,7 @@ async def test_what_tokens_take_is_counted(broker: Broker, clock: SetClock) -> N
     """Protects memory: a token may be for a name of kilobytes, and a connection has thousands of tokens. What
     is remembered of lost ones is bounded, however often their key is regenerated."""
     pair = Pair(broker, clock)
-    policy = broker.create_policy("hub", "own", [Claim.MANAGE])
+    policy = await broker.create_policy("hub", "own", [Claim.MANAGE])
     sender, receiver = pair.request_links("$cbs")
     long = "\U0001f600" * 1000
 
@@ -160,7 +160,7 @@ async def test_what_tokens_take_is_counted(broker: Broker, clock: SetClock) -> N
     put(f"sb://{HOST}/hub/c{long}")
     assert pair.held_bytes == before
     for number in range(10):
-        broker.regenerate_key("hub", "own")
+        await broker.regenerate_key("hub", "own")
         assert pair.handler.claims.is_empty
         assert pair.held_bytes == 0
         put(f"sb://{HOST}/hub/{number}")
@@ -175,7 +175,7 @@ async def test_lost_tokens_are_not_remembered_without_end(
 ) -> None:
     """Protects memory: whoever manages a hub can lose tokens as often as they like."""
     monkeypatch.setattr(claims, "GRANTS_MAX", 20)
-    broker.create_policy("hub", "own", [Claim.MANAGE])
+    await broker.create_policy("hub", "own", [Claim.MANAGE])
     kept = claims.ConnectionClaims(broker, clock, lambda: None)
     for number in range(100):
         key = broker.policy("hub", "own").key
@@ -183,7 +183,7 @@ async def test_lost_tokens_are_not_remembered_without_end(
             audience = f"sb://{HOST}/hub/{number}-{place}"
             token = make_sas_token(audience=audience, key_name="own", key=key, expiry=4_000_000_000)
             kept.put_token(token, token_type=SAS_TOKEN_TYPE, audience=audience)
-        broker.regenerate_key("hub", "own")
+        await broker.regenerate_key("hub", "own")
         with pytest.raises(UnauthorizedError, match="InvalidSignature"):
             kept.require(entity_path("hub", f"{number}-0"), Claim.SEND)
     assert len(kept._lost) <= 20

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import pytest
 from tests.gateway.support import HOST, Pair
@@ -196,7 +196,7 @@ async def test_a_revoked_publisher(pair: Pair, broker: Broker) -> None:
     """Its links end at once, it cannot attach again, others go on; restored, it sends again."""
     hub = broker.event_hub("hub")
     link, other = _attach(pair), _attach(pair, "hub/Publishers/device-2")
-    hub.revoke_publisher("Device-1")
+    await hub.revoke_publisher("Device-1")
     pair.exchange()
     await pair.wait_for(lambda: not link.is_open)
     assert _condition(pair, link) == "com.microsoft:publisher-revoked"
@@ -204,7 +204,7 @@ async def test_a_revoked_publisher(pair: Pair, broker: Broker) -> None:
     pair.exchange()
     assert _condition(pair, again) == "com.microsoft:publisher-revoked"
     assert await _send(pair, other, _event()) == ""
-    hub.restore_publisher("device-1")
+    await hub.restore_publisher("device-1")
     restored = pair.session.attach_sender("restored", target=ADDRESS)
     pair.exchange()
     assert await _send(pair, restored, _event()) == ""
@@ -235,18 +235,18 @@ async def test_who_publishes_is_counted_by_the_batch(pair: Pair, broker: Broker)
     assert 0 < first.event_bytes < stored
 
 
-def _delete_root(broker: Broker) -> None:
-    broker.create_policy(None, "Owner", tuple(broker.policies()[0].claims))
-    broker.delete_policy(None, "RootManageSharedAccessKey")
+async def _delete_root(broker: Broker) -> None:
+    await broker.create_policy(None, "Owner", tuple(broker.policies()[0].claims))
+    await broker.delete_policy(None, "RootManageSharedAccessKey")
 
 
-def _regenerate_root(broker: Broker) -> None:
-    broker.regenerate_key(None, "RootManageSharedAccessKey")
+async def _regenerate_root(broker: Broker) -> None:
+    await broker.regenerate_key(None, "RootManageSharedAccessKey")
 
 
 @pytest.mark.parametrize("change", [_delete_root, _regenerate_root])
 async def test_links_end_with_the_key_that_opened_them(
-    pair: Pair, broker: Broker, change: Callable[[Broker], None]
+    pair: Pair, broker: Broker, change: Callable[[Broker], Awaitable[None]]
 ) -> None:
     """When a policy is deleted or its key regenerated, links that nothing else covers end at once."""
     sender = _attach(pair, "hub")
@@ -256,7 +256,7 @@ async def test_links_end_with_the_key_that_opened_them(
     pair.exchange()
     assert sender.is_open
     assert receiver.is_open
-    change(broker)
+    await change(broker)
     await pair.wait_for(lambda: not sender.is_open and not receiver.is_open)
     for link in (sender, receiver):
         error = pair.error_of(link)
@@ -271,15 +271,15 @@ async def test_links_of_the_other_key_go_on(broker: Broker, clock: SetClock) -> 
     secondary = broker.policies()[0].secondary_key
     assert pair.put_token(broker, f"sb://{HOST}/hub", key=secondary).status_code == 202
     link = _attach(pair, "hub")
-    broker.regenerate_key(None, "RootManageSharedAccessKey")
+    await broker.regenerate_key(None, "RootManageSharedAccessKey")
     pair.exchange()
     assert await _send(pair, link, _event()) == ""
 
 
 async def test_a_hubs_own_policy_opens_that_hub(broker: Broker, clock: SetClock) -> None:
     """A policy of one hub is worth nothing on another."""
-    broker.create_event_hub("other", partition_count=1)
-    policy = broker.create_policy("hub", "root-of-hub", tuple(broker.policies()[0].claims))
+    await broker.create_event_hub("other", partition_count=1)
+    policy = await broker.create_policy("hub", "root-of-hub", tuple(broker.policies()[0].claims))
     pair = Pair(broker, clock)
     refused = pair.put_token(broker, f"sb://{HOST}/other", key=policy.key, policy_name=policy.name)
     assert refused.status_code == 401

@@ -74,7 +74,7 @@ async def test_a_signature_may_come_as_a_jwt(stranger: Pair, broker: Broker, key
 
 async def test_token_covers_its_entity_only(stranger: Pair, broker: Broker) -> None:
     """A token for one hub opens its partitions and groups, and no other hub."""
-    broker.create_event_hub("other", partition_count=1)
+    await broker.create_event_hub("other", partition_count=1)
     assert stranger.put_token(broker, f"amqps://{HOST}:5671/HUB/").status_code == 202
     inside = stranger.session.attach_receiver("inside", source=RECEIVER, target="client")
     outside = stranger.session.attach_sender("outside", target="other")
@@ -125,8 +125,8 @@ async def test_another_token_does_not_put_off_an_expiry(
 ) -> None:
     """A receiver ends when the token that let it in expires, whatever its client has presented since: a token
     of another right under the same name, or one under another name at that very moment."""
-    broker.create_policy(None, "listen", [Claim.LISTEN])
-    broker.create_policy(None, "send", [Claim.SEND])
+    await broker.create_policy(None, "listen", [Claim.LISTEN])
+    await broker.create_policy(None, "send", [Claim.SEND])
     audience, expiry = f"sb://{HOST}/hub", int(clock.now.timestamp()) + 1
     pair = Pair(broker, clock)
     pair.put_token(broker, audience, expiry=expiry, policy_name="listen")
@@ -288,7 +288,7 @@ async def test_a_token_in_the_request_is_good_for_it_alone(
     assert ask(Operation.READ_EVENT_HUB, f"amqp://{HOST}/hub/$management", key) == 200
     assert ask(Operation.READ_EVENT_HUB, f"amqp://{HOST}/other", key) == 401
     assert ask(Operation.READ_EVENT_HUB, f"amqp://{HOST}/hub", "wrong") == 401
-    broker.create_policy(None, "reader", [Claim.LISTEN])
+    await broker.create_policy(None, "reader", [Claim.LISTEN])
     reader = broker.policy(None, "reader").key
     assert ask(Operation.READ_EVENT_HUB, f"amqp://{HOST}/hub", reader, "reader") == 200
     assert ask("deleteEventHub", f"amqp://{HOST}/hub", reader, "reader") == 401
@@ -479,7 +479,7 @@ async def test_any_message_id_can_be_answered(stranger: Pair, node: str, message
 
 async def test_a_hubs_manager_reaches_no_operation_of_the_namespace(broker: Broker) -> None:
     """A hub named beside an operation whose path has none decides nothing: the request is refused."""
-    broker.create_policy("hub", "ann", [Claim.MANAGE])
+    await broker.create_policy("hub", "ann", [Claim.MANAGE])
     token = make_sas_token(
         audience="sb://localhost/hub",
         key_name="ann",

@@ -134,7 +134,7 @@ def check_throttled_producer(command: Sequence[str], run_s_max: float) -> None:
     count, size = 3, 600_000
 
     async def set_units(server: TidegateServer, units: int | None) -> None:
-        server.broker.set_throughput_units(units)
+        await server.broker.set_throughput_units(units)
 
     async def refusals(server: TidegateServer) -> int:
         return server.broker.statistics().throttled_requests

@@ -50,7 +50,7 @@ def test_captured_files_read_as_azures_do(tmp_path: Path) -> None:
 
     async def set_capture(server: TidegateServer) -> None:
         settings = CaptureSettings(str(tmp_path), size_window_bytes=CAPTURE_SIZE_WINDOW_BYTES_MIN)
-        server.broker.set_capture("telemetry", settings)
+        await server.broker.set_capture("telemetry", settings)
 
     async def statistics(server: TidegateServer) -> CaptureStatistics:
         return server.capture.statistics()["telemetry"]

@@ -87,7 +87,7 @@ def test_publisher_revoked(service: HubService, target: SdkTarget) -> None:
     hub = service.create_hub(partition_count=1)
 
     async def revoke(server: TidegateServer) -> None:
-        server.broker.event_hub(hub).revoke_publisher("device-1")
+        await server.broker.event_hub(hub).revoke_publisher("device-1")
 
     with target.publisher(hub, "device-1") as revoked, target.publisher(hub, "device-2") as other:
         revoked.send_event(EventData("a"))
@@ -120,7 +120,7 @@ def test_event_over_the_limit(service: HubService, target: SdkTarget) -> None:
     hub = service.create_hub(partition_count=1)
 
     async def limit(server: TidegateServer) -> None:
-        server.broker.update_event_hub(hub, event_bytes_max=20_000)
+        await server.broker.update_event_hub(hub, event_bytes_max=20_000)
 
     service.call(limit)
     with target.producer(hub) as producer:
@@ -140,7 +140,7 @@ def test_throttled_producer(service: HubService, target: SdkTarget) -> None:
     hub = service.create_hub(partition_count=1)
 
     async def set_units(server: TidegateServer, units: int | None) -> None:
-        server.broker.set_throughput_units(units)
+        await server.broker.set_throughput_units(units)
 
     service.call(lambda server: set_units(server, 1))
     refusals: list[str] = []
@@ -171,7 +171,7 @@ def test_throttled_consumer_gets_everything(service: HubService, target: SdkTarg
             producer.send_event(EventData(f"{number:02}" + "x" * 150_000))
 
     async def set_units(server: TidegateServer, units: int | None) -> int:
-        server.broker.set_throughput_units(units)
+        await server.broker.set_throughput_units(units)
         return server.broker.throughput.statistics().delayed_deliveries
 
     delayed_before = service.call(lambda server: set_units(server, 1))

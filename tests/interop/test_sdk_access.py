@@ -38,7 +38,7 @@ def _target(service: HubService, policy: SharedAccessPolicy, *, is_secondary: bo
 
 def _make_policy(service: HubService, hub: str | None) -> SharedAccessPolicy:
     async def create(server: TidegateServer) -> SharedAccessPolicy:
-        return server.broker.create_policy(hub, "both", [Claim.SEND, Claim.LISTEN])
+        return await server.broker.create_policy(hub, "both", [Claim.SEND, Claim.LISTEN])
 
     return service.call(create)
 
@@ -51,7 +51,7 @@ def test_a_regenerated_key_ends_live_clients(service: HubService, scope: str) ->
     policy = _make_policy(service, policy_scope)
 
     async def regenerate(server: TidegateServer) -> SharedAccessPolicy:
-        return server.broker.regenerate_key(policy_scope, "both")
+        return await server.broker.regenerate_key(policy_scope, "both")
 
     first, second = _target(service, policy), _target(service, policy, is_secondary=True)
     with (
@@ -84,7 +84,7 @@ def test_a_throttled_producer_is_told_and_gets_everything_in(service: HubService
     policy = _make_policy(service, None)
 
     async def throttle(server: TidegateServer) -> None:
-        server.broker.set_throughput_units(1)
+        await server.broker.set_throughput_units(1)
 
     async def statistics(server: TidegateServer) -> EventHubStatistics:
         return server.broker.event_hub(hub).statistics()

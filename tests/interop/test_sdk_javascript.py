@@ -350,7 +350,7 @@ def test_throttled_producer_backs_off(javascript: JavaScript) -> None:
         hub = service.create_hub(partition_count=1)
 
         async def set_units(server: TidegateServer, units: int | None) -> None:
-            server.broker.set_throughput_units(units)
+            await server.broker.set_throughput_units(units)
 
         async def refusals(server: TidegateServer) -> int:
             return server.broker.statistics().throttled_requests

@@ -15,7 +15,7 @@ from tidegate.cli.service.serve import _destinations
 from tidegate.client import EventHubAdministrator
 from tidegate.model.capture import CaptureSettings
 from tidegate.model.connection_string import ConnectionString
-from tidegate.model.errors import ClosedError, InvalidArgumentError, TidegateError
+from tidegate.model.errors import ClosedError, InvalidArgumentError, LogFailedError, TidegateError
 from tidegate.model.events import EventData
 from tidegate.server.app import TidegateServer, run_server
 from tidegate.server.certificates import ensure_server_certificate
@@ -40,11 +40,11 @@ async def test_capture_writes_only_where_it_may(tmp_path: Path, given: tuple[str
     server = TidegateServer(_settings(tmp_path, capture_destinations=prefixes))
     await server.start()
     try:
-        server.broker.create_event_hub("hub", partition_count=1)
-        server.broker.set_capture("hub", CaptureSettings(inside))
+        await server.broker.create_event_hub("hub", partition_count=1)
+        await server.broker.set_capture("hub", CaptureSettings(inside))
         for outside in ("/etc", str(tmp_path), "memory://other", "s3://bucket/folder"):
             with pytest.raises(InvalidArgumentError, match="--capture-destination") as caught:
-                server.broker.set_capture("hub", CaptureSettings(outside))
+                await server.broker.set_capture("hub", CaptureSettings(outside))
             assert str(tmp_path) in str(caught.value)
         assert server.broker.event_hub("hub").description.capture == CaptureSettings(inside)
     finally:
@@ -105,7 +105,7 @@ async def test_a_certificate_of_your_own(tmp_path: Path) -> None:
         assert not (tmp_path / "data" / "certificates").exists()
         secure = ConnectionString.parse(ready.connection_string)
         assert secure.host == "localhost"
-        server.broker.create_event_hub("hub", partition_count=2)
+        await server.broker.create_event_hub("hub", partition_count=2)
         producer = EventHubProducerClient.from_connection_string(
             ready.connection_string,
             eventhub_name="hub",
@@ -122,7 +122,7 @@ async def test_key_and_hubs_survive_a_restart(tmp_path: Path) -> None:
     """Clients' connection strings stay good over a restart of the service."""
     server = TidegateServer(_settings(tmp_path))
     first = await server.start()
-    server.broker.create_event_hub("kept", partition_count=1)
+    await server.broker.create_event_hub("kept", partition_count=1)
     await server.close()
     again = TidegateServer(_settings(tmp_path))
     second = await again.start()
@@ -201,7 +201,7 @@ def test_hub_service_restarts_on_its_ports(tmp_path: Path) -> None:
 def test_hub_service_reports_a_failed_start(tmp_path: Path) -> None:
     """What hinders the service from starting is raised where the test started it."""
     (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match="file"):
+    with pytest.raises(LogFailedError, match=r"Cannot create the data directory: .*file: "):
         HubService(tmp_path / "file").start()
 
 
@@ -239,7 +239,7 @@ async def test_nothing_in_the_data_directory_is_for_other_users(tmp_path: Path) 
     try:
         server = TidegateServer(_settings(tmp_path / "made", amqps_port=0, http_port=0))
         await server.start()
-        hub = server.broker.create_event_hub("hub", partition_count=1)
+        hub = await server.broker.create_event_hub("hub", partition_count=1)
         event = wrap_event(encode_event(EventData(b"private")))
         await hub.partition("0").append(event, [len(event)])
         await server.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.limits import Tier
 from tidegate.server.applying import apply_declared, set_root_key
 from tidegate.server.declared import DeclaredEventHub, DeclaredNamespace, DeclaredPolicy, Switch
+from tidegate.server.opening import open_broker
 from tidegate.transport.clock import SystemClock
 
 _SEND = frozenset({Claim.SEND})
@@ -22,18 +23,21 @@ _SEND = frozenset({Claim.SEND})
 @pytest.fixture
 async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
     """A namespace as it is at its first start."""
-    broker = await Broker.open(tmp_path / "data", clock=SystemClock())
+    broker = await open_broker(tmp_path / "data", clock=SystemClock())
     yield broker
     await broker.close()
 
 
+Apply = Callable[[DeclaredNamespace], Awaitable[list[str]]]
+
+
 @pytest.fixture
-def apply(broker: Broker) -> Callable[[DeclaredNamespace], list[str]]:
+def apply(broker: Broker) -> Apply:
     """Applies a declaration and returns the changes that were reported."""
 
-    def run(declared: DeclaredNamespace) -> list[str]:
+    async def run(declared: DeclaredNamespace) -> list[str]:
         reported: list[str] = []
-        apply_declared(broker, declared, reported.append)
+        await apply_declared(broker, declared, reported.append)
         return reported
 
     return run
@@ -54,11 +58,9 @@ _NAMESPACE = DeclaredNamespace(
 )
 
 
-def test_everything_declared_is_made_once(
-    broker: Broker, apply: Callable[[DeclaredNamespace], list[str]]
-) -> None:
+async def test_everything_declared_is_made_once(broker: Broker, apply: Apply) -> None:
     """The first start makes it all and reports each change without a key; the next ones change nothing."""
-    reported = apply(_NAMESPACE)
+    reported = await apply(_NAMESPACE)
     assert len(reported) == 6
     assert not any("a key of our own" in line for line in reported)
     hub = broker.event_hub("telemetry")
@@ -71,47 +73,45 @@ def test_everything_declared_is_made_once(
     ingest = broker.policy(None, "ingest")
     assert (ingest.key, ingest.claims) == ("a key of our own", _SEND)
     dashboard = hub.policies[0]
-    assert apply(_NAMESPACE) == []
+    assert (await apply(_NAMESPACE)) == []
     assert broker.event_hub("telemetry").policies == (dashboard,)
 
 
-def test_what_is_not_declared_stays(broker: Broker, apply: Callable[[DeclaredNamespace], list[str]]) -> None:
+async def test_what_is_not_declared_stays(broker: Broker, apply: Apply) -> None:
     """A shorter file deletes nothing and resets nothing: what was changed at run time survives the start."""
-    apply(_NAMESPACE)
-    broker.create_event_hub("by-hand", partition_count=1)
-    broker.event_hub("telemetry").create_consumer_group("by-hand")
-    broker.update_event_hub("telemetry", retention_hours=48)
-    broker.set_throughput_units(7)
-    assert apply(DeclaredNamespace((DeclaredEventHub("Telemetry", 2),))) == []
+    await apply(_NAMESPACE)
+    await broker.create_event_hub("by-hand", partition_count=1)
+    await broker.event_hub("telemetry").create_consumer_group("by-hand")
+    await broker.update_event_hub("telemetry", retention_hours=48)
+    await broker.set_throughput_units(7)
+    assert (await apply(DeclaredNamespace((DeclaredEventHub("Telemetry", 2),)))) == []
     assert broker.event_hub("telemetry").description.retention_hours == 48
     assert broker.event_hub("telemetry").description.consumer_groups == ("$Default", "reports", "by-hand")
     assert {hub.name for hub in broker.list_event_hubs()} == {"telemetry", "by-hand"}
     assert (broker.throughput.units, len(broker.policies())) == (7, 2)
 
 
-def test_what_differs_is_changed(broker: Broker, apply: Callable[[DeclaredNamespace], list[str]]) -> None:
+async def test_what_differs_is_changed(broker: Broker, apply: Apply) -> None:
     """A changed file changes the namespace at the next start, limits that it switches off included."""
-    apply(_NAMESPACE)
+    await apply(_NAMESPACE)
     telemetry = replace(
         _TELEMETRY, settings={"retention_hours": 12, "retention_bytes": None, "event_bytes_max": None}
     )
     changed = DeclaredNamespace(
         (telemetry,), (DeclaredPolicy("ingest", _SEND, "another key"),), throughput_units=Switch.OFF
     )
-    assert len(apply(changed)) == 3
+    assert len(await apply(changed)) == 3
     description = broker.event_hub("telemetry").description
     assert (description.retention_hours, description.retention_bytes) == (12, None)
     assert description.event_bytes_max == broker.limits.event_bytes_max
     assert (broker.policy(None, "ingest").key, broker.throughput.units) == ("another key", None)
 
 
-def test_capture_is_set_and_switched_off(
-    broker: Broker, apply: Callable[[DeclaredNamespace], list[str]], tmp_path: Path
-) -> None:
+async def test_capture_is_set_and_switched_off(broker: Broker, apply: Apply, tmp_path: Path) -> None:
     """What the file says of capture counts at each start; where it says nothing, capture stays."""
     settings = CaptureSettings(str(tmp_path / "capture"))
     hub = DeclaredEventHub("telemetry", 1, capture=settings)
-    assert len(apply(DeclaredNamespace((hub,)))) == 2
+    assert len(await apply(DeclaredNamespace((hub,)))) == 2
     for declared, expected, changes in (
         (hub, settings, 0),
         (replace(hub, capture=None), settings, 0),
@@ -119,49 +119,45 @@ def test_capture_is_set_and_switched_off(
         (replace(hub, capture=Switch.OFF), None, 1),
         (replace(hub, capture=Switch.OFF), None, 0),
     ):
-        assert len(apply(DeclaredNamespace((declared,)))) == changes
+        assert len(await apply(DeclaredNamespace((declared,)))) == changes
         assert broker.event_hub("telemetry").description.capture == expected
 
 
-def test_conflicts_are_told_all_at_once_and_nothing_is_touched(
-    broker: Broker, apply: Callable[[DeclaredNamespace], list[str]]
-) -> None:
+async def test_conflicts_are_told_all_at_once_and_nothing_is_touched(broker: Broker, apply: Apply) -> None:
     """A partition count and a policy's claims cannot change: one error has them all, before any change."""
-    apply(_NAMESPACE)
+    await apply(_NAMESPACE)
     declared = DeclaredNamespace(
         (DeclaredEventHub("new", 1), replace(_TELEMETRY, partition_count=3)),
         (DeclaredPolicy("ingest", frozenset({Claim.LISTEN})),),
         throughput_units=9,
     )
     with pytest.raises(InvalidArgumentError) as caught:
-        apply(declared)
+        await apply(declared)
     assert "'telemetry' has 2 partitions, not 3" in str(caught.value)
     assert "'ingest' of the namespace has Send, not Listen" in str(caught.value)
     assert [hub.name for hub in broker.list_event_hubs()] == ["telemetry"]
     assert broker.throughput.units == 3
 
 
-def test_manage_brings_the_other_claims(
-    broker: Broker, apply: Callable[[DeclaredNamespace], list[str]]
-) -> None:
+async def test_manage_brings_the_other_claims(broker: Broker, apply: Apply) -> None:
     """A policy declared with Manage alone is no conflict at the second start."""
     declared = DeclaredNamespace(policies=(DeclaredPolicy("boss", frozenset({Claim.MANAGE})),))
-    assert len(apply(declared)) == 1
-    assert apply(declared) == []
+    assert len(await apply(declared)) == 1
+    assert (await apply(declared)) == []
 
 
-def test_the_root_key_is_what_was_asked_for(broker: Broker) -> None:
+async def test_the_root_key_is_what_was_asked_for(broker: Broker) -> None:
     """Also where the policy was deleted; the secondary key stays; a key that cannot be is not repeated."""
     before = broker.policy(None, ROOT_POLICY_NAME)
-    set_root_key(broker, "SAS_KEY_VALUE")
+    await set_root_key(broker, "SAS_KEY_VALUE")
     root = broker.policy(None, ROOT_POLICY_NAME)
     assert root.keys == ("SAS_KEY_VALUE", before.secondary_key)
-    set_root_key(broker, "SAS_KEY_VALUE")
+    await set_root_key(broker, "SAS_KEY_VALUE")
     assert broker.policy(None, ROOT_POLICY_NAME) == root
-    broker.create_policy(None, "other", Claim)
-    broker.delete_policy(None, ROOT_POLICY_NAME)
-    set_root_key(broker, "SAS_KEY_VALUE")
+    await broker.create_policy(None, "other", Claim)
+    await broker.delete_policy(None, ROOT_POLICY_NAME)
+    await set_root_key(broker, "SAS_KEY_VALUE")
     assert broker.policy(None, ROOT_POLICY_NAME).claims == frozenset(Claim)
     with pytest.raises(InvalidArgumentError) as caught:
-        set_root_key(broker, "semi;colon")
+        await set_root_key(broker, "semi;colon")
     assert "semi" not in str(caught.value)

@@ -39,8 +39,8 @@ def service(tmp_path: Path) -> Iterator[HubService]:
     """A service with a hub ``hub`` and, for it alone, a policy ``ann`` with Manage."""
 
     async def create(server: TidegateServer) -> None:
-        server.broker.create_event_hub("hub", partition_count=1, retention_hours=24)
-        server.broker.create_policy("hub", "ann", [Claim.MANAGE], key=KEY)
+        await server.broker.create_event_hub("hub", partition_count=1, retention_hours=24)
+        await server.broker.create_policy("hub", "ann", [Claim.MANAGE], key=KEY)
 
     with console_service(tmp_path, root_key=KEY * 2) as service:
         service.call(create)

@@ -121,7 +121,7 @@ async def test_a_token_gives_a_place_of_its_own(tmp_path: Path) -> None:
     the address limit theirs."""
     limits = {"connections_without_token_max": 1, "connections_per_address_max": 3}
     async with _serving(tmp_path, **limits) as server:
-        server.broker.create_event_hub("hub", partition_count=1)
+        await server.broker.create_event_hub("hub", partition_count=1)
         string = server.ready.connection_string
         with ExitStack() as stack:
             silent = _Peer(server, "127.0.0.1")
@@ -144,7 +144,7 @@ async def test_a_token_or_a_session_counts_over_http(tmp_path: Path) -> None:
     """
     key = "SAS_KEY_VALUE"
     async with _serving(tmp_path, is_console_served=True, root_key=key) as server:
-        server.broker.create_event_hub("hub", partition_count=1)
+        await server.broker.create_event_hub("hub", partition_count=1)
         token = make_sas_token(
             audience="sb://localhost/hub", key_name=ROOT_POLICY_NAME, key=key, expiry=2**31
         )
@@ -202,7 +202,7 @@ async def test_health_and_metrics_tell_of_trouble(tmp_path: Path) -> None:
     """A limit that was reached, few descriptors and a failed partition are told; the status code stays 200,
     for a load balancer must not take all away because of a part."""
     async with _serving(tmp_path, connections_max=1) as server:
-        hub = server.broker.create_event_hub("hub", partition_count=2)
+        hub = await server.broker.create_event_hub("hub", partition_count=2)
         async with EventHubAdministrator.from_connection_string(server.ready.connection_string) as client:
             await client.get_event_hub("hub")
             refused = _Peer(server, "127.0.0.2")

@@ -28,12 +28,12 @@ from tidegate.amqp.frames import encode_frame
 from tidegate.amqp.link import SenderLink
 from tidegate.amqp.message import Message, Properties, encode_message
 from tidegate.amqp.performatives import Flow, Transfer, encode_performative
-from tidegate.broker import Broker
 from tidegate.gateway.amqp.server import AmqpGateway
 from tidegate.gateway.http.app import HttpGateway
 from tidegate.gateway.http.origins import AllowedOrigins
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.sas import make_sas_token
+from tidegate.server.opening import open_broker
 from tidegate.testing.hub import HubProcess, HubService
 from tidegate.transport.clock import SystemClock
 from tidegate.transport.memory import MemoryBudget
@@ -266,8 +266,8 @@ def test_halves_of_messages_hold_no_more_than_may_be_held(small_service: HubServ
 
 async def test_publishing_is_refused_when_memory_is_exhausted(tmp_path: Path) -> None:
     """Over HTTP, too: 429 before the body is read, and served again once there is room."""
-    broker = await Broker.open(tmp_path, clock=SystemClock())
-    broker.create_event_hub("hub", partition_count=1)
+    broker = await open_broker(tmp_path, clock=SystemClock())
+    await broker.create_event_hub("hub", partition_count=1)
     budget = MemoryBudget(1000)
     amqp = AmqpGateway(broker, clock=SystemClock(), unacknowledged_bytes_max=1 << 20, budget=budget)
     http = HttpGateway(

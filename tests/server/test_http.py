@@ -311,10 +311,10 @@ def test_what_a_publisher_may_not(hub_service: HubService, event_hub: str) -> No
     assert (answer[0], "dev-01" in answer[2]) == (400, True)
 
     async def revoke(server: TidegateServer) -> None:
-        server.broker.event_hub(event_hub).revoke_publisher("dev-01")
+        await server.broker.event_hub(event_hub).revoke_publisher("dev-01")
 
     async def restore(server: TidegateServer) -> None:
-        server.broker.event_hub(event_hub).restore_publisher("dev-01")
+        await server.broker.event_hub(event_hub).restore_publisher("dev-01")
 
     hub_service.call(revoke)
     answer = _request(hub_service, own, body=b"x", headers=headers)
@@ -388,7 +388,7 @@ def test_a_token_for_a_hub_stays_one_whatever_the_host_header_says(
     other = hub_service.create_hub(partition_count=1)
 
     async def create_policy(server: TidegateServer) -> str:
-        return server.broker.create_policy(event_hub, "hub-manager", [Claim.MANAGE]).key
+        return (await server.broker.create_policy(event_hub, "hub-manager", [Claim.MANAGE])).key
 
     key = hub_service.call(create_policy)
     token = _authorization(hub_service, f"/{event_hub}", key=key, name="hub-manager")
@@ -406,8 +406,8 @@ def test_a_policy_without_send_may_not_publish(hub_service: HubService, event_hu
     """The claims of a hub's policy count: Send is enough, Listen is not."""
 
     async def create(server: TidegateServer) -> tuple[str, str]:
-        send = server.broker.create_policy(event_hub, "sender", [Claim.SEND])
-        return send.key, server.broker.create_policy(event_hub, "reader", [Claim.LISTEN]).key
+        send = await server.broker.create_policy(event_hub, "sender", [Claim.SEND])
+        return send.key, (await server.broker.create_policy(event_hub, "reader", [Claim.LISTEN])).key
 
     send, listen = hub_service.call(create)
     path = f"/{event_hub}/messages"
@@ -424,7 +424,7 @@ def test_throttled_requests_are_told_when_to_come_back(tmp_path: Path) -> None:
         hub = service.create_hub("hub", partition_count=1)
 
         async def throttle(server: TidegateServer) -> None:
-            server.broker.set_throughput_units(1)
+            await server.broker.set_throughput_units(1)
 
         service.call(throttle)
         headers = _authorization(service, hub)
@@ -485,13 +485,13 @@ def test_what_was_taken_away_while_the_body_came_counts(
     """A key that is replaced, or a publisher revoked, during a request stops it: nothing is stored."""
 
     async def create_policy(server: TidegateServer) -> str:
-        return server.broker.create_policy(event_hub, "sender", [Claim.SEND]).key
+        return (await server.broker.create_policy(event_hub, "sender", [Claim.SEND])).key
 
     async def take_away(server: TidegateServer) -> None:
         if change == "regenerate":
-            server.broker.regenerate_key(event_hub, "sender")
+            await server.broker.regenerate_key(event_hub, "sender")
         else:
-            server.broker.event_hub(event_hub).revoke_publisher("p")
+            await server.broker.event_hub(event_hub).revoke_publisher("p")
 
     key = hub_service.call(create_policy)
     token = _authorization(hub_service, event_hub, key=key, name="sender")["Authorization"]
@@ -520,11 +520,11 @@ def test_what_was_taken_away_while_a_batch_is_parsed_counts(
 
         async def collect_and_take_away(work: SlicedWork, items: Iterator[bytes]) -> list[bytes]:
             found = await collect(work, items)
-            server.broker.regenerate_key(event_hub, "sender")
+            await server.broker.regenerate_key(event_hub, "sender")
             return found
 
         monkeypatch.setattr(SlicedWork, "collect", collect_and_take_away)
-        return server.broker.create_policy(event_hub, "sender", [Claim.SEND]).key
+        return (await server.broker.create_policy(event_hub, "sender", [Claim.SEND])).key
 
     key = hub_service.call(create_policy)
     headers = _authorization(hub_service, event_hub, key=key, name="sender")

@@ -232,7 +232,7 @@ def test_every_operation_does_what_the_document_says(root: Client, tmp_path: Pat
 
 def _policy_key(service: HubService, scope: str | None, name: str, *claims: Claim) -> str:
     async def create(server: TidegateServer) -> str:
-        return server.broker.create_policy(scope, name, claims).key
+        return (await server.broker.create_policy(scope, name, claims)).key
 
     return service.call(create)
 
@@ -259,7 +259,7 @@ def test_claims_of_every_operation(service: HubService, hub: str, operation: Ope
             assert "Manage" in answer.message
 
         async def delete(server: TidegateServer, scope: str | None = scope) -> None:
-            server.broker.delete_policy(scope, name)
+            await server.broker.delete_policy(scope, name)
 
         service.call(delete)
 

@@ -221,7 +221,7 @@ def test_who_may(service: HubService) -> None:
 
     async def create(server: TidegateServer) -> None:
         for name, claim in (("lister", Claim.LISTEN), ("sender", Claim.SEND), ("manager", Claim.MANAGE)):
-            server.broker.create_policy(hub, name, [claim], key=KEYS[0])
+            await server.broker.create_policy(hub, name, [claim], key=KEYS[0])
 
     service.call(create)
 

@@ -96,7 +96,7 @@ def test_numbers_are_those_of_what_happened(service: HubService) -> None:
     assert numbers["process_resident_memory_bytes", ()] > 0
 
     async def throttle(server: TidegateServer) -> None:
-        server.broker.set_throughput_units(1)
+        await server.broker.set_throughput_units(1)
         section = wrap_event(encode_event(ModelEvent(b"x" * 1_000_000)))
         partition = server.broker.event_hub(hub).partition("0")
         await partition.append(section, array("I", [len(section)]))
@@ -179,7 +179,7 @@ def test_who_comes_through_a_proxy_needs_a_token(
     if claim is not None:
 
         async def create(server: TidegateServer) -> str:
-            return server.broker.create_policy(None, "scraper", [claim]).key
+            return (await server.broker.create_policy(None, "scraper", [claim])).key
 
         host = ConnectionString.parse(service.connection_string).host
         headers["Authorization"] = make_sas_token(

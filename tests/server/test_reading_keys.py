@@ -19,6 +19,7 @@ from tidegate.console.app import page_routes
 from tidegate.gateway.administration.operations import OPERATIONS, PREFIX
 from tidegate.model.sas import make_sas_token
 from tidegate.server.app import TidegateServer
+from tidegate.server.opening import open_broker
 from tidegate.testing.hub import HubService
 from tidegate.transport.clock import SystemClock
 from tidegate.wire.administration import AdministrationRequest
@@ -32,12 +33,12 @@ ACTORS = [(scope, name) for scope in SCOPES for name in (*POLICIES, ROOT_POLICY_
 """Hubs have a policy with the root policy's name, too, and with every right on the hub."""
 
 
-def _create_policies(broker: Broker) -> None:
+async def _create_policies(broker: Broker) -> None:
     for hub in HUBS:
-        broker.create_event_hub(hub, partition_count=1)
-        broker.create_policy(hub, ROOT_POLICY_NAME, [Claim.MANAGE])
+        await broker.create_event_hub(hub, partition_count=1)
+        await broker.create_policy(hub, ROOT_POLICY_NAME, [Claim.MANAGE])
     for scope, (name, claims) in product(SCOPES, POLICIES.items()):
-        broker.create_policy(scope, name, claims)
+        await broker.create_policy(scope, name, claims)
 
 
 def _readable(broker: Broker, scope: str | None, name: str) -> set[str]:
@@ -74,7 +75,7 @@ def service() -> Iterator[HubService]:
     """Two tenants, and policies of each kind above and beside each other."""
 
     async def create(server: TidegateServer) -> None:
-        _create_policies(server.broker)
+        await _create_policies(server.broker)
 
     with HubService(is_http_used=True) as service:
         service.call(create)
@@ -146,8 +147,8 @@ def test_no_page_of_the_console_shows_a_key(service: HubService, scope: str | No
 @pytest.mark.parametrize(("scope", "name"), ACTORS)
 async def test_keys_over_amqp(tmp_path: Path, scope: str | None, name: str) -> None:
     """``$management`` gives exactly the keys that may be read, with a token put before or in the request."""
-    broker = await Broker.open(tmp_path, clock=SystemClock())
-    _create_policies(broker)
+    broker = await open_broker(tmp_path, clock=SystemClock())
+    await _create_policies(broker)
     policy, keys, seen = broker.policy(scope, name), _all_keys(broker), set[str]()
     for resource, is_put in product(_resources(HOST), (True, False)):
         pair = Pair(broker, SystemClock())

@@ -45,15 +45,15 @@ async def test_a_regenerated_root_key_reaches_ready_file_and_profile(
     ready_file = tmp_path / "ready.json"
     try:
         written = ready_file.stat().st_mtime_ns
-        server.broker.create_policy(None, "other", [Claim.SEND])
+        await server.broker.create_policy(None, "other", [Claim.SEND])
         assert ready_file.stat().st_mtime_ns == written
-        new_key = server.broker.regenerate_key(None, ROOT_POLICY_NAME).key
+        new_key = (await server.broker.regenerate_key(None, ROOT_POLICY_NAME)).key
         assert new_key != _key(first)
         ready = ReadyInformation.from_json(ready_file.read_text())
         assert _key(ready) == _key(server.ready) == _key(read_profile(environment)) == new_key
         assert ready_file.stat().st_mode & 0o777 == 0o600
-        server.broker.create_policy(None, "admin", [Claim.MANAGE])
-        server.broker.delete_policy(None, ROOT_POLICY_NAME)
+        await server.broker.create_policy(None, "admin", [Claim.MANAGE])
+        await server.broker.delete_policy(None, ROOT_POLICY_NAME)
         assert _key(server.ready) is None
     finally:
         await server.close()
@@ -67,7 +67,7 @@ async def test_another_services_profile_is_left_alone(tmp_path: Path, environmen
     try:
         other = ReadyInformation.from_json(ready.to_json().replace(ready.data_dir, "/another"))
         write_profile(other, environment)
-        server.broker.regenerate_key(None, ROOT_POLICY_NAME)
+        await server.broker.regenerate_key(None, ROOT_POLICY_NAME)
         assert read_profile(environment) == other
     finally:
         await server.close()

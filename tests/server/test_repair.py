@@ -61,15 +61,25 @@ def operator(tmp_path: Path) -> _Operator:
     return operator
 
 
-def test_a_service_that_refuses_damage_starts_after_its_repair(operator: _Operator) -> None:
-    """serve says in one line what to do, doing that loses the damaged event alone, and it serves again."""
+def test_a_damaged_partition_is_refused_alone_and_served_after_its_repair(
+    operator: _Operator, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """serve says in one line what to do and serves the other partition; doing that loses the damaged event
+    alone, and all is served again."""
     segment = operator.segment()
     segment.write_bytes(segment.read_bytes()[:-5])
-    code, _, told = operator.run("serve", "--data-dir", str(operator.data), "--amqp-port", "0")
-    assert code != 0
-    assert len(told.strip().splitlines()) == 1
-    assert f"tidegate check {operator.data}" in told
-    assert "--repair" in told
+    capfd.readouterr()
+    with operator.serving():
+        code, out, told = operator.run("receive", "hub", "--no-follow", "--body", "--partition", "0")
+        assert (code != 0, out) == (True, "")
+        assert "tidegate check" in told
+        assert str(operator.data) not in told
+        assert operator.run("send", "hub", "--partition", "0", lines="refused")[0] != 0
+        _, out, _ = operator.run("receive", "hub", "--no-follow", "--body", "--partition", "1")
+        assert out.split() == ["other"]
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if "could not be opened" in line]
+    assert f"tidegate check {operator.data}" in line
+    assert "--repair" in line
     assert operator.run("check", str(operator.data))[0] == 4
     code, out, _ = operator.run("check", str(operator.data), "--repair", "--json")
     assert code == 0

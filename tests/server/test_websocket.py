@@ -234,13 +234,13 @@ def test_links_end_with_their_policy(hub_service: HubService, is_regenerated: bo
     hub, name = hub_service.create_hub(), f"in-websockets-{is_regenerated}"
 
     async def create(server: TidegateServer) -> str:
-        return server.broker.create_policy(hub, name, [Claim.LISTEN]).key
+        return (await server.broker.create_policy(hub, name, [Claim.LISTEN])).key
 
     async def take_away(server: TidegateServer) -> None:
         if is_regenerated:
-            server.broker.regenerate_key(hub, name)
+            await server.broker.regenerate_key(hub, name)
         else:
-            server.broker.delete_policy(hub, name)
+            await server.broker.delete_policy(hub, name)
 
     audience = f"sb://localhost/{hub}"
     token = make_sas_token(

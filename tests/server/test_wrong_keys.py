@@ -60,9 +60,9 @@ def service(tmp_path: Path) -> Iterator[HubService]:
     """A service of its own: its failures begin at 0, and each door has a policy."""
 
     async def create(server: TidegateServer) -> None:
-        server.broker.create_event_hub(HUB, partition_count=1)
+        await server.broker.create_event_hub(HUB, partition_count=1)
         for name in (*POLICIES.values(), "other"):
-            server.broker.create_policy(None, name, list(server.broker.policies()[0].claims), key=RIGHT)
+            await server.broker.create_policy(None, name, list(server.broker.policies()[0].claims), key=RIGHT)
 
     with HubService(tmp_path / "data", is_http_used=True, is_tls_used=True, root_key=RIGHT) as service:
         service.call(create)

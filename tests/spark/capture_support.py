@@ -78,14 +78,14 @@ def capture_to_end(
         earlier, allowed = capture._limits_of, broker.capture_destinations
         broker.capture_destinations = CaptureDestinations((destination,))
         capture._limits_of = lambda chosen: WindowLimits(size_bytes, 200, chosen.is_empty_skipped)
-        broker.set_capture(hub, CaptureSettings(destination, is_empty_skipped=True, **settings))
+        await broker.set_capture(hub, CaptureSettings(destination, is_empty_skipped=True, **settings))
         deadline = time.monotonic() + _DEADLINE_S
         try:
             while (found := capture.statistics().get(hub)) is None or found.backlog_events:
                 assert time.monotonic() < deadline, found
                 await asyncio.sleep(0.05)
         finally:
-            broker.set_capture(hub, None)
+            await broker.set_capture(hub, None)
             while hub in capture.statistics():  # noqa: ASYNC110  the service looks when it is its turn
                 await asyncio.sleep(0.05)
             capture._limits_of, broker.capture_destinations = earlier, allowed

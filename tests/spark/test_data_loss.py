@@ -127,7 +127,7 @@ def replace_hub(service: HubService, hub: str) -> None:
 
     async def replace(server: TidegateServer) -> None:
         await server.broker.delete_event_hub(hub)
-        server.broker.create_event_hub(hub, partition_count=1)
+        await server.broker.create_event_hub(hub, partition_count=1)
 
     service.call(replace)
 

@@ -293,7 +293,7 @@ def test_a_hub_made_anew_is_refused(sqlite_run: _Run) -> None:
 
     async def replace(server: TidegateServer) -> None:
         await server.broker.delete_event_hub(sqlite_run.hub)
-        server.broker.create_event_hub(sqlite_run.hub, partition_count=4)
+        await server.broker.create_event_hub(sqlite_run.hub, partition_count=4)
 
     sqlite_run.service.call(replace)
     with pytest.raises(EventHubReplacedError, match="was deleted and created again"):

@@ -149,7 +149,7 @@ def test_a_hub_made_anew_is_another_hub(hub_service: HubService, tmp_path: Path)
         second = int(SystemClock().now_utc().timestamp())
         while int(SystemClock().now_utc().timestamp()) == second:  # noqa: ASYNC110  the clock is what is waited for
             await asyncio.sleep(0.01)
-        server.broker.create_event_hub(hub, partition_count=1)
+        await server.broker.create_event_hub(hub, partition_count=1)
 
     hub_service.call(replace)
     publish(hub_service.connection_string, hub, 4)

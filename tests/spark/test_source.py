@@ -227,7 +227,7 @@ def test_a_hub_made_anew_is_not_mistaken_for_the_old_one(
 
     async def replace(server: TidegateServer) -> None:
         await server.broker.delete_event_hub(hub)
-        server.broker.create_event_hub(hub, partition_count=1)
+        await server.broker.create_event_hub(hub, partition_count=1)
 
     hub_service.call(replace)
     publish(hub_service.connection_string, hub, 9)

@@ -26,8 +26,8 @@ _EVENTS = 60
 
 async def _write_log(data_directory: Path) -> list[Path]:
     manager = await LogManager.open(data_directory, options=_OPTIONS)
-    manager.create_logs("hub", 1)
-    log = manager.log("hub", "0")
+    await manager.create_logs("hub", 1)
+    log = manager.open_log("hub", "0")
     for number in range(_EVENTS):
         await log.append_nowait(bytes([number]) * 100, [100], enqueued_time_ms=number)
     await manager.close()
@@ -36,7 +36,7 @@ async def _write_log(data_directory: Path) -> list[Path]:
 
 async def _surviving(data_directory: Path) -> tuple[list[int], int]:
     manager = await LogManager.open(data_directory, options=_OPTIONS)
-    log = manager.log("hub", "0")
+    log = manager.open_log("hub", "0")
     batches = await read_all(log)
     for batch in batches:
         assert bytes(batch.payload) == bytes([batch.base_sequence_number]) * 100
@@ -114,7 +114,7 @@ async def test_a_service_refuses_damage_until_it_is_repaired(tmp_path: Path) -> 
     paths[-1].unlink()
     manager = await LogManager.open(tmp_path, options=_OPTIONS)
     with pytest.raises(LogCorruptError, match="tidegate check"):
-        manager.log("hub", "0")
+        manager.open_log("hub", "0")
     await manager.close()
     report = check_log_directory(tmp_path, repair=True)
     assert report.is_repaired
@@ -150,7 +150,7 @@ async def test_a_later_format_is_refused_and_left_alone(place: str, is_last: boo
     manager = await LogManager.open(tmp_path, options=_OPTIONS)
     found = f"format 2.*The log is {tmp_path / 'logs/hub/0'}" if is_last else "format 2"
     with pytest.raises(LogFormatError, match=found):
-        await read_all(manager.log("hub", "0"))
+        await read_all(manager.open_log("hub", "0"))
     await manager.close()
     assert {path: path.read_bytes() for path in paths} == before
 
@@ -165,14 +165,14 @@ async def test_what_was_stored_before_a_pause_is_no_torn_tail(
     crashed = tmp_path / "crashed"
     options = replace(_OPTIONS, segment_bytes_max=100_000, idle_snapshot_s=0.01)
     manager = await LogManager.open(tmp_path / "log", options=options)
-    manager.create_logs("hub", 2)
+    await manager.create_logs("hub", 2)
     for number in range(10):
-        await manager.log("hub", "0").append_nowait(bytes(100), [100], enqueued_time_ms=number)
+        await manager.open_log("hub", "0").append_nowait(bytes(100), [100], enqueued_time_ms=number)
     deadline = time.monotonic() + 10
     while _next_of_snapshot(tmp_path / "log") != 10:
         assert time.monotonic() < deadline
         if is_busy:
-            await manager.log("hub", "1").append_nowait(bytes(100), [100], enqueued_time_ms=0)
+            await manager.open_log("hub", "1").append_nowait(bytes(100), [100], enqueued_time_ms=0)
         else:
             await asyncio.sleep(0.01)
     shutil.copytree(tmp_path / "log", crashed)
@@ -189,7 +189,7 @@ async def test_what_was_stored_before_a_pause_is_no_torn_tail(
     assert [found.lost for found in report.damages] == [(9, 10)]
     manager = await LogManager.open(crashed, options=options)
     with pytest.raises(LogCorruptError):
-        await read_all(manager.log("hub", "0"))
+        await read_all(manager.open_log("hub", "0"))
     await manager.close()
 
 

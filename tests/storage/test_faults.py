@@ -33,8 +33,8 @@ _OPTIONS = LogOptions(segment_bytes_max=5000, index_interval_bytes=300)
 
 async def _open(files: SimulatedFiles) -> tuple[LogManager, list[FilePartitionLog]]:
     manager = await LogManager.open(_DATA, options=_OPTIONS, files=files, is_threaded=False)
-    manager.create_logs("hub", 2)
-    return manager, [manager.log("hub", "0"), manager.log("hub", "1")]
+    await manager.create_logs("hub", 2)
+    return manager, [manager.open_log("hub", "0"), manager.open_log("hub", "1")]
 
 
 def _append(
@@ -265,8 +265,8 @@ async def test_a_batch_that_a_full_disk_refused_makes_no_producer_forgotten() ->
     files = SimulatedFiles()
     options = replace(_OPTIONS, producers_max=1)
     manager = await LogManager.open(_DATA, options=options, files=files, is_threaded=False)
-    manager.create_logs("hub", 1)
-    log = manager.log("hub", "0")
+    await manager.create_logs("hub", 1)
+    log = manager.open_log("hub", "0")
     _append(manager, log, b"a", producer=ProducerBatch(5, 0, 0))
     files.space_left = 10
     refused = log.append_nowait(b"b", [1], enqueued_time_ms=1, producer=ProducerBatch(6, 0, 0))

@@ -22,8 +22,8 @@ from tidegate.storage.options import LogOptions
 async def main():
     options = LogOptions(segment_bytes_max=200_000, snapshot_interval_bytes=90_000)
     manager = await LogManager.open(Path(sys.argv[1]), options=options)
-    manager.create_logs("hub", 2)
-    logs = [manager.log("hub", "0"), manager.log("hub", "1")]
+    await manager.create_logs("hub", 2)
+    logs = [manager.open_log("hub", "0"), manager.open_log("hub", "1")]
     number = 0
     while True:
         futures = []
@@ -73,7 +73,9 @@ def _append_until_killed(directory: Path, count: int) -> list[tuple[str, int, in
 
 async def _bounds(directory: Path) -> dict[str, int]:
     manager = await LogManager.open(directory, options=LogOptions())
-    bounds = {partition: manager.log("hub", partition).view.next_sequence_number for partition in ("0", "1")}
+    bounds = {
+        partition: manager.open_log("hub", partition).view.next_sequence_number for partition in ("0", "1")
+    }
     await manager.close()
     return bounds
 
@@ -81,7 +83,7 @@ async def _bounds(directory: Path) -> dict[str, int]:
 async def _check(directory: Path, base: dict[str, int], acknowledged: list[tuple[str, int, int]]) -> None:
     manager = await LogManager.open(directory, options=LogOptions())
     for partition in ("0", "1"):
-        batches = await read_all(manager.log("hub", partition))
+        batches = await read_all(manager.open_log("hub", partition))
         expected = 0
         for batch in batches:
             assert batch.base_sequence_number == expected

@@ -35,9 +35,9 @@ def open_log(tmp_path: Path) -> OpenLog:
     @asynccontextmanager
     async def open_once() -> AsyncIterator[tuple[LogManager, FilePartitionLog]]:
         manager = await LogManager.open(tmp_path, options=_OPTIONS)
-        manager.create_logs("hub", 1)
+        await manager.create_logs("hub", 1)
         try:
-            yield manager, manager.log("hub", "0")
+            yield manager, manager.open_log("hub", "0")
         finally:
             await manager.close()
 
@@ -71,8 +71,8 @@ async def test_a_burst_of_appends_is_answered_in_rounds(
 async def test_a_quiet_partition_does_not_wait_for_the_backlog_of_a_busy_one(tmp_path: Path) -> None:
     """An append is in the next round however many there are for another partition, whose order is kept."""
     manager = await LogManager.open(tmp_path, options=_OPTIONS, is_threaded=False)
-    manager.create_logs("hub", 2)
-    busy, quiet = manager.log("hub", "0"), manager.log("hub", "1")
+    await manager.create_logs("hub", 2)
+    busy, quiet = manager.open_log("hub", "0"), manager.open_log("hub", "1")
     ended: list[str] = []
 
     def append(log: FilePartitionLog, name: str) -> asyncio.Future[AppendResult]:
@@ -314,8 +314,8 @@ async def test_the_queue_is_bounded(tmp_path: Path) -> None:
     """Beyond the bound appends are refused as busy, and go through once the disk has caught up."""
     options = LogOptions(queued_bytes_max=1000, congested_bytes=300)
     manager = await LogManager.open(tmp_path, options=options, is_threaded=False)
-    manager.create_logs("hub", 1)
-    log = manager.log("hub", "0")
+    await manager.create_logs("hub", 1)
+    log = manager.open_log("hub", "0")
     futures = [log.append_nowait(b"x" * 400, [400], enqueued_time_ms=1) for _ in range(2)]
     with pytest.raises(ServerBusyError) as caught:
         log.append_nowait(b"x" * 400, [400], enqueued_time_ms=1)

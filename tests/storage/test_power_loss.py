@@ -73,7 +73,7 @@ async def read_all(log: FilePartitionLog) -> list[RecordBatch]:
 async def _work(
     manager: LogManager, files: SimulatedFiles, histories: list[_History], randomness: random.Random
 ) -> None:
-    logs = [manager.log("hub", str(number)) for number in range(len(histories))]
+    logs = [manager.open_log("hub", str(number)) for number in range(len(histories))]
     for log, history in zip(logs, histories, strict=True):
         await history.check(log)
     for _ in range(30):
@@ -140,7 +140,7 @@ async def _simulate(seed: int, *, is_sync_a_lie: bool) -> None:
     files = SimulatedFiles()
     histories = [_History(), _History()]
     manager = await LogManager.open(_DATA, options=_OPTIONS, files=files, is_threaded=False)
-    manager.create_logs("hub", len(histories))
+    await manager.create_logs("hub", len(histories))
     await manager.close()
     for _ in range(4):
         files.operations_left = randomness.randrange(5, 250)
@@ -152,5 +152,5 @@ async def _simulate(seed: int, *, is_sync_a_lie: bool) -> None:
         files = files.lose_power(randomness)
     manager = await LogManager.open(_DATA, options=_OPTIONS, files=files, is_threaded=False)
     for number, history in enumerate(histories):
-        await history.check(manager.log("hub", str(number)))
+        await history.check(manager.open_log("hub", str(number)))
     await manager.close()

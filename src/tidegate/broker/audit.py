@@ -16,31 +16,26 @@ from __future__ import annotations
 import json
 import logging
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from enum import Enum
-from pathlib import Path
 from typing import Any, Final
 
 from tidegate.broker.authorization import Grant
 from tidegate.broker.names import shown_policy_name
 from tidegate.broker.peers import UNKNOWN_PEER, Door, Peer
 from tidegate.model.clock import Clock
-from tidegate.storage.files import Files, WritableFile, read_whole, write_all
+from tidegate.storage.engine import LineLog
 
-FILE_NAME: Final = "audit.jsonl"
-HUBS_FILE_NAME: Final = "audit-hubs.jsonl"
-SIGN_INS_FILE_NAME: Final = "sign-ins.jsonl"
-OLDER_SUFFIX: Final = ".1.jsonl"
-
-FILE_BYTES_MAX: Final = 4 * 1024 * 1024
-"""Size at which a file replaces the older one (our choice: some 10,000 changes)."""
+CHANGES_NAME: Final = "audit"
+HUBS_NAME: Final = "audit-hubs"
+SIGN_INS_NAME: Final = "sign-ins"
 
 RECORDS_MAX: Final = 5_000
-"""Records kept in memory from each file (our choice: a few MB)."""
+"""Records of each kind kept in memory (our choice: a few MB)."""
 
 TEXT_CHARACTERS_MAX: Final = 300
 """Longer strings are shortened (our choice)."""
@@ -143,17 +138,17 @@ class AuditRecord:
 class AuditTrail:
     """The trail of one namespace."""
 
-    def __init__(self, clock: Clock, files: Files, directory: Path) -> None:
-        """Reads the files in ``directory``."""
+    def __init__(self, clock: Clock, open_lines: Callable[[str], LineLog]) -> None:
+        """open_lines: opens the lines of a kind, which are read."""
         self._clock = clock
-        names = (FILE_NAME, HUBS_FILE_NAME, SIGN_INS_FILE_NAME)
-        self._files = tuple(_AuditFile(files, directory / name) for name in names)
-        self._changes, self._hubs_changes, self._sign_ins = self._files
+        names = (CHANGES_NAME, HUBS_NAME, SIGN_INS_NAME)
+        self._kinds = tuple(_Kind(open_lines(name)) for name in names)
+        self._changes, self._hubs_changes, self._sign_ins = self._kinds
         self._hours: dict[tuple[Action, str, str], _Hour] = {}
         self._count = 0  # for the order, since the wall clock may be set back
-        earlier = [record for file in self._files for record in file.read()]
+        earlier = [record for kind in self._kinds for record in kind.read()]
         for record in sorted(earlier, key=lambda record: record.time):
-            self._hold(record, self._file_of(record))
+            self._hold(record, self._kind_of(record))
 
     def record(
         self, action: Action, target: str = "", *, old: Values | None = None, new: Values | None = None
@@ -176,11 +171,11 @@ class AuditTrail:
         record = AuditRecord(
             time, action.value, target, actor.policy, actor.scope, peer.address, peer.door.value, old, new
         )
-        file = self._file_of(record)
-        self._hold(record, file)
+        kind = self._kind_of(record)
+        self._hold(record, kind)
         fields = asdict(record)
         _log.info("%s %.300s", action.value, target or "the namespace", extra={"audit": fields})
-        file.append(json.dumps(fields).encode() + b"\n")
+        kind.lines.append(json.dumps(fields).encode() + b"\n")
 
     def record_refused_sign_in(self, policy: str, address: str, reason: str) -> None:
         """Record a refused sign-in."""
@@ -189,21 +184,21 @@ class AuditTrail:
 
     def newest_first(self) -> list[AuditRecord]:
         """The records in memory."""
-        held = [each for file in self._files for each in file.held]
+        held = [each for kind in self._kinds for each in kind.held]
         return [record for _, record in sorted(held, key=lambda each: each[0], reverse=True)]
 
     def close(self) -> None:
-        for file in self._files:
-            file.close()
+        for kind in self._kinds:
+            kind.lines.close()
 
-    def _file_of(self, record: AuditRecord) -> _AuditFile:
+    def _kind_of(self, record: AuditRecord) -> _Kind:
         if Action(record.action) in _SIGN_INS:
             return self._sign_ins
         return self._hubs_changes if record.scope else self._changes
 
-    def _hold(self, record: AuditRecord, file: _AuditFile) -> None:
+    def _hold(self, record: AuditRecord, kind: _Kind) -> None:
         self._count += 1
-        file.held.append((self._count, record))
+        kind.held.append((self._count, record))
 
     def _admit(self, action: Action, actor: Actor) -> int | None:
         """How many were left out since the last recorded one; None: this one is left out, too."""
@@ -246,57 +241,17 @@ class _Hour:
     left_out: int = 0
 
 
-class _AuditFile:
-    """Records of one kind, in memory, in a file and in an older file."""
+class _Kind:
+    """Records of one kind, in memory and as lines."""
 
-    def __init__(self, files: Files, path: Path) -> None:
+    def __init__(self, lines: LineLog) -> None:
         self.held: deque[tuple[int, AuditRecord]] = deque(maxlen=RECORDS_MAX)
-        self._files = files
-        self._path, self._older_path = path, path.with_suffix(OLDER_SUFFIX)
-        self._file: WritableFile | None = None
-        self._position = 0
-
-    def append(self, line: bytes) -> None:
-        """Write a record; an OSError is logged."""
-        try:
-            self._append(line)
-        except OSError as error:
-            self.close()
-            _log.error("the audit trail cannot be written to %s: %s", self._path, error)
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        self.lines = lines
 
     def read(self) -> list[AuditRecord]:
-        """The newest records of both files; later ones are appended after the last complete line."""
-        older, _ = self._read(self._older_path)
-        newer, self._position = self._read(self._path)
-        return [*older, *newer]
-
-    def _append(self, line: bytes) -> None:
-        if self._file is not None and self._position + len(line) > FILE_BYTES_MAX:
-            self.close()
-            self._files.rename(self._path, self._older_path)
-            self._position = 0
-        if self._file is None:
-            is_there = self._files.exists(self._path)
-            self._file = self._files.open_writable(self._path) if is_there else self._files.create(self._path)
-        self._position = write_all(self._file, [line], self._position)
-
-    def _read(self, path: Path) -> tuple[list[AuditRecord], int]:
-        """The newest records of a file, and the position after its last complete line."""
-        try:
-            data = read_whole(self._files, path)
-        except FileNotFoundError:
-            return [], 0
-        except OSError as error:
-            _log.error("the audit trail cannot be read from %s: %s", path, error)
-            return [], 0
-        end = data.rfind(b"\n") + 1
-        records = (_parse(line) for line in data[:end].splitlines()[-RECORDS_MAX:])
-        return [record for record in records if record is not None], end
+        """The newest records."""
+        records = (_parse(line) for line in self.lines.read()[-RECORDS_MAX:])
+        return [record for record in records if record is not None]
 
 
 def _parse(line: bytes) -> AuditRecord | None:

@@ -1,38 +1,37 @@
-"""The catalog: a namespace, its event hubs and policies, in one JSON file that is replaced atomically.
+"""The catalog: a namespace, its event hubs and policies, as one JSON value of the engine's control log.
 
-The rule: memory changes only after the file, so that reported changes survive a power loss.
+The rule: memory changes only after the control log, so that reported changes survive a power loss.
 
     format version 1   hubs, consumer groups; policies of the namespace, with one key each
     format version 2   also a second key per policy; policies, revoked publishers, the largest event and the
                        capture settings of hubs; the tier and the throughput units of the namespace
 
-A file of version 1 is read, and written as version 2 when the service starts.
+A value of version 1 is read, and written as version 2 when the service starts.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
-import logging
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any, Final
+from functools import wraps
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
 import msgspec
 
 from tidegate.broker.authorization import ROOT_POLICY_NAME, Claim, SharedAccessPolicy
 from tidegate.model.capture import CaptureSettings
-from tidegate.model.errors import InvalidArgumentError, LogCorruptError, LogFailedError
+from tidegate.model.errors import InvalidArgumentError, LogCorruptError, TidegateError
 from tidegate.model.hub_settings import HUB_SETTINGS, HubChanges, HubSettings, checked_changes, hub_changes_in
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP, TIER_DEFAULT, Tier, TierLimits
-from tidegate.storage.files import Files, OsFiles, RenameInDoubtError, read_whole, replace_whole
-from tidegate.storage.log_manager import LOGS_NAME
-from tidegate.storage.write_errors import step_error
+from tidegate.storage.engine import ControlLog
 
-CATALOG_NAME: Final = "catalog.json"
+CATALOG_KEY: Final = "catalog"
+"""In the control log."""
+
 _FORMAT_VERSION = 2
 _READABLE_VERSIONS = (1, 2)
-_logger: Final = logging.getLogger(__name__)
 _REFUSALS = (InvalidArgumentError, msgspec.ValidationError)
 
 
@@ -84,78 +83,82 @@ class CatalogContents:
     """None: throughput is not limited."""
 
 
-class CatalogInDoubtError(LogFailedError):
-    """A change is in the file, but may not survive a power loss. Until the restart, nothing may be promised
-    that relies on the old contents alone, or on the new ones alone."""
-
-
 class Catalog:
-    """The catalog of one data directory."""
+    """The catalog of one namespace."""
 
-    def __init__(self, files: Files, path: Path, contents: CatalogContents) -> None:
-        self._files = files
-        self._path = path
+    def __init__(self, control: ControlLog, contents: CatalogContents, version: int) -> None:
+        """version: of the value in the control log."""
+        self._control = control
+        self._version = version
         self.contents = contents
-        self.failure: LogFailedError | None = None
-        """Why it refuses changes until a restart; None: it accepts them."""
+        self.changing: Final = asyncio.Lock()
+        """See ``serialized``."""
 
     @classmethod
-    def open(cls, files: Files, data_directory: Path) -> Catalog:
+    async def open(cls, control: ControlLog) -> Catalog:
         """Read the catalog, or create one with a root policy that has random keys.
 
-        Raises LogCorruptError (the file does not parse), LogFullError, ServerBusyError, LogFailedError.
+        Raises LogCorruptError (it does not parse), LogFullError, ServerBusyError, LogFailedError.
         """
-        path = data_directory / CATALOG_NAME
-        try:
-            version, contents = _read(files, path)
-        except OSError as error:
-            if not isinstance(error, FileNotFoundError):
-                raise step_error(error, "read the catalog", path) from error
+        cell = await control.read(CATALOG_KEY)
+        if cell is None:
             root = SharedAccessPolicy.generate(ROOT_POLICY_NAME, Claim)
-            catalog = cls(files, path, CatalogContents((root,)))
-            catalog.replace_contents(catalog.contents)
+            catalog = cls(control, CatalogContents((root,)), 0)
+            await catalog.replace_contents(catalog.contents)
             return catalog
-        catalog = cls(files, path, contents)
-        if version != _FORMAT_VERSION:
-            # Reading an older file made second keys: they must be the same after the next start.
-            catalog.replace_contents(contents)
+        format_version, contents = _parse(cell.value, control.place)
+        catalog = cls(control, contents, cell.version)
+        if format_version != _FORMAT_VERSION:
+            # Reading an older value made second keys: they must be the same after the next start.
+            await catalog.replace_contents(contents)
         return catalog
 
-    @staticmethod
-    def read(files: Files, data_directory: Path) -> CatalogContents:
-        """What the catalog holds, without writing anything.
+    @property
+    def failure(self) -> TidegateError | None:
+        """Why it refuses changes until a restart; None: it accepts them."""
+        return self._control.failure
 
-        Raises LogCorruptError, FileNotFoundError.
+    async def replace_contents(self, contents: CatalogContents) -> None:
+        """Replace the catalog; durable on return. For methods that are ``serialized``.
+
+        Raises as ``ControlLog.change``.
         """
-        return _read(files, data_directory / CATALOG_NAME)[1]
-
-    def replace_contents(self, contents: CatalogContents) -> None:
-        """Replace the catalog; durable on return.
-
-        Raises CatalogInDoubtError, and LogFullError, ServerBusyError, LogFailedError: the old contents then
-        stay.
-        """
-        if self.failure is not None:
-            raise LogFailedError(self.failure.message, next_step=self.failure.next_step)
-        try:
-            replace_whole(self._files, self._path, _encode(contents), is_durable=True)
-        except RenameInDoubtError as error:
-            # As after a failed sync of a log: a later sync that succeeds would prove nothing about this one.
-            self.failure = CatalogInDoubtError(
-                f"The catalog {self._path} accepts no more changes: it is not known whether the last one "
-                f"survives a power loss, because the sync of {self._path.parent} failed ({error.strerror}).",
-                next_step="Check the disk, restart the service, and look whether the change was made.",
-            )
-            _logger.error("%s", self.failure)
-            raise self.failure from error
-        except OSError as error:
-            raise step_error(error, "write the catalog", self._path) from error
+        self._version = await self._control.change(
+            CATALOG_KEY, _encode(contents), expected_version=self._version
+        )
         self.contents = contents
 
-    def replace_event_hub(self, record: EventHubRecord) -> None:
+    async def replace_event_hub(self, record: EventHubRecord) -> None:
         """Replace the record with the same id."""
         hubs = tuple(record if hub.hub_id == record.hub_id else hub for hub in self.contents.event_hubs)
-        self.replace_contents(replace(self.contents, event_hubs=hubs))
+        await self.replace_contents(replace(self.contents, event_hubs=hubs))
+
+
+class _HasCatalog(Protocol):
+    _catalog: Catalog
+
+
+_Owner = TypeVar("_Owner", bound=_HasCatalog)
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def serialized(
+    method: Callable[Concatenate[_Owner, _P], Awaitable[_T]],
+) -> Callable[Concatenate[_Owner, _P], Coroutine[Any, Any, _T]]:
+    """For a method that changes the catalog: one change at a time, as each may wait for the engine."""
+
+    @wraps(method)
+    async def change(self: _Owner, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        async with self._catalog.changing:
+            return await method(self, *args, **kwargs)
+
+    return change
+
+
+def parse_catalog(data: bytes, place: str) -> CatalogContents:
+    """What a catalog holds. place: where it is kept, for messages. Raises LogCorruptError."""
+    return _parse(data, place)[1]
 
 
 def _encode(contents: CatalogContents) -> bytes:
@@ -169,14 +172,13 @@ def _plain(value: Tier | frozenset[Claim]) -> object:
     return value.value if isinstance(value, Tier) else sorted(claim.value for claim in value)
 
 
-def _read(files: Files, path: Path) -> tuple[int, CatalogContents]:
-    data = read_whole(files, path)
+def _parse(data: bytes, place: str) -> tuple[int, CatalogContents]:
     try:
         document = json.loads(data)
         version = document["format_version"]
         if version not in _READABLE_VERSIONS:
             raise LogCorruptError(
-                f"The catalog {path} has format version {version!r}; this release reads "
+                f"The catalog in {place} has format version {version!r}; this release reads "
                 f"{_READABLE_VERSIONS[0]} to {_FORMAT_VERSION}.",
                 next_step="Run the release that wrote it.",
             )
@@ -185,7 +187,7 @@ def _read(files: Files, path: Path) -> tuple[int, CatalogContents]:
     except (ValueError, KeyError, TypeError, AttributeError, *_REFUSALS) as error:
         # The parser's message may quote the file, which contains keys: only its type is reported.
         raise LogCorruptError(
-            f"Cannot parse the catalog {path} ({type(error).__name__}).",
+            f"Cannot parse the catalog in {place} ({type(error).__name__}).",
             next_step="Restore it from a backup; the logs beside it are not affected.",
         ) from None
     return version, contents
@@ -195,41 +197,3 @@ def _parse_event_hub(hub: dict[str, Any]) -> EventHubRecord:
     capture = hub.pop("capture", None)
     record = msgspec.convert({**hub, **hub_changes_in(hub), "hub_id": hub["id"]}, EventHubRecord)
     return record if capture is None else replace(record, capture=CaptureSettings.from_mapping(capture))
-
-
-@dataclass(frozen=True, slots=True)
-class CatalogDamage:
-    """A damage of the catalog, or a mismatch with the logs."""
-
-    path: Path
-    description: str
-
-
-def check_catalog(data_directory: Path) -> Iterator[CatalogDamage]:
-    """All damages of the catalog; none if no service has started in the directory yet. Writes nothing.
-
-    It cannot be repaired: only a backup has its keys and names. Raises OSError.
-    """
-    path = data_directory / CATALOG_NAME
-    logs_directory = data_directory / LOGS_NAME
-    kept = {entry.name for entry in logs_directory.iterdir() if entry.is_dir()}
-    if not path.exists():
-        if kept:
-            yield CatalogDamage(
-                path,
-                f"the catalog is missing but the logs of {len(kept)} event hubs exist: a "
-                "service would start with no event hub and a new key",
-            )
-        return
-    try:
-        contents = Catalog.read(OsFiles(), data_directory)
-    except LogCorruptError as error:
-        yield CatalogDamage(path, error.message)
-        return
-    for hub in contents.event_hubs:
-        for partition_id in map(str, range(hub.partition_count)):
-            directory = logs_directory / hub.hub_id / partition_id
-            if not directory.is_dir():
-                yield CatalogDamage(
-                    directory, f"the log of partition {partition_id} of the event hub {hub.name!r} is missing"
-                )

@@ -8,7 +8,7 @@ from typing import Any, Final, Unpack
 
 from tidegate.broker.audit import Action, AuditTrail
 from tidegate.broker.authorization import Authorizer, SharedAccessPolicy
-from tidegate.broker.catalog import Catalog, EventHubRecord
+from tidegate.broker.catalog import Catalog, EventHubRecord, serialized
 from tidegate.broker.names import validate_name, validate_publisher_name
 from tidegate.broker.partition import Partition
 from tidegate.broker.publishers import PublisherRecords
@@ -180,7 +180,8 @@ class EventHub:
             return partition
         return self.partitions[partition_for_key(partition_key, len(self.partitions))]
 
-    def create_consumer_group(self, name: str) -> None:
+    @serialized
+    async def create_consumer_group(self, name: str) -> None:
         """Create a consumer group; durable on return.
 
         Raises InvalidArgumentError (the name), AlreadyExistsError, QuotaExceededError, LogFullError.
@@ -194,10 +195,11 @@ class EventHub:
                 f"The event hub {self.name!r} has {len(groups)} consumer groups, the most that the "
                 f"{self._catalog.contents.tier.value} tier allows."
             )
-        self._replace_record(replace(self._record, consumer_groups=(*groups, name)))
+        await self._replace_record(replace(self._record, consumer_groups=(*groups, name)))
         self._audit.record(Action.CREATE_CONSUMER_GROUP, f"{self.name}/consumergroups/{name}")
 
-    def delete_consumer_group(self, name: str) -> None:
+    @serialized
+    async def delete_consumer_group(self, name: str) -> None:
         """Delete a consumer group; its receivers stay until they close.
 
         Raises NotFoundError, InvalidArgumentError (``$Default``), LogFullError.
@@ -206,10 +208,11 @@ class EventHub:
         if found == DEFAULT_CONSUMER_GROUP:
             raise InvalidArgumentError(f"The consumer group {DEFAULT_CONSUMER_GROUP} cannot be deleted.")
         groups = tuple(group for group in self._record.consumer_groups if group != found)
-        self._replace_record(replace(self._record, consumer_groups=groups))
+        await self._replace_record(replace(self._record, consumer_groups=groups))
         self._audit.record(Action.DELETE_CONSUMER_GROUP, f"{self.name}/consumergroups/{found}")
 
-    def update(self, *, partition_count: int | None = None, **changes: Unpack[HubChanges]) -> None:
+    @serialized
+    async def update(self, *, partition_count: int | None = None, **changes: Unpack[HubChanges]) -> None:
         """Change settings; durable on return, and all or none. See ``Broker.update_event_hub``."""
         record = self._record
         if partition_count is not None and partition_count != record.partition_count:
@@ -221,7 +224,7 @@ class EventHub:
         record = record.changed(changes, self._limits)
         if record != self._record:
             before, after = self._record.choices(), record.choices()
-            self._replace_record(record)
+            await self._replace_record(record)
             changed = [name for name in after if after[name] != before[name]]
             self._audit.record(
                 Action.UPDATE_EVENT_HUB,
@@ -230,11 +233,12 @@ class EventHub:
                 new={name: after[name] for name in changed},
             )
 
-    def set_capture(self, settings: CaptureSettings | None) -> None:
+    @serialized
+    async def set_capture(self, settings: CaptureSettings | None) -> None:
         """See ``Broker.set_capture``."""
         before = self._record.capture
         if settings != before:
-            self._replace_record(replace(self._record, capture=settings))
+            await self._replace_record(replace(self._record, capture=settings))
             self._audit.record(
                 Action.DELETE_CAPTURE if settings is None else Action.SET_CAPTURE,
                 self.name,
@@ -249,9 +253,9 @@ class EventHub:
         """The policies of this hub."""
         return self._record.policies
 
-    def replace_policies(self, policies: Iterable[SharedAccessPolicy]) -> None:
+    async def replace_policies(self, policies: Iterable[SharedAccessPolicy]) -> None:
         """Replace the hub's policies, also for open connections. Raises LogFullError."""
-        self._replace_record(replace(self._record, policies=tuple(policies)))
+        await self._replace_record(replace(self._record, policies=tuple(policies)))
         self._authorizer.set_policies(self._record.policies, event_hub=self.name)
 
     @property
@@ -259,7 +263,8 @@ class EventHub:
         """Publishers that may not send, in the order of revocation."""
         return self._record.revoked_publishers
 
-    def revoke_publisher(self, name: str) -> None:
+    @serialized
+    async def revoke_publisher(self, name: str) -> None:
         """Stop a publisher from sending, whatever its token, and end its open links. Durable on return.
 
         Names ignore case. Raises InvalidArgumentError (the name), AlreadyExistsError (already revoked),
@@ -275,17 +280,18 @@ class EventHub:
                 f"{self.name!r} has {len(revoked)} revoked publishers, the maximum for names of that length.",
                 next_step="Regenerate the key that signed their tokens, and restore them.",
             )
-        self._replace_record(replace(self._record, revoked_publishers=(*revoked, name)))
+        await self._replace_record(replace(self._record, revoked_publishers=(*revoked, name)))
         self._authorizer.announce_change()
         self._audit.record(Action.REVOKE_PUBLISHER, f"{self.name}/publishers/{name}")
 
-    def restore_publisher(self, name: str) -> None:
+    @serialized
+    async def restore_publisher(self, name: str) -> None:
         """Let a revoked publisher send again. Durable on return. Raises NotFoundError, LogFullError."""
         wanted = name.lower()
         if wanted not in self._revoked:
             raise NotFoundError(f"The publisher {name[:80]!r} of {self.name!r} is not revoked.")
         left = tuple(known for known in self._record.revoked_publishers if known.lower() != wanted)
-        self._replace_record(replace(self._record, revoked_publishers=left))
+        await self._replace_record(replace(self._record, revoked_publishers=left))
         self._audit.record(Action.RESTORE_PUBLISHER, f"{self.name}/publishers/{name}")
 
     def is_publisher_revoked(self, name: str) -> bool:
@@ -318,8 +324,8 @@ class EventHub:
     def _limits(self) -> TierLimits:
         return TIER_LIMITS[self._catalog.contents.tier]
 
-    def _replace_record(self, record: EventHubRecord) -> None:
-        self._catalog.replace_event_hub(record)
+    async def _replace_record(self, record: EventHubRecord) -> None:
+        await self._catalog.replace_event_hub(record)
         self._record = record
         self._revoked = _lower(record.revoked_publishers)
         self._on_change()

@@ -1,10 +1,7 @@
-"""The broker: a namespace of event hubs over one data directory.
+"""The broker: a namespace of event hubs over one log engine.
 
-Everything is called on the event loop that ran ``Broker.open``. On disk:
-
-    lock            held while a service runs
-    catalog.json    the namespace, its event hubs, and policies with their keys (mode 0600)
-    logs/<hub id>/<partition id>/    the partition logs (see ``tidegate.storage``)
+Everything is called on the event loop that ran ``Broker.open``. Changes are made one after another, each
+durable when its call returns.
 """
 
 from __future__ import annotations
@@ -14,12 +11,11 @@ import os
 import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from pathlib import Path
 from typing import Final, Unpack
 
 from tidegate.broker.audit import Action, AuditTrail
 from tidegate.broker.authorization import Authorizer, Claim, Grant, SharedAccessPolicy
-from tidegate.broker.catalog import Catalog, CatalogInDoubtError, EventHubRecord
+from tidegate.broker.catalog import Catalog, EventHubRecord, serialized
 from tidegate.broker.event_hub import EventHub, EventHubStatistics
 from tidegate.broker.key_guard import KeyGuard
 from tidegate.broker.listeners import Listeners
@@ -43,9 +39,7 @@ from tidegate.model.hub_settings import HubChanges
 from tidegate.model.limits import HUB_NAME_CHARACTERS_MAX, TIER_LIMITS, Tier, TierLimits
 from tidegate.model.sas import key_name_in
 from tidegate.model.times import milliseconds_of
-from tidegate.storage.files import Files, OsFiles
-from tidegate.storage.log_manager import LogManager
-from tidegate.storage.options import LogOptions
+from tidegate.storage.engine import ChangeInDoubtError, LogEngine
 
 _HOUR_MS: Final = 3_600_000
 _logger = logging.getLogger(__name__)
@@ -54,7 +48,7 @@ _logger = logging.getLogger(__name__)
 class Broker:
     """A namespace; open it with ``await Broker.open(...)`` and ``await close()`` it."""
 
-    def __init__(self, catalog: Catalog, logs: LogManager, clock: Clock, audit: AuditTrail) -> None:
+    def __init__(self, catalog: Catalog, engine: LogEngine, clock: Clock, audit: AuditTrail) -> None:
         """Use ``open``."""
         self.is_lost_position_refused = False
         """True: a reader whose next event was removed by retention gets an error. False: it continues with
@@ -62,7 +56,7 @@ class Broker:
         self.capture_destinations: CaptureDestinations | None = None
         """Where hubs may be captured to; None: anywhere except a cloud's metadata."""
         self._catalog = catalog
-        self._logs = logs
+        self._engine = engine
         self._clock = clock
         self.authorizer: Final = Authorizer(
             catalog.contents.policies, is_event_hub=lambda name: name.lower() in self._event_hubs
@@ -80,43 +74,33 @@ class Broker:
         self._retention_clock = RetentionClock(milliseconds_of(clock.now_utc()), clock.monotonic())
 
     @classmethod
-    async def open(
-        cls,
-        data_directory: Path,
-        *,
-        clock: Clock,
-        options: LogOptions | None = None,
-        files: Files | None = None,
-    ) -> Broker:
-        """Open the namespace in ``data_directory`` and recover its logs.
+    async def open(cls, engine: LogEngine, *, clock: Clock) -> Broker:
+        """Open the namespace that ``engine`` keeps; closes the engine if that fails, and else in ``close``.
 
-        A new one has no event hubs, and one policy RootManageSharedAccessKey with a random key.
-        A partition that cannot be opened refuses everything with the reason; the others are served.
-        Raises DirectoryInUseError (another service uses it), LogCorruptError (the catalog), LogFullError,
-        ServerBusyError, LogFailedError.
+        A new one has no event hubs, and one policy RootManageSharedAccessKey with a random key. A partition
+        that cannot be opened refuses everything with the reason; the others are served.
+        Raises LogCorruptError (the catalog), LogFullError, ServerBusyError, LogFailedError.
         """
-        files = files or OsFiles()
-        logs = await LogManager.open(data_directory, options=options, files=files)
         try:
-            catalog = Catalog.open(files, data_directory)
-            broker = cls(catalog, logs, clock, AuditTrail(clock, files, data_directory))
+            catalog = await Catalog.open(engine.control)
+            broker = cls(catalog, engine, clock, AuditTrail(clock, engine.open_lines))
             for record in catalog.contents.event_hubs:
                 broker._add_event_hub(record)
             broker._report_unopened()
             broker._retention_clock = RetentionClock(broker._newest_ms(), clock.monotonic())
             broker._warn_of_short_keys()
             known = [record.hub_id for record in catalog.contents.event_hubs]
-            for hub_id in logs.unknown_hub_ids(known):
+            for hub_id in engine.unknown_hub_ids(known):
                 # An older catalog may have been restored: their owner must decide whether to remove them.
                 _logger.warning("The logs %s belong to no event hub in the catalog; they are kept.", hub_id)
         except BaseException:
-            await logs.close()
+            await engine.close()
             raise
         return broker
 
     async def close(self) -> None:
         """Refuse new appends, finish those queued, and release the data directory. Idempotent."""
-        await self._logs.close()
+        await self._engine.close()
         self.audit.close()
 
     # -- authorization
@@ -146,7 +130,8 @@ class Broker:
         """One policy of an event hub, or (None) of the namespace. Raises NotFoundError."""
         return find_policy(self.policies(event_hub), name)
 
-    def create_policy(
+    @serialized
+    async def create_policy(
         self,
         event_hub: str | None,
         name: str,
@@ -162,7 +147,7 @@ class Broker:
         NotFoundError (no such hub), LogFullError.
         """
         policies = add_policy(self.policies(event_hub), name, claims, key=key, secondary_key=secondary_key)
-        self._replace_policies(event_hub, policies)
+        await self._replace_policies(event_hub, policies)
         warn_of_short_keys(policies[-1], event_hub)
         given = {"primary": key, "secondary": secondary_key}
         chosen = [which for which, value in given.items() if value is not None]
@@ -170,7 +155,8 @@ class Broker:
         self.audit.record(Action.CREATE_POLICY, _policy_target(event_hub, name), new=new)
         return policies[-1]
 
-    def delete_policy(self, event_hub: str | None, name: str) -> None:
+    @serialized
+    async def delete_policy(self, event_hub: str | None, name: str) -> None:
         """Delete a policy of an event hub, or (None) of the namespace; durable on return.
 
         Links that were opened with its keys end. The namespace's last policy with Manage cannot be deleted,
@@ -184,10 +170,11 @@ class Broker:
                 next_step="Create another one first, or regenerate its keys.",
             )
         old = {"claims": _claim_names(self.policy(event_hub, name))}
-        self._replace_policies(event_hub, policies)
+        await self._replace_policies(event_hub, policies)
         self.audit.record(Action.DELETE_POLICY, _policy_target(event_hub, name), old=old)
 
-    def regenerate_key(
+    @serialized
+    async def regenerate_key(
         self, event_hub: str | None, name: str, *, is_secondary: bool = False, key: str | None = None
     ) -> SharedAccessPolicy:
         """Replace a policy's primary (or secondary) key; None is a random one. Durable on return.
@@ -196,7 +183,7 @@ class Broker:
         LogFullError.
         """
         policies = replace_key(self.policies(event_hub), name, is_secondary=is_secondary, key=key)
-        self._replace_policies(event_hub, policies)
+        await self._replace_policies(event_hub, policies)
         policy = find_policy(policies, name)
         warn_of_short_keys(policy, event_hub)
         new = {"key": "secondary" if is_secondary else "primary", "chosen": key is not None}
@@ -215,24 +202,26 @@ class Broker:
         """The limits of the tier."""
         return TIER_LIMITS[self.tier]
 
-    def set_tier(self, tier: Tier) -> None:
+    @serialized
+    async def set_tier(self, tier: Tier) -> None:
         """Apply the limits of another tier; durable on return.
 
         The maximum event size changes immediately (open links notice when they exceed it); existing
         partitions, consumer groups and retention do not change. Raises LogFullError.
         """
         old = self.tier
-        self._catalog.replace_contents(replace(self._catalog.contents, tier=tier))
+        await self._catalog.replace_contents(replace(self._catalog.contents, tier=tier))
         self.audit.record(Action.UPDATE_NAMESPACE, old={"tier": old.value}, new={"tier": tier.value})
 
-    def set_throughput_units(self, units: int | None) -> None:
+    @serialized
+    async def set_throughput_units(self, units: int | None) -> None:
         """Set the throughput units, also for later starts; None removes the limit.
 
         Raises InvalidArgumentError, LogFullError.
         """
         validate_units(units)
         old = self.throughput.units
-        self._catalog.replace_contents(replace(self._catalog.contents, throughput_units=units))
+        await self._catalog.replace_contents(replace(self._catalog.contents, throughput_units=units))
         self.throughput.set_units(units)
         self.audit.record(
             Action.UPDATE_NAMESPACE, old={"throughput_units": old}, new={"throughput_units": units}
@@ -240,7 +229,8 @@ class Broker:
 
     # -- event hubs
 
-    def create_event_hub(
+    @serialized
+    async def create_event_hub(
         self,
         name: str,
         *,
@@ -267,12 +257,10 @@ class Broker:
         ).changed(settings, limits)
         if name.lower() in self._event_hubs:
             raise AlreadyExistsError(f"The event hub {name!r} already exists.")
-        self._logs.create_logs(record.hub_id, partition_count)
-        for index in range(partition_count):
-            # First, since it may fail: the catalog must not have a hub that cannot be used.
-            self._logs.log(record.hub_id, str(index))
+        # First, since it may fail: the catalog must not have a hub that cannot be used.
+        await self._engine.create_logs(record.hub_id, partition_count)
         contents = self._catalog.contents
-        self._catalog.replace_contents(replace(contents, event_hubs=(*contents.event_hubs, record)))
+        await self._catalog.replace_contents(replace(contents, event_hubs=(*contents.event_hubs, record)))
         event_hub = self._add_event_hub(record)
         if name in self.authorizer.host_names:
             # An audience that begins with the name has meant the service, and now is ambiguous.
@@ -296,7 +284,7 @@ class Broker:
             )
         return event_hub
 
-    def update_event_hub(
+    async def update_event_hub(
         self,
         name: str,
         *,
@@ -310,10 +298,10 @@ class Broker:
         Raises NotFoundError, InvalidArgumentError, LogFullError.
         """
         event_hub = self.event_hub(name)
-        event_hub.update(partition_count=partition_count, **changes)
+        await event_hub.update(partition_count=partition_count, **changes)
         return event_hub
 
-    def set_capture(self, name: str, settings: CaptureSettings | None) -> None:
+    async def set_capture(self, name: str, settings: CaptureSettings | None) -> None:
         """Set how an event hub is captured; None: not at all. Durable on return.
 
         Raises NotFoundError, InvalidArgumentError (a destination outside ``capture_destinations``),
@@ -323,7 +311,7 @@ class Broker:
             CapturePlace.parse(settings.destination)
             if self.capture_destinations is not None:
                 self.capture_destinations.check(settings.destination, real_path=os.path.realpath)
-        self.event_hub(name).set_capture(settings)
+        await self.event_hub(name).set_capture(settings)
 
     def add_change_listener(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Call ``listener`` after an event hub was created, changed or deleted; returns a function that
@@ -337,24 +325,30 @@ class Broker:
     async def delete_event_hub(self, name: str) -> None:
         """Delete an event hub with all its events; waiters on its partitions get ClosedError.
 
-        Raises NotFoundError, LogFullError, CatalogInDoubtError: the hub is then no longer served, and it
+        Raises NotFoundError, LogFullError, ChangeInDoubtError: the hub is then no longer served, and it
         shows after a restart whether it was deleted. Cancellation: the hub is deleted; remaining files are
         removed at the next start.
         """
+        event_hub = await self._take_out(name)
+        await self._engine.delete_logs(event_hub.description.hub_id)
+
+    @serialized
+    async def _take_out(self, name: str) -> EventHub:
+        """Remove an event hub from the catalog and from what is served."""
         event_hub = self.event_hub(name)
         hub_id = event_hub.description.hub_id
         contents = self._catalog.contents
         remaining = tuple(record for record in contents.event_hubs if record.hub_id != hub_id)
         try:
-            self._catalog.replace_contents(replace(contents, event_hubs=remaining))
-        except CatalogInDoubtError:
+            await self._catalog.replace_contents(replace(contents, event_hubs=remaining))
+        except ChangeInDoubtError:
             # It may be gone after the restart: it must acknowledge nothing more. Its files stay.
             self._forget(event_hub)
-            self._logs.close_logs(hub_id)
+            self._engine.close_logs(hub_id)
             raise
         self.audit.record(Action.DELETE_EVENT_HUB, event_hub.name, old=event_hub.choices())
         self._forget(event_hub)
-        await self._logs.delete_logs(hub_id)
+        return event_hub
 
     async def apply_retention(self) -> int:
         """Remove the segments beyond their hub's retention; returns how many. Call it periodically.
@@ -391,11 +385,11 @@ class Broker:
     @property
     def is_congested(self) -> bool:
         """Whether too many appends wait for the disk: stop reading from producers."""
-        return self._logs.is_congested
+        return self._engine.is_congested
 
     async def wait_uncongested(self) -> None:
         """Return once producers may be read from again. Cancellation: no effect."""
-        await self._logs.wait_uncongested()
+        await self._engine.wait_uncongested()
 
     @property
     def catalog_failure(self) -> TidegateError | None:
@@ -428,9 +422,7 @@ class Broker:
                 warn_of_short_keys(policy, event_hub)
 
     def _add_event_hub(self, record: EventHubRecord) -> EventHub:
-        logs = [
-            self._logs.log_or_failed(record.hub_id, str(index)) for index in range(record.partition_count)
-        ]
+        logs = [self._engine.log(record.hub_id, str(index)) for index in range(record.partition_count)]
         event_hub = EventHub(
             record,
             logs,
@@ -453,11 +445,13 @@ class Broker:
         self.authorizer.set_policies((), event_hub=event_hub.name)
         self._listeners.call()
 
-    def _replace_policies(self, event_hub: str | None, policies: tuple[SharedAccessPolicy, ...]) -> None:
+    async def _replace_policies(
+        self, event_hub: str | None, policies: tuple[SharedAccessPolicy, ...]
+    ) -> None:
         if event_hub is not None:
-            self.event_hub(event_hub).replace_policies(policies)
+            await self.event_hub(event_hub).replace_policies(policies)
             return
-        self._catalog.replace_contents(replace(self._catalog.contents, policies=policies))
+        await self._catalog.replace_contents(replace(self._catalog.contents, policies=policies))
         self.authorizer.set_policies(policies)
 
     def __repr__(self) -> str:

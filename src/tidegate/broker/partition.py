@@ -24,7 +24,7 @@ from tidegate.model.hub_properties import PartitionEnds
 from tidegate.model.position import EventPosition, PositionKind
 from tidegate.model.times import milliseconds_of, time_of
 from tidegate.storage.engine import Bounds, LogReader, PartitionLog
-from tidegate.storage.partition_log import closed_error, copy_error
+from tidegate.storage.log_errors import closed_error, copy_error
 from tidegate.storage.record import AppendResult, ProducerBatch, RecordBatch
 
 _START_OFFSET = "-1"

@@ -52,6 +52,7 @@ from tidegate.server.memory import (
     open_files_max,
     start_kept_from_collections,
 )
+from tidegate.server.opening import open_broker
 from tidegate.server.ready import (
     ReadyInformation,
     profile_path,
@@ -195,14 +196,14 @@ class TidegateServer:
         """The log, prepared for its clients."""
         settings, stack = self.settings, self._exit_stack
         options = LogOptions(open_segments_max=min(LogOptions().open_segments_max, open_files_max() // 8))
-        broker = await Broker.open(settings.data_dir, clock=self._clock, options=options)
+        broker = await open_broker(settings.data_dir, clock=self._clock, options=options)
         stack.push_async_callback(broker.close)
         broker.capture_destinations = CaptureDestinations(
             settings.capture_destinations or (str(settings.data_dir.absolute() / "capture"),)
         )
         broker.is_lost_position_refused = settings.is_lost_position_refused
         broker.authorizer.set_host_names(self._host_names(certificate))
-        self._prepare(broker)
+        await self._prepare(broker)
         if settings.ready_file is not None:
             # A killed service may have left the file; programs that wait for it must not read the old one.
             with _step("remove the old ready file", settings.ready_file):
@@ -317,10 +318,11 @@ class TidegateServer:
         if self.settings.is_profile_written and read_profile(os.environ) == old:
             write_profile(ready, os.environ)
 
-    def _prepare(self, broker: Broker) -> None:
+    async def _prepare(self, broker: Broker) -> None:
         if self.settings.root_key is not None:
-            set_root_key(broker, self.settings.root_key)
-        apply_declared(broker, self.settings.declared, lambda change: _log.info("configuration: %s", change))
+            await set_root_key(broker, self.settings.root_key)
+        report = partial(_log.info, "configuration: %s")
+        await apply_declared(broker, self.settings.declared, report)
         root = next((policy for policy in broker.policies() if policy.name == ROOT_POLICY_NAME), None)
         if root is not None and EMULATOR_KEY in root.keys and not is_loopback(self.settings.host):
             _log.warning(

@@ -17,7 +17,7 @@ Report = Callable[[str], None]
 """Called with each change, as one line without secrets."""
 
 
-def apply_declared(broker: Broker, declared: DeclaredNamespace, report: Report) -> None:
+async def apply_declared(broker: Broker, declared: DeclaredNamespace, report: Report) -> None:
     """Create missing entities and change those that differ; delete nothing.
 
     Raises InvalidArgumentError (all conflicts together, or a value that the tier does not allow),
@@ -41,65 +41,65 @@ def apply_declared(broker: Broker, declared: DeclaredNamespace, report: Report) 
             next_step="These cannot be changed. Correct the file, or delete them first.",
         )
     if declared.tier is not None and declared.tier is not broker.tier:
-        broker.set_tier(declared.tier)
+        await broker.set_tier(declared.tier)
         report(f"set the tier to {declared.tier.value}")
     if declared.throughput_units is not None:
         units = None if declared.throughput_units is Switch.OFF else declared.throughput_units
         if units != broker.throughput.units:
-            broker.set_throughput_units(units)
+            await broker.set_throughput_units(units)
             report(f"set the throughput units to {'off' if units is None else units}")
-    _apply_policies(broker, None, declared.policies, report)
+    await _apply_policies(broker, None, declared.policies, report)
     for wanted in declared.event_hubs:
-        _apply_event_hub(broker, wanted, report)
+        await _apply_event_hub(broker, wanted, report)
 
 
-def set_root_key(broker: Broker, key: str) -> None:
+async def set_root_key(broker: Broker, key: str) -> None:
     """Set the root policy's primary key; creates the policy if it was deleted.
 
     Raises InvalidArgumentError (its message does not contain the key), LogFullError.
     """
     root = next((policy for policy in broker.policies() if policy.name == ROOT_POLICY_NAME), None)
     if root is None:
-        broker.create_policy(None, ROOT_POLICY_NAME, Claim, key=key)
+        await broker.create_policy(None, ROOT_POLICY_NAME, Claim, key=key)
     elif root.key != key:
-        broker.regenerate_key(None, ROOT_POLICY_NAME, key=key)
+        await broker.regenerate_key(None, ROOT_POLICY_NAME, key=key)
 
 
-def _apply_event_hub(broker: Broker, wanted: DeclaredEventHub, report: Report) -> None:
+async def _apply_event_hub(broker: Broker, wanted: DeclaredEventHub, report: Report) -> None:
     known = {hub.name.lower() for hub in broker.list_event_hubs()}
     if wanted.name.lower() not in known:
-        broker.create_event_hub(wanted.name, partition_count=wanted.partition_count, **wanted.settings)
+        await broker.create_event_hub(wanted.name, partition_count=wanted.partition_count, **wanted.settings)
         report(f"created the event hub {wanted.name} with {wanted.partition_count} partitions")
     else:
         before = broker.event_hub(wanted.name).description
-        broker.update_event_hub(wanted.name, **wanted.settings)
+        await broker.update_event_hub(wanted.name, **wanted.settings)
         if broker.event_hub(wanted.name).description != before:
             report(f"changed the settings of the event hub {wanted.name}")
     event_hub = broker.event_hub(wanted.name)
     groups = {group.lower() for group in event_hub.description.consumer_groups}
     for group in wanted.consumer_groups:
         if group.lower() not in groups:
-            event_hub.create_consumer_group(group)
+            await event_hub.create_consumer_group(group)
             report(f"created the consumer group {group} of {wanted.name}")
-    _apply_policies(broker, wanted.name, wanted.policies, report)
+    await _apply_policies(broker, wanted.name, wanted.policies, report)
     if wanted.capture is not None:
         capture = None if isinstance(wanted.capture, Switch) else wanted.capture
         if capture != event_hub.description.capture:
-            broker.set_capture(wanted.name, capture)
+            await broker.set_capture(wanted.name, capture)
             report(f"set the capture of {wanted.name} to {'off' if capture is None else capture.destination}")
 
 
-def _apply_policies(
+async def _apply_policies(
     broker: Broker, event_hub: str | None, declared: Iterable[DeclaredPolicy], report: Report
 ) -> None:
     where = "the namespace" if event_hub is None else event_hub
     for wanted in declared:
         found = _named(broker.policies(event_hub), wanted.name)
         if found is None:
-            broker.create_policy(event_hub, wanted.name, wanted.claims, key=wanted.key)
+            await broker.create_policy(event_hub, wanted.name, wanted.claims, key=wanted.key)
             report(f"created the policy {wanted.name} of {where}")
         elif wanted.key is not None and wanted.key != found.key:
-            broker.regenerate_key(event_hub, found.name, key=wanted.key)
+            await broker.regenerate_key(event_hub, found.name, key=wanted.key)
             report(f"replaced the primary key of the policy {found.name} of {where}")
 
 

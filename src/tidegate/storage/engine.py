@@ -1,6 +1,7 @@
 """What the broker needs of a log: the seam between ``broker`` and an engine that keeps it.
 
-    LogEngine       creates and deletes the logs of hubs
+    LogEngine       creates and deletes the logs of hubs, and has the control log
+    ControlLog      a few values that change as a whole: the catalog
     PartitionLog    appends to one partition, and knows its bounds
     LogReader       reads a partition in order
 
@@ -12,11 +13,11 @@ once, on the event loop's thread.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from tidegate.model.errors import TidegateError
+from tidegate.model.errors import LogFailedError, ServerBusyError, TidegateError
 from tidegate.storage.producers import ProducerState
 from tidegate.storage.record import AppendResult, ProducerBatch, RecordBatch
 
@@ -136,4 +137,117 @@ class PartitionLog(Protocol):
 
         Raises ClosedError. Cancellation: leaves no trace.
         """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A value of the control log."""
+
+    version: int
+    """1 for the first value of a key, and one more for each change."""
+    value: bytes
+
+
+class ControlConflictError(ServerBusyError):
+    """Another change of the key came first: nothing was changed. Read it again, and try again."""
+
+
+class ChangeInDoubtError(LogFailedError):
+    """A change was made, and may not survive a power loss. Until the restart, nothing may be promised that
+    relies on the old value alone, or on the new one alone."""
+
+
+class ControlLog(Protocol):
+    """Values by key, each changed as a whole, in one order for all who use the engine."""
+
+    @property
+    def place(self) -> str:
+        """Where it is kept, for messages to the operator."""
+        ...
+
+    @property
+    def failure(self) -> TidegateError | None:
+        """Why it refuses changes until a restart; None: it accepts them."""
+        ...
+
+    async def read(self, key: str) -> Cell | None:
+        """The value of a key; None if it has none. Raises LogFailedError, ServerBusyError."""
+        ...
+
+    async def change(self, key: str, value: bytes, *, expected_version: int) -> int:
+        """Set the value of a key if it has ``expected_version`` (0: none); returns the new version.
+
+        Durable on return. Raises ControlConflictError, ChangeInDoubtError, and LogFullError, ServerBusyError,
+        LogFailedError: the old value then stays.
+        Cancellation: the change may or may not take place.
+        """
+        ...
+
+
+class LineLog(Protocol):
+    """The newest lines of a kind, within some MB. Not durable: a power loss may remove the last ones."""
+
+    def read(self) -> list[bytes]:
+        """All complete lines, oldest first. Call it before the first ``append``. A failure is logged."""
+        ...
+
+    def append(self, line: bytes) -> None:
+        """Add a line, which ends with a line feed. A failure is logged."""
+        ...
+
+    def close(self) -> None:
+        """Release it; harmless twice."""
+        ...
+
+
+class LogEngine(Protocol):
+    """Keeps the logs of all hubs of one namespace."""
+
+    @property
+    def control(self) -> ControlLog:
+        """The control log."""
+        ...
+
+    def open_lines(self, name: str) -> LineLog:
+        """The lines of a kind."""
+        ...
+
+    async def create_logs(self, hub_id: str, partition_count: int) -> None:
+        """Create the logs "0", "1", … of a hub, ready for use; durable on return.
+
+        Again after a failure is harmless. Raises LogFullError, ServerBusyError, LogFailedError.
+        """
+        ...
+
+    def log(self, hub_id: str, partition_id: str) -> PartitionLog:
+        """The log of a partition. One that cannot be opened has ``failure`` set and no known bounds."""
+        ...
+
+    def close_logs(self, hub_id: str) -> None:
+        """Refuse everything more of a hub; its events stay."""
+        ...
+
+    async def delete_logs(self, hub_id: str) -> None:
+        """Close a hub's logs and remove their events. What cannot be removed is logged.
+
+        Cancellation: the logs are closed; the rest is removed at the next start.
+        """
+        ...
+
+    def unknown_hub_ids(self, known: Iterable[str]) -> list[str]:
+        """Logs of hubs that are not in ``known``; never changed, as they may be the only copy."""
+        ...
+
+    @property
+    def is_congested(self) -> bool:
+        """Whether too many appends wait: stop reading from producers."""
+        ...
+
+    async def wait_uncongested(self) -> None:
+        """Wait until the engine is not congested. Cancellation: leaves no trace."""
+        ...
+
+    async def close(self) -> None:
+        """Refuse new appends and finish queued ones. Harmless twice."""
         ...

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from tidegate.model.errors import TidegateError
 from tidegate.storage.engine import Bounds, LogReader
-from tidegate.storage.partition_log import closed_error, copy_error
+from tidegate.storage.log_errors import closed_error, copy_error
 from tidegate.storage.producers import ProducerState
 from tidegate.storage.record import AppendResult, ProducerBatch, RecordBatch
 

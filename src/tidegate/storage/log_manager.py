@@ -1,4 +1,4 @@
-"""All partition logs of a data directory: its lock, the writer thread, and the limit on queued appends.
+"""The file engine: all logs of a data directory, its lock, the writer thread, the limit on queued appends.
 
 <data directory>/lock                                  held while a service runs
 <data directory>/logs/<hub id>/<partition id>/         segments, indexes, snapshot (``state``), ``gaps``
@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Final
 
 from tidegate.model.errors import ClosedError, LogFailedError, ServerBusyError, TidegateError
+from tidegate.storage.control_log import FileControlLog
 from tidegate.storage.engine import PartitionLog
 from tidegate.storage.failed_log import FailedLog
 from tidegate.storage.files import DirectoryLock, Files, OsFiles
 from tidegate.storage.group_commit import Command, Delivery, GroupCommit
+from tidegate.storage.line_file import LineFile
 from tidegate.storage.options import LogOptions
 from tidegate.storage.partition_log import FilePartitionLog
 from tidegate.storage.partition_writer import AppendRequest, PartitionWriter
@@ -32,7 +34,7 @@ _logger = logging.getLogger(__name__)
 
 
 class LogManager:
-    """All logs of a data directory; create it with ``await LogManager.open(...)``, then ``await close()``."""
+    """A ``LogEngine`` on a data directory: ``await LogManager.open(...)``, then ``await close()``."""
 
     def __init__(
         self,
@@ -49,6 +51,7 @@ class LogManager:
         self._lock = lock
         self._options = options
         self._files = files
+        self.control = FileControlLog(files, data_directory)
         self._loop = asyncio.get_running_loop()
         self._logs: dict[tuple[str, str], FilePartitionLog] = {}
         self._failed: dict[tuple[str, str], FailedLog] = {}
@@ -116,10 +119,12 @@ class LogManager:
 
     # -- logs
 
-    def create_logs(self, hub_id: str, partition_count: int) -> None:
-        """Create a hub's directories; durable on return. Raises LogFullError, ServerBusyError,
-        LogFailedError.
-        """
+    def open_lines(self, name: str) -> LineFile:
+        """See ``LogEngine``."""
+        return LineFile(self._files, self._data_directory, name)
+
+    async def create_logs(self, hub_id: str, partition_count: int) -> None:
+        """See ``LogEngine``."""
         directory = self._logs_directory / hub_id
         try:
             for index in range(partition_count):
@@ -128,8 +133,10 @@ class LogManager:
             self._files.sync_directory(self._logs_directory)
         except OSError as error:
             raise step_error(error, "create the logs", directory) from error
+        for index in range(partition_count):
+            self.open_log(hub_id, str(index))
 
-    def log(self, hub_id: str, partition_id: str) -> FilePartitionLog:
+    def open_log(self, hub_id: str, partition_id: str) -> FilePartitionLog:
         """The log of a partition, recovered on first use. Raises LogCorruptError, LogFullError,
         ServerBusyError, LogFailedError.
         """
@@ -143,10 +150,10 @@ class LogManager:
                 raise step_error(error, "open the log", directory) from error
         return log
 
-    def log_or_failed(self, hub_id: str, partition_id: str) -> PartitionLog:
-        """As ``log``; if it cannot be opened, a log that refuses every call with the reason."""
+    def log(self, hub_id: str, partition_id: str) -> PartitionLog:
+        """See ``LogEngine``."""
         try:
-            return self.log(hub_id, partition_id)
+            return self.open_log(hub_id, partition_id)
         except TidegateError as error:
             failure = error
         except Exception as error:  # whatever it is, it must not keep the other partitions from being served
@@ -159,23 +166,18 @@ class LogManager:
         failed = self._failed[hub_id, partition_id] = FailedLog(failure)
         return failed
 
-    def close_logs(self, hub_id: str) -> list[FilePartitionLog]:
-        """Refuse everything more of a hub; its files stay."""
-        logs = [log for key, log in self._logs.items() if key[0] == hub_id]
-        for log in logs:
+    def close_logs(self, hub_id: str) -> None:
+        """See ``LogEngine``."""
+        for log in self._logs_of(hub_id):
             log.close()
             log.forget_files()
         for key in [key for key in self._failed if key[0] == hub_id]:
             self._failed.pop(key).close()
-        return logs
 
     async def delete_logs(self, hub_id: str) -> None:
-        """Close a hub's logs and remove their files.
-
-        Files that cannot be removed are logged. Cancellation: the logs are closed; remaining files are
-        removed at the next start.
-        """
-        logs = self.close_logs(hub_id)
+        """See ``LogEngine``."""
+        logs = self._logs_of(hub_id)
+        self.close_logs(hub_id)
         for key in [key for key in self._logs if key[0] == hub_id]:
             del self._logs[key]
 
@@ -204,7 +206,7 @@ class LogManager:
         await asyncio.shield(removal)
 
     def unknown_hub_ids(self, known: Iterable[str]) -> list[str]:
-        """Log directories of hubs that are not in ``known``; never changed, as they may be the only copy."""
+        """See ``LogEngine``."""
         return sorted(set(self._files.list_names(self._logs_directory)) - set(known))
 
     # -- load
@@ -241,6 +243,9 @@ class LogManager:
         self._commit.commit_queued()
 
     # -- helpers
+
+    def _logs_of(self, hub_id: str) -> list[FilePartitionLog]:
+        return [log for key, log in self._logs.items() if key[0] == hub_id]
 
     def _recover(self, directory: Path) -> FilePartitionLog:
         recovered = recover_log(directory, files=self._files, options=self._options)

@@ -14,9 +14,10 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Protocol
 
-from tidegate.model.errors import ClosedError, LogFailedError, ServerBusyError, TidegateError
+from tidegate.model.errors import LogFailedError, ServerBusyError, TidegateError
 from tidegate.storage.engine import Bounds
 from tidegate.storage.group_commit import GroupCommit
+from tidegate.storage.log_errors import closed_error, copy_error
 from tidegate.storage.log_view import LogView
 from tidegate.storage.partition_writer import AppendRequest, PartitionWriter
 from tidegate.storage.producers import ProducerState
@@ -385,14 +386,3 @@ class FileReader:
         """See ``LogReader``."""
         if self._log.readers.pop(self, None) is not None and self._place is not None:
             self._log.remember(self._next, self._place)
-
-
-def closed_error() -> ClosedError:
-    return ClosedError("The partition is closed: its event hub was deleted or the service is stopping.")
-
-
-def copy_error(error: TidegateError) -> TidegateError:
-    """A copy for one of several waiters: a shared error would collect the traceback of each."""
-    copy = type(error)(error.message, next_step=error.next_step, retry_after_s=error.retry_after_s)
-    copy.__cause__ = error.__cause__
-    return copy

@@ -111,11 +111,11 @@ class TestedService:
         """Create an event hub; name: None generates one. Raises AlreadyExistsError, InvalidArgumentError."""
         made = self.service.create_hub(name, partition_count=partition_count, retention_hours=retention_hours)
 
-        def add_groups(server: TidegateServer) -> None:
+        async def add_groups(server: TidegateServer) -> None:
             for group in consumer_groups:
-                server.broker.event_hub(made).create_consumer_group(group)
+                await server.broker.event_hub(made).create_consumer_group(group)
 
-        self.service.ask(add_groups)
+        self.service.call(add_groups)
         return TestedEventHub(made, partition_count, self)
 
     def delete(self, name: str) -> None:

@@ -188,7 +188,7 @@ class HubService(_Hub):
         """Create an event hub and return its name; None generates one."""
         chosen = name if name is not None else _make_name()
         hours = RETENTION_HOURS_DEFAULT if retention_hours is None else retention_hours
-        self.ask(
+        self.call(
             lambda server: server.broker.create_event_hub(
                 chosen, partition_count=partition_count, retention_hours=hours
             )

@@ -44,7 +44,7 @@ def check(output: Output, directory: Path, repair: bool) -> None:
       tidegate check ./log
       tidegate check ./log --repair
     """
-    from tidegate.broker.catalog import check_catalog
+    from tidegate.cli.service.check_catalog import check_catalog
 
     try:
         report = _check_logs(directory, repair=repair, is_shown=output.is_table)

@@ -76,7 +76,7 @@ class CapturePages(NamespacePages):
     async def end_capture(self, request: Request) -> Response:
         await form_of(request)
         hub = self.hub_to_change(request)
-        self.namespace.broker.set_capture(hub.name, None)
+        await self.namespace.broker.set_capture(hub.name, None)
         return done(request, f"{hub.name} is captured no longer.", f"/hubs/{hub.name}/capture")
 
     async def _context(self, request: Request) -> dict[str, Any]:

@@ -49,7 +49,7 @@ class NamespacePages(Pages):
     async def change_hub(
         self,
         request: Request,
-        change: Callable[[EventHub], object],
+        change: Callable[[EventHub], Awaitable[object]],
         refuse: Callable[[TidegateError], Awaitable[Response]],
         text: str,
         tab: str,
@@ -60,7 +60,7 @@ class NamespacePages(Pages):
         """
         hub = self.hub_to_change(request)
         try:
-            change(hub)
+            await change(hub)
         except TidegateError as error:
             return await refuse(error)
         return done(request, text, f"/hubs/{hub.name}/{tab}")
@@ -158,7 +158,7 @@ class HubPages(NamespacePages):
         hub = self.hub_to_change(request)
         try:
             changes = changed_settings(fields, setting_texts(hub.description))
-            self.namespace.broker.update_event_hub(hub.name, **changes)
+            await self.namespace.broker.update_event_hub(hub.name, **changes)
         except TidegateError as error:
             return self._settings(request, fields, error)
         text = "The settings are changed." if changes else "Nothing was changed."

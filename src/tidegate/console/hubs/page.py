@@ -51,7 +51,7 @@ class HubListPages(NamespacePages):
         fields = texts_of(await form_of(request))
         require_manage(request)
         try:
-            hub = self.namespace.broker.create_event_hub(
+            hub = await self.namespace.broker.create_event_hub(
                 fields.get("name", ""),
                 partition_count=whole_number(fields, "partition_count", "The number of partitions"),
                 **changed_settings(fields, _BLANK),

@@ -117,12 +117,12 @@ def _read_namespace(call: Call) -> object:
     }
 
 
-def _update_namespace(call: Call) -> object:
+async def _update_namespace(call: Call) -> object:
     wanted = call.wanted(shapes.NamespaceUpdate)
     if wanted.throughput_units is not UNSET:
-        call.broker.set_throughput_units(wanted.throughput_units)
+        await call.broker.set_throughput_units(wanted.throughput_units)
     if wanted.tier is not UNSET:
-        call.broker.set_tier(wanted.tier)
+        await call.broker.set_tier(wanted.tier)
     return _read_namespace(call)
 
 
@@ -135,35 +135,35 @@ def _list_audit_records(call: Call) -> object:
     ]
 
 
-def _create_event_hub(call: Call) -> object:
+async def _create_event_hub(call: Call) -> object:
     values = call.values
     partition_count = cast(int, values.get("partition_count", PARTITION_COUNT_DEFAULT))
     return _event_hub(
-        call.broker.create_event_hub(
+        await call.broker.create_event_hub(
             cast(str, values["name"]), partition_count=partition_count, **hub_changes_in(values)
         )
     )
 
 
-def _update_event_hub(call: Call) -> object:
+async def _update_event_hub(call: Call) -> object:
     values = call.values
     partition_count = cast("int | None", values.get("partition_count"))
     return _event_hub(
-        call.broker.update_event_hub(
+        await call.broker.update_event_hub(
             call.parameters["hub"], partition_count=partition_count, **hub_changes_in(values)
         )
     )
 
 
-def _create_consumer_group(call: Call) -> object:
+async def _create_consumer_group(call: Call) -> object:
     name = call.wanted(shapes.Named).name
-    call.event_hub.create_consumer_group(name)
+    await call.event_hub.create_consumer_group(name)
     return {"name": name}
 
 
-def _create_policy(call: Call) -> object:
+async def _create_policy(call: Call) -> object:
     wanted = call.wanted(shapes.PolicyCreation)
-    policy = call.broker.create_policy(
+    policy = await call.broker.create_policy(
         call.scope,
         wanted.name,
         wanted.claims,
@@ -173,17 +173,17 @@ def _create_policy(call: Call) -> object:
     return _policy(policy, call)
 
 
-def _regenerate_key(call: Call) -> object:
+async def _regenerate_key(call: Call) -> object:
     wanted = call.wanted(shapes.KeyRegeneration)
-    policy = call.broker.regenerate_key(
+    policy = await call.broker.regenerate_key(
         call.scope, call.parameters["policy"], is_secondary=wanted.is_secondary, key=wanted.key
     )
     return _policy(policy, call)
 
 
-def _revoke_publisher(call: Call) -> object:
+async def _revoke_publisher(call: Call) -> object:
     name = call.wanted(shapes.Named).name
-    call.event_hub.revoke_publisher(name)
+    await call.event_hub.revoke_publisher(name)
     return {"name": name}
 
 
@@ -201,14 +201,14 @@ def _read_capture_statistics(call: Call) -> object:
     return asdict(found)
 
 
-def _set_capture(call: Call) -> object:
-    call.broker.set_capture(call.parameters["hub"], CaptureSettings.from_mapping(call.values))
+async def _set_capture(call: Call) -> object:
+    await call.broker.set_capture(call.parameters["hub"], CaptureSettings.from_mapping(call.values))
     return _read_capture(call)
 
 
-def _delete_capture(call: Call) -> None:
+async def _delete_capture(call: Call) -> None:
     _read_capture(call)
-    call.broker.set_capture(call.parameters["hub"], None)
+    await call.broker.set_capture(call.parameters["hub"], None)
 
 
 def _policy_operations(prefix: str, suffix: str, of: str) -> tuple[Operation, ...]:

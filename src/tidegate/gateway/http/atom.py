@@ -139,7 +139,7 @@ class _AnyCaseRoute(Route):
         self.path_regex = re.compile(self.path_regex.pattern, re.IGNORECASE)
 
 
-def _put_event_hub(call: _Call) -> Answer:
+async def _put_event_hub(call: _Call) -> Contents:
     properties = parse_description(call.body, "EventHubDescription")
     days = _integer(properties, "MessageRetentionInDays")
     partition_count = _integer(properties, "PartitionCount")
@@ -155,10 +155,10 @@ def _put_event_hub(call: _Call) -> Answer:
     if call.is_update:
         name = call.parameters["hub"]
         return _event_hub(
-            call.broker.update_event_hub(name, partition_count=partition_count or None, **settings)
+            await call.broker.update_event_hub(name, partition_count=partition_count or None, **settings)
         )
     return _event_hub(
-        call.broker.create_event_hub(
+        await call.broker.create_event_hub(
             call.parameters["hub"],
             partition_count=partition_count or PARTITION_COUNT_DEFAULT,
             **settings,
@@ -166,10 +166,10 @@ def _put_event_hub(call: _Call) -> Answer:
     )
 
 
-def _put_consumer_group(call: _Call) -> Answer:
+async def _put_consumer_group(call: _Call) -> Contents:
     parse_description(call.body, "ConsumerGroupDescription")
     if not call.is_update:  # otherwise nothing could change
-        call.event_hub.create_consumer_group(call.parameters["group"])
+        await call.event_hub.create_consumer_group(call.parameters["group"])
     return _consumer_group(call, call.group)
 
 
@@ -180,13 +180,13 @@ def _read_revoked_publisher(call: _Call) -> Answer:
     return _revoked_publisher(call, name)
 
 
-def _revoke_publisher(call: _Call) -> Answer:
+async def _revoke_publisher(call: _Call) -> Contents:
     name = call.parameters["publisher"]
     described = parse_description(call.body, "RevokedPublisherDescription").get("Name") or name
     if described != name:
         raise InvalidArgumentError("The Name in the body is not the publisher of the address.")
     try:
-        call.event_hub.revoke_publisher(name)
+        await call.event_hub.revoke_publisher(name)
     except AlreadyExistsError:
         if not call.is_update:
             raise
