@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from tests.processor.virtual_processes import Process, World
 
@@ -15,6 +16,7 @@ from tidegate.processor.handlers import CloseReason
 from tidegate.processor.host.partition_manager import PartitionManager
 from tidegate.processor.lease import GroupKey, Lease, LeaseSnapshot
 from tidegate.processor.options import PartitionManagerOptions
+from tidegate.processor.pump.pump import PartitionPump
 from tidegate.processor.stores.memory import MemoryStore
 
 GROUP = GroupKey("localhost", "hub", "$Default")
@@ -112,7 +114,7 @@ class Host:
             ),
             clock=cluster.world,
             random=random.Random(cluster.world.random.random()),
-            pumps=self.pumps,
+            make_pump=self.pumps.make,
             on_exception=lambda error, partition_id: self.errors.append((error, partition_id)),
         )
         self.run_task = self.process.start(self.manager.run())
@@ -187,6 +189,23 @@ class Line:
             raise StoreUnavailableError("The line is cut after the call.")
 
 
+@dataclass
+class Pump:
+    """One of ``Pumps``."""
+
+    pumps: Pumps
+    lease: Lease
+
+    def start(self) -> None:
+        self.pumps.start_pump(self.lease)
+
+    async def stop(self, reason: CloseReason) -> None:
+        await self.pumps.stop_pump(self.lease.partition_id, reason)
+
+    def renew_lease(self, lease: Lease) -> None:
+        self.pumps.lease_renewed(lease)
+
+
 class Pumps:
     """Records what it is told, and who breaks its rules."""
 
@@ -198,6 +217,9 @@ class Pumps:
         self._cluster = cluster
         self._host = host
         self._stopping: set[str] = set()
+
+    def make(self, lease: Lease) -> PartitionPump:
+        return cast(PartitionPump, Pump(self, lease))
 
     def start_pump(self, lease: Lease) -> None:
         if lease.partition_id in self.running:

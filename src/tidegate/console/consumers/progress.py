@@ -194,7 +194,7 @@ def progress_of(
 
 
 def _stalled_s(checkpoint: ProcessorCheckpoint, unread_since: datetime | None, now: datetime) -> float | None:
-    """Seconds of backlog without progress, by the rule of hosts (``processor.host.pumps``); None: not
+    """Seconds of backlog without progress, by the rule of hosts (``processor.host.watchdog``); None: not
     stalled.
 
     unread_since: when the first unprocessed event was enqueued; backlog exists since then. It is unknown

@@ -27,13 +27,14 @@ from tidegate.model.errors import ClosedError, InvalidArgumentError, TidegateErr
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
 from tidegate.processor.handlers import EventHandler, ProcessorFactory, TransactionalHandler
 from tidegate.processor.host.partition_manager import PartitionManager
-from tidegate.processor.host.pumps import HostPumps
+from tidegate.processor.host.watchdog import Watchdog
 from tidegate.processor.lease import GroupKey
 from tidegate.processor.options import EventProcessorOptions, PartitionManagerOptions
+from tidegate.processor.pump.pump import PartitionPump
 from tidegate.processor.pump.session import PumpEnvironment
 from tidegate.processor.pump.shared_reads import SharedRead
 from tidegate.processor.registration import Registration, check_registration
-from tidegate.processor.statistics import HostStatistics
+from tidegate.processor.statistics import HostStatistics, PartitionStatistics
 from tidegate.processor.store import ProcessorStore
 from tidegate.transport.clock import SystemClock
 from tidegate.transport.tasks import TaskOwner
@@ -226,10 +227,10 @@ class EventProcessorHost:
     def statistics(self) -> HostStatistics:
         """The owned partitions and their progress."""
         run = self._run
-        return HostStatistics(self.host_name, self.group, {} if run is None else run.pumps.statistics())
+        return HostStatistics(self.host_name, self.group, {} if run is None else run.statistics())
 
     def __repr__(self) -> str:
-        state = "not registered" if self._run is None else f"{len(self._run.pumps.statistics())} partitions"
+        state = "not registered" if self._run is None else f"{len(self._run.statistics())} partitions"
         return f"<EventProcessorHost {self.host_name} {self.group} {state}>"
 
 
@@ -275,11 +276,6 @@ class _HostRun:
             refused=self._note_refused,
             served=self._note_served,
         )
-        self.pumps = HostPumps(
-            environment,
-            lambda partition_id: self._manager.reacquire(partition_id),
-            stall_timeout_s=host._manager_options.effective_stall_timeout_s,
-        )
         self._manager = PartitionManager(
             group=group,
             store=store,
@@ -288,15 +284,24 @@ class _HostRun:
             options=host._manager_options,
             clock=host._clock,
             random=host._random,
-            pumps=self.pumps,
+            make_pump=lambda lease: PartitionPump(environment, lease, self._manager.reacquire),
             on_exception=self._report,
         )
+        self._stalls = Watchdog(
+            environment,
+            self._manager.pumps,
+            stall_timeout_s=host._manager_options.effective_stall_timeout_s,
+        )
+
+    def statistics(self) -> dict[str, PartitionStatistics]:
+        """Statistics of each pump, by partition id."""
+        return {key: pump.statistics() for key, pump in sorted(self._manager.pumps.items())}
 
     def start(self) -> None:
         """Start the tasks that hold leases and watch the pumps and the hub."""
         self._supervisors.start(self._manager.run(), name="partition manager")
         self._supervisors.start(self._follow_hub(), name="partitions of the hub")
-        self._watchdog = self._supervisors.start(self.pumps.watch(), name="watchdog")
+        self._watchdog = self._supervisors.start(self._stalls.watch(), name="watchdog")
 
     async def wait(self) -> None:
         """Return when it has ended. Raises its failure."""

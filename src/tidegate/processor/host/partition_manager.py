@@ -29,9 +29,10 @@ from tidegate.model.clock import Clock
 from tidegate.model.errors import StoreUnavailableError
 from tidegate.processor.handlers import CloseReason
 from tidegate.processor.host.balancer import decide_balance, seconds_until_change
-from tidegate.processor.host.pump_control import PartitionPumps, PumpControl
+from tidegate.processor.host.pump_control import PumpControl
 from tidegate.processor.lease import GroupKey, Lease, LeaseSnapshot, LeaseStore, LeaseWatch
 from tidegate.processor.options import PartitionManagerOptions
+from tidegate.processor.pump.pump import PartitionPump
 from tidegate.transport.tasks import TaskOwner
 
 logger = logging.getLogger(__name__)
@@ -62,7 +63,7 @@ class PartitionManager:
         options: PartitionManagerOptions,
         clock: Clock,
         random: random_module.Random,
-        pumps: PartitionPumps,
+        make_pump: Callable[[Lease], PartitionPump],
         on_exception: Callable[[Exception, str | None], None],
     ) -> None:
         """owner: the host's name; two hosts with the same name keep taking each other's partitions.
@@ -78,7 +79,7 @@ class PartitionManager:
         self._random = random
         self._on_exception = on_exception
         self._control = PumpControl(
-            pumps, on_exception=self._report, on_start_failed=self._give_back_unstarted
+            make_pump, on_exception=self._report, on_start_failed=self._give_back_unstarted
         )
         self._tasks = TaskOwner(f"partition manager of {owner}")
         self._watch = LeaseWatch()
@@ -105,6 +106,11 @@ class PartitionManager:
     def leases(self) -> Mapping[str, Lease]:
         """A live view of the leases held, by partition id, as last renewed."""
         return MappingProxyType(self._leases)
+
+    @property
+    def pumps(self) -> Mapping[str, PartitionPump]:
+        """A live view of the pumps, by partition id, even if they are being stopped."""
+        return self._control.pumps
 
     def add_partitions(self, partition_ids: Sequence[str]) -> None:
         """Include new partitions from the next cycle on. partition_ids: all of the hub, in its order."""
@@ -238,7 +244,7 @@ class PartitionManager:
             self._owner,
             lease_duration_s=self._options.lease_duration_s,
             choice=self._random.random(),
-            pumped=self._control.partition_ids | self._leases.keys(),
+            pumped=self._control.pumps.keys() | self._leases.keys(),
         )
         is_beaten = False
         wanted = [*(each for each, _ in actions.acquire), *(lease.partition_id for lease in actions.steal)]

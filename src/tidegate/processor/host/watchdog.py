@@ -1,4 +1,4 @@
-"""The pumps of a host, and the watchdog that restarts those without progress.
+"""The watchdog of a host, which restarts pumps without progress.
 
 A partition is stalled if it had backlog for ``stall_timeout_s`` without making a step. There are two cases:
 for a handler call that does not return, the backlog is its events; during a wait (for events, or for the
@@ -11,15 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from tidegate.model.errors import PartitionStalledError, TidegateError
-from tidegate.processor.handlers import CloseReason
-from tidegate.processor.lease import Lease
-from tidegate.processor.pump.pump import PartitionPump, Reacquire
+from tidegate.processor.pump.pump import PartitionPump
 from tidegate.processor.pump.session import PartitionSession, PumpEnvironment
-from tidegate.processor.statistics import PartitionStatistics
 
 _LOOKS_PER_TIMEOUT: Final = 4
 """Checks per stall time-out: a stall is noticed at most a quarter of the time-out late (our choice)."""
@@ -35,49 +33,26 @@ class _Observation:
     """Monotonic time; None: no backlog seen since the last step."""
 
 
-class HostPumps:
-    """``PartitionPumps``: a pump for each lease that the host holds."""
+class Watchdog:
+    """Restarts a host's pumps that are stalled."""
 
-    def __init__(self, environment: PumpEnvironment, reacquire: Reacquire, *, stall_timeout_s: float) -> None:
+    def __init__(
+        self, environment: PumpEnvironment, pumps: Mapping[str, PartitionPump], *, stall_timeout_s: float
+    ) -> None:
+        """pumps: by partition; a live view."""
         self._environment = environment
-        self._reacquire = reacquire
         self._stall_timeout_s = stall_timeout_s
-        self._pumps: dict[str, PartitionPump] = {}
+        self._pumps = pumps
         self._observations: dict[str, _Observation] = {}
         self._checked_last = ""
-        """The partition that the watchdog checked last."""
-
-    def start_pump(self, lease: Lease) -> None:
-        """Start processing the partition under ``lease``; returns without waiting."""
-        pump = PartitionPump(self._environment, lease, self._reacquire)
-        self._pumps[lease.partition_id] = pump
-        pump.start()
-
-    async def stop_pump(self, partition_id: str, reason: CloseReason) -> None:
-        """Stop the partition's pump; returns when the handler's last call has ended or was abandoned."""
-        pump = self._pumps.get(partition_id)
-        if pump is None:
-            return
-        await pump.stop(reason)
-        if self._pumps.get(partition_id) is pump:
-            del self._pumps[partition_id]
-            self._observations.pop(partition_id, None)
-
-    def lease_renewed(self, lease: Lease) -> None:
-        """Pass a running pump its lease's new version and time."""
-        pump = self._pumps.get(lease.partition_id)
-        if pump is not None:
-            pump.renew_lease(lease)
-
-    def statistics(self) -> dict[str, PartitionStatistics]:
-        """Statistics of each pump, by partition id."""
-        return {key: pump.statistics() for key, pump in sorted(self._pumps.items())}
+        """The partition that was checked last."""
 
     async def watch(self) -> None:
-        """The watchdog's task: check every pump periodically, until cancelled."""
+        """Check every pump periodically, until cancelled."""
         interval_s = self._stall_timeout_s / _LOOKS_PER_TIMEOUT
         while True:
             await asyncio.sleep(interval_s)
+            self._observations = {key: seen for key, seen in self._observations.items() if key in self._pumps}
             waiting = [pump for pump in list(self._pumps.values()) if not self._check_call(pump)]
             # Continue after the last partition checked, so that slow requests do not keep others unchecked.
             waiting.sort(key=lambda pump: (pump.partition_id <= self._checked_last, pump.partition_id))
