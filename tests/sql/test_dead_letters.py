@@ -304,6 +304,46 @@ def test_discard(database: Database) -> None:
     assert [row[0] for row in rows_in(database)] == [0, 3]
 
 
+def put_newer_hubs_letter(database: Database, partition_id: str, sequence_number: int) -> None:
+    """The hub was deleted and created again: its dead letter replaces the former one with its number."""
+    time_ms = event_with(None, sequence_number).enqueued_time_ms + 1_000
+    letter = NewDeadLetter(
+        sequence_number=sequence_number, offset="0", enqueued_time_ms=time_ms, error_type="E", reason="new"
+    )
+    with UnitOfWork(database, CONSUMER, pipeline_name=PIPELINE.name) as unit:
+        unit.add_dead_letters(partition_id, [letter])
+
+
+def test_a_redrive_leaves_the_letter_that_replaced_its_own(database: Database) -> None:
+    """Between choosing and locking, a row may become that of another hub's event."""
+    events = without_delay(0, 2)
+    put_aside(database, events)
+
+    class Replacing(LogOfEvents):
+        def read_events(self, *arguments: object) -> list[ReceivedEvent]:
+            put_newer_hubs_letter(database, "0", 1)
+            return list(super().read_events(*arguments))  # type: ignore[arg-type]
+
+    report = DeadLetters(database).redrive(CORRECTED, Replacing(events))
+    assert (report.redriven, report.taken_by_others) == (1, 1)
+    assert [letter.reason for letter in DeadLetters(database).list()] == ["new"]
+    assert [row[0] for row in rows_in(database)] == [0]
+
+
+def test_a_discard_leaves_the_letter_that_replaced_its_own(database: Database) -> None:
+    for partition_id in ("0", "1"):
+        put_aside(database, without_delay(0, 1, partition_id=partition_id))
+    letters = DeadLetters(database)
+
+    def replace_next(done: int) -> None:
+        if done == 1:
+            put_newer_hubs_letter(database, "1", 0)
+
+    assert letters.discard(DeadLetterFilter(), reason="test data", progress=replace_next) == 1
+    assert [letter.reason for letter in letters.list()] == ["new"]
+    assert [entry.partition_id for entry in letters.audit()] == ["0"]
+
+
 def test_arguments_are_checked(sqlite_url: str) -> None:
     """Odd numbers are refused before anything is read."""
     with Database.open(sqlite_url) as database:

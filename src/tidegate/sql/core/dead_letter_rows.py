@@ -62,17 +62,22 @@ def dead_letter_of(row: Mapping[str, object]) -> DeadLetter:
     return DeadLetter(**values)  # type: ignore[arg-type]  # the columns are the fields, see test_schema
 
 
-def lock_open(unit: UnitOfWork, partition_id: str, sequence_numbers: Sequence[int]) -> list[int]:
-    """Lock the dead letters that are still open, and return their sequence numbers."""
+def lock_open(unit: UnitOfWork, partition_id: str, enqueued_times_ms: Mapping[int, int]) -> list[int]:
+    """Lock the dead letters that are still open, and return their sequence numbers.
+
+    enqueued_times_ms: by sequence number, as they were chosen. A dead letter with another time is one of a
+    recreated hub that has replaced the chosen one since.
+    """
     row = dead_letter.c
     statement = (
-        select(row.sequence_number)
+        select(row.sequence_number, row.enqueued_time_ms)
         .where(of_consumer(dead_letter, unit.consumer, partition_id))
-        .where(row.sequence_number.in_(sequence_numbers), row.status == DeadLetterStatus.OPEN.value)
+        .where(row.sequence_number.in_(enqueued_times_ms), row.status == DeadLetterStatus.OPEN.value)
         .order_by(row.sequence_number)
         .with_for_update()
     )
-    return list(unit.connection.execute(statement).scalars())
+    found = unit.connection.execute(statement)
+    return [number for number, time_ms in found if time_ms == enqueued_times_ms[number]]
 
 
 def close_letters(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import groupby
 
@@ -180,42 +180,47 @@ class DeadLetters:
         for keys in self._open_keys(filter):
             for (event_hub, consumer_group, partition_id), members in groupby(keys, key=lambda key: key[:3]):
                 consumer = ConsumerKey(event_hub, consumer_group)
-                numbers = [key[3] for key in members]
-                discarded += self._discard_some(consumer, partition_id, numbers, reason, actor)
+                times_ms = {key[3]: key[4] for key in members}
+                discarded += self._discard_some(consumer, partition_id, times_ms, reason, actor)
                 if progress is not None:
                     progress(discarded)
         return discarded
 
-    def _open_keys(self, filter: DeadLetterFilter) -> Iterator[Sequence[tuple[str, str, str, int]]]:
-        """The keys of open dead letters, page by page along the primary key."""
+    def _open_keys(self, filter: DeadLetterFilter) -> Iterator[Sequence[tuple[str, str, str, int, int]]]:
+        """The keys and enqueued times of open dead letters, page by page along the primary key."""
         row = dead_letter.c
         key = (row.event_hub, row.consumer_group, row.partition_id, row.sequence_number)
         statement = (
-            select(*key)
+            select(*key, row.enqueued_time_ms)
             .where(*conditions_of(filter), row.status == DeadLetterStatus.OPEN.value)
             .order_by(*key)
             .limit(IN_LIST_MAX)
         )
-        page: Sequence[tuple[str, str, str, int]] = []
+        page: Sequence[tuple[str, str, str, int, int]] = []
         while True:
             following = statement
             if page:
-                following = statement.where(tuple_(*key) > tuple_(*page[-1]))
+                following = statement.where(tuple_(*key) > tuple_(*page[-1][:4]))
             with self._database.read() as connection:
                 page = [
-                    (hub, group, partition_id, number)
-                    for hub, group, partition_id, number in connection.execute(following)
+                    (hub, group, partition_id, number, time_ms)
+                    for hub, group, partition_id, number, time_ms in connection.execute(following)
                 ]
             if not page:
                 return
             yield page
 
     def _discard_some(
-        self, consumer: ConsumerKey, partition_id: str, numbers: Sequence[int], reason: str, actor: str | None
+        self,
+        consumer: ConsumerKey,
+        partition_id: str,
+        times_ms: Mapping[int, int],
+        reason: str,
+        actor: str | None,
     ) -> int:
         unit = UnitOfWork(self._database, consumer)
         with unit, unit.translating("discarding dead letters"):
-            still_open = lock_open(unit, partition_id, numbers)
+            still_open = lock_open(unit, partition_id, times_ms)
             status = DeadLetterStatus.DISCARDED
             close_letters(
                 unit, partition_id, still_open, status, actor=actor or default_owner(), detail=reason

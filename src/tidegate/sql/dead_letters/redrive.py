@@ -178,8 +178,9 @@ class Redrive:
         unit = UnitOfWork(self.database, self.pipeline.consumer, pipeline_name=self._form.name)
         with unit, unit.translating("redriving dead letters"):
             unit.lock_checkpoint(partition_id)
-            still_open = lock_open(unit, partition_id, list(events))
             letters = {letter.sequence_number: letter for letter in page}
+            times_ms = {number: letters[number].enqueued_time_ms for number in events}
+            still_open = lock_open(unit, partition_id, times_ms)
             order = self._order(unit, {number: letters[number] for number in still_open})
             run = EventRun(unit, self._form.run, self._context(), order=order)
             todo = [events[number] for number in still_open]
