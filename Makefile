@@ -4,19 +4,24 @@ VENV := .venv
 NPM := $(patsubst %,%/node_modules/.package-lock.json,tests/azurite tests/console/axe tests/interop/javascript)
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# Many tests wait for SDKs and Spark: two processes halve the time, files stay whole. JOBS=0: in one process.
-JOBS ?= 2
+# Many tests wait for SDKs and Spark: processes beside each other, files stay whole. JOBS=0: in one process.
+JOBS ?= 3
+PYTEST := $(VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 # Compiled modules are kept even where the environment forbids it: else each process compiles what it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test quick check docs site bench floods screenshots chaos chaos-hosts chaos-spark interop lock audit sbom clean npm vendor
+.PHONY: demo test quick faults check docs site bench floods screenshots chaos chaos-hosts chaos-spark interop lock audit sbom clean npm vendor
 
 demo: $(STAMP)  ## set up and run the main job: real flights through the log and Spark into SQL
 	$(BIN)/python -m examples.flights $(ARGS)
 
-test: $(STAMP)  ## set up and run every test; prints loudly what it had to skip
+test: $(STAMP)  ## set up and run the tests but those of `faults`; prints loudly what it had to skip
 	$(BIN)/python -m tests.support.quick_spark
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(PYTEST) -m "not faults" $(ARGS)
+
+faults: $(STAMP)  ## tests that kill processes and cut connections at random moments: minutes each; CI runs them
+	$(BIN)/python -m tests.support.quick_spark
+	$(PYTEST) -m faults $(ARGS)
 
 # Left out: tests/needs.py and pyproject.toml say what a marker means, and a test without any that needs one fails.
 quick: $(STAMP)  ## lint, types, import contracts, tests without Spark, browsers, SDKs, databases
@@ -24,7 +29,7 @@ quick: $(STAMP)  ## lint, types, import contracts, tests without Spark, browsers
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy & types=$$!; \
 	$(BIN)/lint-imports && \
-	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS) \
+	$(PYTEST) -q $(ARGS) \
 		-m "not (spark or postgresql or browser or azurite or sdk or faults or slow)"; \
 	tests=$$?; wait $$types && exit $$tests
 

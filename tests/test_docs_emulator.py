@@ -47,6 +47,7 @@ def _serving(directory: Path, environment: dict[str, str]) -> Iterator[str]:
 
 
 @pytest.mark.timeout(180)
+@pytest.mark.slow
 def test_the_guide_works_as_it_stands(tmp_path: Path) -> None:
     """Command, Config.json, connection string and the official SDK's program; the string has only the port
     added that the test's service got. A second start with the same file changes nothing."""
@@ -74,6 +75,7 @@ def test_the_guide_works_as_it_stands(tmp_path: Path) -> None:
             assert len(json.loads(told.out)) == 2
 
 
+@pytest.mark.slow
 def test_the_guides_conflict_is_one_clear_error(tmp_path: Path) -> None:
     """A file that wants another partition count than there is: one line, exit code 2, nothing changed."""
     path = tmp_path / "Config.json"

@@ -231,6 +231,7 @@ def _words_of(output: Path) -> set[str]:
     return set(re.findall(r"^\d+ \d+ (\w+)$", output.read_text(), re.MULTILINE))
 
 
+@pytest.mark.slow
 def test_the_dead_letters_of_the_guide_are_put_aside_and_run_again(workplace: Path) -> None:
     """orders.py makes rows of good events and dead letters of bad ones; a redrive tries them again."""
     with HubService() as service:

@@ -164,6 +164,7 @@ async def test_a_backup_of_the_database_and_then_the_log_goes_on_exactly_once(
         assert place.audit()[0] == 0
 
 
+@pytest.mark.slow
 async def test_a_log_that_is_older_than_the_database_is_noticed_and_then_not(
     place: Place, tmp_path: Path
 ) -> None:

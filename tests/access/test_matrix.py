@@ -92,6 +92,7 @@ def test_http(service: HubService) -> None:
         _check(safe if (given := _given("http")) is None else given, judge)
 
 
+@pytest.mark.slow
 def test_amqp(service: HubService) -> None:
     """Links and requests on connections of their own per token, over plain AMQP."""
     assert service.ready.amqp is not None

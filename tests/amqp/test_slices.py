@@ -375,6 +375,7 @@ def test_frames_of_anybody_are_limited_until_they_are_not() -> None:
         assert pair.server.is_finished is not is_raised
 
 
+@pytest.mark.slow
 def test_a_flow_wakes_the_links_that_wait_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Protects neighbours of a connection with many links: 5,000 of them cost a flow nothing."""
     pair = EnginePair(

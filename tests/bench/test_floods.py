@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from bench.floods.catalog import FLOODS
 from bench.floods.report import as_json, broken_bounds, read_json
 from bench.floods.trial import KINDS, Outcome, Phase, Timing, run_trial
@@ -12,6 +13,7 @@ from bench.floods.trial import KINDS, Outcome, Phase, Timing, run_trial
 _TINY = Timing(base_s=0.5, flood_s=1.0, settle_s=0.5, scale=0.02)
 
 
+@pytest.mark.slow
 def test_a_flood_is_measured_and_the_service_serves_through_it(tmp_path: Path) -> None:
     """The attackers reach the service, the canary's events are counted and found, and the stop is seen."""
     flood = next(flood for flood in FLOODS if flood.name == "producers-1k")

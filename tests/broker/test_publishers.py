@@ -40,6 +40,7 @@ async def test_a_revoked_publisher_may_not_send_until_it_is_restored(broker: Bro
         await hub.restore_publisher("Device-1")
 
 
+@pytest.mark.slow
 async def test_names_of_revoked_publishers_do_not_fill_the_catalog(broker: Broker) -> None:
     """Protects the event loop, on which each change writes the whole catalog: long names count for more."""
     hub = await broker.create_event_hub("hub", partition_count=1)

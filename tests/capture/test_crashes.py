@@ -195,6 +195,7 @@ async def _run_with_crash(
 
 
 @pytest.mark.parametrize("error", [Crash, CaptureDestinationError, OSError])
+@pytest.mark.slow
 async def test_any_step_may_be_the_last_one(tmp_path: Path, error: type[BaseException]) -> None:
     """A crash before and after each step, and a failure that is not one: the same files each time."""
     steps = await _run_with_crash(tmp_path / "none", None, is_done=False, error=error)
@@ -286,6 +287,7 @@ async def test_what_closed_a_window_stays_when_the_limits_change(tmp_path: Path)
         max_size=5,
     )
 )
+@pytest.mark.slow
 def test_many_lives_capture_each_event_once(
     lives: list[tuple[list[tuple[int, int, float]], int, bool]],
 ) -> None:

@@ -249,6 +249,7 @@ def test_a_signal_that_ends_java_first_is_heard(place: Place) -> None:
     assert outcome_of(place.database_url).position <= event_count
 
 
+@pytest.mark.slow
 def test_refusals_come_before_spark(place: Place) -> None:
     """Each in one sentence with what to do, and with its exit code, within the time of a small command."""
     claimed = place.files.checkpoint_dir("renamed")

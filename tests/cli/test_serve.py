@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 from tests.cli.support import COMMAND, run_tidegate
 
 from tidegate.model.connection_string import ConnectionString
@@ -76,6 +77,7 @@ def test_first_start_prints_what_people_need(tmp_path: Path, lonely: dict[str, s
     assert not ready_file.exists()
 
 
+@pytest.mark.slow
 def test_data_survives_a_restart(tmp_path: Path, lonely: dict[str, str]) -> None:
     """A second start finds hubs and key of the first one, and does not call itself the first."""
     ready_file = tmp_path / "ready.json"
@@ -95,6 +97,7 @@ def test_data_survives_a_restart(tmp_path: Path, lonely: dict[str, str]) -> None
     assert keys[0] == keys[1]
 
 
+@pytest.mark.slow
 def test_a_directory_has_one_service(tmp_path: Path, lonely: dict[str, str]) -> None:
     """A second service on the same directory, and a check of it, are refused with a clear word."""
     ready_file = tmp_path / "ready.json"
@@ -113,6 +116,7 @@ def test_a_directory_has_one_service(tmp_path: Path, lonely: dict[str, str]) -> 
     assert run_tidegate("check", data_dir, environment=lonely).code == 0
 
 
+@pytest.mark.slow
 def test_settings_from_a_file(tmp_path: Path, lonely: dict[str, str]) -> None:
     """A TOML file gives settings, paths in it start at the file, and options win over it."""
     config = tmp_path / "tidegate.toml"
@@ -129,6 +133,7 @@ def test_settings_from_a_file(tmp_path: Path, lonely: dict[str, str]) -> None:
     assert "amqp_prot" in failed.err
 
 
+@pytest.mark.slow
 def test_a_taken_port_is_told(tmp_path: Path, lonely: dict[str, str]) -> None:
     """A port that somebody else has is one clear error."""
     ready_file = tmp_path / "ready.json"

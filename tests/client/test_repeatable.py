@@ -204,6 +204,7 @@ def test_an_unknown_partition_and_a_batch_too_large_are_refused(producer: Repeat
             work.flush()
 
 
+@pytest.mark.slow
 def test_a_service_that_is_killed_costs_and_doubles_nothing() -> None:
     """SIGKILL while batches are under way, a start on the same log, and the work goes on by itself."""
     seed = random.SystemRandom().randrange(2**32)

@@ -424,6 +424,7 @@ def hub_process() -> Iterator[tuple[HubProcess, str]]:
         yield hub, hub.hub_connection_string(name)
 
 
+@pytest.mark.slow
 async def test_a_killed_service_stores_each_event_once(hub_process: tuple[HubProcess, str]) -> None:
     """SIGKILL in mid-stream and a restart, three times: every event is there once, in order."""
     hub, connection_string = hub_process

@@ -305,6 +305,7 @@ def test_discarding_says_first_what_it_means(letters: DeadLetters, plain_browser
     assert letters.count(DeadLetterFilter(event_hub="other")) == 1
 
 
+@pytest.mark.slow
 def test_redriving_is_tried_and_then_done(
     letters: DeadLetters, plain_browser: PlainBrowser, place: Place
 ) -> None:
@@ -603,6 +604,7 @@ def test_a_place_survives_its_address(
 
 
 @given(st.text() | st.binary().map(lambda raw: raw.hex()))
+@pytest.mark.slow
 def test_a_garbled_place_is_an_error_of_the_address(garbled: str) -> None:
     """And nothing else."""
     try:

@@ -239,6 +239,7 @@ def test_no_pipeline_of_another_hub_is_stopped(
             process.wait(0.5)
 
 
+@pytest.mark.slow
 def test_no_log_and_no_figures_of_another_hub_are_shown(
     service: HubService, files: PipelineFiles, plain_browser: PlainBrowser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -264,6 +265,7 @@ def test_no_log_and_no_figures_of_another_hub_are_shown(
     assert "theirs" in text
 
 
+@pytest.mark.slow
 def test_a_hub_created_again_shows_no_pipelines_of_the_earlier_one(
     service: HubService, files: PipelineFiles, plain_browser: PlainBrowser
 ) -> None:

@@ -143,6 +143,7 @@ def test_dead_letters(service: HubService, database: Database, plain_browser: Pl
     assert "former reason" in plain_browser.get(f"/dead-letters/history?hub={hub}").text
 
 
+@pytest.mark.slow
 def test_redrives(
     service: HubService, database: Database, pipeline: str, plain_browser: PlainBrowser
 ) -> None:

@@ -20,6 +20,7 @@ def flights() -> list[FlightEvent]:
     return list(read_flights())
 
 
+@pytest.mark.slow
 def test_the_figures_of_the_data_set(flights: list[FlightEvent]) -> None:
     """336,776 flights, 5,725 keys, 9,430 without an arrival delay: 8,255 cancelled and 1,175 diverted."""
     assert len(flights) == data.FLIGHT_COUNT == 336_776

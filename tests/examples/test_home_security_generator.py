@@ -78,6 +78,7 @@ def test_the_same_plan_gives_the_same_events_and_another_seed_does_not() -> None
     assert _events(plan, 30)[0] != _events(GeneratorPlan(homes=500, rate=2_000, seed=8), 30)[0]
 
 
+@pytest.mark.slow
 def test_shares_are_as_asked_and_all_kinds_of_trouble_come() -> None:
     """Malformed, delayed and doubled readings come as often as asked, within what chance allows (five
     standard deviations), and a part of the delayed ones comes too late."""

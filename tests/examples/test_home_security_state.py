@@ -206,6 +206,7 @@ def micro_batches(draw: st.DrawFn) -> list[list[Event]]:
 
 @settings(max_examples=400, deadline=None)
 @given(micro_batches())
+@pytest.mark.slow
 def test_any_cut_gives_what_the_log_says(batches: list[list[Event]]) -> None:
     """Where one micro-batch ends and the next begins changes nothing; and a last, empty one lets the timers
     fire that the watermark has passed."""
@@ -367,6 +368,7 @@ def test_what_comes_too_late_or_from_too_far_behind_is_put_aside() -> None:
     assert home.apply("motion", Kind.MOTION, 201 - NUMBERS_REMEMBERED, sent_ms) is None
 
 
+@pytest.mark.slow
 def test_the_state_of_a_home_stays_small() -> None:
     """Whatever a day brings, closed minutes and old alarms go: a lively home is below a kilobyte."""
     home = OneHome()
@@ -429,6 +431,7 @@ _FIELDS = st.fixed_dictionaries(
         max_size=12,
     )
 )
+@pytest.mark.slow
 def test_readings_in_columns_are_those_that_one_by_one_give(
     events: list[tuple[bytes, bytes, str | None]],
 ) -> None:

@@ -51,6 +51,7 @@ async def test_capture_writes_only_where_it_may(tmp_path: Path, given: tuple[str
         await server.close()
 
 
+@pytest.mark.slow
 def test_serve_takes_capture_destinations(tmp_path: Path) -> None:
     """Directories from where the command was called, and URLs; as often as they are given."""
     assert _destinations(("files", "s3://bucket/folder")) == (

@@ -197,6 +197,7 @@ def test_who_does_not_authenticate_is_let_go(small_service: HubService) -> None:
         client.socket.close()
 
 
+@pytest.mark.slow
 def test_slow_readers_hold_no_more_than_may_be_held(small_service: HubService) -> None:
     """Receivers that grant credit and read nothing are ended before they hold more than the setting; a client
     that reads is served meanwhile."""

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from tests.cli.support import environment_without_service, run_tidegate
 
 from tidegate.model.connection_string import ConnectionString
@@ -14,6 +15,7 @@ from tidegate.testing.hub import HubService
 _HUBS = 12
 
 
+@pytest.mark.slow
 def test_two_services_are_two_namespaces(tmp_path: Path) -> None:
     """Hubs of the same names, more than the ten that the official emulator has, hold what each service was
     sent; a key opens its own service only; a stop of one leaves the other serving."""

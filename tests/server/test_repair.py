@@ -98,6 +98,7 @@ def test_a_damaged_partition_is_refused_alone_and_served_after_its_repair(
             assert out.split() == expected
 
 
+@pytest.mark.slow
 def test_a_reader_of_damaged_events_ends_with_one_clear_error(operator: _Operator) -> None:
     """Damage that is met while serving: the reader is told and ends, the rest is served, senders go on."""
     segment = operator.segment()
@@ -113,6 +114,7 @@ def test_a_reader_of_damaged_events_ends_with_one_clear_error(operator: _Operato
         assert out.split() == ["other"]
 
 
+@pytest.mark.slow
 def test_a_damaged_catalog_is_told_with_the_logs(operator: _Operator) -> None:
     """A check finds a catalog that does not parse, is missing, or names logs that are not there: a service
     would refuse to start, or start as if it were new."""

@@ -337,6 +337,7 @@ def test_events_that_differ_in_their_keys_are_decoded_once(monkeypatch: pytest.M
         max_size=8,
     )
 )
+@pytest.mark.slow
 def test_keys_are_what_the_decoder_says(
     shapes: list[tuple[str | None, dict[str, PropertyValue], list[tuple[int, int]]]],
 ) -> None:

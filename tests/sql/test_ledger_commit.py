@@ -157,6 +157,7 @@ def last_of(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     batches=st.lists(st.tuples(st.lists(row_values, max_size=8), st.booleans()), max_size=5),
     is_older_ignored=st.booleans(),
 )
+@pytest.mark.slow
 def test_upserts_do_what_a_dictionary_does(
     database: Database, batches: list[tuple[list[dict[str, Any]], bool]], is_older_ignored: bool
 ) -> None:

@@ -169,6 +169,7 @@ STEPS = st.one_of(
     bad=st.sets(st.integers(0, EVENTS - 1), max_size=8),
     steps=st.lists(STEPS, max_size=14),
 )
+@pytest.mark.slow
 def test_policies_do_what_the_model_says(
     database: Database,
     kind: Kind,

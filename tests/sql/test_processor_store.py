@@ -374,6 +374,7 @@ def test_threads_that_race_win_each_version_once(database: Database) -> None:
     assert sorted(epochs) == list(range(1, 65))
 
 
+@pytest.mark.slow
 def test_processes_that_race_win_each_version_once(database_url: str) -> None:
     """The same for hosts that are processes of their own."""
     with Database.open(database_url) as database:

@@ -160,6 +160,7 @@ def test_delayed_and_held_lines(service: TestedService, hub: TestedEventHub) -> 
     assert _bodies(hub)[-1] == "third"
 
 
+@pytest.mark.slow
 def test_the_plugin_gives_each_test_a_hub(pytester: pytest.Pytester) -> None:
     """As a user has it: nothing imported, a fixture by name, a marker for its shape."""
     pytester.makepyfile(

@@ -25,6 +25,7 @@ def _program(directory: Path, name: str = "program.py") -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_zip_can_be_imported_from(tmp_path: Path) -> None:
     """Tidegate, a module and a package of the user, with bytecode that Python takes before the source."""
     folder = tmp_path / "helpers"
@@ -50,6 +51,7 @@ def test_a_zip_can_be_imported_from(tmp_path: Path) -> None:
         assert not any("__pycache__" in name for name in archive.namelist())
 
 
+@pytest.mark.slow
 def test_the_requirements_name_every_package_that_executors_import(tmp_path: Path) -> None:
     """What the code of tasks imports is pyspark, or in the list, which is what an environment holds."""
     made = build_package([_program(tmp_path)], tmp_path / "dist")
