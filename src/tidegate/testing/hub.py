@@ -156,12 +156,13 @@ class HubService(_Hub):
     def stop(self) -> None:
         """Stop in order; raises the error that the service failed with, if it did."""
         loop, server = self._loop, self._server
-        self._loop = self._server = self._ready = None
+        self._loop = self._server = None
         if loop is not None and server is not None:
             try:
                 loop.run(server.close(), _STOP_TIMEOUT_S)
             finally:
                 loop.close()
+                self._ready = None
 
     def call(self, function: Callable[[TidegateServer], Awaitable[T]]) -> T:
         """The result of ``function(server)``, run on the service's own loop."""
