@@ -173,8 +173,14 @@ def set_checkpoint(
     title = f"Checkpoints of {hub}" + (" (dry run: nothing changed)" if dry_run else "")
     output.records(records, columns=_MOVE_COLUMNS, title=title)
     remark(f"{summary}{' (Dry run: nothing changed.)' if dry_run else ''}")
+    if not dry_run:
+        _check_done(plan, done)
+
+
+def _check_done(plan: MovePlan, done: set[str]) -> None:
+    """Raises CheckpointNotMovedError unless every checkpoint of the plan is set."""
     left = [each.partition_id for each in plan.moves if each.partition_id not in done]
-    if left and not dry_run:
+    if left:
         raise CheckpointNotMovedError(
             f"The checkpoints of partitions {', '.join(left)} were changed by another process in the "
             "meantime.",

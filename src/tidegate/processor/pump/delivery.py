@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from tidegate.model.events import ReceivedEvent
@@ -14,32 +13,7 @@ from tidegate.processor.registration import Processor
 from tidegate.processor.store import PartitionTransactions, TransactionalStore
 
 
-class Delivery(ABC):
-    """Delivers batches of one partition to its processor."""
-
-    @abstractmethod
-    async def begin(self) -> ProcessorCheckpoint | None:
-        """The checkpoint to resume from; None if there is none.
-
-        Raises FencedError, EventHubReplacedError, StoreError, DatabaseError.
-        """
-
-    @abstractmethod
-    async def process(self, events: Sequence[ReceivedEvent], *, start: int | None) -> None:
-        """Have ``events`` processed. Raises what the handler or the store raises.
-
-        start: the resume point; None if only the events show it. Numbers between it and the first event were
-        never assigned: otherwise the receiver would have reported them as lost.
-        """
-
-    def close(self) -> None:  # noqa: B027 - only transactions have resources
-        """Release resources; nothing is delivered afterwards."""
-
-    def abandon(self) -> None:  # noqa: B027
-        """Roll back the transaction, if any, of a call that does not return."""
-
-
-class PlainDelivery(Delivery):
+class PlainDelivery:
     """At least once: the handler moves the checkpoint itself."""
 
     def __init__(
@@ -50,11 +24,11 @@ class PlainDelivery(Delivery):
         self._checkpoints = checkpoints
 
     async def begin(self) -> ProcessorCheckpoint | None:
-        """The stored checkpoint."""
+        """The stored checkpoint to resume from; None if there is none. Raises StoreError."""
         return (await self._checkpoints.read()).get(self._context.partition_id)
 
     async def process(self, events: Sequence[ReceivedEvent], *, start: int | None) -> None:
-        """Call the handler."""
+        """Call the handler, and raise what it raises. start: the resume point, for transactions."""
         context = self._context
         if events:
             context.begin_call(events[-1])
@@ -65,8 +39,13 @@ class PlainDelivery(Delivery):
         finally:
             context.end_call(len(events), is_processed=is_processed)
 
+    def close(self) -> None:
+        """Do nothing: only transactions have resources."""
 
-class TransactionalDelivery(Delivery):
+    abandon = close
+
+
+class TransactionalDelivery:
     """Exactly once in the database: handler, dead letters and checkpoint in one transaction."""
 
     def __init__(
@@ -90,7 +69,10 @@ class TransactionalDelivery(Delivery):
         )
 
     async def begin(self) -> ProcessorCheckpoint | None:
-        """Claim the checkpoint for this lease's epoch, and return it."""
+        """Claim the checkpoint for this lease's epoch, and return it; None if there is none.
+
+        Raises FencedError, EventHubReplacedError, DatabaseError.
+        """
         next_sequence_number = await self._transactions.begin()
         if next_sequence_number is None:
             return None
@@ -101,7 +83,11 @@ class TransactionalDelivery(Delivery):
         )
 
     async def process(self, events: Sequence[ReceivedEvent], *, start: int | None) -> None:
-        """Run the batch's transaction."""
+        """Run the batch's transaction. Raises what the handler or the store raises.
+
+        start: the resume point; None if only the events show it. Numbers between it and the first event were
+        never assigned: otherwise the receiver would have reported them as lost.
+        """
         await self._transactions.process(
             events,
             start_sequence_number=events[0].sequence_number if start is None else start,
@@ -109,9 +95,13 @@ class TransactionalDelivery(Delivery):
         )
 
     def close(self) -> None:
-        """Stop the transactions' thread."""
+        """Stop the transactions' thread; nothing is delivered afterwards."""
         self._transactions.close()
 
     def abandon(self) -> None:
-        """Roll back the transaction, which frees its locks."""
+        """Roll back the transaction of a call that does not return, which frees its locks."""
         self._transactions.abandon()
+
+
+Delivery = PlainDelivery | TransactionalDelivery
+"""Delivers batches of one partition to its processor."""
