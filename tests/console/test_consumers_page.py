@@ -42,6 +42,7 @@ from tidegate.processor import (
     ProcessorCheckpoint,
 )
 from tidegate.processor.group_view import GroupView
+from tidegate.server.app import TidegateServer
 from tidegate.sql import (
     CheckpointReader,
     ConsumerKey,
@@ -227,6 +228,28 @@ def test_rights_decide_who_moves(service: HubService, database: Database) -> Non
     # A plan of another group, through an address that the policy may use.
     assert neighbour.post("/consumers/neighbour/guarded/move", plan).status == 404
     assert _following(database, "guarded") == {"0": 3}
+
+
+def test_a_move_that_waits_for_the_database_ends_with_its_policy(
+    service: HubService, database: Database, plain_browser: PlainBrowser
+) -> None:
+    """Protects a revocation from what waits: another writer, such as a pipeline, holds the lock for long."""
+    for partition_id in ("0", "1"):
+        _checkpoint(database, "waiting", partition_id, 3)
+
+    async def delete(server: TidegateServer) -> None:
+        for policy in server.broker.policies(HUB):
+            await server.broker.delete_policy(HUB, policy.name)
+
+    manager = signed_in(service, HUB, Claim.MANAGE)
+    address = f"/consumers/{HUB}/waiting/move"
+    fields = hidden_fields(manager.get(f"{address}?to=latest").text)
+    with database.writing():
+        started = manager.post(address, fields)
+        assert 'class="state ">running' in plain_browser.get(started.headers["location"]).text
+        service.call(delete)
+    assert "cancelled" in ended_job(plain_browser, started)
+    assert _following(database, "waiting") == {"0": 4, "1": 4}
 
 
 def test_dry_runs_of_one_hub_do_not_replace_those_of_others(

@@ -428,6 +428,26 @@ def test_a_discard_that_still_counts_ends_with_its_policy(
     assert _numbers(letters, DeadLetterStatus.OPEN) == [3, 5, 8]
 
 
+def test_a_discard_that_waits_for_the_database_ends_with_its_policy(
+    letters: DeadLetters, service: HubService, place: Place, plain_browser: PlainBrowser
+) -> None:
+    """As above: another writer, such as a pipeline, may hold the lock for long."""
+
+    async def delete(server: TidegateServer) -> None:
+        for policy in server.broker.policies(HUB):
+            await server.broker.delete_policy(HUB, policy.name)
+
+    manager = signed_in(service, HUB, Claim.MANAGE)
+    fields = hidden_fields(manager.get(f"/dead-letters/discard?hub={HUB}").text)
+    with Database.open(place.database_url) as database, database.writing():
+        # Answered after a second, when the job has counted and waits for the lock.
+        started = manager.post("/dead-letters/discard", {**fields, "because": "test data"})
+        assert 'class="state ">running' in plain_browser.get(started.headers["location"]).text
+        service.call(delete)
+    assert "cancelled" in ended_job(plain_browser, started)
+    assert _numbers(letters, DeadLetterStatus.OPEN) == [3, 5, 8]
+
+
 @pytest.mark.parametrize("path", ["/dead-letters/discard", "/dead-letters/redrive"])
 def test_a_refused_form_that_still_counts_shows_nothing_to_an_ended_session(
     path: str, letters: DeadLetters, service: HubService, monkeypatch: pytest.MonkeyPatch

@@ -234,6 +234,21 @@ def test_moves(service: HubService, database: Database) -> None:
     assert "Moved 1 " in text_of(ended_job(tenant, tenant.post(address, fields)))
 
 
+def test_a_move_that_waits_leaves_a_new_hubs_checkpoints(
+    service: HubService, database: Database, plain_browser: PlainBrowser
+) -> None:
+    """Another writer may hold the database's lock for long. Who manages the namespace still has the right."""
+    service.create_hub("waited-for", partition_count=1)
+    address = "/consumers/waited-for/hosts/move"
+    fields = hidden_fields(plain_browser.get(f"{address}?to=earliest").text)
+    with database.writing():
+        # Answered after a second, when the job waits for the lock.
+        started = plain_browser.post(address, {**fields, "rewind": "yes", "force": "yes"})
+        recreate_hub(service, "waited-for")
+    assert "was deleted; its checkpoints stay" in ended_job(plain_browser, started)
+    assert not CheckpointReader(database).read(ConsumerKey("waited-for", "hosts"))
+
+
 def test_moves_of_groups_that_record_no_hub(service: HubService, database: Database) -> None:
     """Official SDKs' stores keep no creation time, and the hosts of the former tenant may still run: neither
     the number that they reached nor their name is shown."""

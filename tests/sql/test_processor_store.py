@@ -23,6 +23,7 @@ from tidegate.model.errors import (
     EventHubReplacedError,
     FencedError,
     InvalidArgumentError,
+    NotFoundError,
 )
 from tidegate.processor.checkpoint import ProcessorCheckpoint
 from tidegate.processor.lease import GroupKey, Lease
@@ -341,6 +342,13 @@ def test_a_person_sets_a_checkpoint_and_looks_first(database: Database) -> None:
     assert move_checkpoint(database, CONSUMER, on, owner="a person").next_sequence_number == 20
     row = CheckpointReader(database).read(CONSUMER)["0"]
     assert (row.next_sequence_number, row.offset, row.owner, row.lease_epoch) == (20, None, "a person", 3)
+
+    def refuse() -> None:
+        raise NotFoundError("its hub is gone")
+
+    with pytest.raises(NotFoundError):
+        move_checkpoint(database, CONSUMER, back, is_rewind_allowed=True, check=refuse)
+    assert CheckpointReader(database).read(CONSUMER)["0"] == row
     with pytest.raises(FencedError, match="epoch 3; this owner's is 2"):
         move_checkpoint(database, CONSUMER, on, lease_epoch=2, is_dry_run=True)
     first = move_checkpoint(database, CONSUMER, ProcessorCheckpoint("9", 4), is_dry_run=True)

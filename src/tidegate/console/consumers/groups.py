@@ -181,6 +181,14 @@ class Consumers:
 
         async def work(job: Job) -> None:
             update = job.updater_for_threads()
+
+            def check() -> None:
+                job.require_wanted()
+                if not self._is_of_hub_now(kept):
+                    raise NotFoundError(
+                        f"The event hub {request.event_hub!r} was deleted; its checkpoints stay as they are."
+                    )
+
             await self._database.change(
                 lambda database: carry_out(
                     database,
@@ -188,6 +196,7 @@ class Consumers:
                     plan,
                     job,
                     update,
+                    check=check,
                     is_rewind_allowed=is_rewind_allowed,
                     is_forced=is_forced,
                 )

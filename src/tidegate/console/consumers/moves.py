@@ -13,7 +13,7 @@ from typing import Final
 
 from tidegate.broker import EventHub, Partition
 from tidegate.console.consumers.progress import LEASE_DURATION_S
-from tidegate.console.jobs.jobs import Job, JobState, JobTable
+from tidegate.console.jobs.jobs import Job, JobCancelledError, JobState, JobTable
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.position import EventPosition
 from tidegate.model.times import time_of
@@ -89,11 +89,13 @@ def carry_out(
     job: Job,
     update: Callable[..., None],
     *,
+    check: Callable[[], None],
     is_rewind_allowed: bool,
     is_forced: bool,
 ) -> None:
     """Move the checkpoints, each in its own transaction. Runs in a thread; ends early if the job is
-    cancelled. update: sets fields of the job.
+    cancelled. update: sets fields of the job. check: called in each transaction once it has its lock; raises
+    if nothing more may be moved.
 
     A checkpoint that has moved since the plan is skipped unless ``is_forced``.
     Raises InvalidArgumentError, before any move, if a host owns a partition, unless ``is_forced``.
@@ -115,9 +117,17 @@ def carry_out(
         now = None if stored is None else stored.resume_point
         result = "left: it has moved since the dry run"
         if now == move.resume_point_before or is_forced:
-            outcome = move_checkpoint(
-                database, consumer, move.after, owner=job.actor, is_rewind_allowed=is_rewind_allowed
-            )
+            try:
+                outcome = move_checkpoint(
+                    database,
+                    consumer,
+                    move.after,
+                    owner=job.actor,
+                    is_rewind_allowed=is_rewind_allowed,
+                    check=check,
+                )
+            except JobCancelledError:
+                break
             is_there = outcome.is_moved or outcome.next_sequence_number == move.resume_point
             result = "moved" if is_there else "left: it is already further"
         is_moved = result == "moved"

@@ -175,18 +175,14 @@ class DeadLetterView:
         async def work(job: Job) -> None:
             update = job.updater_for_threads()
 
-            def require_wanted() -> None:
-                if job.is_cancelled:
-                    raise _StoppedError("The discard was cancelled.")
-
             def note(done: int) -> None:
                 update(done=done, counts={"discarded": done})
-                require_wanted()
+                job.require_wanted()
 
             def discard(database: Database) -> int:
                 letters = DeadLetters(database)
                 update(total=letters.count(filter))
-                require_wanted()  # counting can take long
+                job.require_wanted()  # counting can take long
                 return letters.discard(filter, reason=because, actor=actor, progress=note)
 
             count = await self._database.change(discard)
@@ -245,10 +241,6 @@ class DeadLetterView:
     def _forget(self) -> None:
         self._pages.forget()
         self._sums.forget()
-
-
-class _StoppedError(TidegateError):
-    """Ends a discard between two transactions."""
 
 
 def _words(filter: DeadLetterFilter) -> str:

@@ -65,6 +65,10 @@ class JobTable:
     rows: Sequence[Sequence[object]]
 
 
+class JobCancelledError(TidegateError):
+    """Ends a cancelled job's work in a thread."""
+
+
 @dataclass(slots=True, eq=False)
 class Job:
     """A job; changes on the event loop only."""
@@ -106,6 +110,12 @@ class Job:
         """Set some of its fields."""
         for name, value in changes.items():
             setattr(self, name, value)
+
+    def require_wanted(self) -> None:
+        """Raise JobCancelledError if it was cancelled. For work in a thread, also in each transaction once it
+        has its locks: others may have held them for long."""
+        if self.is_cancelled:
+            raise JobCancelledError(f"The job was cancelled: {self.title}.")
 
     def updater_for_threads(self) -> Callable[..., None]:
         """``update`` for work in a thread; it returns at once."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from itertools import groupby
 
 from sqlalchemy import func, select, tuple_
@@ -169,8 +170,8 @@ class DeadLetters:
 
         reason: for the audit trail, not empty. actor: who; None: ``host:process``. Dead letters that another
         process closes meanwhile are skipped. Each transaction holds up to 1,000; if one fails, the earlier
-        ones stay done. progress: called after each transaction with the number so far; an exception in it
-        ends the run.
+        ones stay done. progress: called with the number so far in each transaction, once it has its locks,
+        and after it; an exception in it ends the run, and undoes the transaction that it is called in.
         """
         if not reason.strip():
             raise InvalidArgumentError("Discarding needs a reason, for the audit trail.")
@@ -181,7 +182,8 @@ class DeadLetters:
             for (event_hub, consumer_group, partition_id), members in groupby(keys, key=lambda key: key[:3]):
                 consumer = ConsumerKey(event_hub, consumer_group)
                 times_ms = {key[3]: key[4] for key in members}
-                discarded += self._discard_some(consumer, partition_id, times_ms, reason, actor)
+                note = partial(progress or _note_nothing, discarded)
+                discarded += self._discard_some(consumer, partition_id, times_ms, reason, actor, note)
                 if progress is not None:
                     progress(discarded)
         return discarded
@@ -217,10 +219,12 @@ class DeadLetters:
         times_ms: Mapping[int, int],
         reason: str,
         actor: str | None,
+        note: Callable[[], None],
     ) -> int:
         unit = UnitOfWork(self._database, consumer)
         with unit, unit.translating("discarding dead letters"):
             still_open = lock_open(unit, partition_id, times_ms)
+            note()  # waiting for the locks can take long
             status = DeadLetterStatus.DISCARDED
             close_letters(
                 unit, partition_id, still_open, status, actor=actor or default_owner(), detail=reason
@@ -265,6 +269,10 @@ class DeadLetters:
             progress=progress,
             actor=actor or default_owner(),
         ).run()
+
+
+def _note_nothing(done: int) -> None:
+    """Notes no progress."""
 
 
 def absent_dead_letter(consumer: ConsumerKey, partition_id: str, sequence_number: int) -> NotFoundError:

@@ -6,6 +6,7 @@ into another hub of the same name.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from sqlalchemy import Connection, select
@@ -41,6 +42,7 @@ def move_checkpoint(
     lease_epoch: int | None = None,
     is_rewind_allowed: bool = False,
     is_dry_run: bool = False,
+    check: Callable[[], None] | None = None,
 ) -> CheckpointMove:
     """Record that everything up to ``target`` is processed.
 
@@ -48,8 +50,9 @@ def move_checkpoint(
     offset or time is stored, provided that no sequence number is stored yet; transactional hosts then start
     as without a checkpoint. owner: recorded; None: ``host:process``. lease_epoch: of the lease to use; None:
     no lease is required. is_rewind_allowed: also move it backwards, to a less precise position, or into
-    another hub of this name. is_dry_run: only report what would happen. A host that works on the partition
-    continues from the new position, after its next compare-and-set has failed.
+    another hub of this name. is_dry_run: only report what would happen. check: called once the checkpoint is
+    locked, for which others may be waited for; an exception in it leaves the checkpoint as it is. A host that
+    works on the partition continues from the new position, after its next compare-and-set has failed.
 
     Raises FencedError (moved under a higher lease epoch), EventHubReplacedError, InvalidArgumentError (no
     position, or one without a sequence number although one is stored), DatabaseError and
@@ -71,6 +74,8 @@ def move_checkpoint(
         return _decide(consumer, stored, target, is_rewind_allowed=is_rewind_allowed)
     with UnitOfWork(database, consumer, owner=owner, lease_epoch=lease_epoch) as unit:
         unit.lock_checkpoint(target.partition_id)
+        if check is not None:
+            check()
         with unit.translating("reading a checkpoint"):
             stored = _read(unit.connection, consumer, target.partition_id)
         move = _decide(consumer, stored, target, is_rewind_allowed=is_rewind_allowed)
