@@ -14,9 +14,11 @@ from tests.gateway.support import HOST, Pair
 from tests.storage.engines import Memory, MemoryEngine, SlowEngine
 from tests.support.clocks import SetClock
 
+from tidegate.amqp.events import LinkDetached
+from tidegate.amqp.link import ReceiverLink
 from tidegate.amqp.message import Message, decode_message, encode_message
 from tidegate.amqp.performatives import Source
-from tidegate.broker import Broker, Claim
+from tidegate.broker import Broker, Claim, Partition
 from tidegate.console.explorer.events import BrokerEvents
 from tidegate.console.explorer.values import EventQuery
 from tidegate.model.errors import (
@@ -27,11 +29,15 @@ from tidegate.model.errors import (
     QuotaExceededError,
 )
 from tidegate.model.position import EventPosition
+from tidegate.model.sas import make_sas_token
 from tidegate.model.times import milliseconds_of
 from tidegate.storage.engine import LogEngine
 from tidegate.storage.log_manager import LogManager
+from tidegate.wire.administration import AdministrationRequest
 from tidegate.wire.batch import wrap_event
+from tidegate.wire.cbs import SAS_TOKEN_TYPE, PutToken, put_token_request
 from tidegate.wire.management import ManagementRequest, Operation, partition_from_map
+from tidegate.wire.names import EPOCH
 from tidegate.wire.request_response import Response
 from tidegate.wire.selector import selector_filter
 
@@ -192,6 +198,93 @@ async def test_amqp_receives_what_is_sent(broker: Broker, clock: SetClock) -> No
     assert partition_from_map(response.value).last_enqueued_sequence_number == 1
     await broker.delete_event_hub("hub")
     await pair.wait_for(lambda: not any(link.is_open for link in links))
+
+
+async def _connect(broker: Broker, clock: SetClock, name: str, *claims: Claim) -> Pair:
+    """A client with a token of a new policy of the hub."""
+    policy = await broker.create_policy("hub", name, claims)
+    audience = f"sb://{HOST}/hub"
+    token = make_sas_token(audience=audience, key_name=name, key=policy.key, expiry=4_000_000_000)
+    pair = Pair(broker, clock)
+    sender, receiver = pair.request_links("$cbs", pair.client.begin_session())
+    message = put_token_request(PutToken(SAS_TOKEN_TYPE, audience, token))
+    assert pair.request(sender, receiver, message).status_code == 202
+    return pair
+
+
+@pytest.mark.parametrize("is_recreated", [False, True])
+async def test_a_change_that_waits_is_not_made_without_its_right(
+    broker: Broker, clock: SetClock, is_recreated: bool
+) -> None:
+    """A manager whose policy, or hub, is being deleted asks for another policy: it would outlast that."""
+    pair = await _connect(broker, clock, "manager", Claim.MANAGE)
+    requests, responses = pair.request_links("$management")
+    ends = (
+        [broker.delete_event_hub("hub"), broker.create_event_hub("hub", partition_count=2)]
+        if is_recreated
+        else [broker.delete_policy("hub", "manager")]
+    )
+    ending = asyncio.gather(*ends)
+    await asyncio.sleep(0)  # begun
+    values = {"name": "another", "claims": ["Manage"]}
+    asked = AdministrationRequest("createEventHubPolicy", {"hub": "hub"}, values)
+    requests.send(encode_message(asked.to_message()))
+    await pair.wait_for(lambda: bool(pair.deliveries(responses)))
+    await ending
+    response = Response.from_message(decode_message(pair.deliveries(responses)[0].payload))
+    assert response.status_code == 401
+    assert broker.policies("hub") == ()
+
+
+async def test_a_change_of_a_deleted_hub_is_refused(broker: Broker) -> None:
+    """Not reported as made, and not made to the hub that has its name now."""
+    hub = broker.event_hub("hub")
+    _, _, outcome = await asyncio.gather(
+        broker.delete_event_hub("hub"),
+        broker.create_event_hub("hub", partition_count=2),
+        hub.create_consumer_group("group"),
+        return_exceptions=True,
+    )
+    assert isinstance(outcome, NotFoundError)
+    assert broker.event_hub("hub").description.consumer_groups == ("$Default",)
+    assert [each.action for each in broker.audit.newest_first()][:2] == ["createEventHub", "deleteEventHub"]
+
+
+async def test_an_attach_that_waits_steals_nothing_without_its_right(
+    broker: Broker, clock: SetClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A receiver with a higher owner level detaches others, but not if its policy ends before it is open."""
+
+    def attach(pair: Pair, level: int) -> ReceiverLink:
+        return pair.session.attach_receiver(
+            "r",
+            source="hub/ConsumerGroups/$Default/Partitions/0",
+            target="client",
+            properties={EPOCH: level},
+        )
+
+    may_go_on = asyncio.Event()
+    resolve = Partition.resolve
+
+    async def resolve_late(self: Partition, position: EventPosition, *, is_lost_refused: bool = False) -> int:
+        await may_go_on.wait()
+        return await resolve(self, position, is_lost_refused=is_lost_refused)
+
+    older = await _connect(broker, clock, "older", Claim.LISTEN)
+    newer = await _connect(broker, clock, "newer", Claim.LISTEN)
+    link = attach(older, 1)
+    await older.wait_for(lambda: link.is_open)
+    monkeypatch.setattr(Partition, "resolve", resolve_late)
+    refused = attach(newer, 2)
+    newer.exchange()
+    await broker.delete_policy("hub", "newer")
+    may_go_on.set()
+    await newer.wait_for(lambda: bool(newer.of_kind(LinkDetached)))
+    error = newer.error_of(refused)
+    assert error is not None
+    assert error.condition == "amqp:unauthorized-access"
+    older.exchange()
+    assert link.is_open
 
 
 async def test_the_explorer_reads_pages_both_ways(broker: Broker, clock: SetClock) -> None:

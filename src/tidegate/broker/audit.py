@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from enum import Enum
 from typing import Any, Final
@@ -90,13 +90,16 @@ class Actor:
     valid key."""
     scope: str = ""
     """The event hub of the policy (or of one of several); empty: the namespace."""
+    grants: tuple[Grant, ...] = field(default=(), repr=False, compare=False)
+    """Each allows the change; a change that has waited needs one that is still in force."""
 
     @classmethod
     def of(cls, grants: Iterable[Grant], peer: Peer) -> Actor:
         """The actor with these grants, each of which allows the change."""
+        grants = tuple(grants)
         proved = sorted({(grant.scope, grant.policy_name) for grant in grants})
         names = ", ".join(dict.fromkeys(name for _, name in proved))
-        return cls(peer, names, proved[-1][0])
+        return cls(peer, names, proved[-1][0], grants)
 
 
 _ACTOR: ContextVar[Actor] = ContextVar("actor", default=Actor())  # noqa: B039 - frozen
@@ -110,6 +113,11 @@ def acting_as(actor: Actor) -> Iterator[None]:
         yield
     finally:
         _ACTOR.reset(token)
+
+
+def current_actor() -> Actor:
+    """Who acts here."""
+    return _ACTOR.get()
 
 
 Values = Mapping[str, object]

@@ -93,6 +93,8 @@ class Catalog:
         self.contents = contents
         self.changing: Final = asyncio.Lock()
         """See ``serialized``."""
+        self.check_actor: Callable[[], None] = lambda: None
+        """Raises UnauthorizedError if whoever asked for a change may no longer make it."""
 
     @classmethod
     async def open(cls, control: ControlLog) -> Catalog:
@@ -146,11 +148,15 @@ _T = TypeVar("_T")
 def serialized(
     method: Callable[Concatenate[_Owner, _P], Awaitable[_T]],
 ) -> Callable[Concatenate[_Owner, _P], Coroutine[Any, Any, _T]]:
-    """For a method that changes the catalog: one change at a time, as each may wait for the engine."""
+    """For a method that changes the catalog: one change at a time, as each may wait for the engine.
+
+    A change that has waited for others may have lost its right by them: it then raises UnauthorizedError.
+    """
 
     @wraps(method)
     async def change(self: _Owner, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         async with self._catalog.changing:
+            self._catalog.check_actor()
             return await method(self, *args, **kwargs)
 
     return change

@@ -325,6 +325,8 @@ class EventHub:
         return TIER_LIMITS[self._catalog.contents.tier]
 
     async def _replace_record(self, record: EventHubRecord) -> None:
+        if self.is_deleted:  # while the change waited for its turn
+            raise self.deleted_error(self.name)
         await self._catalog.replace_event_hub(record)
         self._record = record
         self._revoked = _lower(record.revoked_publishers)

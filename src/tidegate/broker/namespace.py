@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Final, Unpack
 
-from tidegate.broker.audit import Action, AuditTrail
+from tidegate.broker.audit import Action, AuditTrail, current_actor
 from tidegate.broker.authorization import Authorizer, Claim, Grant, SharedAccessPolicy
 from tidegate.broker.catalog import Catalog, EventHubRecord, serialized
 from tidegate.broker.event_hub import EventHub, EventHubStatistics
@@ -34,6 +34,7 @@ from tidegate.model.errors import (
     InvalidArgumentError,
     NotFoundError,
     TidegateError,
+    UnauthorizedError,
 )
 from tidegate.model.hub_settings import HubChanges
 from tidegate.model.limits import HUB_NAME_CHARACTERS_MAX, TIER_LIMITS, Tier, TierLimits
@@ -62,6 +63,7 @@ class Broker:
             catalog.contents.policies, is_event_hub=lambda name: name.lower() in self._event_hubs
         )
         """The policies and the check of tokens."""
+        catalog.check_actor = self._check_actor
         self.key_guard: Final = KeyGuard(clock)
         """Counts and delays wrong keys."""
         self.audit: Final = audit
@@ -395,6 +397,14 @@ class Broker:
     def catalog_failure(self) -> TidegateError | None:
         """Why the namespace accepts no changes until a restart; None: it does."""
         return self._catalog.failure
+
+    def _check_actor(self) -> None:
+        grants = current_actor().grants
+        if grants and not any(map(self.authorizer.is_in_force, grants)):
+            raise UnauthorizedError(
+                "InvalidSignature: The policy was deleted or its key regenerated before the change was made.",
+                next_step="Connect with a key that the policy has now.",
+            )
 
     def _newest_ms(self) -> int:
         """When the newest event was enqueued; now, if there is none."""

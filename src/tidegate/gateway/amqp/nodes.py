@@ -179,6 +179,7 @@ class NodeOpener:
             is_settled=attach.snd_settle_mode != SND_UNSETTLED,
             are_metrics_wanted=are_metrics_wanted,
         )
+        node.check_usable()  # Again: the log may answer late, and a new receiver detaches others.
         node.open_receiver(
             address.consumer_group,
             name=_receiver_name(attach),
