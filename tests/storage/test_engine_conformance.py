@@ -57,7 +57,7 @@ def _append(
 
 
 class _Following:
-    """A reader, and whoever takes from it when it is woken."""
+    """A reader that is taken from when it is woken."""
 
     def __init__(self, log: PartitionLog, start: int) -> None:
         self.woken = asyncio.Event()
