@@ -121,13 +121,19 @@ PUBLISHING: Final = (
         "interop/test_sdk_javascript.py::test_buffered_producer",
         "interop/test_publishing.py::test_buffered_keys",
     ),
-    done(
+    different(
         "Bodies of all kinds, properties, ids, annotations and sizes arrive as they were sent",
+        "An event that an official client cannot decode is delivered as a body, also one with a char or a"
+        " decimal; Azure delivers it, and such clients receive nothing more.",
         "interop/test_sdk_sync.py::test_annotated_messages_round_trip",
         "interop/test_sdk_sync.py::test_properties_of_every_type_round_trip",
         "interop/test_sdk_javascript.py::test_bodies_of_every_kind_cross",
         "interop/test_sdk_javascript.py::test_sizes",
         "wire/test_delivery.py::test_nothing_of_the_producers_message_changes",
+        "interop/test_undecodable_events.py::test_python",
+        "interop/test_undecodable_events.py::test_javascript",
+        "interop/test_undecodable_events.py::test_go",
+        "interop/test_undecodable_events.py::test_java",
     ),
     different(
         "When an event is acknowledged",

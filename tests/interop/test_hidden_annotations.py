@@ -1,4 +1,4 @@
-"""What JavaScript's AMQP library finds in events that hide annotations."""
+"""What JavaScript's AMQP library finds in events that hide annotations, or that a client cannot decode."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import subprocess
 from tests.interop.node import FOLDER
 from tests.support.absent import not_tested
 from tests.wire.hiding import EVENTS, delivered
+from tests.wire.undecodable import UNDECODABLE
 
 _PROGRAM = """
 const { message } = require("rhea");
@@ -27,9 +28,10 @@ def test_javascripts_library_reads_the_services_annotations() -> None:
 
     if shutil.which("node") is None or not (FOLDER / "node_modules" / "rhea").exists():
         not_tested("NOT TESTED WITH RHEA: install Node.js and run `make npm`.")
-    sent = json.dumps([base64.b64encode(delivered(event)).decode() for event in EVENTS.values()])
+    events = EVENTS | UNDECODABLE
+    sent = json.dumps([base64.b64encode(delivered(event)).decode() for event in events.values()])
     done = subprocess.run(
         ["node", "-e", _PROGRAM], cwd=FOLDER, input=sent, capture_output=True, text=True, check=True
     )
-    found = dict(zip(EVENTS, json.loads(done.stdout), strict=True))
-    assert found == {name: [5, "5", None, None] for name in EVENTS}
+    found = dict(zip(events, json.loads(done.stdout), strict=True))
+    assert found == {name: [5, "5", None, None] for name in events}

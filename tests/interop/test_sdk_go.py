@@ -26,9 +26,8 @@ BUILD_S_MAX = 240.0
 RUN_S_MAX = 90.0
 
 
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built program."""
+def build_program(folder: Path) -> Path:
+    """The program, built in ``folder``; skips loudly where Go or the SDK is missing."""
     go = shutil.which("go")
     if go is None:
         pytest.skip("NOT TESTED WITH THE GO SDK: there is no go on PATH.")
@@ -38,9 +37,15 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip(
             f"NOT TESTED WITH THE GO SDK: its modules cannot be had: {fetched.stderr.decode()[-500:]}"
         )
-    target = tmp_path_factory.mktemp("go") / "main"
+    target = folder / "main"
     subprocess.run([go, "build", "-o", str(target), "."], cwd=FOLDER, check=True, timeout=BUILD_S_MAX)
     return target
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built program."""
+    return build_program(tmp_path_factory.mktemp("go"))
 
 
 @pytest.fixture(scope="module", params=["plain", "tls", "websocket"])

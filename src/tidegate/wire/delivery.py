@@ -11,8 +11,8 @@ neither decoded nor encoded again, so every type in it survives:
     everything else                     everything else, unchanged
 
 Annotations of these names from an earlier delivery (of a forwarded message) are dropped: otherwise the
-message would have two sequence numbers. An event that clients would read differently (``alike``) is delivered
-as a body: some of them would find other annotations in it than ours.
+message would have two sequence numbers. An event that clients would read differently, or that one of them
+cannot decode (``alike``), is delivered as a body: they would find other annotations than ours, or stop there.
 
 **Batched** (extension ``tidegate:batch-delivery``). One delivery is a slice of a record batch: annotations
 with its position, then the stored data sections, unchanged.
@@ -33,13 +33,12 @@ from tidegate.amqp.message import (
     DELIVERY_ANNOTATIONS,
     HEADER,
     MESSAGE_ANNOTATIONS,
-    PROPERTIES,
     Section,
     iter_sections,
 )
 from tidegate.amqp.types import Int, Timestamp
 from tidegate.model.hub_properties import PartitionEnds
-from tidegate.wire.alike import FIELDS_MAX, are_plain, check_alike
+from tidegate.wire.alike import are_plain_fields, are_plain_properties, check_alike, is_text
 from tidegate.wire.annotations import (
     ANNOTATIONS_32,
     DELIVERY_ANNOTATIONS_32,
@@ -176,7 +175,7 @@ def event_deliveries(
 
 @lru_cache(maxsize=1000)
 def _is_header(section: bytes) -> bool:
-    """Whether all clients find a header's end where its size says."""
+    """Whether all clients decode a header, and find its end where its size says."""
     try:
         check_alike(section, [(HEADER, 0, 3, len(section))])
     except DecodeError:
@@ -190,7 +189,8 @@ def _after_lone_key(data: bytes, at: int, until: int) -> int:
     if key_at + 2 > until or not data.startswith(_LONE_PARTITION_KEY, at + 5) or data[key_at] != 0xA1:
         return 0
     after = key_at + 2 + data[key_at + 1]
-    return after if after == at + 5 + data[at + 4] <= until else 0
+    key = data[key_at + 2 : after]
+    return after if after == at + 5 + data[at + 4] <= until and (key.isascii() or is_text(key)) else 0
 
 
 def _is_plain_from(data: bytes, at: int, until: int) -> bool:
@@ -212,10 +212,8 @@ def _is_plain_from(data: bytes, at: int, until: int) -> bool:
             end, count, values_at = at + 8 + size, _u32(data, at + 8)[0], at + 12
         else:
             return False
-        is_map = word & 1
-        if end > until or (count & 1 if is_map else count > FIELDS_MAX[PROPERTIES]):
-            return False
-        if not are_plain(data, values_at, end, count):
+        are_plain = are_plain_properties if word & 1 else are_plain_fields
+        if end > until or not are_plain(data, values_at, end, count):
             return False
         at = end
     return False

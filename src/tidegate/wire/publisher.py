@@ -4,8 +4,8 @@ Receivers read the sender from ``x-opt-publisher``. Only the service writes it, 
 removed from events sent on any other link, so that no sender can impersonate a publisher. (They are not
 refused: a client that forwards an event sends its annotations along.)
 
-A publisher's event that clients would read differently (``alike``) is refused: it would be delivered as a
-body, without the name. From any other sender it is stored as it is.
+A publisher's event that clients would read differently or not at all (``alike``) is refused: it would be
+delivered as a body, without the name. From any other sender it is stored as it is.
 Source: Azure "Event Hubs features", publisher policy, 2026-09: "publisher names don't need to be created
 ahead of time, but they must match the SAS token used", and "the PartitionKey value needs to be set to the
 publisher name".

@@ -2,6 +2,7 @@
 //
 //	main CONNECTION_STRING EVENT_HUB [CA_FILE [websocket]]
 //	main throttled CONNECTION_STRING EVENT_HUB COUNT BYTES
+//	main bodies CONNECTION_STRING EVENT_HUB COUNT
 //	main processor CONNECTION_STRING EVENT_HUB STORAGE_CONNECTION_STRING CONTAINER
 package main
 
@@ -9,12 +10,14 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
 	"net/http"
 	"os"
+	"strconv"
 	"time"
 
 	eventhubs "github.com/Azure/azure-sdk-for-go/sdk/messaging/azeventhubs/v2"
@@ -64,6 +67,8 @@ func main() {
 		err = sendThrottled(ctx, os.Args[2:])
 	case "processor":
 		err = runProcessor(ctx, os.Args[2:])
+	case "bodies":
+		err = printBodies(ctx, os.Args[2:])
 	default:
 		var found *report
 		if found, err = run(ctx, os.Args[1:]); err == nil {
@@ -271,6 +276,27 @@ func (s *session) read(position eventhubs.StartPosition, count int) ([]event, er
 		}
 	}
 	return events, nil
+}
+
+// Prints the body of each of a partition's first events, in base64.
+func printBodies(ctx context.Context, arguments []string) error {
+	count, err := strconv.Atoi(arguments[2])
+	if err != nil {
+		return err
+	}
+	consumer, err := eventhubs.NewConsumerClientFromConnectionString(
+		arguments[0], arguments[1], eventhubs.DefaultConsumerGroup, nil,
+	)
+	if err != nil {
+		return err
+	}
+	defer consumer.Close(ctx)
+	s := session{ctx: ctx, consumer: consumer}
+	events, err := s.read(eventhubs.StartPosition{Earliest: to(true)}, count)
+	for _, one := range events {
+		fmt.Println(base64.StdEncoding.EncodeToString([]byte(one.Body)))
+	}
+	return err
 }
 
 func codeOf(err error) string {
