@@ -290,16 +290,28 @@ def test_a_live_page_of_a_hub_that_goes_ends(service: HubService, plain_browser:
 def test_a_partition_that_could_not_be_opened_shows_its_reason(
     service: HubService, plain_browser: PlainBrowser
 ) -> None:
-    """In the list of hubs and on the hub's page; the others are shown as ever."""
+    """In the list of hubs and on the hub's page; the others are shown as ever. What a hub's policy gets names
+    no file of the service's machine, as over AMQP."""
     service.create_hub("half", partition_count=2)
     _send(service, "half", 3, "0")
 
     async def damage(server: TidegateServer) -> None:
-        server.broker.event_hub("half").partitions[1]._log = FailedLog(LogCorruptError("It is damaged."))
+        server.broker.event_hub("half").partitions[1]._log = FailedLog(
+            LogCorruptError("It is damaged: /var/lib/1.log.")
+        )
 
     service.call(damage)
     page = plain_browser.get("/hubs/half").text
     assert "could not be opened" in page
-    assert "It is damaged." in page
+    assert "It is damaged: /var/lib/1.log." in page
     assert "partition=0" in page
     assert "1 failed" in plain_browser.get("/hubs?search=half").text
+    manager = _signed_in(service, "half", Claim.MANAGE)
+    answers = [
+        manager.get("/hubs/half"),
+        manager.post("/hubs/half/explorer/send", {"body": "x", "partition": "1"}),
+        manager.get("/hubs/half/explorer?partition=1"),
+    ]
+    for answer in answers:
+        assert "are damaged and cannot be read" in answer.text
+        assert "/var/lib" not in answer.text

@@ -8,7 +8,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tidegate.console.frame.rendering import page
+from tidegate.console.frame.rendering import for_users, page
 from tidegate.model.errors import (
     AlreadyExistsError,
     DatabaseError,
@@ -52,9 +52,8 @@ def status_of(error: TidegateError | None) -> int:
 def error_page(request: Request, error: TidegateError, *, status_code: int | None = None) -> Response:
     """The page that shows an error."""
     status = status_of(error) if status_code is None else status_code
-    if error.remote_text:
-        return _page(request, status, error.remote_text, "")
-    return _page(request, status, error.message, error.next_step)
+    shown = for_users(error)
+    return _page(request, status, shown.message, shown.next_step)
 
 
 async def answer_of_exception(request: Request, error: Exception) -> Response:

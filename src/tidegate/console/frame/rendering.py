@@ -22,6 +22,7 @@ from starlette.responses import HTMLResponse
 
 from tidegate.console.frame.rights import Rights
 from tidegate.console.frame.sessions import FORM_TOKEN, Session
+from tidegate.model.errors import TidegateError
 
 STATIC_DIRECTORY: Final = Path(__file__).parents[1] / "static"
 STATIC_PATH: Final = "/console/static"
@@ -54,7 +55,10 @@ def page(
 
 
 def fragment(request: Request, template: str, **context: Any) -> Markup:
-    """A part of a page, for live updates: without flashes, with ``rights`` and ``form_token``."""
+    """A part of a page, for live updates: without flashes, with ``rights`` and ``form_token``.
+
+    An error in ``problem`` is shown as ``for_users`` has it.
+    """
     session = getattr(request.state, "session", None)
     values: dict[str, Any] = {
         "path": quote(request.scope["path"]),
@@ -63,6 +67,9 @@ def fragment(request: Request, template: str, **context: Any) -> Markup:
         "form_token": _form_token(session),
         "now": request.state.clock.now_utc(),
     }
+    if isinstance(problem := context.get("problem"), TidegateError):
+        values["problem"] = for_users(problem)
+        del context["problem"]
     # The template has escaped its values.
     return Markup(environment().get_template(template).render(values | context))
 
@@ -70,6 +77,11 @@ def fragment(request: Request, template: str, **context: Any) -> Markup:
 def fragments(request: Request, parts: Mapping[str, str], context: Mapping[str, Any]) -> dict[str, str]:
     """Several fragments by name, from templates by name."""
     return {name: fragment(request, template, **context) for name, template in parts.items()}
+
+
+def for_users(error: TidegateError) -> TidegateError:
+    """The error as remote users see it: without paths of the service's machine."""
+    return TidegateError(error.remote_text) if error.remote_text else error
 
 
 @cache
@@ -92,6 +104,7 @@ def environment() -> jinja2.Environment:
         "duration": duration,
         "utc": utc,
         "sparkline": sparkline,
+        "for_users": for_users,
     }
     loaded.globals |= {"static": static_url, "absent": ABSENT}
     return loaded
