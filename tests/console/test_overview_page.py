@@ -163,14 +163,16 @@ def _lines_until(stream: HTTPResponse, words: str) -> str:
 def test_notices_tell_what_somebody_should_look_at() -> None:
     """A full disk, a capture that fails, stalled partitions, throttling: the worst first; else nothing."""
     rates, captures = Rates(throttled_requests=1.0), ["a", "b", "c", "d"]
-    notices = list_notices(Disk(1, 4, 100), rates, captures, 2, is_congested=False)
+    notices = list_notices(Disk(1, 4, 100), rates, captures, 2, is_congested=False, failed=["half"])
     assert [notice.title for notice in notices] == [
+        "Partitions have failed.",
         "The disk is nearly full.",
         "Capture is failing.",
         "Partitions are stalled.",
         "Requests are throttled.",
     ]
-    assert notices[1].text == "a, b, c and 1 more."
+    assert notices[0].place == "/hubs/half"
+    assert notices[2].text == "a, b, c and 1 more."
     assert list_notices(Disk(1, 50, 100), Rates(), [], 0, is_congested=False) == []
 
 

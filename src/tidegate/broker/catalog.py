@@ -94,7 +94,7 @@ class Catalog:
         self.changing: Final = asyncio.Lock()
         """See ``serialized``."""
         self.check_actor: Callable[[], None] = lambda: None
-        """Raises UnauthorizedError if whoever asked for a change may no longer make it."""
+        """Raises UnauthorizedError if the actor who asked for a change may no longer make it."""
 
     @classmethod
     async def open(cls, control: ControlLog) -> Catalog:

@@ -353,7 +353,7 @@ class Broker:
         return event_hub
 
     async def apply_retention(self) -> int:
-        """Remove the segments beyond their hub's retention; returns how many. Call it periodically.
+        """Remove what is beyond its hub's retention; returns how many units. Call it periodically.
 
         Age counts by ``RetentionClock``. A failure of one partition is logged; the others are still
         processed.

@@ -121,6 +121,7 @@ class OverviewPages(Pages):
                 namespace.failing_captures(),
                 processing.stalled,
                 is_congested=namespace.broker.is_congested,
+                failed=[hub.name for hub in hubs if any(each.is_failed for each in hub.partitions)],
             ),
             "events_chart": _chart(sampler.history, "events"),
             "bytes_chart": _chart(sampler.history, "bytes"),
@@ -162,22 +163,29 @@ async def _ask(consumers: Consumers, letters: DeadLetterView) -> ProcessingFigur
 
 
 def list_notices(
-    disk: Disk, rates: Rates, failing_captures: Sequence[str], stalled: int, *, is_congested: bool
+    disk: Disk,
+    rates: Rates,
+    failing_captures: Sequence[str],
+    stalled: int,
+    *,
+    is_congested: bool,
+    failed: Sequence[str] = (),
 ) -> list[Notice]:
     """The problems that need attention, worst first.
 
     failing_captures: names of hubs. stalled: partitions. is_congested: whether reading from producers is
-    paused because the disk is too slow.
+    paused because the disk is too slow. failed: names of hubs with partitions that accept no events.
     """
     notices = []
+    if failed:
+        text = f"{_some_of(failed)}: they accept no events until the service restarts."
+        notices.append(Notice("error", "Partitions have failed.", text, f"/hubs/{failed[0]}", "Why"))
     if disk.is_scarce:
         free = bytes_text(disk.free_bytes)
         text = f"{free} are free; a full disk refuses what producers send."
         notices.append(Notice("error", "The disk is nearly full.", text))
     if failing_captures:
-        names = ", ".join(failing_captures[:3])
-        more = len(failing_captures) - 3
-        text = f"{names}{f' and {more} more' if more > 0 else ''}."
+        text = f"{_some_of(failing_captures)}."
         place = f"/hubs/{failing_captures[0]}/capture"
         notices.append(Notice("error", "Capture is failing.", text, place, "Why"))
     if stalled:
@@ -189,6 +197,11 @@ def list_notices(
         text = "Producers send more than the throughput units allow."
         notices.append(Notice("warning", "Requests are throttled.", text))
     return notices
+
+
+def _some_of(names: Sequence[str]) -> str:
+    more = len(names) - 3
+    return f"{', '.join(names[:3])}{f' and {more} more' if more > 0 else ''}"
 
 
 def _chart(history: Sequence[Sample], what: str) -> dict[str, object]:
