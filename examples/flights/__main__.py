@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 from functools import partial
 
-from examples.flights.demo import run_flights_demo
-from examples.flights.output import print_report, summary
 from examples.support.command import at_least, check_installed, example_parser, run_command, run_demo
 
 DESCRIPTION = """\
@@ -43,7 +41,10 @@ def parser() -> argparse.ArgumentParser:
 def main() -> None:
     """Run the example."""
     given = parser().parse_args()
-    check_installed("pyspark", "pyarrow")
+    check_installed("pyspark", "pyarrow", "psutil")
+    from examples.flights.demo import run_flights_demo
+    from examples.flights.output import print_report, summary
+
     run = partial(
         run_flights_demo,
         data_dir=given.data_dir,

@@ -66,7 +66,7 @@ def parser() -> argparse.ArgumentParser:
 def main() -> None:
     """Run the example."""
     given = parser().parse_args()
-    check_installed("pyspark", "pyarrow", "google.protobuf", "numpy")
+    check_installed("pyspark", "pyarrow", "google.protobuf", "numpy", "psutil")
     from examples.home_security.demo import run_home_security_demo
     from examples.home_security.generator import GeneratorPlan
     from examples.home_security.output import print_report, summary

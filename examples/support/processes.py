@@ -16,6 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
+import psutil
+
 from tidegate import TidegateError
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -96,22 +98,17 @@ class ChildSession:
         """
         if look() is None:
             return None
-        self._signal(signal.SIGSTOP)
+        signal_session(self._process, signal.SIGSTOP)
         found = look()
         if found is None:
-            self._signal(signal.SIGCONT)
+            signal_session(self._process, signal.SIGCONT)
         else:
             self.kill()
         return found
 
     def kill(self) -> None:
         """End every process of the session (SIGKILL) and wait until the child is gone."""
-        self._signal(signal.SIGKILL)
-        self._process.wait()
-        # The child's own children have no parent to wait for them: poll until none is left.
-        while session_members(self._process.pid):
-            self._signal(signal.SIGKILL)
-            time.sleep(_POLL_S)
+        kill_session(self._process)
 
     def terminate(self, *, timeout_s: float) -> None:
         """Ask the child to end (SIGTERM), and kill it after ``timeout_s`` seconds."""
@@ -121,45 +118,41 @@ class ChildSession:
                 self._process.wait(timeout_s)
         self.kill()
 
-    def _signal(self, signal_number: signal.Signals) -> None:
-        # The id of a child that has ended may be reused: signal only the members found in /proc.
-        members = session_members(self._process.pid)
-        if self._process.poll() is None:
-            members.add(self._process.pid)
-        for process_id in members:
-            try:
-                os.kill(process_id, signal_number)
-            except ProcessLookupError:
-                continue
-
 
 def _python_path() -> str:
     return os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
 
 
+def kill_session(leader: subprocess.Popen[bytes]) -> None:
+    """End every process of a session (SIGKILL), and wait until none is left. leader: the first of them."""
+    signal_session(leader, signal.SIGKILL)
+    leader.wait()
+    # The child's own children have no parent to wait for them: poll until none is left.
+    while session_members(leader.pid):
+        signal_session(leader, signal.SIGKILL)
+        time.sleep(_POLL_S)
+
+
+def signal_session(leader: subprocess.Popen[bytes], signal_number: signal.Signals) -> None:
+    """Send a signal to every process of a session."""
+    # The id of a child that has ended may be reused: signal only members.
+    members = session_members(leader.pid)
+    if leader.poll() is None:
+        members.add(leader.pid)
+    for process_id in members:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process_id, signal_number)
+
+
 def session_members(session_id: int) -> set[int]:
-    """The running processes of a session; without /proc (macOS), of the process group with its number."""
-    if not Path("/proc/self/stat").exists():
-        return group_members(session_id)
-    members: set[int] = set()
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit():
-            continue
-        try:
-            text = Path(f"/proc/{entry}/stat").read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            continue
-        # The second field is the command in parentheses, and may contain anything: count from its end.
-        state, _parent, _group, session = text.rpartition(")")[2].split()[:4]
-        if int(session) == session_id and state not in "ZX":
-            members.add(int(entry))
-    return members
+    """The running processes of a session."""
+    return {process_id for process_id in psutil.pids() if _is_member(process_id, session_id)}
 
 
-def group_members(group_id: int) -> set[int]:
-    """The running processes of a process group, without zombies."""
-    found = subprocess.run(
-        ["/bin/ps", "-A", "-o", "pid=,pgid=,state="], capture_output=True, text=True, check=True
-    )
-    fields = (line.split() for line in found.stdout.splitlines())
-    return {int(pid) for pid, group, state in fields if int(group) == group_id and not state.startswith("Z")}
+def _is_member(process_id: int, session_id: int) -> bool:
+    try:
+        if os.getsid(process_id) != session_id:
+            return False
+        return psutil.Process(process_id).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except (ProcessLookupError, PermissionError, psutil.Error):
+        return False  # it has ended, or is another user's

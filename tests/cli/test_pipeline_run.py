@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from examples.support.processes import group_members
+from examples.support.processes import session_members
 from tests.cli.support import COMMAND, run_tidegate
 from tests.spark.capture_support import captured_then_live
 from tests.spark.support import assert_exact, outcome_of, publish
@@ -231,7 +231,7 @@ def test_a_signal_that_ends_java_first_is_heard(place: Place) -> None:
         start_new_session=True,
     ) as process:
         next_batch(process)
-        java = group_members(process.pid) - {process.pid}
+        java = session_members(process.pid) - {process.pid}
         assert java
         # Java may not end by itself before it is killed, and Python is to have heard the signal before.
         for process_id in java:

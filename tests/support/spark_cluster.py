@@ -4,24 +4,24 @@
         spark = spark_session("test", master=cluster.master_url)
 
 Its executors are processes of their own, which tests may kill (``executor_ids``, ``python_worker_ids``).
-Ports are free ones, directories temporary, and at the end nothing is left behind. Linux only: processes are
-found in /proc.
+Ports are free ones, directories temporary, and at the end nothing is left behind. Linux only: each worker
+has a loopback address of its own.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from examples.support.processes import session_members
+import psutil
+from examples.support.processes import kill_session, session_members
 from tests.support.ports import free_ports
 from tests.support.quick_spark import pyspark_home
 from tests.support.servers import TemporaryServer
@@ -29,8 +29,8 @@ from tests.support.servers import TemporaryServer
 from tidegate.spark.runtime.java import find_java
 
 _DAEMON_JAVA_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-_EXECUTOR_CLASS: Final = b"CoarseGrainedExecutorBackend"
-_PYTHON_DAEMON: Final = b"pyspark.daemon"
+_EXECUTOR_CLASS: Final = "CoarseGrainedExecutorBackend"
+_PYTHON_DAEMON: Final = "pyspark.daemon"
 
 
 class SparkCluster(TemporaryServer):
@@ -87,12 +87,12 @@ class SparkCluster(TemporaryServer):
 
     def executor_ids(self) -> list[int]:
         """Process ids of the executors of all applications."""
-        return [pid for pid in self._process_ids() if _EXECUTOR_CLASS in _command_of(pid)]
+        return [each.pid for each in self._running() if _runs(each, _EXECUTOR_CLASS)]
 
     def python_worker_ids(self) -> list[int]:
         """Process ids of the Python workers in which tasks run (not of the daemons that fork them)."""
-        daemons = {pid for pid in self._process_ids() if _PYTHON_DAEMON in _command_of(pid)}
-        return [pid for pid in daemons if _parent_of(pid) in daemons]
+        daemons = {each.pid: each for each in self._running() if _runs(each, _PYTHON_DAEMON)}
+        return [pid for pid, each in daemons.items() if each.info["ppid"] in daemons]
 
     def speculation_count(self) -> int:
         """How many attempts of tasks were given up so far because another one was first."""
@@ -133,9 +133,13 @@ class SparkCluster(TemporaryServer):
         except (OSError, ValueError):
             return 0
 
-    def _process_ids(self) -> Iterator[int]:
-        for process in self._processes.values():
-            yield from session_members(process.pid)
+    def _running(self) -> list[psutil.Process]:
+        ids = {pid for process in self._processes.values() for pid in session_members(process.pid)}
+        return [each for each in psutil.process_iter(["cmdline", "ppid"]) if each.pid in ids]
+
+
+def _runs(process: psutil.Process, program: str) -> bool:
+    return any(program in word for word in process.info["cmdline"] or ())
 
 
 def make_executor_python(folder: Path) -> Path:
@@ -163,28 +167,3 @@ def _is_open(port: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def _parent_of(pid: int) -> int:
-    try:
-        # The command before it, in parentheses, may contain anything.
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return -1
-
-
-def _command_of(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""
-
-
-def kill_session(leader: subprocess.Popen[bytes]) -> None:
-    """SIGKILL to a process and all of its session: Python workers are in process groups of their own."""
-    for pid in {leader.pid, *session_members(leader.pid)}:
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
-    leader.wait(30)

@@ -28,12 +28,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
+from examples.support.processes import kill_session
 from tests.processor.faults.publisher import Publisher
 from tests.processor.faults.work import consumer_of
 from tests.spark.faults.checker import read_totals
 from tests.spark.faults.driver import ENDED_MARK
 from tests.support.postgresql import PostgresqlServer
-from tests.support.spark_cluster import SparkCluster, kill_session
+from tests.support.spark_cluster import SparkCluster
 
 from tidegate.model.errors import DatabaseUnavailableError
 from tidegate.sql import CheckpointReader, Database
