@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from functools import lru_cache
 from typing import Any, Final, cast
 from uuid import UUID
@@ -34,6 +34,7 @@ from tidegate.amqp.message import (
 from tidegate.amqp.types import Array, Described, Symbol, Timestamp, UInt, ULong
 from tidegate.model.capture import NAME_FIELDS
 from tidegate.model.events import EventContents, EventData, PropertyValue
+from tidegate.model.times import milliseconds_of, time_of
 from tidegate.wire.batch import unwrap
 from tidegate.wire.event_codec import EncodedProperty, encode_event
 from tidegate.wire.event_texts import (
@@ -72,7 +73,6 @@ AvroValue = int | float | str | bytes
 Values = Mapping[str, AvroValue]
 CaptureRecord = dict[str, int | str | bytes | dict[str, AvroValue]]
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LONG_MIN, _LONG_END = -(2**63), 2**63
 _ENQUEUED_TIME = str(ENQUEUED_TIME)
 _STANDARD: Final = {item.name.replace("_", "-"): item.name for item in fields(Properties)}
@@ -156,7 +156,7 @@ def enqueued_time_text(time_ms: int) -> str:
 
     This is the general format of .NET's invariant culture (seen in a captured file of 2020-06-12).
     """
-    time = _EPOCH + timedelta(milliseconds=time_ms)
+    time = time_of(time_ms)
     half = "AM" if time.hour < 12 else "PM"
     return (
         f"{time.month}/{time.day}/{time.year} {time.hour % 12 or 12}:{time.minute:02}:{time.second:02} {half}"
@@ -172,7 +172,7 @@ def capture_file_name(
     (``…/1/2017/08/31/19/11/45.avro`` with a first event of 19:12:14 and a last of 19:12:44, "Azure Event Hubs
     as an Event Grid source", 2022-12-02). There, month to second have two digits.
     """
-    time = _EPOCH + timedelta(seconds=time_s)
+    time = time_of(1000 * time_s)
     values = (namespace, event_hub, partition_id, *f"{time:%Y %m %d %H %M %S}".split())
     return name_format.format_map(dict(zip(NAME_FIELDS, values, strict=True))) + FILE_SUFFIX
 
@@ -354,6 +354,6 @@ def _timestamp(value: AvroValue) -> Timestamp | None:
         if isinstance(value, int):
             return Timestamp(value)
         time = datetime.fromisoformat(str(value))
-        return Timestamp((time - _EPOCH) // timedelta(milliseconds=1))
+        return Timestamp(milliseconds_of(time))
     except (ValueError, TypeError):
         return None

@@ -12,7 +12,7 @@ import secrets
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Final
 
 from tidegate.console.consumers.moves import KeptPlan, MoveRequest, carry_out, plan_moves
@@ -32,6 +32,7 @@ from tidegate.console.frame.rights import Rights
 from tidegate.console.frame.shared_answers import SharedAnswers
 from tidegate.console.jobs.jobs import Job, JobKind, Jobs
 from tidegate.model.errors import InvalidArgumentError, NotFoundError, TidegateError
+from tidegate.model.times import time_of
 from tidegate.processor.group_view import GroupView
 from tidegate.processor.moves import MovePlan
 from tidegate.sql import ConsumerKey, Database
@@ -47,8 +48,6 @@ _PLANS_MAX: Final = 64
 """Dry runs kept, of all hubs."""
 _PARTITIONS_PER_TURN: Final = 64
 """Partitions processed before yielding to other tasks."""
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 _Extent = tuple[str | None, datetime | None]
 """What an answer holds: one hub (in lower case) since it was created, or (None, None) all."""
@@ -289,7 +288,7 @@ class Consumers:
             except TidegateError:
                 continue  # deleted, or damaged: its readers get the error
             if batches:
-                self._unread[key] = _EPOCH + timedelta(milliseconds=batches[0].enqueued_time_ms)
+                self._unread[key] = time_of(batches[0].enqueued_time_ms)
         while len(self._unread) > _UNREAD_KEPT_MAX:
             self._unread.popitem(last=False)
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Final
 
 from tidegate.model.hub_properties import PartitionEnds
+from tidegate.model.times import time_of
 from tidegate.processor.checkpoint import ProcessorCheckpoint
 from tidegate.processor.group_view import UNKNOWN_LAG, GroupView, Lag, total_of
 from tidegate.processor.lease import Lease, LeaseSnapshot, LeaseState
@@ -17,8 +18,6 @@ from tidegate.sql import ConsumerKey
 LEASE_DURATION_S: Final = PartitionManagerOptions().lease_duration_s
 """The hosts' default, as in ``tidegate checkpoint set``, because the lease table does not store it."""
 STALL_TIMEOUT_S: Final = PartitionManagerOptions().effective_stall_timeout_s
-
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +42,7 @@ def of_this_hub(consumer: ConsumerKey, group: GroupView, log: HubLog) -> GroupVi
     Of such a checkpoint they see that the partition has one, because hosts refuse it. None: there is nothing
     of this hub, nor has it such a consumer group.
     """
-    created_at = _EPOCH + timedelta(milliseconds=log.created_at_ms)
+    created_at = time_of(log.created_at_ms)
 
     # A host that still renews its lease keeps others from the partition, whatever hub it was started for.
     leases = {each: lease for each, lease in group.leases.leases.items() if lease.renewed_at >= created_at}

@@ -16,7 +16,7 @@ import re
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
 
@@ -39,9 +39,8 @@ from tidegate.amqp.types import (
 )
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.events import PropertyValue
+from tidegate.model.times import milliseconds_of, time_of, time_text
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_MILLISECOND: Final = timedelta(milliseconds=1)
 _INTEGER: Final = re.compile(r"[+-]?\d{1,20}", re.ASCII)
 _SHOWN_CHARACTERS: Final = 40
 _JSON: Final = json.JSONDecoder()
@@ -117,7 +116,7 @@ def _decimal(width: int) -> Callable[[str], Decimal]:
 def _time_text(value: int) -> str:
     """A time in ISO 8601 to the millisecond; milliseconds since 1970 beyond the range of datetime."""
     try:
-        return (_EPOCH + value * _MILLISECOND).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        return time_text(time_of(value))
     except OverflowError:
         return str(int(value))
 
@@ -128,7 +127,7 @@ def _time(text: str) -> Timestamp:
     time = datetime.fromisoformat(text)
     if time.tzinfo is None:
         raise ValueError("it has no time zone; append Z for UTC")
-    return Timestamp((time - _EPOCH) // _MILLISECOND)
+    return Timestamp(milliseconds_of(time))
 
 
 def _repr(value: float) -> str:
@@ -217,7 +216,7 @@ def typed_properties(properties: Mapping[str, PropertyValue]) -> dict[object, ob
 
 def _typed(value: PropertyValue) -> object:
     if isinstance(value, datetime):
-        return Timestamp((value - _EPOCH) // _MILLISECOND)
+        return Timestamp(milliseconds_of(value))
     return ULong(value) if isinstance(value, int) and value >= 2**63 else value
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from functools import partial
 from itertools import accumulate, chain
 from typing import Final
@@ -23,6 +23,7 @@ from tidegate.broker import EventHub, Partition, RecordBatch
 from tidegate.console.explorer.values import EventCursor, EventPlace, Way
 from tidegate.model.errors import PositionOutOfRangeError
 from tidegate.model.position import EventPosition
+from tidegate.model.times import milliseconds_of, time_of
 
 _PIECE_BYTES: Final = 512 * 1024
 """Bytes per read of the log, as for receivers; a single batch may be larger."""
@@ -32,8 +33,6 @@ _BACK_EVENTS_MIN: Final = 16
 _BACK_EVENTS_MAX: Final = 4096
 _LOOKS_PER_TURN: Final = 16
 """Reads of the log before yielding to other tasks: about 1 ms of work."""
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 Narrow = Callable[[int, int], Awaitable[tuple[int, int]]]
 """Narrows a half-open range of sequence numbers to the wanted part; may read from the log."""
@@ -155,7 +154,7 @@ class Bounds:
         """The earliest enqueued time to show, if the position is a time."""
         if self.position is None or not isinstance(self.position.value, datetime):
             return None
-        return (self.position.value - _EPOCH) // timedelta(milliseconds=1)
+        return milliseconds_of(self.position.value)
 
     async def floor(self, partition: Partition) -> int:
         """The first wanted event. Raises PositionOutOfRangeError, InvalidArgumentError."""
@@ -326,7 +325,7 @@ async def _sequence_number_at(partition: Partition, place: EventPlace) -> int:
     if index == place.partition_index:
         return place.sequence_number
     time_ms = place.enqueued_time_ms + (index < place.partition_index)
-    return await partition.resolve(EventPosition.from_enqueued_time(_EPOCH + timedelta(milliseconds=time_ms)))
+    return await partition.resolve(EventPosition.from_enqueued_time(time_of(time_ms)))
 
 
 async def stored_event(partition: Partition, sequence_number: int) -> StoredEvent | None:

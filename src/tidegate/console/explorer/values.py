@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from enum import Enum
 from typing import Final, NamedTuple
 
@@ -19,6 +19,7 @@ from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.events import EventContents
 from tidegate.model.json_path import JsonPath
 from tidegate.model.position import EventPosition
+from tidegate.model.times import time_of
 
 EVENTS_PER_PAGE_MAX: Final = 500
 """Events on a page. Our choice: a browser draws that many rows in about 50 ms."""
@@ -46,7 +47,6 @@ SEND_EVENTS_MAX: Final = 10_000_000
 SEND_RATE_MAX: Final = 20_000
 """Events per second of a run. Our choice: a fraction of the service's capacity."""
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _PLACE = re.compile(r"([on])\.(\d{1,14})\.(\d{1,4})\.(\d{1,18})", re.ASCII)
 
 
@@ -179,7 +179,7 @@ class ExploredEvent:
     @property
     def enqueued_time(self) -> datetime:
         """When the service accepted it."""
-        return _EPOCH + timedelta(milliseconds=self.place.enqueued_time_ms)
+        return time_of(self.place.enqueued_time_ms)
 
 
 class PageEnd(Enum):

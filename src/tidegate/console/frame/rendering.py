@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +23,7 @@ from starlette.responses import HTMLResponse
 from tidegate.console.frame.rights import Rights
 from tidegate.console.frame.sessions import FORM_TOKEN, Session
 from tidegate.model.errors import TidegateError
+from tidegate.model.times import time_of
 
 STATIC_DIRECTORY: Final = Path(__file__).parents[1] / "static"
 STATIC_PATH: Final = "/console/static"
@@ -39,7 +40,6 @@ NAVIGATION: Final = (
 ABSENT: Final = "–"
 """Shown if there is no value."""
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _BYTE_UNITS = ("B", "KB", "MB", "GB", "TB", "PB")
 _AGO_STEPS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
@@ -228,7 +228,7 @@ def _form_token(session: Session | None) -> Markup:
 
 def _moment(value: datetime | int) -> datetime:
     """A time, or milliseconds since 1970-01-01 UTC."""
-    return value if isinstance(value, datetime) else _EPOCH + timedelta(milliseconds=value)
+    return value if isinstance(value, datetime) else time_of(value)
 
 
 def _time(value: datetime, text: str) -> Markup:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from typing import Final
+from datetime import datetime
 
 from tidegate.broker import (
     EMULATOR_KEY,
@@ -22,8 +21,7 @@ from tidegate.broker import (
 )
 from tidegate.model.clock import Clock
 from tidegate.model.errors import ServerBusyError, UnauthorizedError
-
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+from tidegate.model.times import time_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +137,7 @@ class Access:
             can_manage=grant.permits(grant.reach, Claim.MANAGE, now_utc=now_utc),
             # As its creator spelled it, as in pipelines and dead letters.
             hub=None if hub is None else hub.name,
-            since=None if hub is None else _EPOCH + timedelta(milliseconds=hub.created_at_ms),
+            since=None if hub is None else time_of(hub.created_at_ms),
         )
 
     def add_change_listener(self, listener: Callable[[], None]) -> Callable[[], None]:

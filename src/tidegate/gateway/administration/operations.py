@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from enum import Enum
 from typing import Final, TypeVar, cast
 
@@ -27,6 +26,7 @@ from tidegate.gateway.administration.shapes import Shape
 from tidegate.model.capture import CaptureSettings, CaptureStatistics
 from tidegate.model.errors import NotFoundError
 from tidegate.model.hub_settings import PARTITION_COUNT_DEFAULT, hub_changes_in
+from tidegate.model.times import time_of
 
 S = TypeVar("S", bound=Shape)
 
@@ -402,4 +402,4 @@ def _policy(policy: SharedAccessPolicy, call: Call) -> dict[str, object]:
 
 
 def _time_text(time_ms: int) -> str:
-    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")
+    return time_of(time_ms).isoformat(timespec="milliseconds")

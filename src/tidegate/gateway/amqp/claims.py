@@ -40,15 +40,15 @@ class ConnectionClaims:
         on_loss: Callable[[], None],
         *,
         on_first: Callable[[], None] | None = None,
-        find_peer: Callable[[], Peer] | None = None,
-        add_held: Callable[[int], None] | None = None,
+        find_peer: Callable[[], Peer] = lambda: UNKNOWN_PEER,
+        add_held: Callable[[int], None] = lambda change: None,
     ) -> None:
         """on_loss: called on the event loop when a grant has expired, or may have been revoked. on_first:
         called when the first token or key was accepted. find_peer: returns who presents the tokens. add_held:
         counts bytes that are held for the client.
         """
-        self._add_held = add_held or _count_nothing
-        self._find_peer = find_peer or _find_nobody
+        self._add_held = add_held
+        self._find_peer = find_peer
         self._broker = broker
         self._clock = clock
         self._on_loss = on_loss
@@ -178,9 +178,9 @@ class ConnectionClaims:
         """Forget everything, including the owner."""
         peer = self._find_peer()  # requests that are not finished yet are still recorded as its own
         self._on_first, self._find_peer = None, lambda: peer
-        self._on_loss = _nothing
+        self._on_loss = lambda: None
         self._forget(list(self._grants))
-        self._add_held = _count_nothing
+        self._add_held = lambda change: None
         self._changed()
         if self._remove_listener is not None:
             self._remove_listener()
@@ -273,22 +273,10 @@ class ConnectionClaims:
         self._on_loss()
 
 
-def _find_nobody() -> Peer:
-    return UNKNOWN_PEER
-
-
 def _held_bytes(audience: Audience, grant: Grant) -> int:
     """The approximate memory of a grant; a character may take four bytes."""
     text = grant.resource_text or ""
     return _GRANT_BYTES + len(audience.path) + len(grant.resource.path) + 4 * len(text)
-
-
-def _count_nothing(change: int) -> None:
-    """Counts nothing."""
-
-
-def _nothing() -> None:
-    """Ignores a loss: the connection is over."""
 
 
 class _Index:

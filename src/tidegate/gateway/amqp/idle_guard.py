@@ -79,7 +79,7 @@ class IdleGuard:
     def close(self) -> None:
         """Stop watching, and release the connection."""
         self._cancel()
-        self._is_authorized, self._on_idle = _never, _ignore
+        self._is_authorized, self._on_idle = lambda: False, lambda limit_s: None
 
     @property
     def _limit_s(self) -> float:
@@ -101,11 +101,3 @@ class IdleGuard:
             self._arm()
         else:
             self._on_idle(self._limit_s)
-
-
-def _never() -> bool:
-    return False
-
-
-def _ignore(limit_s: float) -> None:
-    """Ignores it: the connection is over."""

@@ -16,7 +16,7 @@ from tidegate.broker import Broker, Claim, EventHub, Partition
 from tidegate.gateway.amqp.egress import EgressLink
 from tidegate.gateway.amqp.ingress import IngressLink
 from tidegate.gateway.amqp.owner import LinkNode, NodeOwner
-from tidegate.gateway.amqp.request_node import RequestNodes
+from tidegate.gateway.amqp.request_node import RequestLink, RequestNodes, ResponseLink
 from tidegate.model.clock import Clock
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.transport.at_once import at_once
@@ -82,7 +82,7 @@ class NodeOpener:
             )
         address = NodeAddress.parse(attach.target.address)
         if address.kind in (NodeKind.CBS, NodeKind.MANAGEMENT):
-            return OpenedNode(self._requests.open_requests(link, address.kind), REQUEST_BYTES_MAX)
+            return OpenedNode(RequestLink(self._requests, link, address.kind), REQUEST_BYTES_MAX)
         if address.kind is NodeKind.CONSUMER:
             raise InvalidArgumentError(
                 f"'{address}' is for receiving.",
@@ -140,7 +140,7 @@ class NodeOpener:
     async def _open_for_receiving(self, link: SenderLink, attach: Attach) -> OpenedNode:
         if isinstance(attach.source, Source) and attach.source.dynamic and not attach.source.address:
             # Qpid Proton's way to receive responses (AMQP 1.0 part 3 section 3.5.3).
-            responses = self._requests.open_responses(link, None)
+            responses = ResponseLink(self._requests, link, None)
             return OpenedNode(responses, None, source_address=responses.dynamic_address)
         if not isinstance(attach.source, Source) or not attach.source.address:
             raise InvalidArgumentError(
@@ -149,7 +149,7 @@ class NodeOpener:
             )
         address = NodeAddress.parse(attach.source.address)
         if address.kind in (NodeKind.CBS, NodeKind.MANAGEMENT):
-            return OpenedNode(self._requests.open_responses(link, address.kind), None)
+            return OpenedNode(ResponseLink(self._requests, link, address.kind), None)
         if address.consumer_group is None or address.partition_id is None:
             raise InvalidArgumentError(
                 f"'{address}' is not for receiving.",

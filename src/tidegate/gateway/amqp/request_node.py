@@ -46,18 +46,6 @@ class RequestNodes:
         self.response_links: list[ResponseLink] = []
         self.waiting = _WaitingResponses(owner.add_held)
 
-    def open_requests(self, link: ReceiverLink, kind: NodeKind) -> RequestLink:
-        """The node for a link on which the client sends requests. kind: CBS or MANAGEMENT."""
-        return RequestLink(self, link, kind)
-
-    def open_responses(self, link: SenderLink, kind: NodeKind | None) -> ResponseLink:
-        """The node for a link on which the client receives responses. kind: None: responses of any node to
-        requests whose reply-to is its ``dynamic_address``.
-        """
-        response_link = ResponseLink(self, link, kind)
-        self.response_links.append(response_link)
-        return response_link
-
     def handle(self, link: ReceiverLink, kind: NodeKind, payload: bytes) -> None:
         """Answer one request, now or (if it waits for the disk) later.
 
@@ -214,11 +202,12 @@ class ResponseLink(LinkNode):
     """A link on which a client receives responses."""
 
     def __init__(self, nodes: RequestNodes, link: SenderLink, kind: NodeKind | None) -> None:
-        """kind: None: responses of any node."""
+        """kind: None: responses of any node to requests whose reply-to is its ``dynamic_address``."""
         self.link = link
         self.kind = kind
         self._nodes = nodes
         self._waiting = nodes.waiting
+        nodes.response_links.append(self)
 
     @property
     def dynamic_address(self) -> str:
