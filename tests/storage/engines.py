@@ -71,11 +71,13 @@ class MemoryEngine:
 class MemoryControlLog:
     """A ``ControlLog``."""
 
-    place = "memory"
     failure: TidegateError | None = None
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
+
+    def place(self, key: str) -> str:
+        return f"memory/{key}"
 
     async def read(self, key: str) -> Cell | None:
         return self._memory.cells.get(key)

@@ -108,7 +108,7 @@ class Catalog:
             catalog = cls(control, CatalogContents((root,)), 0)
             await catalog.replace_contents(catalog.contents)
             return catalog
-        format_version, contents = _parse(cell.value, control.place)
+        format_version, contents = _parse(cell.value, control.place(CATALOG_KEY))
         catalog = cls(control, contents, cell.version)
         if format_version != _FORMAT_VERSION:
             # Reading an older value made second keys: they must be the same after the next start.

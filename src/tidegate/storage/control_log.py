@@ -26,11 +26,14 @@ class FileControlLog:
     """A ``ControlLog``; everything is answered without waiting."""
 
     def __init__(self, files: Files, directory: Path) -> None:
-        self.place = str(directory)
         self.failure: LogFailedError | None = None
         self._files = files
         self._directory = directory
         self._versions: dict[str, int] = {}
+
+    def place(self, key: str) -> str:
+        """See ``ControlLog``."""
+        return str(control_path(self._directory, key))
 
     async def read(self, key: str) -> Cell | None:
         """See ``ControlLog``."""

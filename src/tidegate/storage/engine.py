@@ -161,9 +161,8 @@ class ChangeInDoubtError(LogFailedError):
 class ControlLog(Protocol):
     """Values by key, each changed as a whole, in one order for all who use the engine."""
 
-    @property
-    def place(self) -> str:
-        """Where it is kept, for messages to the operator."""
+    def place(self, key: str) -> str:
+        """Where a key is kept, for messages to the operator."""
         ...
 
     @property

@@ -37,7 +37,7 @@ def check_catalog(data_directory: Path) -> Iterator[CatalogDamage]:
             )
         return
     try:
-        contents = parse_catalog(path.read_bytes(), str(data_directory))
+        contents = parse_catalog(path.read_bytes(), str(path))
     except LogCorruptError as error:
         yield CatalogDamage(path, error.message)
         return
