@@ -77,6 +77,14 @@ def decoded(body: bytes, kind: type[T]) -> T:
         raise InvalidArgumentError(f"The body is not JSON: {str(error)[:200]}.") from None
 
 
+def utf8(text: str, what: str) -> bytes:
+    """``text`` in UTF-8. Raises InvalidArgumentError for half a surrogate pair, which JSON can escape."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgumentError(f"{what} holds half a character: {error.reason}.") from error
+
+
 def type_name(value: object) -> str:
     """The name of a value's type in errors."""
     names = {bool: "bool", dict: "object", float: "float", int: "int", list: "array", str: "str"}

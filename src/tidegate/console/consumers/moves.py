@@ -148,7 +148,6 @@ def carry_out(
 
 
 async def _resume_point(partition: Partition, position: EventPosition) -> int:
-    """The event that processing resumes with."""
     begin, until = partition.begin_sequence_number, partition.next_sequence_number
     found = resume_point_of(position, partition.partition_id, begin=begin, until=until)
     return await partition.resolve(position) if found is None else found

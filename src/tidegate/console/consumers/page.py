@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -16,11 +15,11 @@ from starlette.responses import Response
 from tidegate.console.consumers.groups import Consumers
 from tidegate.console.consumers.moves import KeptPlan, MoveRequest
 from tidegate.console.consumers.progress import GroupProgress, GroupSummary
-from tidegate.console.frame.errors import status_of
+from tidegate.console.frame.errors import problem_page
 from tidegate.console.frame.forms import sequence_number_of, start_of
 from tidegate.console.frame.pages import Pages, get, post
 from tidegate.console.frame.paging import listing, page_at
-from tidegate.console.frame.rendering import fragments, page
+from tidegate.console.frame.rendering import listed, page
 from tidegate.console.frame.sessions import (
     actor_of,
     form_of,
@@ -38,6 +37,7 @@ FIRST_PAINT_S = 0.15
 """Seconds after which groups not yet read are sent live, or with the next request."""
 LIVE_WAIT_S = 30.0
 
+_LIST_PARTS: Final = {"groups": "consumers/groups.html"}
 _ONE_PARTS: Final = {"sums": "consumers/consumer_sums.html", "leases": "consumers/consumer_leases.html"}
 
 STEPS_SHOWN_MAX = 200
@@ -80,10 +80,9 @@ class ConsumerPages(Pages):
     @get("/console/live/consumers")
     async def stream_list(self, request: Request) -> Response:
         require_listen(request, rights_of(request).hub)
-        parts = {"groups": "consumers/groups.html"}
-        return self._stream(request, lambda: self._list(request, at_most_s=LIVE_WAIT_S), parts)
+        return self.live(request, self._list, _LIST_PARTS, words="sentence", every_s=LIVE_EVERY_S)
 
-    async def _list(self, request: Request, *, at_most_s: float) -> dict[str, Any]:
+    async def _list(self, request: Request, *, at_most_s: float = LIVE_WAIT_S) -> dict[str, Any]:
         rights, search = rights_of(request), request.query_params.get("search", "").strip()
         groups = await self.consumers.groups(rights, at_most_s=at_most_s)
         seen = [group for group in groups or () if rights.may_listen(group.event_hub)]
@@ -111,7 +110,7 @@ class ConsumerPages(Pages):
     async def stream(self, request: Request) -> Response:
         hub, _ = names_of(request)
         require_listen(request, hub)
-        return self._stream(request, lambda: self._one(request), _ONE_PARTS)
+        return self.live(request, self._one, _ONE_PARTS, words="sentence", every_s=LIVE_EVERY_S)
 
     async def _one(self, request: Request) -> dict[str, Any]:
         hub, group = names_of(request)
@@ -172,10 +171,10 @@ class ConsumerPages(Pages):
         self, request: Request, fields: dict[str, str], kept: KeptPlan | None, problem: TidegateError | None
     ) -> Response:
         hub, group = names_of(request)
-        return page(
+        return problem_page(
             request,
             "consumers/move.html",
-            status_code=status_of(problem),
+            problem,
             hub=hub,
             group=group,
             address=group_address(hub, group),
@@ -184,7 +183,6 @@ class ConsumerPages(Pages):
             plan_id="" if kept is None else kept.plan_id,
             plan=None if kept is None else kept.plan,
             steps=() if kept is None else kept.plan.moves[:STEPS_SHOWN_MAX],
-            problem=problem,
         )
 
     def _position(self, to: str, value: str) -> EventPosition:
@@ -196,20 +194,6 @@ class ConsumerPages(Pages):
         if kind is PositionKind.SEQUENCE_NUMBER:
             return EventPosition.from_sequence_number(sequence_number_of(value))
         return EventPosition.earliest() if kind is PositionKind.EARLIEST else EventPosition.latest()
-
-    def _stream(
-        self, request: Request, context: Callable[[], Awaitable[Mapping[str, Any]]], parts: Mapping[str, str]
-    ) -> Response:
-        """Live parts, and the sentence, in whose place errors are shown."""
-
-        async def render() -> Mapping[str, str]:
-            try:
-                values = await context()
-            except TidegateError as error:
-                return {"sentence": str(error)}
-            return fragments(request, parts, values) | {"sentence": values["sentence"]}
-
-        return self.console.streams.stream(request, render, every_s=LIVE_EVERY_S)
 
 
 def _fields_of(request: MoveRequest) -> dict[str, str]:
@@ -226,19 +210,13 @@ def _sentence(groups: list[GroupSummary]) -> str:
     stalled = [f"{each.event_hub} / {each.consumer_group}" for each in groups if each.stalled_count]
     if not stalled:
         return "No partition is stalled." if groups else ""
-    return f"Stalled partitions: {_listed(stalled, 3)}."
+    return f"Stalled partitions: {listed(stalled, 3)}."
 
 
 def _sentence_of_one(group: GroupProgress) -> str:
     stalled = [each.partition_id for each in group.partitions if each.stalled_s is not None]
-    return f"Stalled: partition {_listed(stalled, 5)}." if stalled else "No partition is stalled."
-
-
-def _listed(names: list[str], shown: int) -> str:
-    more = len(names) - shown
-    return ", ".join(names[:shown]) + (f" and {more} more" if more > 0 else "")
+    return f"Stalled: partition {listed(stalled, 5)}." if stalled else "No partition is stalled."
 
 
 def _letters_of(group: GroupSummary) -> str:
-    """The URL of the group's open dead letters."""
     return f"/dead-letters?{urlencode({'hub': group.event_hub, 'group': group.consumer_group})}"

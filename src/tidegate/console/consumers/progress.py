@@ -206,7 +206,6 @@ def _stalled_s(checkpoint: ProcessorCheckpoint, unread_since: datetime | None, n
 
 
 def _first_unread(consumer: ConsumerKey, log: HubLog, checkpoint: ProcessorCheckpoint) -> UnreadKey | None:
-    """The next event to process; None: unknown."""
     resume_point, end = checkpoint.resume_point, log.ends.get(checkpoint.partition_id)
     if resume_point is None or end is None:
         return None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import base64
-import binascii
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from datetime import UTC, datetime
-from typing import Self
+from typing import Annotated, Self
 from urllib.parse import quote, urlencode
+
+import msgspec
+from msgspec import Meta
 
 from tidegate.console.frame.rights import Rights
 from tidegate.model.errors import InvalidArgumentError
@@ -32,6 +33,16 @@ _FIELDS = (
 """The fields of ``DeadLetterFilter`` that pages offer, and the one that a form executing a dry run adds."""
 _TEXT_CHARACTERS_MAX = 2_000
 """As reasons are stored; a redrive's process gets them as arguments, which have a limit (128 KB in Linux)."""
+
+_NAME = Annotated[str, Meta(pattern=r"\A[^\0]*\Z")]
+_Place = tuple[
+    Annotated[datetime, Meta(tz=True)],
+    _NAME,
+    _NAME,
+    _NAME,
+    Annotated[int, Meta(ge=-(2**63) + 1, le=2**63 - 1)],
+]
+"""The fields of ``DeadLetterPlace``, as databases can hold them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,33 +97,16 @@ def letter_address(letter: DeadLetter | DeadLetterLine | AuditEntry) -> str:
 
 def format_place(place: DeadLetterPlace) -> str:
     """A cursor for a URL."""
-    fields = [
-        place.last_failed_at.astimezone(UTC).isoformat(),
-        place.event_hub,
-        place.consumer_group,
-        place.partition_id,
-        place.sequence_number,
-    ]
-    return base64.urlsafe_b64encode(json.dumps(fields).encode()).decode().rstrip("=")
+    return base64.urlsafe_b64encode(msgspec.json.encode(astuple(place))).decode().rstrip("=")
 
 
 def parse_place(text: str) -> DeadLetterPlace:
     """The inverse of ``format_place``. Raises InvalidArgumentError."""
     try:
-        found = json.loads(base64.urlsafe_b64decode(text.encode() + b"=" * (-len(text) % 4)))
-        time, hub, group, partition_id, number = found
-        if not all(isinstance(each, str) for each in (time, hub, group, partition_id)):
-            raise ValueError
-        at = datetime.fromisoformat(time)
-        if (
-            at.tzinfo is None
-            or "\0" in f"{hub}{group}{partition_id}"
-            or type(number) is not int
-            or abs(number) >= 1 << 63
-        ):
-            raise ValueError
+        encoded = base64.urlsafe_b64decode(text.encode() + b"=" * (-len(text) % 4))
+        at, hub, group, partition_id, number = msgspec.json.decode(encoded, type=_Place)
         return DeadLetterPlace(at.astimezone(UTC), hub, group, partition_id, number)
-    except (ValueError, TypeError, OverflowError, binascii.Error, RecursionError) as error:
+    except (ValueError, OverflowError, RecursionError, msgspec.DecodeError) as error:
         raise InvalidArgumentError(
             f"Invalid page cursor {text[:40]!r}.", next_step="Start again from the first page."
         ) from error

@@ -75,16 +75,13 @@ class DeadLetterView:
     """
 
     def __init__(self, parts: ConsoleParts, database: LazyDatabase, jobs: Jobs) -> None:
+        self.redrive_pipelines = parts.redrive_pipelines
+        """The pipelines in the service's settings."""
         self._parts = parts
         self._database = database
         self._jobs = jobs
         self._pages: SharedAnswers[object, Page[DeadLetterLine]] = SharedAnswers(parts.clock, kept_s=_PAGES_S)
         self._sums: SharedAnswers[DeadLetterFilter, LetterSums] = SharedAnswers(parts.clock, kept_s=_SUMS_S)
-
-    @property
-    def redrive_pipelines(self) -> Sequence[str]:
-        """The pipelines in the service's settings."""
-        return self._parts.redrive_pipelines
 
     async def page(
         self, filter: DeadLetterFilter, *, behind: DeadLetterPlace | None, limit: int, at_most_s: float
@@ -93,19 +90,16 @@ class DeadLetterView:
 
         None if the search takes longer than ``at_most_s`` seconds; it continues, call again.
         """
-        return await self._pages.ask(
-            (filter, behind, limit), lambda: self._page(filter, behind, limit), at_most_s=at_most_s
-        )
 
-    async def _page(
-        self, filter: DeadLetterFilter, behind: DeadLetterPlace | None, limit: int
-    ) -> Page[DeadLetterLine]:
-        # Reads one more than is shown, to know whether there is another page.
-        found = await self._database.ask(
-            lambda database: DeadLetterPages(database).page(filter, behind=behind, limit=limit + 1)
-        )
-        is_more = len(found) > limit
-        return Page(found[:limit], None, format_place(found[limit - 1].place) if is_more else None)
+        async def read() -> Page[DeadLetterLine]:
+            # Reads one more than is shown, to know whether there is another page.
+            found = await self._database.ask(
+                lambda database: DeadLetterPages(database).page(filter, behind=behind, limit=limit + 1)
+            )
+            is_more = len(found) > limit
+            return Page(found[:limit], None, format_place(found[limit - 1].place) if is_more else None)
+
+        return await self._pages.ask((filter, behind, limit), read, at_most_s=at_most_s)
 
     async def open_count(self, event_hub: str | None) -> int:
         """How many are open, in one hub or all; at most a second old."""
@@ -115,7 +109,17 @@ class DeadLetterView:
 
     async def sums(self, filter: DeadLetterFilter, *, at_most_s: float) -> LetterSums | None:
         """Sums; None if counting takes longer than ``at_most_s`` seconds; it continues, call again."""
-        return await self._sums.ask(filter, lambda: self._count(filter), at_most_s=at_most_s)
+
+        async def count() -> LetterSums:
+            hours = await self._database.count(
+                lambda database: DeadLetterPages(database).counts_by_hour(filter)
+            )
+            reasons = await self._database.count(
+                lambda database: DeadLetters(database).counts_by_reason(filter, limit=_REASONS_MAX)
+            )
+            return LetterSums(sum(each.count for each in hours), hours, reasons, self._parts.clock.now_utc())
+
+        return await self._sums.ask(filter, count, at_most_s=at_most_s)
 
     async def letter(
         self, consumer: ConsumerKey, partition_id: str, sequence_number: int, *, since: datetime | None
@@ -225,18 +229,6 @@ class DeadLetterView:
         """Cancel running queries."""
         await self._pages.close()
         await self._sums.close()
-
-    async def _count(self, filter: DeadLetterFilter) -> LetterSums:
-        hours = await self._database.count(lambda database: DeadLetterPages(database).counts_by_hour(filter))
-        reasons = await self._database.count(
-            lambda database: DeadLetters(database).counts_by_reason(filter, limit=_REASONS_MAX)
-        )
-        return LetterSums(
-            total=sum(each.count for each in hours),
-            hours=hours,
-            reasons=reasons,
-            counted_at=self._parts.clock.now_utc(),
-        )
 
     def _forget(self) -> None:
         self._pages.forget()

@@ -23,9 +23,9 @@ from tidegate.console.dead_letters.letters import DeadLetterView
 from tidegate.console.dead_letters.redrive import RedriveRequest
 from tidegate.console.explorer.bodies import hex_lines, pretty_json, visible
 from tidegate.console.explorer.values import PROPERTIES_SHOWN_MAX, property_text
-from tidegate.console.frame.errors import status_of
+from tidegate.console.frame.errors import problem_page, status_of
 from tidegate.console.frame.forms import digits_of
-from tidegate.console.frame.pages import Pages, get, post
+from tidegate.console.frame.pages import Pages, attachment, get, post
 from tidegate.console.frame.paging import PAGE_SIZE
 from tidegate.console.frame.rendering import fragment, page
 from tidegate.console.frame.sessions import (
@@ -80,14 +80,10 @@ class DeadLetterPages(Pages):
         except TidegateError as error:
             if status_of(error) >= 500:
                 raise
-            nothing = dict.fromkeys(("next", "sums", "histogram"))
-            return page(
-                request,
-                "dead_letters/page.html",
-                status_code=status_of(error),
-                **context | nothing | {"lines": [], "is_sought": False, "problem": error, "live": None},
-            )
-        return page(request, "dead_letters/page.html", **context | rows | sums)
+            nothing: dict[str, Any] = dict.fromkeys(("next", "sums", "histogram"))
+            nothing |= {"lines": [], "is_sought": False, "live": None}
+            return problem_page(request, "dead_letters/page.html", error, **context | nothing)
+        return problem_page(request, "dead_letters/page.html", None, **context | rows | sums)
 
     @get("/console/live/dead-letters")
     async def stream(self, request: Request) -> Response:
@@ -120,7 +116,6 @@ class DeadLetterPages(Pages):
             "query": query,
             "fields": query.fields,
             "states": [state.value for state in DeadLetterStatus],
-            "problem": None,
             "behind": behind,
             "is_hub_fixed": rights.hub is not None,
             "may_act": rights.may_manage(query.hub),
@@ -225,16 +220,15 @@ class DeadLetterPages(Pages):
             sums = await self.letters.sums(self._meant(query), at_most_s=COUNT_S)
         except InvalidArgumentError as error:
             problem = error
-        return page(
+        return problem_page(
             request,
             template,
-            status_code=status_of(problem),
+            problem,
             query=query,
             fields=_fixed(query, now),
             asked=asked,
             sums=sums,
             pipelines=self.letters.redrive_pipelines,
-            problem=problem,
         )
 
     def _meant(self, query: LetterQuery) -> DeadLetterFilter:
@@ -280,17 +274,9 @@ class DeadLetterPages(Pages):
         letter, _ = await self._one(request)
         event = await self.letters.event(letter)
         name = f"{request.path_params['hub']}-{letter.partition_id}-{letter.sequence_number}.bin"
-        return Response(
-            event.contents.body,
-            media_type="application/octet-stream",
-            headers={
-                "Content-Disposition": f'attachment; filename="{_plain(name)}"',
-                "Cache-Control": "no-store",
-            },
-        )
+        return attachment(event.contents.body, name)
 
     async def _one(self, request: Request) -> tuple[DeadLetter, Sequence[AuditEntry]]:
-        """The dead letter of a URL, and its history."""
         parts: Mapping[str, str] = request.path_params
         require_listen(request, parts["hub"])
         number = digits_of(parts["number"])
@@ -325,10 +311,6 @@ def body_texts(contents: EventContents) -> dict[str, str | None]:
 def _place_of(request: Request) -> DeadLetterPlace | None:
     text = request.query_params.get("behind", "")
     return parse_place(text) if text else None
-
-
-def _plain(name: str) -> str:
-    return "".join(letter if letter.isalnum() or letter in ".-_" else "_" for letter in name)
 
 
 def _fixed(query: LetterQuery, now: datetime) -> Mapping[str, str]:

@@ -40,9 +40,9 @@ from tidegate.console.explorer.values import (
     Way,
     property_text,
 )
-from tidegate.console.frame.errors import status_of
+from tidegate.console.frame.errors import problem_page
 from tidegate.console.frame.forms import digits_of, start_of
-from tidegate.console.frame.pages import Pages, get
+from tidegate.console.frame.pages import Pages, attachment, get
 from tidegate.console.frame.rendering import fragment, page
 from tidegate.console.frame.sessions import require_listen, require_session
 from tidegate.model.errors import (
@@ -87,15 +87,14 @@ class ExplorerPages(Pages):
         if found is not None:
             shown = tuple(reversed(found.events)) if form.fields["from"] == "newest" else tuple(found.events)
             rows = await asyncio.to_thread(event_rows, shown)
-        return page(
+        return problem_page(
             request,
             "explorer/page.html",
-            status_code=status_of(problem),
+            problem,
             **context,
             pager=form,
             found=found,
             rows=rows,
-            problem=problem,
             same=_cursor_of(found, form),
             key_partition=self._key_partition(form),
         )
@@ -108,11 +107,7 @@ class ExplorerPages(Pages):
             found = await self._read(request, form)
             events = reversed(found.events) if form.fields["from"] == "newest" else found.events
             content = await asyncio.to_thread(json_lines, tuple(events))
-        return Response(
-            content,
-            media_type="application/x-ndjson",
-            headers={"Content-Disposition": f'attachment; filename="{form.hub}.jsonl"'},
-        )
+        return attachment(content, f"{form.hub}.jsonl", "application/x-ndjson")
 
     @get("/hubs/{hub}/explorer/live")
     async def show_live(self, request: Request) -> Response:
@@ -123,8 +118,7 @@ class ExplorerPages(Pages):
             form.query(now_utc=request.state.now)
         except InvalidArgumentError as error:
             problem = error
-        status = status_of(problem)
-        return page(request, "explorer/live.html", status_code=status, **context, problem=problem)
+        return problem_page(request, "explorer/live.html", problem, **context)
 
     @get("/console/live/hubs/{hub}/explorer")
     async def stream(self, request: Request) -> Response:
@@ -189,12 +183,7 @@ class ExplorerPages(Pages):
         body = body_bytes(event.contents)
         name = f"{request.path_params['hub']}-{event.partition_id}-{event.sequence_number}"
         kind = await asyncio.to_thread(_kind, body)
-        return Response(
-            body,
-            # Never the sender's content type: a browser must not show it as a page of this site.
-            media_type="application/octet-stream",
-            headers={"Content-Disposition": f'attachment; filename="{name}.{kind}"'},
-        )
+        return attachment(body, f"{name}.{kind}")
 
     async def _find(self, request: Request) -> EventDetail:
         hub, number = request.path_params["hub"], request.path_params["number"]
@@ -302,7 +291,6 @@ def _plain(value: object) -> object:
 
 
 def _properties(detail: EventDetail) -> Mapping[str, tuple[str, str]]:
-    """Text of each application property, and AMQP's name of its type."""
     if detail.event.contents is None:
         return {}
     types = {} if detail.message is None else detail.message.application_properties

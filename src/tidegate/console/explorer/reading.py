@@ -105,7 +105,6 @@ class Run:
         self.buffered_bytes = sum(len(batch.payload) for batch in batches)
 
     def _events_of(self, batch: RecordBatch) -> Iterator[StoredEvent]:
-        """The wanted events of a batch, in this direction."""
         base = batch.base_sequence_number
         numbers = range(max(self._start, base), min(self._until, batch.until_sequence_number))
         ends = list(accumulate(batch.lengths, initial=0))

@@ -10,7 +10,7 @@ import binascii
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 from urllib.parse import quote
 
 from starlette.datastructures import FormData, UploadFile
@@ -42,13 +42,14 @@ from tidegate.console.explorer.values import (
     SendPlan,
     Target,
 )
-from tidegate.console.frame.errors import error_page, status_of
+from tidegate.console.frame.errors import error_page, problem_page
 from tidegate.console.frame.forms import digits_of
 from tidegate.console.frame.pages import Pages, done, get, post, see_other
-from tidegate.console.frame.rendering import fragment, page
+from tidegate.console.frame.rendering import page
 from tidegate.console.frame.sessions import form_of, require_listen, require_send, rights_of, session_of
 from tidegate.model.errors import InvalidArgumentError, NotFoundError, TidegateError
 from tidegate.model.json_path import JsonPath
+from tidegate.model.validation import utf8
 
 _FORM_BYTES_MAX: Final = SEND_BYTES_MAX + 1024 * 1024
 _PROPERTY_CHARACTERS_PER_BYTE: Final = 6
@@ -84,7 +85,7 @@ class SendPages(Pages):
 
     @get("/hubs/{hub}/explorer/send")
     async def ask(self, request: Request) -> Response:
-        hub = _hub(request)
+        hub = request.path_params["hub"]
         if not rights_of(request).may_send(hub):
             require_listen(request, hub)  # users who may see events also see the form, and why it is disabled
         copied = request.query_params.get("copy")
@@ -97,7 +98,7 @@ class SendPages(Pages):
 
     @post("/hubs/{hub}/explorer/send")
     async def send(self, request: Request) -> Response:
-        hub = _hub(request)
+        hub = request.path_params["hub"]
         require_send(request, hub)
         fields = _texts(await form_of(request, bytes_max=_FORM_BYTES_MAX))
         try:
@@ -127,7 +128,7 @@ class SendPages(Pages):
 
     @post("/hubs/{hub}/explorer/sets")
     async def start(self, request: Request) -> Response:
-        hub = _hub(request)
+        hub = request.path_params["hub"]
         require_send(request, hub)
         form = await form_of(request, bytes_max=_FORM_BYTES_MAX)
         fields = _texts(form)
@@ -152,14 +153,14 @@ class SendPages(Pages):
 
     @get("/hubs/{hub}/explorer/sets/{run}")
     async def show_run(self, request: Request) -> Response:
-        hub = _hub(request)
+        hub = request.path_params["hub"]
         require_send(request, hub)
         run = self.sender.run(hub, request.path_params["run"])
         return page(request, "explorer/set.html", hub=hub, run=run, is_sending=run.state is RunState.SENDING)
 
     @post("/hubs/{hub}/explorer/sets/{run}/stop")
     async def stop(self, request: Request) -> Response:
-        hub, run_id = _hub(request), request.path_params["run"]
+        hub, run_id = request.path_params["hub"], request.path_params["run"]
         require_send(request, hub)
         await form_of(request)
         self.sender.stop_run(hub, run_id)
@@ -167,20 +168,15 @@ class SendPages(Pages):
 
     @get("/console/live/hubs/{hub}/sets/{run}")
     async def stream(self, request: Request) -> Response:
-        hub, run_id = _hub(request), request.path_params["run"]
+        hub, run_id = request.path_params["hub"], request.path_params["run"]
         require_send(request, hub)
         self.sender.run(hub, run_id)
-        is_over = False
 
-        async def render() -> Mapping[str, str] | None:
-            nonlocal is_over
-            if is_over:
-                return None
+        async def context(request: Request) -> Mapping[str, Any]:
             run = self.sender.run(hub, run_id)
-            is_over = run.state is not RunState.SENDING
-            return {"progress": fragment(request, "explorer/progress.html", hub=hub, run=run)}
+            return {"hub": hub, "run": run, "is_over": run.state is not RunState.SENDING}
 
-        return self.console.streams.stream(request, render, every_s=0.5)
+        return self.live(request, context, {"progress": "explorer/progress.html"}, every_s=0.5)
 
     def _form(
         self,
@@ -192,16 +188,15 @@ class SendPages(Pages):
         copied: ExploredEvent | None = None,
         left_out: Sequence[str] = (),
     ) -> Response:
-        hub = _hub(request)
+        hub = request.path_params["hub"]
         if problem is not None and sum(map(len, fields.values())) > _FORM_CHARACTERS_MAX:
             return error_page(request, problem)
-        return page(
+        return problem_page(
             request,
             "explorer/send.html",
-            status_code=status_of(problem),
+            problem,
             hub=hub,
             fields=fields,
-            problem=problem,
             is_single=is_single,
             copied=copied,
             left_out=[visible(words) for words in left_out],
@@ -267,12 +262,6 @@ def _copy_of(detail: EventDetail) -> tuple[Mapping[str, str], Sequence[str]]:
     return fields, [*left_out[:_LEFT_OUT_MAX], f"and {more:,} more"] if more > 0 else left_out
 
 
-def _hub(request: Request) -> str:
-    hub = request.path_params["hub"]
-    assert isinstance(hub, str)
-    return hub
-
-
 def _place(hub: str) -> str:
     return f"/hubs/{quote(hub, safe='')}/explorer"
 
@@ -285,7 +274,7 @@ def _texts(form: FormData) -> dict[str, str]:
 
 def _body(fields: Mapping[str, str]) -> bytes:
     if fields["encoding"] != "base64":
-        return _encoded(fields["body"], "The body")
+        return utf8(fields["body"], "The body")
     try:
         return b64decode("".join(fields["body"].split()), validate=True)
     except (binascii.Error, ValueError) as error:
@@ -293,7 +282,6 @@ def _body(fields: Mapping[str, str]) -> bytes:
 
 
 def _message(fields: Mapping[str, str], event_bytes_max: int) -> Message:
-    """The header and properties of an event."""
     characters = len(fields["properties"]) + len(fields["message"]) + len(fields["content_type"])
     if characters > _PROPERTY_CHARACTERS_PER_BYTE * event_bytes_max:
         raise InvalidArgumentError(
@@ -333,7 +321,7 @@ async def _set_of(form: FormData, fields: Mapping[str, str]) -> bytes:
     file = form.get("file")
     if isinstance(file, UploadFile) and file.filename:
         return await file.read(SEND_BYTES_MAX + 1)
-    return _encoded(fields["lines"], "The set")
+    return utf8(fields["lines"], "The set")
 
 
 def _lines(content: bytes) -> list[bytes]:
@@ -352,10 +340,3 @@ def _number(text: str, what: str) -> int:
             f"{text[:20]!r} is not a number of {what}.", next_step="Enter digits only, such as 100."
         )
     return found
-
-
-def _encoded(text: str, what: str) -> bytes:
-    try:
-        return text.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidArgumentError(f"{what} holds half a character: {error.reason}.") from error

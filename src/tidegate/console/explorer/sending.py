@@ -294,7 +294,6 @@ def _check(plan: SendPlan) -> None:
 
 
 def _encoded_event(body: bytes, message: Message, target: Target) -> tuple[str | None, bytes]:
-    """An event's key and its encoded form. Raises InvalidArgumentError."""
     key = _key_of(target, body)
     return key, wrap_event(EventEncoder(message).encode(body, key))
 

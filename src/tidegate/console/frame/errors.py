@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -47,6 +47,11 @@ def status_of(error: TidegateError | None) -> int:
     if error.is_transient:
         return 503
     return {Fault.CALLER: 400, Fault.STATE: 409}.get(error.fault, 500)
+
+
+def problem_page(request: Request, template: str, problem: TidegateError | None, **context: Any) -> Response:
+    """A page that shows what is wrong with its form, with that error's status; None: nothing."""
+    return page(request, template, status_code=status_of(problem), problem=problem, **context)
 
 
 def error_page(request: Request, error: TidegateError, *, status_code: int | None = None) -> Response:

@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final, NamedTuple
 
 from starlette.datastructures import FormData
 
-from tidegate.model.errors import InvalidArgumentError
+from tidegate.model.errors import InvalidArgumentError, TidegateError
 
 _DIGITS_MAX = 19
+
+Fields = dict[str, str]
+
+
+class Form(NamedTuple):
+    """A form as the user left it."""
+
+    fields: Fields
+    """Missing ones have their defaults."""
+    problem: TidegateError | None = None
+    """Why it was refused."""
+
+
+EMPTY_FORM: Final = Form({})
 
 
 class FieldError(InvalidArgumentError):

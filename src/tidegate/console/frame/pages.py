@@ -15,6 +15,7 @@ from tidegate.console.frame.rendering import fragments
 from tidegate.console.frame.rights import Access
 from tidegate.console.frame.sessions import Sessions, session_of
 from tidegate.model.clock import Clock
+from tidegate.model.errors import TidegateError
 from tidegate.transport.tasks import TaskOwner
 
 _ADDRESSES: Final = "addresses"
@@ -54,15 +55,30 @@ class Pages:
         context: Callable[[Request], Awaitable[Mapping[str, Any]]],
         parts: Mapping[str, str],
         *,
+        words: str | None = None,
         every_s: float = 1.0,
     ) -> Response:
         """Keep parts of a page up to date: ``parts`` are templates by event, ``context`` gives their values.
 
-        The caller has checked the user's rights.
+        words: the value that is sent as it is, in whose place errors are shown; None: none, and an error ends
+        the stream. It also ends after values with a true ``is_over``. The caller has checked the user's
+        rights.
         """
+        is_over = False
 
-        async def render() -> Mapping[str, str]:
-            return fragments(request, parts, await context(request))
+        async def render() -> Mapping[str, str] | None:
+            nonlocal is_over
+            if is_over:
+                return None
+            try:
+                values = await context(request)
+            except TidegateError as error:
+                if words is None:
+                    raise
+                return {words: str(error)}
+            is_over = values.get("is_over", False)
+            said = {} if words is None else {words: values[words]}
+            return fragments(request, parts, values) | said
 
         return self.console.streams.stream(request, render, every_s=every_s)
 
@@ -80,6 +96,13 @@ def post(path: str) -> Callable[[Handler], Handler]:
 def see_other(address: str) -> Response:
     """Send the browser to another page, with GET."""
     return RedirectResponse(address, status_code=303)
+
+
+def attachment(content: bytes, name: str, media_type: str = "application/octet-stream") -> Response:
+    """A file to save. Never of the sender's media type: a browser must not show it as a page of this site."""
+    plain = "".join(letter if letter.isalnum() or letter in ".-_" else "_" for letter in name)
+    disposition = {"Content-Disposition": f'attachment; filename="{plain}"'}
+    return Response(content, headers=disposition, media_type=media_type)
 
 
 def done(request: Request, text: str, address: str) -> Response:

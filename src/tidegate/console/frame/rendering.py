@@ -124,6 +124,12 @@ def counted(value: int, noun: str) -> str:
     return f"{number(value)} {noun}{'' if value == 1 else 's'}"
 
 
+def listed(names: Sequence[str], shown: int) -> str:
+    """``a, b and 5 more``: the first ``shown`` names."""
+    more = len(names) - shown
+    return ", ".join(names[:shown]) + (f" and {more} more" if more > 0 else "")
+
+
 def bytes_text(value: float | None) -> str:
     """``1.5 MB``, in powers of 1,024 as Event Hubs' own limits are."""
     if value is None:
@@ -227,7 +233,6 @@ def _form_token(session: Session | None) -> Markup:
 
 
 def _moment(value: datetime | int) -> datetime:
-    """A time, or milliseconds since 1970-01-01 UTC."""
     return value if isinstance(value, datetime) else time_of(value)
 
 

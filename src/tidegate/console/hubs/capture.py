@@ -10,13 +10,13 @@ from urllib.parse import urlencode
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tidegate.console.frame.forms import start_of, texts_of, whole_number
-from tidegate.console.frame.pages import done, get, post
+from tidegate.broker import EventHub
+from tidegate.console.frame.forms import EMPTY_FORM, Fields, Form, start_of, whole_number
+from tidegate.console.frame.pages import get
 from tidegate.console.frame.paging import pager
-from tidegate.console.frame.sessions import form_of, require_listen, require_manage
-from tidegate.console.hubs.hub import NamespacePages
+from tidegate.console.frame.sessions import require_listen, require_manage
+from tidegate.console.hubs.hub import NamespacePages, hub_form
 from tidegate.model.capture import NAME_FORMAT_DEFAULT, CaptureSettings
-from tidegate.model.errors import TidegateError
 from tidegate.model.limits import (
     CAPTURE_SIZE_WINDOW_BYTES_MAX,
     CAPTURE_SIZE_WINDOW_BYTES_MIN,
@@ -46,38 +46,33 @@ class CapturePages(NamespacePages):
     """The capture of an event hub."""
 
     @get("/hubs/{hub}/capture")
-    async def show(self, request: Request) -> Response:
-        return await self._page(request, {}, None)
+    async def show(self, request: Request, form: Form = EMPTY_FORM) -> Response:
+        context = await self._context(request)
+        sent = _UNTICKED | form.fields if form.problem else {}
+        context["fields"] = _capture_fields(context["hub"].description.capture) | sent
+        context["capture_limits"] = _CAPTURE_LIMITS
+        return self.hub_page(request, "hubs/hub_capture.html", "capture", form, **context)
 
     @get("/console/live/hubs/{hub}/capture")
     async def stream(self, request: Request) -> Response:
         require_listen(request, request.path_params["hub"])
         return self.live(request, self._context, _LIVE)
 
-    @post("/hubs/{hub}/capture")
-    async def set_capture(self, request: Request) -> Response:
-        given = texts_of(await form_of(request))
+    @hub_form("/hubs/{hub}/capture", show, "/hubs/{hub}/capture")
+    async def set_capture(self, request: Request, hub: EventHub, fields: Fields) -> str:
         # As in the administration, because the destination is outside of the event hub.
         require_manage(request)
-        broker = self.namespace.broker
-        return await self.change_hub(
-            request,
-            lambda hub: broker.set_capture(hub.name, _capture_settings(given)),
-            lambda error: self._page(request, _UNTICKED | given, error),
-            "Capture is set.",
-            "capture",
-        )
+        await self.namespace.broker.set_capture(hub.name, _capture_settings(fields))
+        return "Capture is set."
 
     @get("/hubs/{hub}/capture/off")
-    async def ask_to_end_capture(self, request: Request) -> Response:
-        return self.hub_page(request, "hubs/hub_capture_off.html", "capture", None)
+    async def ask_to_end_capture(self, request: Request, form: Form = EMPTY_FORM) -> Response:
+        return self.hub_page(request, "hubs/hub_capture_off.html", "capture", form)
 
-    @post("/hubs/{hub}/capture/off")
-    async def end_capture(self, request: Request) -> Response:
-        await form_of(request)
-        hub = self.hub_to_change(request)
+    @hub_form("/hubs/{hub}/capture/off", ask_to_end_capture, "/hubs/{hub}/capture")
+    async def end_capture(self, request: Request, hub: EventHub, fields: Fields) -> str:
         await self.namespace.broker.set_capture(hub.name, None)
-        return done(request, f"{hub.name} is captured no longer.", f"/hubs/{hub.name}/capture")
+        return f"{hub.name} is captured no longer."
 
     async def _context(self, request: Request) -> dict[str, Any]:
         hub, query = self.hub_to_see(request), request.query_params
@@ -94,16 +89,8 @@ class CapturePages(NamespacePages):
             **pager(path, found, files=str(files_start or "")),
         }
 
-    async def _page(self, request: Request, given: dict[str, str], problem: TidegateError | None) -> Response:
-        """given: the form's fields, as the user left them; missing ones are as the hub has them."""
-        context = await self._context(request)
-        context["fields"] = _capture_fields(context["hub"].description.capture) | given
-        context["capture_limits"] = _CAPTURE_LIMITS
-        return self.hub_page(request, "hubs/hub_capture.html", "capture", problem, **context)
-
 
 def _capture_fields(settings: CaptureSettings | None) -> dict[str, str]:
-    """The form's fields with a hub's settings, or (None) the defaults."""
     values: dict[str, Any] = {**(_DEFAULTS if settings is None else settings.to_mapping())}
     size_mb = values.pop("size_window_bytes") // _MB
     ticks = {name: "on" if values.pop(name) else "" for name in _UNTICKED}

@@ -8,8 +8,8 @@ from urllib.parse import quote
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tidegate.console.frame.errors import status_of
-from tidegate.console.frame.forms import start_of, texts_of, whole_number
+from tidegate.console.frame.errors import problem_page
+from tidegate.console.frame.forms import EMPTY_FORM, Form, start_of, texts_of, whole_number
 from tidegate.console.frame.pages import done, get, post, see_other
 from tidegate.console.frame.paging import listing
 from tidegate.console.frame.rendering import page
@@ -43,8 +43,10 @@ class HubListPages(NamespacePages):
         return self.live(request, self._context, {"hubs": "hubs/table.html"})
 
     @get(CREATE_PATH)
-    async def ask(self, request: Request) -> Response:
-        return self._form(request, {}, None)
+    async def ask(self, request: Request, form: Form = EMPTY_FORM) -> Response:
+        limits, settings = self.namespace.broker.limits, setting_fields(self.namespace.broker.limits)
+        context = {"fields": _BLANK | form.fields, "limits": limits, "settings": settings}
+        return problem_page(request, "hubs/hub_create.html", form.problem, **context)
 
     @post(CREATE_PATH)
     async def create(self, request: Request) -> Response:
@@ -57,20 +59,8 @@ class HubListPages(NamespacePages):
                 **changed_settings(fields, _BLANK),
             )
         except TidegateError as error:
-            return self._form(request, fields, error)
+            return await self.ask(request, Form(fields, error))
         return done(request, f"Created the event hub {hub.name}.", f"/hubs/{hub.name}")
-
-    def _form(self, request: Request, fields: dict[str, str], problem: TidegateError | None) -> Response:
-        limits = self.namespace.broker.limits
-        return page(
-            request,
-            "hubs/hub_create.html",
-            status_code=status_of(problem),
-            fields=_BLANK | fields,
-            problem=problem,
-            limits=limits,
-            settings=setting_fields(limits),
-        )
 
     def _send_only(self, request: Request) -> Response:
         """Users who may only send see no names, but can enter one."""

@@ -10,12 +10,13 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tidegate.console.frame.forms import start_of, texts_of
-from tidegate.console.frame.pages import get, post
+from tidegate.broker import EventHub
+from tidegate.console.frame.forms import EMPTY_FORM, Fields, Form, start_of
+from tidegate.console.frame.pages import get
 from tidegate.console.frame.paging import listing
-from tidegate.console.frame.sessions import form_of, require_listen
-from tidegate.console.hubs.hub import NamespacePages
-from tidegate.model.errors import NotFoundError, TidegateError
+from tidegate.console.frame.sessions import require_listen
+from tidegate.console.hubs.hub import NamespacePages, hub_form
+from tidegate.model.errors import NotFoundError
 from tidegate.model.limits import PUBLISHER_NAME_CHARACTERS_MAX
 
 _REVOKED: Final = "revoked"
@@ -26,8 +27,9 @@ class PublisherPages(NamespacePages):
     """The publishers of an event hub."""
 
     @get("/hubs/{hub}/publishers")
-    async def list(self, request: Request) -> Response:
-        return await self._list(request, "", None)
+    async def list(self, request: Request, form: Form = EMPTY_FORM) -> Response:
+        context = await self._context(request) | {"fields": {"publisher": ""} | form.fields}
+        return self.hub_page(request, "hubs/hub_publishers.html", "publishers", form, **context)
 
     @get("/console/live/hubs/{hub}/publishers")
     async def stream(self, request: Request) -> Response:
@@ -42,29 +44,19 @@ class PublisherPages(NamespacePages):
             raise NotFoundError("The address names no publisher.")
         own, stated, forgotten = self.namespace.publisher(hub.name, name[:PUBLISHER_NAME_CHARACTERS_MAX])
         context: dict[str, Any] = {"own": own, "stated": stated, "forgotten": forgotten}
-        return self.hub_page(request, "hubs/hub_publisher.html", "publishers", None, **context)
+        return self.hub_page(request, "hubs/hub_publisher.html", "publishers", **context)
 
-    @post("/hubs/{hub}/publishers")
-    async def revoke(self, request: Request) -> Response:
-        publisher = texts_of(await form_of(request)).get("publisher", "")
-        return await self.change_hub(
-            request,
-            lambda hub: hub.revoke_publisher(publisher),
-            lambda error: self._list(request, publisher, error),
-            f"The publisher {publisher} can no longer send.",
-            "publishers",
-        )
+    @hub_form("/hubs/{hub}/publishers", list, "/hubs/{hub}/publishers")
+    async def revoke(self, request: Request, hub: EventHub, fields: Fields) -> str:
+        publisher = fields.get("publisher", "")
+        await hub.revoke_publisher(publisher)
+        return f"The publisher {publisher} can no longer send."
 
-    @post("/hubs/{hub}/publishers/restore")
-    async def restore(self, request: Request) -> Response:
-        publisher = texts_of(await form_of(request)).get("publisher", "")
-        return await self.change_hub(
-            request,
-            lambda hub: hub.restore_publisher(publisher),
-            lambda error: self._list(request, "", error),
-            f"The publisher {publisher} can send again.",
-            "publishers",
-        )
+    @hub_form("/hubs/{hub}/publishers/restore", list, "/hubs/{hub}/publishers")
+    async def restore(self, request: Request, hub: EventHub, fields: Fields) -> str:
+        publisher = fields.pop("publisher", "")  # the form of the list revokes
+        await hub.restore_publisher(publisher)
+        return f"The publisher {publisher} can send again."
 
     async def _context(self, request: Request) -> dict[str, Any]:
         hub, query = self.hub_to_see(request), request.query_params
@@ -79,8 +71,3 @@ class PublisherPages(NamespacePages):
             "revoked": len(hub.event_hub.revoked_publishers),
             **listing(request, f"/hubs/{hub.name}/publishers", found, search=search, only=only),
         }
-
-    async def _list(self, request: Request, publisher: str, problem: TidegateError | None) -> Response:
-        """publisher: in the form."""
-        context = await self._context(request) | {"fields": {"publisher": publisher}}
-        return self.hub_page(request, "hubs/hub_publishers.html", "publishers", problem, **context)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -10,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tidegate.console.frame.pages import Pages, get, post, see_other
-from tidegate.console.frame.rendering import fragments, page
+from tidegate.console.frame.rendering import page
 from tidegate.console.frame.sessions import form_of, require_listen, require_manage, rights_of, session_of
 from tidegate.console.jobs.jobs import Job, Jobs, JobState, absent_job
 
@@ -24,7 +23,11 @@ _LOOKS: Final = {
     JobState.FAILED: "bad",
     JobState.CANCELLED: "warning",
 }
-_PARTS: Final = {"job": "jobs/job_now.html", "actions": "jobs/job_actions.html"}
+_PARTS: Final = {
+    "job": "jobs/job_now.html",
+    "actions": "jobs/job_actions.html",
+    "sentence": "jobs/job_sentence.html",
+}
 
 
 def job_address(job_id: str) -> str:
@@ -54,23 +57,12 @@ class JobPages(Pages):
 
     @get("/console/jobs/{job_id}")
     async def show(self, request: Request) -> Response:
-        return page(request, "jobs/job.html", **self._context(request))
+        return page(request, "jobs/job.html", **await self._context(request))
 
     @get("/console/live/jobs/{job_id}")
     async def stream(self, request: Request) -> Response:
-        self._context(request)
-        is_over = False
-
-        async def render() -> Mapping[str, str] | None:
-            nonlocal is_over
-            if is_over:
-                return None
-            context = self._context(request)
-            job = context["job"]
-            is_over = not job.is_running
-            return fragments(request, _PARTS, context) | {"sentence": f"{job.title}: {job.state.value}."}
-
-        return self.console.streams.stream(request, render, every_s=LIVE_EVERY_S)
+        self._job(request)
+        return self.live(request, self._context, _PARTS, every_s=LIVE_EVERY_S)
 
     @post("/console/jobs/{job_id}/cancel")
     async def cancel(self, request: Request) -> Response:
@@ -91,10 +83,11 @@ class JobPages(Pages):
             raise absent_job()
         return job
 
-    def _context(self, request: Request) -> dict[str, Any]:
+    async def _context(self, request: Request) -> dict[str, Any]:
         job = self._job(request)
         return {
             "job": job,
+            "is_over": not job.is_running,
             "look": _LOOKS.get(job.state, ""),
             "address": job_address(job.job_id),
             "may_act": rights_of(request).may_manage(job.event_hub),

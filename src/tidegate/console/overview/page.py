@@ -13,7 +13,7 @@ from starlette.responses import Response
 from tidegate.console.consumers.groups import Consumers
 from tidegate.console.dead_letters.letters import DeadLetterView
 from tidegate.console.frame.pages import Pages, get, see_other
-from tidegate.console.frame.rendering import bytes_text, duration, fragments, number, page
+from tidegate.console.frame.rendering import bytes_text, duration, fragments, listed, number, page
 from tidegate.console.frame.sessions import require_listen, rights_of
 from tidegate.console.frame.shared_answers import SharedAnswers
 from tidegate.console.hubs.namespace import Namespace
@@ -178,14 +178,14 @@ def list_notices(
     """
     notices = []
     if failed:
-        text = f"{_some_of(failed)}: they accept no events until the service restarts."
+        text = f"{listed(failed, 3)}: they accept no events until the service restarts."
         notices.append(Notice("error", "Partitions have failed.", text, f"/hubs/{failed[0]}", "Why"))
     if disk.is_scarce:
         free = bytes_text(disk.free_bytes)
         text = f"{free} are free; a full disk refuses what producers send."
         notices.append(Notice("error", "The disk is nearly full.", text))
     if failing_captures:
-        text = f"{_some_of(failing_captures)}."
+        text = f"{listed(failing_captures, 3)}."
         place = f"/hubs/{failing_captures[0]}/capture"
         notices.append(Notice("error", "Capture is failing.", text, place, "Why"))
     if stalled:
@@ -197,11 +197,6 @@ def list_notices(
         text = "Producers send more than the throughput units allow."
         notices.append(Notice("warning", "Requests are throttled.", text))
     return notices
-
-
-def _some_of(names: Sequence[str]) -> str:
-    more = len(names) - 3
-    return f"{', '.join(names[:3])}{f' and {more} more' if more > 0 else ''}"
 
 
 def _chart(history: Sequence[Sample], what: str) -> dict[str, object]:

@@ -51,6 +51,7 @@ _LIST_PARTS: Final = {
     "notices": "pipelines/notices.html",
     "pipelines": "pipelines/table.html",
     "pages": "pipelines/pages.html",
+    "tally": "pipelines/tally.html",
 }
 _ONE_PARTS: Final = {
     "pipeline": "pipelines/pipeline_now.html",
@@ -79,12 +80,7 @@ class PipelinePages(Pages):
     @get("/console/live/pipelines")
     async def stream_list(self, request: Request) -> Response:
         require_listen(request, rights_of(request).hub)
-
-        async def render() -> Mapping[str, str]:
-            context = await self._list_context(request)
-            return fragments(request, _LIST_PARTS, context) | {"tally": context["tally"]}
-
-        return self.console.streams.stream(request, render, every_s=LIVE_EVERY_S)
+        return self.live(request, self._list_context, _LIST_PARTS, every_s=LIVE_EVERY_S)
 
     async def _list_context(self, request: Request) -> dict[str, Any]:
         search, after = request.query_params.get("search", "").strip(), request.query_params.get("after", "")
@@ -215,7 +211,6 @@ def _page_of(entries: Sequence[PipelineEntry], after: str) -> Page[PipelineEntry
 
 
 def _shown(entry: PipelineEntry) -> dict[str, Any]:
-    """A pipeline's values for templates."""
     status = entry.status
     history = [sample for sample in entry.history if sample.processed_events_per_s is not None]
     rates = [sample.processed_events_per_s or 0.0 for sample in history]

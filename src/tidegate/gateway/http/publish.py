@@ -40,6 +40,7 @@ from tidegate.model.errors import (
     TidegateError,
 )
 from tidegate.model.events import EventData, PropertyValue
+from tidegate.model.validation import utf8
 from tidegate.transport.memory import MemoryBudget
 from tidegate.transport.sliced_work import SlicedWork
 from tidegate.wire.addresses import NodeAddress
@@ -210,7 +211,6 @@ def _encoder(publisher: str | None) -> _Encode:
 def _target(
     event_hub: EventHub, partition_id: str | None, publisher: str | None, key: str | None
 ) -> Partition:
-    """The partition, by the address and the key."""
     if partition_id is not None:
         return event_hub.partition_for(key, chosen=event_hub.partition(partition_id))
     if publisher is None:
@@ -224,7 +224,6 @@ def _target(
 
 
 def _publisher_section(publisher: str) -> bytes:
-    """The message annotations of an event from a publisher."""
     return b"\x00\x53\x72" + encode_value({PARTITION_KEY: publisher, PUBLISHER: publisher})
 
 
@@ -303,8 +302,8 @@ def _batch_item(number: int, item: object) -> tuple[EventData, str | None]:
         )
     for text in (*properties, *properties.values()):
         if isinstance(text, str):
-            _utf8(text, f"A UserProperty of event {number}")
-    event = EventData(_utf8(item["Body"], f"The Body of event {number}"), properties)
+            utf8(text, f"A UserProperty of event {number}")
+    event = EventData(utf8(item["Body"], f"The Body of event {number}"), properties)
     return event, _partition_key(item.get("BrokerProperties"))
 
 
@@ -324,15 +323,8 @@ def _partition_key(broker_properties: object) -> str | None:
         return None
     if not isinstance(key, str):
         raise InvalidArgumentError("The PartitionKey must be a string.")
-    _utf8(key, "The PartitionKey")
+    utf8(key, "The PartitionKey")
     return key
-
-
-def _utf8(text: str, what: str) -> bytes:
-    try:
-        return text.encode()
-    except UnicodeEncodeError as error:  # JSON can escape half of a surrogate pair
-        raise InvalidArgumentError(f"{what} holds half a character: {error.reason}.") from error
 
 
 def _parse_json(text: str | bytes, what: str) -> object:
