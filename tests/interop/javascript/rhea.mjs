@@ -214,7 +214,7 @@ await runCases({
       { a: 1, b: [true, null] }, message.sequence_section([1, "two"]), message.data_section(Buffer.from([0, 255])),
       types.wrap_ulong(7), types.wrap_array([1, 2], 0x71, undefined), null,
     ];
-    const rest = { message_id: types.wrap_uuid(randomBytes(16)), subject: "s", durable: true, ttl: 60_000, footer: { sum: 1 } };
+    const rest = { message_id: types.wrap_uuid(randomBytes(16)), subject: "s", durable: true, ttl: 60_000 };
     const sender = await openSender(connection, `${hub}/Partitions/1`);
     for (const body of bodies) {
       await send(sender, { body, application_properties: properties, ...rest });
@@ -227,6 +227,14 @@ await runCases({
         assert.deepEqual(received[key], expected[key], `${key} of ${index}`);
       }
     });
+  },
+
+  async "a footer, whose keys this client sends as strings, arrives in a body"() {
+    const connection = await connect();
+    const from = await end(connection, "1");
+    await send(await openSender(connection, `${hub}/Partitions/1`), { body: "x", footer: { sum: 1 } });
+    const [received] = await (await openReceiver(connection, "1", from)).arrivals.atLeast(1);
+    assert.equal(message.decode(bodyOf(received)).footer.sum, 1);
   },
 
   async "infinite credit"() {
