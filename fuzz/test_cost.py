@@ -62,6 +62,7 @@ def _too_expensive(target: str, data: bytes, plain_s: float) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("size", [64_000, 480_000])
+@pytest.mark.slow
 def test_no_input_costs_time_out_of_proportion(size: int) -> None:
     """Protects the event loop from inputs made to be slow: colliding keys, nesting, elements of no width."""
     plain_s = _plain_s(size)
@@ -103,6 +104,7 @@ def _mutated(chance: random.Random) -> tuple[str, bytes]:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.slow
 def test_no_input_makes_memory_out_of_proportion(shape: str) -> None:
     """Protects memory: a byte becomes an object or two, never a hundred."""
     data = SHAPES[shape](16_000)

@@ -203,6 +203,7 @@ def _wait(is_there: Callable[[], bool], output: Path) -> None:
 
 
 @pytest.mark.parametrize("program", ["processor.py", "classic_host.py"])
+@pytest.mark.slow
 def test_a_host_of_the_pages_processes_events_and_goes_on(program: str, workplace: Path) -> None:
     """Pasted, it shows each event, ends in order at Ctrl-C, and started again shows only what is new."""
     with HubService() as service:

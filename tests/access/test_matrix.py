@@ -104,6 +104,7 @@ def test_amqp(service: HubService) -> None:
     )
 
 
+@pytest.mark.slow
 def test_websocket(service: HubService) -> None:
     """The same in WebSockets, whose requests have a Host header."""
     assert service.ready.http is not None
@@ -118,6 +119,7 @@ def test_websocket(service: HubService) -> None:
     )
 
 
+@pytest.mark.slow
 def test_console(service: HubService) -> None:
     """Pages and forms, to who signed in with the key of a policy."""
     assert service.ready.console is not None

@@ -233,6 +233,7 @@ def _serve(
 
 @pytest.mark.parametrize("seed", range(25))
 @pytest.mark.parametrize("is_answering", [False, True])
+@pytest.mark.slow
 def test_slices_and_reads_of_any_size_come_to_the_same(
     seed: int, is_answering: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

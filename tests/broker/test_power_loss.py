@@ -49,6 +49,7 @@ def _contents(files: SimulatedFiles) -> CatalogContents:
 
 
 @pytest.mark.parametrize("seed", range(25))
+@pytest.mark.slow
 async def test_changes_are_whole_and_kept_over_a_power_loss(clock: SetClock, seed: int) -> None:
     """After each loss the catalog is the one before the interrupted change, or the one after it."""
     randomness = random.Random(seed)

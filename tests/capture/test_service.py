@@ -114,6 +114,7 @@ async def test_empty_windows_leave_files_unless_skipped(
     assert [len(read_capture_file(path)) for path in capture_files(tmp_path / "files")] == expected
 
 
+@pytest.mark.slow
 async def test_off_pauses_and_on_goes_on(
     broker: Broker, service: CaptureService, clock: SetClock, tmp_path: Path
 ) -> None:
@@ -191,6 +192,7 @@ async def test_a_service_goes_on_where_the_one_before_stopped(
     assert numbers == list(range(len(numbers)))
 
 
+@pytest.mark.slow
 async def test_a_deleted_hub_leaves_its_files_and_no_state(
     broker: Broker, service: CaptureService, clock: SetClock, tmp_path: Path
 ) -> None:

@@ -79,6 +79,7 @@ def _on_a_terminal(
             os.close(terminal)
 
 
+@pytest.mark.slow
 def test_its_progress_is_shown_to_terminals_alone(data_directory: Path, lonely: dict[str, str]) -> None:
     """A bar where somebody watches a table come; with ``--json``, or in a pipe, none."""
     code, said = _on_a_terminal("check", str(data_directory), environment=lonely)

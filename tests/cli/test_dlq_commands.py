@@ -324,6 +324,7 @@ def test_discard_needs_a_reason_and_closes(aftermath: Aftermath, environment: di
     assert default_actor().endswith(f"@{socket.gethostname()}")
 
 
+@pytest.mark.slow
 def test_redrive_reads_a_data_directory_itself(tmp_path: Path, lonely: dict[str, str]) -> None:
     """With --data-dir no service needs to run: the command serves the directory to itself."""
     data_dir = tmp_path / "data"

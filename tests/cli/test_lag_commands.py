@@ -250,6 +250,7 @@ def test_lists_of_a_database_need_no_service(sql_place: Place, lonely: dict[str,
         assert run_tidegate(*words, sql_place.hub, *directory, environment=lonely).code == 3
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_set_by_each_position(place: Place) -> None:
     """Each of the five ways, forwards and back; and a processor starts right where it was said."""
     events = place.events()
@@ -340,6 +341,7 @@ def test_a_blob_container(
     assert (missing.code, "Unknown storage account" in missing.err) == (2, True)
 
 
+@pytest.mark.slow
 def test_what_speaks_against_it_is_said_at_once(place: Place) -> None:
     """Backwards and a living host are refused in one message, and nothing is set; each by its own option."""
     lease = place.process(place.events()[6])

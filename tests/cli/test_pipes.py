@@ -51,6 +51,7 @@ def stderr_of(process: subprocess.Popen[bytes]) -> str:
 
 
 @pytest.mark.parametrize("output_format", ["--table", "--json", "--nl", "--csv", "--body"])
+@pytest.mark.slow
 def test_the_reader_of_a_tail_goes(output_format: str, filled: str, environment: dict[str, str]) -> None:
     """``receive … | head -1``: it shows an event and ends by itself, though it would wait for more."""
     words = ("receive", filled, "--from", "2h", output_format)

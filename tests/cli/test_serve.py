@@ -42,6 +42,7 @@ def _wait_for(path: Path, process: subprocess.Popen[bytes]) -> dict[str, object]
     return found
 
 
+@pytest.mark.slow
 def test_first_start_prints_what_people_need(tmp_path: Path, lonely: dict[str, str]) -> None:
     """Connection strings that SDKs take, the data's place, each port and the CA; the profile serves the
     rest."""
@@ -149,6 +150,7 @@ def test_a_taken_port_is_told(tmp_path: Path, lonely: dict[str, str]) -> None:
         process.communicate(timeout=60)
 
 
+@pytest.mark.slow
 def test_the_log_as_json_holds_no_secret(tmp_path: Path, lonely: dict[str, str]) -> None:
     """A service's life as JSON lines: where it serves, what it refused, its end; no key on any stream."""
     ready_file = tmp_path / "ready.json"

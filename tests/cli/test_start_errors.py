@@ -30,6 +30,7 @@ from tidegate.wire.batch import wrap_event
         ("ready.json", "remove the old ready file"),
     ],
 )
+@pytest.mark.slow
 def test_an_error_at_the_start_names_file_step_and_remedy(
     tmp_path: Path, lonely: dict[str, str], blocked: str, step: str
 ) -> None:

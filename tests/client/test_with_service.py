@@ -263,6 +263,7 @@ def _namespace(service: HubService, *, token_lifetime_s: int) -> Namespace:
     return Namespace.from_credential(full.host, credential, port=full.port, use_tls=False)
 
 
+@pytest.mark.slow
 async def test_short_lived_tokens_are_renewed(hub_service: HubService, event_hub: str) -> None:
     """With tokens of two seconds, a receiver and a producer work on after the first ones ended."""
     namespace = _namespace(hub_service, token_lifetime_s=2)

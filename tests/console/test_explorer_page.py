@@ -144,6 +144,7 @@ def test_filters_say_what_was_looked_at(service: HubService, hub: str, plain_bro
     assert f"go to partition {partition}" in words_of(answer)
 
 
+@pytest.mark.slow
 def test_bodies_of_every_kind_have_their_page(
     service: HubService, hub: str, plain_browser: PlainBrowser
 ) -> None:

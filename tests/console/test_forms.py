@@ -54,6 +54,7 @@ def test_nobody_chooses_how_a_form_is_read(plain_browser: PlainBrowser, content_
     assert plain_browser.ask("POST", "/console/sign-in", body, headers).status == 400
 
 
+@pytest.mark.slow
 def test_a_large_form_leaves_the_event_loop_to_others(service: HubService) -> None:
     """A field of megabytes, percent-encoded, is decoded in slices."""
     browser = signed_in(service, "tenant", Claim.SEND)

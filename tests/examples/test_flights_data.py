@@ -34,6 +34,7 @@ def test_the_figures_of_the_data_set(flights: list[FlightEvent]) -> None:
     assert kinds.total() == data.UNSCORED_FLIGHT_COUNT == 9_430
 
 
+@pytest.mark.slow
 def test_the_first_event(flights: list[FlightEvent]) -> None:
     """An event is the data set's row as JSON: numbers as numbers, times as the data set writes them."""
     assert flights[0].key == "UA1545"

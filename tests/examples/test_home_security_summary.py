@@ -80,6 +80,7 @@ def test_a_part_of_one_is_none(values: dict[str, Any], data: st.DataObject) -> N
 @given(
     st.binary(max_size=60) | st.recursive(st.none() | st.integers(), st.lists).map(lambda x: repr(x).encode())
 )
+@pytest.mark.slow
 def test_anything_else_is_refused_in_one_way(content: bytes) -> None:
     """Whatever the bytes are, the error is the same one."""
     with pytest.raises(InvalidArgumentError):

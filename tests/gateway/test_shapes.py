@@ -51,6 +51,7 @@ def _objects(schema: dict[str, Any]) -> st.SearchStrategy[Any]:
 
 
 @pytest.mark.parametrize("shape", REQUESTS.values(), ids=REQUESTS)
+@pytest.mark.slow
 def test_check_and_schema_agree(shape: type[Shape]) -> None:
     """A body passes the check if, and only if, it is what the document promises to take."""
     validator = OAS31Validator({**SCHEMAS[shape.__name__], "components": {"schemas": SCHEMAS}})

@@ -458,6 +458,7 @@ async def test_on_exception_may_raise(hub_service: HubService, event_hub: str, s
     assert sorted(told) == [("cannot close", "0"), ("cannot close", "1")]
 
 
+@pytest.mark.slow
 async def test_a_clock_that_is_set_back_does_not_end_the_host(
     hub_service: HubService, event_hub: str, store: MemoryStore
 ) -> None:

@@ -233,6 +233,7 @@ async def test_health_and_metrics_tell_of_trouble(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(180)
+@pytest.mark.slow
 async def test_silent_connections_fail_no_partition(tmp_path: Path) -> None:
     """The attack of issue 18: more silent sockets than the process may open files. A producer that was there
     before sends to every partition meanwhile, others do afterwards, and the log says so in few lines.

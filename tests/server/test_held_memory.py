@@ -175,6 +175,7 @@ def _metric(service: HubService, name: str) -> float:
     return float(line.split()[1])
 
 
+@pytest.mark.slow
 def test_who_does_not_authenticate_is_let_go(small_service: HubService) -> None:
     """Whatever a stranger does or leaves undone, its connection ends within the one setting for it: nothing
     sent, no TLS handshake, TLS and nothing more, AMQP opened without a token, the same in a WebSocket."""

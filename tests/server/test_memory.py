@@ -95,6 +95,7 @@ asyncio.run(serve())
 """
 
 
+@pytest.mark.slow
 def test_collections_do_not_walk_what_the_start_has_made(tmp_path: Path) -> None:
     """While it serves, a full collection is about what clients have left, and not about all modules."""
     completed = subprocess.run(

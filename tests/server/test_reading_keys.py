@@ -97,6 +97,7 @@ def _policy(service: HubService, scope: str | None, name: str) -> SharedAccessPo
 
 
 @pytest.mark.parametrize(("scope", "name"), ACTORS)
+@pytest.mark.slow
 def test_keys_over_http(service: HubService, scope: str | None, name: str) -> None:
     """Every GET of the administration, of every hub, with every token: exactly the keys that may be read."""
     address = service.ready.http
@@ -145,6 +146,7 @@ def test_no_page_of_the_console_shows_a_key(service: HubService, scope: str | No
 
 
 @pytest.mark.parametrize(("scope", "name"), ACTORS)
+@pytest.mark.slow
 async def test_keys_over_amqp(tmp_path: Path, scope: str | None, name: str) -> None:
     """``$management`` gives exactly the keys that may be read, with a token put before or in the request."""
     broker = await open_broker(tmp_path, clock=SystemClock())

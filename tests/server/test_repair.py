@@ -61,6 +61,7 @@ def operator(tmp_path: Path) -> _Operator:
     return operator
 
 
+@pytest.mark.slow
 def test_a_damaged_partition_is_refused_alone_and_served_after_its_repair(
     operator: _Operator, capfd: pytest.CaptureFixture[str]
 ) -> None:

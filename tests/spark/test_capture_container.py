@@ -50,6 +50,7 @@ def test_both_codecs_and_all_unions(tmp_path: Path, codec: str) -> None:
 
 
 @pytest.mark.parametrize("codec", ["null", "deflate"])
+@pytest.mark.slow
 def test_a_file_that_is_cut_is_never_a_short_one(tmp_path: Path, codec: str) -> None:
     """Cut at any byte, it is an error with its name; but between blocks, where the format has no mark."""
     data = write_file(tmp_path, _RECORDS, codec=codec, block_bytes=300).read_bytes()

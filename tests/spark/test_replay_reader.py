@@ -62,6 +62,7 @@ def events_of(reader: ReplayStreamReader, start: dict[str, object], end: dict[st
     return pa.Table.from_batches(batches, schema=batches[0].schema if batches else pa.schema([]))
 
 
+@pytest.mark.slow
 def test_every_event_once_while_capture_and_retention_go_on(hub_service: HubService, tmp_path: Path) -> None:
     """Micro-batches of any size; meanwhile events come, files are written, the front is dropped."""
     seed = random.SystemRandom().randrange(2**32)
@@ -134,6 +135,7 @@ def test_a_hole_within_a_file_is_noticed(hub_service: HubService, tmp_path: Path
     assert events_of(lenient, start, end)["sequenceNumber"].to_pylist() == [0, 1, 2, *range(5, 12)]
 
 
+@pytest.mark.slow
 def test_a_hub_made_anew_is_another_hub(hub_service: HubService, tmp_path: Path) -> None:
     """Neither the old checkpoint nor the old files count in it; its own files do."""
     hub, path = hub_service.create_hub(partition_count=1), tmp_path / "capture"

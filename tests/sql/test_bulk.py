@@ -46,6 +46,7 @@ def _write(database: Database, table: Table, rows: list[tuple[int, ...]], form: 
 @pytest.mark.parametrize("beyond", [-1, 0, 1])
 @pytest.mark.parametrize("statements", [0, 1, 3])
 @pytest.mark.parametrize("width", [1, 3, 7, 501])
+@pytest.mark.slow
 def test_every_number_of_rows_is_written_whole(
     database: Database, width: int, statements: int, beyond: int, form: str
 ) -> None:

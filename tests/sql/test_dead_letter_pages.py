@@ -94,6 +94,7 @@ def _walk(pages: DeadLetterPages, filter: DeadLetterFilter, limit: int) -> list[
 
 @pytest.mark.parametrize("name", FILTERS)
 @pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.slow
 def test_pages_are_the_table_in_order(database: Database, name: str, seed: int) -> None:
     """Page after page, each dead letter comes once, the latest failure first, however the pages are cut."""
     _fill(database, seed)

@@ -195,6 +195,7 @@ def test_connections_leave_descriptors_to_the_log(descriptors: int, partitions: 
 
 
 @pytest.mark.parametrize("seed", range(60))
+@pytest.mark.slow
 def test_limits_hold_in_every_order(seed: int) -> None:
     """After any sequence of arrivals, tokens, requests, moves and ends, counts are those of what is there."""
     rng = random.Random(seed)

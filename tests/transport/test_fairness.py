@@ -136,6 +136,7 @@ async def _sender(server: AmqpServer, client_ssl: ssl.SSLContext | None) -> tupl
 
 @pytest.mark.parametrize("is_tls", [False, True], ids=["plain", "tls"])
 @pytest.mark.parametrize("kind", ["flows", "sends"])
+@pytest.mark.slow
 async def test_a_flood_leaves_the_loop_to_others(
     kind: str, is_tls: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,6 +186,7 @@ async def test_a_flood_leaves_the_loop_to_others(
     assert server.drivers == set()
 
 
+@pytest.mark.slow
 async def test_readers_leave_half_of_the_loop_to_a_sender(monkeypatch: pytest.MonkeyPatch) -> None:
     """Protects who sends beside many that receive: what is sent to these has turns of its own."""
     service = Service()

@@ -202,6 +202,7 @@ async def test_what_is_no_handshake_is_hung_up_on(tmp_path: Path, sent: bytes) -
         assert len(served.echoes) == 1
 
 
+@pytest.mark.slow
 async def test_a_handshake_that_never_ends_is_cut_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

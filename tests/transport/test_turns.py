@@ -354,6 +354,7 @@ def test_who_is_closed_is_served_no_more() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
+@pytest.mark.slow
 def test_all_work_is_done_and_time_is_shared(seed: int) -> None:
     """Protects everybody: no work is forgotten, whatever comes when, and inside what."""
     print(f"seed {seed}")

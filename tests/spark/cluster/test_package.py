@@ -93,6 +93,7 @@ def test_files_that_executors_could_not_import_are_refused(name: str, words: str
     assert not (tmp_path / "dist").exists()
 
 
+@pytest.mark.slow
 def test_the_command_quotes_what_a_shell_would_take_apart(tmp_path: Path) -> None:
     """Paths with spaces, and the link's number sign."""
     folder = tmp_path / "my pipelines"
