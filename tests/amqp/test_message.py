@@ -136,6 +136,13 @@ def test_null_and_absent_values_differ() -> None:
     assert decode_message(encode_message(Message())).value is NO_VALUE
 
 
+def test_a_body_of_null_from_javascripts_sdk_is_a_value_of_null() -> None:
+    """Protects readers from stopping at it: it comes as a data section, which may hold only binary."""
+    message = decode_message(b"\x00\x53\x75\x40")
+    assert message.value is None
+    assert message.data == ()
+
+
 def test_rarer_descriptors_of_sections_are_read() -> None:
     """Protects sections whose descriptor is a symbol or a wide ulong."""
     symbolic = encode_value(Described(Symbol("amqp:data:binary"), b"x"))

@@ -247,6 +247,14 @@ def test_what_has_no_place_in_an_event_is_refused_by_name(data: EventData) -> No
         encode_event(EventData(b""), 5)  # type: ignore[arg-type]
 
 
+def test_a_body_of_null_from_javascripts_sdk_leaves_the_rest_readable() -> None:
+    """Protects our client, and so each host, Spark's table and Capture from stopping at it."""
+    encoded = encode_message(Message(application_properties={"k": 1})) + b"\x00\x53\x75\x40"
+    found = decode_event(encoded)
+    assert (found.body, found.properties, found.body_value) == (b"", {"k": 1}, None)
+    assert bytes(event_body(encoded)) == b""
+
+
 def test_cut_events_are_refused() -> None:
     """Protects readers from half an event that looks whole; cut between sections it is a shorter event."""
     encoded = encode_event(EventData(b"body", PROPERTIES, "t"), "key")

@@ -48,6 +48,7 @@ MESSAGE_ANNOTATIONS: Final = 0x72
 PROPERTIES: Final = 0x73
 APPLICATION_PROPERTIES: Final = 0x74
 DATA: Final = 0x75
+_NULL: Final = 0x40
 AMQP_SEQUENCE: Final = 0x76
 AMQP_VALUE: Final = 0x77
 FOOTER: Final = 0x78
@@ -142,6 +143,9 @@ Section = tuple[int, int, int, int]
 def iter_sections(payload: Buffer) -> Iterator[Section]:
     """The sections of an encoded message in order, found from sizes alone.
 
+    A data section of null counts as a value of null: the standard has none, but JavaScript's SDK sends one
+    for a body of null (@azure/event-hubs 5 and 6).
+
     Raises DecodeError at the first bytes that are not a section, after yielding the valid ones before.
     """
     offset, end_of_payload, count = 0, len(payload), 0
@@ -156,6 +160,8 @@ def iter_sections(payload: Buffer) -> Iterator[Section]:
         if not HEADER <= code <= FOOTER:
             raise DecodeError(f"0x{code:x} at byte {offset} is not a message section.")
         end = skip_value(payload, value_start)
+        if code == DATA and payload[value_start] == _NULL:
+            code = AMQP_VALUE
         yield code, offset, value_start, end
         offset = end
 

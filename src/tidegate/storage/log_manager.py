@@ -156,7 +156,7 @@ class LogManager:
             return self.open_log(hub_id, partition_id)
         except TidegateError as error:
             failure = error
-        except Exception as error:  # whatever it is, it must not keep the other partitions from being served
+        except Exception as error:  # any error at all: the other partitions are served
             directory = self._logs_directory / hub_id / partition_id
             _logger.exception("The log %s could not be opened.", directory)
             failure = LogFailedError(

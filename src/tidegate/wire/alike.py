@@ -239,8 +239,6 @@ def check_alike(message: bytes, sections: Iterable[Section]) -> None:
     """Raise DecodeError if clients may find other values or sections than we do, or cannot decode one."""
     walk, body = _Walk(message), 0
     for code, _, value_start, end in sections:
-        if code == DATA and message[value_start] == _NULL:
-            code = AMQP_VALUE  # what JavaScript's SDK sends for a body of null; Go's and Java's skip it
         walk.check_section(code, value_start, end)
         if code in _BODY:
             if body and (code != body or code == AMQP_VALUE):

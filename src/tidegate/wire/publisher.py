@@ -50,9 +50,6 @@ _NAMES = tuple(
 """The bytes, in every encoding, of names that receivers trust: the end of the length, and both."""
 _PART = b"-opt-"  # in each name; found a third faster than with its x
 
-_BINARY = (0xA0, 0xB0)
-"""The constructors of binary, which is all that a data section may hold (AMQP 1.0 part 3 section 3.2.6)."""
-
 
 def published_events(sections: BatchSections, publisher: str) -> Iterator[bytes]:
     """The stored form of each event, with the publisher as publisher and partition key.
@@ -116,7 +113,7 @@ def _annotated(message: bytes, publisher: str, ours: bytes) -> bytes:
     annotations = annotations_section(ANNOTATIONS_32, theirs + ours, count + 2 * len(_OURS))
     published = reassembled(message, sections, annotations, _delivery_annotations(message, sections))
     check_deliverable(published)
-    if all(code == DATA and message[value_start] in _BINARY for code, _, value_start, _ in sections):
+    if all(code == DATA for code, *_ in sections):  # which hold binary: they are deliverable
         return published
     try:
         EventTexts.of(decode_message(published))  # Spark shows the name of no event that it cannot decode.
