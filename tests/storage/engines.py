@@ -9,8 +9,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from tidegate.model.errors import TidegateError
-from tidegate.storage.engine import Bounds, Cell, ControlConflictError, LogReader, PartitionLog
-from tidegate.storage.log_errors import closed_error
+from tidegate.storage.engine import (
+    Bounds,
+    Cell,
+    ControlConflictError,
+    LogReader,
+    PartitionLog,
+    closed_error,
+)
 from tidegate.storage.producers import ProducerState, ProducerTable
 from tidegate.storage.record import AppendResult, ProducerBatch, RecordBatch, body_crc, encode_lengths
 

@@ -23,8 +23,7 @@ from tidegate.model.errors import (
 from tidegate.model.hub_properties import PartitionEnds
 from tidegate.model.position import EventPosition, PositionKind
 from tidegate.model.times import milliseconds_of, time_of
-from tidegate.storage.engine import Bounds, LogReader, PartitionLog
-from tidegate.storage.log_errors import closed_error, copy_error
+from tidegate.storage.engine import Bounds, LogReader, PartitionLog, closed_error, copy_error
 from tidegate.storage.record import AppendResult, ProducerBatch, RecordBatch
 
 _START_OFFSET = "-1"

@@ -5,6 +5,8 @@
     PartitionLog    appends to one partition, and knows its bounds
     LogReader       reads a partition in order
 
+The errors that every engine raises in the same words are at the end.
+
 No file, path or thread is named here. Everything that an engine may have to ask another machine for is
 awaited: an engine may answer late, and the file engine answers without waiting. Everything else is known at
 once, on the event loop's thread.
@@ -17,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from tidegate.model.errors import LogFailedError, ServerBusyError, TidegateError
+from tidegate.model.errors import ClosedError, LogFailedError, ServerBusyError, TidegateError
 from tidegate.storage.producers import ProducerState
 from tidegate.storage.record import AppendResult, ProducerBatch, RecordBatch
 
@@ -250,3 +252,15 @@ class LogEngine(Protocol):
     async def close(self) -> None:
         """Refuse new appends and finish queued ones. Harmless twice."""
         ...
+
+
+def closed_error() -> ClosedError:
+    """The error for calls after a log's end."""
+    return ClosedError("The partition is closed: its event hub was deleted or the service is stopping.")
+
+
+def copy_error(error: TidegateError) -> TidegateError:
+    """A copy for one of several waiters: a shared error would collect the traceback of each."""
+    copy = type(error)(error.message, next_step=error.next_step, retry_after_s=error.retry_after_s)
+    copy.__cause__ = error.__cause__
+    return copy

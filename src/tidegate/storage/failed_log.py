@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from tidegate.model.errors import TidegateError
-from tidegate.storage.engine import Bounds, LogReader
-from tidegate.storage.log_errors import closed_error, copy_error
+from tidegate.storage.engine import Bounds, LogReader, closed_error, copy_error
 from tidegate.storage.producers import ProducerState
 from tidegate.storage.record import AppendResult, ProducerBatch, RecordBatch
 

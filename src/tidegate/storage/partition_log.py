@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Protocol
 
 from tidegate.model.errors import LogFailedError, ServerBusyError, TidegateError
-from tidegate.storage.engine import Bounds
+from tidegate.storage.engine import Bounds, closed_error, copy_error
 from tidegate.storage.group_commit import GroupCommit
-from tidegate.storage.log_errors import closed_error, copy_error
 from tidegate.storage.log_view import LogView
 from tidegate.storage.partition_writer import AppendRequest, PartitionWriter
 from tidegate.storage.producers import ProducerState
