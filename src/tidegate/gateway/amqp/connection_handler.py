@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from tidegate.amqp.connection import Connection
 from tidegate.amqp.errors import CONNECTION_FORCED, ResourceLimitError
@@ -36,14 +36,16 @@ from tidegate.amqp.events import (
 )
 from tidegate.amqp.link import Link, SenderLink
 from tidegate.amqp.performatives import Attach, Error
-from tidegate.broker import Door, Peer
+from tidegate.broker import Broker, Door, Peer
 from tidegate.gateway.amqp.claims import ConnectionClaims
 from tidegate.gateway.amqp.egress import EgressLink
-from tidegate.gateway.amqp.idle_guard import IdleGuard
+from tidegate.gateway.amqp.idle_guard import IdleGuard, IdleLimits
 from tidegate.gateway.amqp.ingress import IngressLink
-from tidegate.gateway.amqp.link_node import LinkNode
+from tidegate.gateway.amqp.management import ManagementService
 from tidegate.gateway.amqp.nodes import NodeOpener, OpenedNode
+from tidegate.gateway.amqp.owner import LinkNode, Pump
 from tidegate.gateway.amqp.request_node import RequestNodes
+from tidegate.model.clock import Clock
 from tidegate.model.errors import (
     BrokenError,
     Fault,
@@ -54,14 +56,11 @@ from tidegate.model.errors import (
     TidegateError,
     UnauthorizedError,
 )
-from tidegate.transport.driver import AmqpDriver
+from tidegate.transport.memory import MemoryBudget
 from tidegate.transport.peers import address_in
 from tidegate.transport.sliced_work import SlicedWork
 from tidegate.wire.conditions import error_description, to_amqp_error
 from tidegate.wire.names import TRACKING_ID
-
-if TYPE_CHECKING:
-    from tidegate.gateway.amqp.server import AmqpGateway
 
 _ANONYMOUS_LINKS_MAX = 16
 """Maximum sessions and links of a connection before its first token or key is accepted. Our choice: a client
@@ -82,10 +81,71 @@ _TOLD_AT_ONCE = 20
 _log = logging.getLogger(__name__)
 
 
+class ConnectionDriver(Protocol):
+    """The interface of a connection's driver (``transport.driver.AmqpDriver``)."""
+
+    @property
+    def peer_name(self) -> str:
+        """The name of the peer, for logs."""
+
+    @property
+    def is_writable(self) -> bool:
+        """False while the socket's buffer is full."""
+
+    def flush(self) -> None:
+        """Write the engine's output."""
+
+    def request_turn(self) -> None:
+        """Call ``ConnectionHandler.on_turn`` in this connection's next turn."""
+
+    def pause_reading(self) -> None:
+        """Leave the peer's data in the socket."""
+
+    def resume_reading(self) -> None:
+        """Read again."""
+
+    def add_held(self, change: int) -> None:
+        """Count bytes that are held for the peer and that only the peer can free."""
+
+    def admit_peer(self) -> None:
+        """The peer is authenticated: the limits of strangers no longer apply."""
+
+
+class ConnectionOwner(Protocol):
+    """The interface of a connection's gateway."""
+
+    broker: Broker
+    clock: Clock
+    management: ManagementService
+    """Answers ``$management``."""
+    budget: MemoryBudget
+    """Counts memory held for clients."""
+    sliced_work: SlicedWork
+    """Runs long work of all clients."""
+    idle_limits: IdleLimits
+    """How long a connection may be unused."""
+
+    @property
+    def unacknowledged_bytes_max(self) -> int:
+        """Received bytes of one connection that may be not durable yet, now."""
+
+    def add_unacknowledged(self, change: int) -> None:
+        """Count received bytes of all connections that are not durable yet."""
+
+    def on_connection_over(self, handler: ConnectionHandler) -> None:
+        """The connection is gone."""
+
+    def on_congestion(self, handler: ConnectionHandler) -> None:
+        """The disk is behind: call ``resume_reading`` once it has caught up."""
+
+    def start_task(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Run work that waits; it is completed even if the connection ends."""
+
+
 class ConnectionHandler:
     """The service's end of one connection. Call ``attach_driver`` before data arrives."""
 
-    def __init__(self, owner: AmqpGateway, *, age_s: float = 0.0) -> None:
+    def __init__(self, owner: ConnectionOwner, *, age_s: float = 0.0) -> None:
         """age_s: seconds since the client connected."""
         self.claims = ConnectionClaims(
             owner.broker,
@@ -96,7 +156,7 @@ class ConnectionHandler:
             add_held=self.add_held,
         )
         self._owner = owner
-        self._driver: AmqpDriver | None = None
+        self._driver: ConnectionDriver | None = None
         self._connection: Connection | None = None
         self._nodes: dict[Link, LinkNode] = {}
         self._attaching: set[Link] = set()
@@ -112,7 +172,7 @@ class ConnectionHandler:
         self._is_reading_paused = False
         self._is_stopping = False
         self._is_over = False
-        self._pumps: dict[EgressLink, None] = {}
+        self._pumps: dict[Pump, None] = {}
         self._unjudged: dict[Link, None] = {}
         """Links to check again before anything is sent on them; the first has waited longest."""
         self._losers: dict[Link, TidegateError] = {}
@@ -123,7 +183,7 @@ class ConnectionHandler:
 
     # -- for the driver
 
-    def attach_driver(self, driver: AmqpDriver, connection: Connection) -> None:
+    def attach_driver(self, driver: ConnectionDriver, connection: Connection) -> None:
         """The driver that carries this connection."""
         self._driver = driver
         self._connection = connection
@@ -232,7 +292,7 @@ class ConnectionHandler:
         if self._scheduled is None and not self._is_over:
             self._scheduled = asyncio.get_running_loop().call_soon(self._run_scheduled)
 
-    def schedule_pump(self, link: EgressLink) -> None:
+    def schedule_pump(self, link: Pump) -> None:
         """Run ``link.pump`` in this connection's turn, and write what it sends."""
         self._pumps[link] = None
         if self._driver is not None:

@@ -21,19 +21,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from typing import TYPE_CHECKING
 
 from tidegate.amqp.link import SenderLink
 from tidegate.broker import (
     Claim,
     EventHub,
     LogReader,
+    OnStolen,
     Partition,
     ReceiverHandle,
     RecordBatch,
     Throughput,
 )
-from tidegate.gateway.amqp.link_node import LinkNode
+from tidegate.gateway.amqp.owner import LinkNode, NodeOwner
 from tidegate.model.clock import Clock
 from tidegate.model.errors import ClosedError, ServerBusyError, TidegateError
 from tidegate.wire.addresses import NodeAddress
@@ -43,9 +43,6 @@ from tidegate.wire.delivery import (
     encode_runtime_metrics,
     event_deliveries,
 )
-
-if TYPE_CHECKING:
-    from tidegate.gateway.amqp.connection_handler import ConnectionHandler
 
 _PUMP_BYTES = 256 * 1024
 _PUMP_BYTES_SHORT = 64 * 1024
@@ -69,7 +66,7 @@ class EgressLink(LinkNode):
 
     def __init__(
         self,
-        owner: ConnectionHandler,
+        owner: NodeOwner,
         link: SenderLink,
         event_hub: EventHub,
         partition: Partition,
@@ -118,8 +115,9 @@ class EgressLink(LinkNode):
 
         Raises NotFoundError, ReceiverStolenError, QuotaExceededError.
         """
+        on_stolen: OnStolen = self._on_stolen
         self._receiver = self._partition.open_receiver(
-            consumer_group, name=name, owner_level=owner_level, on_stolen=self._on_stolen
+            consumer_group, name=name, owner_level=owner_level, on_stolen=on_stolen
         )
 
     def start(self) -> None:

@@ -17,13 +17,12 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from tidegate.amqp.events import Delivery
 from tidegate.amqp.link import ReceiverLink
 from tidegate.amqp.performatives import Accepted, Rejected
 from tidegate.broker import AppendResult, Claim, EventHub, Partition, ProducerBatch, ProducerHandle
-from tidegate.gateway.amqp.link_node import LinkNode
+from tidegate.gateway.amqp.owner import LinkNode, NodeOwner
 from tidegate.model.errors import (
     ClosedError,
     EventTooLargeError,
@@ -40,12 +39,9 @@ from tidegate.wire.publisher import (
     unpublished_events,
 )
 
-if TYPE_CHECKING:
-    from tidegate.gateway.amqp.connection_handler import ConnectionHandler
-
 _CREDIT = 500
 """Maximum unsettled deliveries of a link. Our choice: memory is bounded in bytes (see
-``ConnectionHandler.add_unacknowledged``), so this only has to cover a round trip of small batches."""
+``NodeOwner.add_unacknowledged``), so this only has to cover a round trip of small batches."""
 
 _ENTRY_BYTES = 512
 """Approximate memory of a pending delivery without its payload, so that many tiny ones count as well."""
@@ -65,7 +61,7 @@ class IngressLink(LinkNode):
 
     def __init__(
         self,
-        owner: ConnectionHandler,
+        owner: NodeOwner,
         link: ReceiverLink,
         event_hub: EventHub,
         partition: Partition | None,
@@ -182,6 +178,7 @@ class IngressLink(LinkNode):
         return True
 
     def _refuse(self, deliveries: Sequence[Delivery]) -> None:
+        """The event hub was deleted: answer each delivery with that error."""
         answer = self._owner.amqp_error(self._event_hub.deleted_error(self._path))
         for delivery in deliveries:
             if not delivery.is_settled:

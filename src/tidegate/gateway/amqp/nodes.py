@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
 
 from tidegate.amqp.link import Link, ReceiverLink, SenderLink
 from tidegate.amqp.performatives import SND_UNSETTLED, Attach, Source, Target
@@ -16,7 +15,7 @@ from tidegate.amqp.types import Int, Short, Symbol
 from tidegate.broker import Broker, Claim, EventHub, Partition
 from tidegate.gateway.amqp.egress import EgressLink
 from tidegate.gateway.amqp.ingress import IngressLink
-from tidegate.gateway.amqp.link_node import LinkNode
+from tidegate.gateway.amqp.owner import LinkNode, NodeOwner
 from tidegate.gateway.amqp.request_node import RequestLink, RequestNodes, ResponseLink
 from tidegate.model.clock import Clock
 from tidegate.model.errors import InvalidArgumentError
@@ -35,9 +34,6 @@ from tidegate.wire.names import (
     RUNTIME_METRIC_CAPABILITY,
 )
 from tidegate.wire.selector import honoured_filters, positions_from_filters
-
-if TYPE_CHECKING:
-    from tidegate.gateway.amqp.connection_handler import ConnectionHandler
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +54,7 @@ class OpenedNode:
 class NodeOpener:
     """Opens the nodes of one connection."""
 
-    def __init__(
-        self, owner: ConnectionHandler, broker: Broker, clock: Clock, requests: RequestNodes
-    ) -> None:
+    def __init__(self, owner: NodeOwner, broker: Broker, clock: Clock, requests: RequestNodes) -> None:
         self._owner = owner
         self._broker = broker
         self._clock = clock

@@ -11,7 +11,6 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 from tidegate.amqp.decode import PROTOCOL_LIMITS
 from tidegate.amqp.errors import DecodeError
@@ -19,16 +18,13 @@ from tidegate.amqp.events import Delivery
 from tidegate.amqp.link import ReceiverLink, SenderLink
 from tidegate.amqp.message import MessageId, Properties, decode_message
 from tidegate.amqp.performatives import Accepted, DeliveryState, Rejected, Target
-from tidegate.gateway.amqp.link_node import LinkNode
 from tidegate.gateway.amqp.management import ManagementService
+from tidegate.gateway.amqp.owner import LinkNode, NodeOwner
 from tidegate.model.errors import InvalidKeyError
 from tidegate.wire.addresses import NodeKind
 from tidegate.wire.cbs import ACCEPTED, PutToken
 from tidegate.wire.conditions import response_status_for, to_amqp_error
 from tidegate.wire.request_response import Request, encode_response, request_id
-
-if TYPE_CHECKING:
-    from tidegate.gateway.amqp.connection_handler import ConnectionHandler
 
 _CREDIT = 100
 """Concurrent requests on a link (as in Event Hubs: vcabbage/amqp#43)."""
@@ -44,7 +40,7 @@ _log = logging.getLogger(__name__)
 class RequestNodes:
     """The request nodes of one connection."""
 
-    def __init__(self, owner: ConnectionHandler, management: ManagementService) -> None:
+    def __init__(self, owner: NodeOwner, management: ManagementService) -> None:
         self._owner = owner
         self._management = management
         self.response_links: list[ResponseLink] = []

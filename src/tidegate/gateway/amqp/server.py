@@ -147,7 +147,7 @@ class AmqpGateway:
         await self._server.close(timeout_s=1.0)
         await self._tasks.close()
 
-    # -- for connections
+    # -- for connections (``connection_handler.ConnectionOwner``)
 
     def on_connection_over(self, handler: ConnectionHandler) -> None:
         """The connection is gone."""
