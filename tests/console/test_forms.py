@@ -20,6 +20,7 @@ from tests.console.support import PlainBrowser, console_service
 
 from tidegate.broker import Claim
 from tidegate.console.frame.form_reading import counted, read_form
+from tidegate.console.frame.pages import attachment
 from tidegate.model.errors import InvalidArgumentError, ServerBusyError
 from tidegate.server.app import TidegateServer
 from tidegate.testing.hub import HubService
@@ -198,3 +199,9 @@ def _wait_for_ended_connections(service: HubService, *, more_than: float = 0.0) 
     while _ended_connections(service) <= more_than:
         assert time.monotonic() < until, "nobody was given up"
         time.sleep(0.05)
+
+
+def test_a_file_of_any_name_can_be_saved() -> None:
+    """A header holds ASCII, and quotes end the name."""
+    response = attachment(b"x", 'a"b/группа-0.json')
+    assert response.headers["Content-Disposition"] == 'attachment; filename="a_b_______-0.json"'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -100,7 +101,7 @@ def see_other(address: str) -> Response:
 
 def attachment(content: bytes, name: str, media_type: str = "application/octet-stream") -> Response:
     """A file to save. Never of the sender's media type: a browser must not show it as a page of this site."""
-    plain = "".join(letter if letter.isalnum() or letter in ".-_" else "_" for letter in name)
+    plain = re.sub(r"[^\w.-]", "_", name, flags=re.ASCII)
     disposition = {"Content-Disposition": f'attachment; filename="{plain}"'}
     return Response(content, headers=disposition, media_type=media_type)
 
