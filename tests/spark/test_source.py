@@ -209,6 +209,16 @@ def test_a_stream_reads_in_limited_micro_batches_and_goes_on(
     assert second == [(3, 8)]
 
 
+def test_a_stream_starts_after_a_kill_within_its_first_note(
+    spark: SparkSession, filled_hub: str, tmp_path: Path
+) -> None:
+    """The temporary file of a driver that was killed while it wrote its first offsets stops no restart."""
+    offsets = tmp_path / "cp" / "offsets"
+    offsets.mkdir(parents=True)
+    (offsets / ".0.27e2c03f-4d2a-4f0e-9d5c-2c9f0a4e6b11.tmp").write_text("v1\n")
+    assert _stream_counts(spark, filled_hub, tmp_path / "cp") == [(0, _COUNT)]
+
+
 def test_a_stream_has_no_ending_position(spark: SparkSession, filled_hub: str, tmp_path: Path) -> None:
     """The option would be ignored silently otherwise."""
     with pytest.raises(PySparkException) as caught:
