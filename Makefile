@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Many tests wait for SDKs and Spark: processes beside each other, files stay whole. JOBS=0: in one process.
 JOBS ?= 4
-PYTEST := $(VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+PYTEST = $(VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 # Compiled modules are kept even where the environment forbids it: else each process compiles what it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
@@ -24,6 +24,7 @@ faults: $(STAMP)  ## tests that kill processes and cut connections at random mom
 	$(PYTEST) -m faults $(ARGS)
 
 # Left out: tests/needs.py and pyproject.toml say what a marker means, and a test without any that needs one fails.
+quick: JOBS = 5  # on two cores 1:56, with four 2:03: its tests mostly wait
 quick: $(STAMP)  ## lint, types, import contracts, tests without Spark, browsers, SDKs, databases
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

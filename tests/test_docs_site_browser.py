@@ -61,8 +61,8 @@ def test_the_search_finds_and_leads_to_the_place(page: Page) -> None:
     # Key by key: the page looks at the field when a key comes up, and only a millisecond after it is focused.
     page.get_by_role("textbox", name="Search").press_sequentially("LedgerMismatchError")
     page.locator(".md-search-result__link").first.click()
-    page.wait_for_url("**/*.html*")
-    assert "LedgerMismatchError" in page.locator("article").inner_text()
+    page.wait_for_url("**/reference/**")
+    assert "LedgerMismatchError" in page.locator("article.md-content__inner").inner_text()
 
 
 @pytest.mark.parametrize("name", ["index.html", "reference/states.html", "tutorial.html"])

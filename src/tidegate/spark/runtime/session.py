@@ -214,8 +214,8 @@ def _settings(
         "spark.python.unix.domain.socket.enabled": "true",
         "spark.sql.python.filterPushdown.enabled": "true",
         "spark.sql.session.timeZone": "UTC",
-        # A driver killed while it wrote its first offsets leaves a temporary file, with which Spark refused the
-        # checkpoint directory at every later start (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY).
+        # A driver killed while it wrote its first offsets leaves a temporary file, for which Spark refused
+        # the checkpoint directory at every later start (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY).
         "spark.sql.streaming.verifyCheckpointDirectoryEmptyOnStart": "false",
         "spark.redaction.regex": REDACTION_PATTERN,
         # Spark's own default is `url`, which other sources' options rely on.
