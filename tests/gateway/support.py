@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from tidegate.amqp.configuration import ConnectionConfiguration, Role
 from tidegate.amqp.connection import Connection
@@ -19,6 +19,7 @@ from tidegate.gateway.amqp.idle_guard import IdleLimits
 from tidegate.gateway.amqp.management import ManagementService
 from tidegate.model.clock import Clock
 from tidegate.model.sas import make_sas_token
+from tidegate.transport.driver import AmqpDriver
 from tidegate.transport.memory import MemoryBudget
 from tidegate.transport.sliced_work import SlicedWork
 from tidegate.wire.cbs import SAS_TOKEN_TYPE, PutToken, put_token_request
@@ -83,7 +84,7 @@ class Pair:
         self.owner = FakeOwner(broker, clock, idle_limits or IdleLimits())
         self.handler = ConnectionHandler(self.owner, age_s=age_s)
         self.server = Connection(ConnectionConfiguration("service"), role=Role.SERVER, now=now)
-        self.handler.attach_driver(self, self.server)
+        self.handler.attach_driver(cast(AmqpDriver, self), self.server)
         client.setdefault("sasl_mechanism", "ANONYMOUS")
         self.client = Connection(
             ConnectionConfiguration("client", hostname=HOST, **client), role=Role.CLIENT, now=now

@@ -56,6 +56,7 @@ from tidegate.model.errors import (
     TidegateError,
     UnauthorizedError,
 )
+from tidegate.transport.driver import AmqpDriver
 from tidegate.transport.memory import MemoryBudget
 from tidegate.transport.peers import address_in
 from tidegate.transport.sliced_work import SlicedWork
@@ -79,36 +80,6 @@ _TOLD_AT_ONCE = 20
 """Links that are checked again, and links that are detached, in one turn: less than 1 ms (our choice)."""
 
 _log = logging.getLogger(__name__)
-
-
-class ConnectionDriver(Protocol):
-    """The interface of a connection's driver (``transport.driver.AmqpDriver``)."""
-
-    @property
-    def peer_name(self) -> str:
-        """The name of the peer, for logs."""
-
-    @property
-    def is_writable(self) -> bool:
-        """False while the socket's buffer is full."""
-
-    def flush(self) -> None:
-        """Write the engine's output."""
-
-    def request_turn(self) -> None:
-        """Call ``ConnectionHandler.on_turn`` in this connection's next turn."""
-
-    def pause_reading(self) -> None:
-        """Leave the peer's data in the socket."""
-
-    def resume_reading(self) -> None:
-        """Read again."""
-
-    def add_held(self, change: int) -> None:
-        """Count bytes that are held for the peer and that only the peer can free."""
-
-    def admit_peer(self) -> None:
-        """The peer is authenticated: the limits of strangers no longer apply."""
 
 
 class ConnectionOwner(Protocol):
@@ -156,7 +127,7 @@ class ConnectionHandler:
             add_held=self.add_held,
         )
         self._owner = owner
-        self._driver: ConnectionDriver | None = None
+        self._driver: AmqpDriver | None = None
         self._connection: Connection | None = None
         self._nodes: dict[Link, LinkNode] = {}
         self._attaching: set[Link] = set()
@@ -183,7 +154,7 @@ class ConnectionHandler:
 
     # -- for the driver
 
-    def attach_driver(self, driver: ConnectionDriver, connection: Connection) -> None:
+    def attach_driver(self, driver: AmqpDriver, connection: Connection) -> None:
         """The driver that carries this connection."""
         self._driver = driver
         self._connection = connection
