@@ -20,23 +20,8 @@ from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
 
+from tidegate.amqp import types as amqp
 from tidegate.amqp.message import MESSAGE_ID, Header, Properties
-from tidegate.amqp.types import (
-    Array,
-    Byte,
-    Char,
-    Decimal,
-    Described,
-    Float,
-    Int,
-    Short,
-    Symbol,
-    Timestamp,
-    UByte,
-    UInt,
-    ULong,
-    UShort,
-)
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.events import PropertyValue
 from tidegate.model.times import milliseconds_of, time_of, time_text
@@ -82,8 +67,8 @@ def _float(text: str) -> float:
     return value
 
 
-def _float32(text: str) -> Float:
-    return Float(struct.unpack(">f", struct.pack(">f", _float(text)))[0])
+def _float32(text: str) -> amqp.Float:
+    return amqp.Float(struct.unpack(">f", struct.pack(">f", _float(text)))[0])
 
 
 def _boolean(text: str) -> bool:
@@ -97,15 +82,15 @@ def _null(text: str) -> None:
         raise ValueError("expected nothing after the =")
 
 
-def _character(text: str) -> Char:
+def _character(text: str) -> amqp.Char:
     if len(text) != 1:
         raise ValueError("expected one character")
-    return Char(text)
+    return amqp.Char(text)
 
 
-def _decimal(width: int) -> Callable[[str], Decimal]:
-    def read(text: str) -> Decimal:
-        value = Decimal(bytes.fromhex(text))
+def _decimal(width: int) -> Callable[[str], amqp.Decimal]:
+    def read(text: str) -> amqp.Decimal:
+        value = amqp.Decimal(bytes.fromhex(text))
         if len(value) != width:
             raise ValueError(f"expected {width} bytes in hexadecimal")
         return value
@@ -121,13 +106,13 @@ def _time_text(value: int) -> str:
         return str(int(value))
 
 
-def _time(text: str) -> Timestamp:
+def _time(text: str) -> amqp.Timestamp:
     if _INTEGER.fullmatch(text):
-        return Timestamp(_integer(int, 64, is_signed=True)(text))
+        return amqp.Timestamp(_integer(int, 64, is_signed=True)(text))
     time = datetime.fromisoformat(text)
     if time.tzinfo is None:
         raise ValueError("it has no time zone; append Z for UTC")
-    return Timestamp(milliseconds_of(time))
+    return amqp.Timestamp(milliseconds_of(time))
 
 
 def _repr(value: float) -> str:
@@ -143,31 +128,31 @@ _KINDS: Final = {
     for kind in (
         _Kind("null", type(None), lambda value: "", _null),
         _Kind("boolean", bool, lambda value: "true" if value else "false", _boolean),
-        _Kind("ubyte", UByte, _digits, _integer(UByte, 8, is_signed=False)),
-        _Kind("ushort", UShort, _digits, _integer(UShort, 16, is_signed=False)),
-        _Kind("uint", UInt, _digits, _integer(UInt, 32, is_signed=False)),
-        _Kind("ulong", ULong, _digits, _integer(ULong, 64, is_signed=False)),
-        _Kind("byte", Byte, _digits, _integer(Byte, 8, is_signed=True)),
-        _Kind("short", Short, _digits, _integer(Short, 16, is_signed=True)),
-        _Kind("int", Int, _digits, _integer(Int, 32, is_signed=True)),
+        _Kind("ubyte", amqp.UByte, _digits, _integer(amqp.UByte, 8, is_signed=False)),
+        _Kind("ushort", amqp.UShort, _digits, _integer(amqp.UShort, 16, is_signed=False)),
+        _Kind("uint", amqp.UInt, _digits, _integer(amqp.UInt, 32, is_signed=False)),
+        _Kind("ulong", amqp.ULong, _digits, _integer(amqp.ULong, 64, is_signed=False)),
+        _Kind("byte", amqp.Byte, _digits, _integer(amqp.Byte, 8, is_signed=True)),
+        _Kind("short", amqp.Short, _digits, _integer(amqp.Short, 16, is_signed=True)),
+        _Kind("int", amqp.Int, _digits, _integer(amqp.Int, 32, is_signed=True)),
         _Kind("long", int, _digits, _integer(int, 64, is_signed=True)),
-        _Kind("float", Float, _repr, _float32),
+        _Kind("float", amqp.Float, _repr, _float32),
         _Kind("double", float, _repr, _float),
         _Kind("decimal32", None, bytes.hex, _decimal(4)),
         _Kind("decimal64", None, bytes.hex, _decimal(8)),
         _Kind("decimal128", None, bytes.hex, _decimal(16)),
-        _Kind("char", Char, str, _character, is_text=True),
-        _Kind("timestamp", Timestamp, _time_text, _time),
+        _Kind("char", amqp.Char, str, _character, is_text=True),
+        _Kind("timestamp", amqp.Timestamp, _time_text, _time),
         _Kind("uuid", UUID, str, UUID),
         _Kind("binary", bytes, bytes.hex, bytes.fromhex),
         _Kind("string", str, str, str, is_text=True),
-        _Kind("symbol", Symbol, str, Symbol, is_text=True),
+        _Kind("symbol", amqp.Symbol, str, amqp.Symbol, is_text=True),
     )
 }
 
 _TYPE_NAMES: Final[Mapping[type, str]] = {
     kind.type: kind.name for kind in _KINDS.values() if kind.type is not None
-} | {list: "list", dict: "map", Array: "array", Described: "described value"}
+} | {list: "list", dict: "map", amqp.Array: "array", amqp.Described: "described value"}
 
 TYPE_NAMES: Final = tuple(_KINDS)
 """The types allowed in a line."""
@@ -191,7 +176,7 @@ MESSAGE_NAMES: Final = tuple(_MESSAGE_TYPES)
 
 def type_name(value: object) -> str:
     """The AMQP type name of a decoded value."""
-    if isinstance(value, Decimal):
+    if isinstance(value, amqp.Decimal):
         return f"decimal{8 * len(value)}"
     return _TYPE_NAMES[type(value)]
 
@@ -216,8 +201,8 @@ def typed_properties(properties: Mapping[str, PropertyValue]) -> dict[object, ob
 
 def _typed(value: PropertyValue) -> object:
     if isinstance(value, datetime):
-        return Timestamp(milliseconds_of(value))
-    return ULong(value) if isinstance(value, int) and value >= 2**63 else value
+        return amqp.Timestamp(milliseconds_of(value))
+    return amqp.ULong(value) if isinstance(value, int) and value >= 2**63 else value
 
 
 def parse_properties(text: str) -> dict[object, object]:
@@ -261,7 +246,7 @@ def parse_message(text: str, content_type: str) -> tuple[Properties, Header]:
 
     Raises InvalidArgumentError naming a line that is invalid, repeats a name or has a wrong type.
     """
-    found: dict[str, Any] = {"content_type": Symbol(content_type)} if content_type else {}
+    found: dict[str, Any] = {"content_type": amqp.Symbol(content_type)} if content_type else {}
     for where, name, kind, value in _lines(text, "message properties"):
         types = _MESSAGE_TYPES.get(name)
         if types is None:

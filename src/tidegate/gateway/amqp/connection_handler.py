@@ -19,21 +19,9 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any, Protocol
 
+from tidegate.amqp import events
 from tidegate.amqp.connection import Connection
 from tidegate.amqp.errors import CONNECTION_FORCED, ResourceLimitError
-from tidegate.amqp.events import (
-    ConnectionClosed,
-    ConnectionFailed,
-    ConnectionOpened,
-    CreditGranted,
-    DeliveriesReceived,
-    Event,
-    LinkAttaching,
-    LinkDetached,
-    LinkStolen,
-    SaslReceived,
-    SessionBegun,
-)
 from tidegate.amqp.link import Link, SenderLink
 from tidegate.amqp.performatives import Attach, Error
 from tidegate.broker import Broker, Door, Peer
@@ -159,30 +147,30 @@ class ConnectionHandler:
         self._driver = driver
         self._connection = connection
 
-    def on_event(self, event: Event) -> None:
+    def on_event(self, event: events.Event) -> None:
         """Handle an event of the engine; the driver calls it, and writes the output."""
         match event:
-            case DeliveriesReceived(link, deliveries):
+            case events.DeliveriesReceived(link, deliveries):
                 node = self._nodes.get(link)
                 if node is not None:
                     node.on_deliveries(deliveries)
-            case CreditGranted(link):
+            case events.CreditGranted(link):
                 node = self._nodes.get(link)
                 if node is not None:
                     node.on_credit()
                 self._wake_stalled()
-            case LinkAttaching(link, attach):
+            case events.LinkAttaching(link, attach):
                 if self._is_within_anonymous_limit():
                     self._on_attaching(link, attach)
-            case SessionBegun():
+            case events.SessionBegun():
                 self._is_within_anonymous_limit()
-            case LinkDetached(link) | LinkStolen(link):
+            case events.LinkDetached(link) | events.LinkStolen(link):
                 self._drop(link)
-            case ConnectionOpened():
+            case events.ConnectionOpened():
                 self._refuse_when_exhausted()
-            case SaslReceived(initial_response=response, is_decided=False):
+            case events.SaslReceived(initial_response=response, is_decided=False):
                 self._judge_plain(response)
-            case ConnectionClosed(error):
+            case events.ConnectionClosed(error):
                 if error is not None and not self._is_stopping:
                     _log.warning(
                         "%s: the peer closed the connection: %.80r: %.300r",
@@ -191,7 +179,7 @@ class ConnectionHandler:
                         error.description,
                     )
                 self._on_over()
-            case ConnectionFailed(error):
+            case events.ConnectionFailed(error):
                 # Clients often vanish; anything else should be looked at.
                 level = logging.INFO if isinstance(error, BrokenError) else logging.WARNING
                 _log.log(level, "%s: connection ended, %s: %s", self._peer_name, _whose_fault(error), error)
