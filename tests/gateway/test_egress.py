@@ -12,7 +12,7 @@ from tests.support.clocks import SetClock
 from tidegate.amqp.events import LinkAttached, LinkDrained
 from tidegate.amqp.limits import LINK_BYTES
 from tidegate.amqp.link import ReceiverLink
-from tidegate.amqp.message import DELIVERY_ANNOTATIONS, Message, decode_message
+from tidegate.amqp.message import DELIVERY_ANNOTATIONS, Message, decode_message, encode_message
 from tidegate.amqp.performatives import (
     ROLE_RECEIVER,
     ROLE_SENDER,
@@ -249,6 +249,15 @@ async def test_backlog_is_sent_in_turns(pair: Pair, broker: Broker) -> None:
     await pair.wait_for(lambda: len(pair.deliveries(link)) == len(texts))
     assert pair.turns >= 600 * 9_000 // (256 * 1024)
     assert _texts(pair, link) == texts
+
+
+async def test_costly_events_are_sent_in_turns(pair: Pair, broker: Broker) -> None:
+    """Protects the loop: what takes long to check counts more than its bytes."""
+    section = wrap_event(encode_message(Message(value=[[None]] * 300)))
+    await broker.event_hub("hub").partition("0").append(section * 50, array("I", [len(section)] * 50))
+    link = _attach(pair, credit=1000)
+    await pair.wait_for(lambda: len(pair.deliveries(link)) == 50)
+    assert pair.turns >= 50
 
 
 @pytest.mark.parametrize("capabilities", [(), (BATCH_DELIVERY_CAPABILITY,)], ids=["events", "slices"])

@@ -16,9 +16,9 @@ from tidegate.amqp.message import Message, Properties, decode_message, encode_me
 from tidegate.amqp.types import Array, Char, Decimal, Described, Symbol, UInt, ULong
 from tidegate.model.hub_properties import PartitionEnds
 from tidegate.wire import alike
-from tidegate.wire.alike import are_plain_fields, are_plain_properties, check_alike
+from tidegate.wire.alike import Steps, are_plain_fields, are_plain_properties, check_alike
 from tidegate.wire.batch import batch_envelope, split_batch, wrap_event
-from tidegate.wire.delivery import encode_runtime_metrics, event_deliveries
+from tidegate.wire.delivery import STEPS_AT_ONCE, encode_runtime_metrics, event_deliveries
 from tidegate.wire.publisher import published_events, rewritten_batch
 
 _METRICS = encode_runtime_metrics(PartitionEnds("hub", "0", 0, 5, "4", 1), retrieval_time_ms=2)
@@ -257,7 +257,18 @@ def test_no_more_is_searched_than_a_count_says() -> None:
 
 def test_too_many_nested_values_are_a_body() -> None:
     """Protects the event loop: no event costs more than 20,000 steps."""
-    event = encode_message(Message(value=[[None]] * 20_001))
+    event = encode_message(Message(value=[[None]] * 5_001))
     assert decode_message(delivered(event)).data == (event,)
-    event = encode_message(Message(value=[[None]] * 9_000))
-    assert decode_message(delivered(event)).value == [[None]] * 9_000
+    event = encode_message(Message(value=[[None]] * 4_500))
+    assert decode_message(delivered(event)).value == [[None]] * 4_500
+
+
+def test_many_costly_events_are_not_prepared_at_once() -> None:
+    """Protects the event loop: a megabyte of events of many small lists took half a second in one turn."""
+    event = wrap_event(encode_message(Message(value=[[None]] * 300)))
+    steps = Steps()
+    found = event_deliveries(
+        event * 100, [len(event)] * 100, first_sequence_number=0, enqueued_time_ms=0, steps=steps
+    )
+    assert len(found) == 1
+    assert STEPS_AT_ONCE <= steps.taken < 2 * STEPS_AT_ONCE

@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
@@ -55,7 +56,9 @@ from tidegate.amqp.message import (
 from tidegate.wire.names import PARTITION_KEY
 
 _VALUES_MAX: Final = 20_000
-"""Values of an event that are walked one by one (our choice: 10 ms at most); lists and maps count twice."""
+"""Values of an event that are walked one by one (our choice: 20 ms at most)."""
+_LIST_STEPS: Final = 4
+"""Values that a list or map with values in it counts as."""
 _PLAIN_PER_VALUE: Final = 12
 """Values of lists and maps with nothing but short plain ones, which a regular expression finds, that count as
 one (our choice: a list of 100,000 numbers does no harm; 240,000 take 60 ms)."""
@@ -235,9 +238,28 @@ def is_text(encoded: bytes) -> bool:
     return True
 
 
-def check_alike(message: bytes, sections: Iterable[Section]) -> None:
-    """Raise DecodeError if clients may find other values or sections than we do, or cannot decode one."""
-    walk, body = _Walk(message), 0
+@dataclass(slots=True)
+class Steps:
+    """Counts what checks of events cost: a step takes a microsecond or two."""
+
+    taken: int = 0
+
+
+def check_alike(message: bytes, sections: Iterable[Section], steps: Steps | None = None) -> None:
+    """Raise DecodeError if clients may find other values or sections than we do, or cannot decode one.
+
+    steps: adds those of this event, also of one that is refused.
+    """
+    walk = _Walk(message)
+    try:
+        _check_sections(walk, sections)
+    finally:
+        if steps is not None:
+            steps.taken += walk.values
+
+
+def _check_sections(walk: _Walk, sections: Iterable[Section]) -> None:
+    body = 0
     for code, _, value_start, end in sections:
         walk.check_section(code, value_start, end)
         if code in _BODY:
@@ -251,12 +273,13 @@ def check_alike(message: bytes, sections: Iterable[Section]) -> None:
 class _Walk:
     """Follows the values of one event by size and by count."""
 
-    __slots__ = ("_data", "_depth", "_values")
+    __slots__ = ("_data", "_depth", "values")
 
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._depth = 0
-        self._values = 0
+        self.values = 0
+        """Found so far, as ``_VALUES_MAX`` counts them."""
 
     def check_section(self, code: int, at: int, end: int) -> None:
         """Raise DecodeError unless the value of a section fills a range, and every client decodes it."""
@@ -309,8 +332,8 @@ class _Walk:
 
     def _content_end(self, constructor: int, at: int, end: int, keys: frozenset[int] = _NESTED_KEYS) -> int:
         """Where a value ends whose constructor stands before ``at``, or before the array that it is in."""
-        self._values += 1
-        if self._values > _VALUES_MAX:
+        self.values += 1
+        if self.values > _VALUES_MAX:
             raise _too_many()
         if (width := _FIXED.get(constructor)) is not None:
             if constructor == _BOOLEAN:
@@ -345,11 +368,11 @@ class _Walk:
         if constructor in _ARRAY:
             self._check_array(at, value_end, count)
             return value_end
-        self._values += 1
+        self.values += _LIST_STEPS - 1
         if value_end - at > _PLAIN_PER_VALUE:
             searched = max(count, min(value_end - at, _SEARCHED_BYTES) // 2)
-            self._values += searched // _PLAIN_PER_VALUE
-            if self._values > _VALUES_MAX:
+            self.values += searched // _PLAIN_PER_VALUE
+            if self.values > _VALUES_MAX:
                 raise _too_many()
         if constructor in _LIST:
             if _plain_values(self._data, at, value_end, count) is None:
@@ -398,6 +421,8 @@ class _Walk:
             raise DecodeError(f"Not every client decodes the boolean at byte {at}.")
 
     def _number(self, at: int, width: int) -> int:
+        if width == 1 and at < len(self._data):
+            return self._data[at]
         number = self._data[at : at + width]
         if len(number) < width:
             raise DecodeError(f"The data ends inside the value at byte {at - 1}.")

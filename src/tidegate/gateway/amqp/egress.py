@@ -37,6 +37,7 @@ from tidegate.gateway.amqp.owner import LinkNode, NodeOwner
 from tidegate.model.clock import Clock
 from tidegate.model.errors import ClosedError, ServerBusyError, TidegateError
 from tidegate.wire.addresses import NodeAddress
+from tidegate.wire.alike import Steps
 from tidegate.wire.batch import BATCH_MESSAGE_FORMAT
 from tidegate.wire.delivery import (
     batched_delivery_prefix,
@@ -55,6 +56,8 @@ _ROUND_BYTES = 4 * 1024
 _EVENT_BYTES = 200
 """Bytes that each batch, or part of one, and each separately delivered event count in addition to their
 payload, because many small ones take time (measured: 20 and 1 microseconds)."""
+_STEP_BYTES = 256
+"""The same for each step of checking an unusual event."""
 _EVENTS_PER_ROUND = 1000
 _RETRY_AFTER_S = 1.0
 
@@ -268,18 +271,20 @@ class EgressLink(LinkNode):
             wanted = max(1, len(lengths) * bytes_left // size)
             lengths = lengths[:wanted]
             size = sum(lengths)
+        steps = Steps()
         deliveries = event_deliveries(
             batch.payload[offset : offset + size],
             lengths,
             first_sequence_number=self._next_sequence_number,
             enqueued_time_ms=batch.enqueued_time_ms,
             metric_entries=self._metric_entries(),
+            steps=steps,
         )
         taken = self.link.send_batch(deliveries, settled=self._is_settled)
         if taken < len(lengths):
             size = sum(lengths[:taken])
         self._advance(batch, taken, size)
-        return size + taken * _EVENT_BYTES
+        return size + taken * _EVENT_BYTES + steps.taken * _STEP_BYTES
 
     def _metric_entries(self) -> bytes:
         if not self._are_metrics_wanted:
