@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import pytest
 from tests.gateway.support import HOST, Pair
 from tests.support.clocks import SetClock
@@ -72,6 +75,32 @@ async def test_every_ordered_pair(pair: Pair, first: int | None, second: int | N
         one.detach()
         pair.exchange()
         assert _attach(pair, "again", second).is_open
+
+
+async def test_an_attach_that_was_given_up_steals_from_nobody(
+    pair: Pair, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that detaches while its attach still waits for the log, and attaches again, keeps the second:
+    the first would have taken the partition from it, and the client would have had no receiver."""
+    partition = broker.event_hub("hub").partition("0")
+    resolve, is_answered = partition.resolve, asyncio.Event()
+
+    async def resolve_late(*args: Any, **options: Any) -> int:
+        monkeypatch.setattr(partition, "resolve", resolve)
+        await is_answered.wait()
+        return await resolve(*args, **options)
+
+    monkeypatch.setattr(partition, "resolve", resolve_late)
+    given_up = _attach(pair, "one", 1)
+    given_up.detach()
+    pair.exchange()
+    second = _attach(pair, "two", 1)
+    assert second.is_open
+    is_answered.set()
+    await asyncio.gather(*pair.owner.tasks)
+    pair.exchange()
+    assert second.is_open
+    assert [receiver.name for receiver in partition.receivers()] == ["two"]
 
 
 async def test_an_owner_takes_from_all(pair: Pair) -> None:

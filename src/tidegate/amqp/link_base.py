@@ -164,6 +164,11 @@ class Link:
         """This side has detached, and waits for the peer's answer."""
         return self.state in (LinkState.DETACH_SENT, LinkState.DETACH_PIPE)
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether it was detached by either side, or its session has ended."""
+        return self.is_detach_sent or self._is_over()
+
     def accept(
         self,
         *,

@@ -18,7 +18,7 @@ from tidegate.gateway.amqp.ingress import IngressLink
 from tidegate.gateway.amqp.owner import LinkNode, NodeOwner
 from tidegate.gateway.amqp.request_node import RequestLink, RequestNodes, ResponseLink
 from tidegate.model.clock import Clock
-from tidegate.model.errors import InvalidArgumentError
+from tidegate.model.errors import ClosedError, InvalidArgumentError
 from tidegate.transport.at_once import at_once
 from tidegate.wire.addresses import NodeAddress, NodeKind
 from tidegate.wire.names import (
@@ -179,7 +179,10 @@ class NodeOpener:
             is_settled=attach.snd_settle_mode != SND_UNSETTLED,
             are_metrics_wanted=are_metrics_wanted,
         )
-        node.check_usable()  # Again: the log may answer late, and a new receiver detaches others.
+        # The log may answer late, and a new receiver detaches others: also one that replaced this link.
+        if link.has_ended:
+            raise ClosedError("The link ended before its attach was answered.")
+        node.check_usable()
         node.open_receiver(
             address.consumer_group,
             name=_receiver_name(attach),
