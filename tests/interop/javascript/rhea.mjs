@@ -384,6 +384,7 @@ await runCases({
     const elsewhere = await openReceiver(another, "3", from, { name: "the name" });
     const stolen = await openReceiver(session, "3", from, { name: "the name" });
     const lost = first(stolen, ["receiver_error"]);
+    stolen.remove = () => undefined; // rhea 3.0.5 forgets it by its name, the thief's, whose attach may come in a later read
     const thief = await openReceiver(session, "3", from, { name: "the name" });
     assert.equal(errorOf(await lost).condition, "amqp:link:stolen");
     await send(await openSender(connection, `${hub}/Partitions/3`), { body: "x" });
