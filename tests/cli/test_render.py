@@ -106,6 +106,7 @@ def test_drawn_table_shows_markup_as_it_is() -> None:
 def test_control_characters_cannot_reach_a_terminal() -> None:
     """An event's body with escape sequences is shown, not obeyed."""
     assert cell_text("\x1b[2Jhi\n\tthere\x9b") == "\\x1b[2Jhi\\n\\tthere\\x9b"
+    assert cell_text("pay \u202e001\u2066\u2069") == "pay \\u202e001\\u2066\\u2069"
 
 
 def test_lines_stay_lines_and_steer_nothing() -> None:

@@ -163,7 +163,7 @@ def letters(service: HubService, place: Place) -> Iterator[DeadLetters]:
             events=list(consumer.read_events(HUB, "0", range(start, start + 10))),
         )
         found, now_ms = DeadLetters(database), time.time_ns() // 1_000_000
-        found.add(ConsumerKey("other"), "0", [NewDeadLetter(1, "1", now_ms, "KeyError", "<b>'x'</b>")])
+        found.add(ConsumerKey("other"), "0", [NewDeadLetter(1, "1", now_ms, "KeyError", "<b>'x'\u202e</b>")])
         yield found
 
 
@@ -183,6 +183,7 @@ def test_dead_letters_are_found_and_seen_whole(letters: DeadLetters, plain_brows
     markup = plain_browser.get("/dead-letters?hub=OTHER").text
     assert "<b>&#39;x" not in markup
     assert "&lt;b&gt;" in markup
+    assert ("\u202e" in markup, "\\u202e" in markup) == (False, True)
     assert "1 open dead letter matches" in text_of(markup)
     assert "1 open dead letter matches" in text_of(plain_browser.get("/dead-letters?reason=<B>").text)
     assert "No dead letter matches" in plain_browser.get("/dead-letters?reason_is=<b>").text

@@ -179,6 +179,18 @@ def test_bodies_of_every_kind_have_their_page(
     assert len(plain_browser.get(f"/hubs/{hub}/explorer").body) < 40_000
 
 
+def test_text_of_events_is_shown_in_its_order(
+    service: HubService, hub: str, plain_browser: PlainBrowser
+) -> None:
+    """Body, properties and keys cannot reorder what a page says."""
+    turn = "a\u202eb"
+    send_events(service, hub, EventData(turn.encode(), {turn: turn}), key=turn)
+    listed = plain_browser.get(f"/hubs/{hub}/explorer")
+    one = plain_browser.get(f"/hubs/{hub}/explorer/events/{rows_of(listed)[0]}")
+    for answer, times in ((listed, 4), (one, 4)):
+        assert (turn in answer.text, answer.text.count("a\\u202eb")) == (False, times)
+
+
 def test_a_page_shows_part_of_very_many_properties(
     service: HubService, hub: str, plain_browser: PlainBrowser
 ) -> None:

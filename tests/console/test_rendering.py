@@ -19,6 +19,7 @@ from tidegate.console.frame.rendering import (
     number,
     rate,
     sparkline,
+    visible,
 )
 
 NOW = datetime(2026, 11, 22, 7, 25, 1, tzinfo=UTC)
@@ -110,6 +111,12 @@ def test_what_is_no_number_is_told_with_its_field(text: str) -> None:
         optional_number({"size": text}, "size", "The size")
     assert caught.value.field == "size"
     assert start_of(text) == 0
+
+
+def test_what_an_event_says_is_in_its_order() -> None:
+    """Protects a reader from text that looks other than it is: characters that reorder it are escaped."""
+    assert visible("pay \u202e001\u202c \u2066x\u2069") == "pay \\u202e001\\u202c \\u2066x\\u2069"
+    assert visible("a\tb\r\nשלום \u200f\x1b\x7f\x9b") == "a\tb\r\nשלום \u200f\u241b\u2421\ufffd"
 
 
 def test_numbers_of_fields() -> None:

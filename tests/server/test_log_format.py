@@ -13,7 +13,7 @@ import pytest
 from tidegate.server.log_format import LogFormat, start_logging
 from tidegate.transport.clock import SystemClock
 
-_AWKWARD = 'peer said "no"\nInjected: line\r\x1b[31m\u2028\x85'
+_AWKWARD = 'peer said "no"\nInjected: line\r\x1b[31m\u2028\x85\u202e'
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +49,7 @@ def test_a_line_of_text_stays_one(capsys: pytest.CaptureFixture[str]) -> None:
     """What a peer says can neither forge a line nor reach the terminal; a traceback follows its line."""
     lines = _log(LogFormat.TEXT)
     assert "INFO tidegate.test: " in lines[0]
-    assert lines[0].endswith('peer said "no"\\nInjected: line\\r\\x1b[31m\\u2028\\x85')
+    assert lines[0].endswith('peer said "no"\\nInjected: line\\r\\x1b[31m\\u2028\\x85\\u202e')
     assert "WARNING other: of note" in lines[1]
     assert "ERROR tidegate.test: a failure" in lines[2]
     assert lines[-1] == "ValueError: unexpected"

@@ -6,9 +6,20 @@ import base64
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Final
 from uuid import UUID
 
 from tidegate.model.times import time_of
+
+VISIBLE_CONTROLS: Final = {
+    **{code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))},
+    9: "\\t",
+    10: "\\n",
+    13: "\\r",
+    # They change the order in which what follows is shown (Unicode Standard Annex 9, section 2).
+    **{code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))},
+}
+"""For ``str.translate``: escapes for characters in events that must not reach a terminal, a log or a page."""
 
 PropertyValue = None | bool | int | float | str | bytes | datetime | UUID
 """The types of an application property: simple types only (AMQP 1.0 part 3 section 3.2.5)."""

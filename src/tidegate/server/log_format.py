@@ -15,6 +15,7 @@ from enum import Enum
 from typing import Final, TextIO
 
 from tidegate.model.clock import Clock
+from tidegate.model.events import VISIBLE_CONTROLS
 from tidegate.model.times import time_text
 
 
@@ -30,13 +31,7 @@ class LogFormat(Enum):
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 """Attributes of every record; others came with ``extra``."""
 
-_CONTROLS: Final = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))} | {
-    9: "\\t",
-    10: "\\n",
-    13: "\\r",
-    0x2028: "\\u2028",
-    0x2029: "\\u2029",
-}
+_CONTROLS: Final = VISIBLE_CONTROLS | {0x2028: "\\u2028", 0x2029: "\\u2029"}
 
 
 _CLIENT_LOGGERS: Final = (

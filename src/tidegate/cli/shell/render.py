@@ -22,17 +22,14 @@ import orjson
 
 from tidegate.files import open_private
 from tidegate.model.errors import InvalidArgumentError
+from tidegate.model.events import VISIBLE_CONTROLS
 from tidegate.model.times import time_text
 
 Record = Mapping[str, object]
 """Names to plain values: strings, numbers, booleans, times, bytes, None, and lists and mappings of them."""
 
-_VISIBLE_CONTROLS = {
-    code: {9: "\\t", 10: "\\n", 13: "\\r"}.get(code, f"\\x{code:02x}")
-    for code in (*range(32), *range(127, 160))
-}
 _VISIBLE_CONTROLS_IN_LINES = {
-    code: text for code, text in _VISIBLE_CONTROLS.items() if chr(code) not in "\t\n"
+    code: text for code, text in VISIBLE_CONTROLS.items() if chr(code) not in "\t\n"
 }
 
 
@@ -247,7 +244,7 @@ def cell_text(value: object) -> str:
     elif isinstance(value, list):
         value = ", ".join(map(str, value))
     # An event's body must not control the terminal that shows it.
-    return str(value).translate(_VISIBLE_CONTROLS)
+    return str(value).translate(VISIBLE_CONTROLS)
 
 
 def csv_text(value: object) -> str:

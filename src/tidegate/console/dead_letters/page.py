@@ -21,13 +21,13 @@ from tidegate.console.dead_letters.filter import LetterQuery, letter_address, pa
 from tidegate.console.dead_letters.histogram import histogram_of
 from tidegate.console.dead_letters.letters import DeadLetterView
 from tidegate.console.dead_letters.redrive import RedriveRequest
-from tidegate.console.explorer.bodies import hex_lines, pretty_json, visible
+from tidegate.console.explorer.bodies import hex_lines, pretty_json
 from tidegate.console.explorer.values import PROPERTIES_SHOWN_MAX, property_text
 from tidegate.console.frame.errors import problem_page, status_of
 from tidegate.console.frame.forms import digits_of
 from tidegate.console.frame.pages import Pages, attachment, get, post
 from tidegate.console.frame.paging import PAGE_SIZE
-from tidegate.console.frame.rendering import fragment, page
+from tidegate.console.frame.rendering import fragment, page, visible
 from tidegate.console.frame.sessions import (
     actor_of,
     form_of,
@@ -247,7 +247,7 @@ class DeadLetterPages(Pages):
         try:
             event = await self.letters.event(letter)
             given = islice(event.contents.properties.items(), PROPERTIES_SHOWN_MAX)
-            properties = [(name, property_text(value)) for name, value in given]
+            properties = [(visible(name), visible(property_text(value))) for name, value in given]
             shown = await asyncio.to_thread(body_texts, event.contents)
         except TidegateError as error:
             missing = error

@@ -16,6 +16,7 @@ from enum import Enum
 from typing import Final
 
 from tidegate.console.explorer.values import property_text
+from tidegate.console.frame.rendering import visible
 from tidegate.model.events import EventContents
 
 PREVIEW_CHARACTERS: Final = 200
@@ -33,7 +34,6 @@ HEX_BYTES: Final = 8192
 _HEX_LINE: Final = 16
 _INDENT_DEPTH_MAX: Final = 20
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+', re.DOTALL)
-_SHAPELESS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 _PACKED_STARTS: Final = (b"\x1f\x8b", b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda")
 
 
@@ -158,18 +158,6 @@ def hex_lines(data: bytes, start: int) -> str:
         shown = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in part)
         lines.append(f"{start + at:08x}  {left:<23}  {right:<23}  |{shown}|")
     return "\n".join(lines)
-
-
-def visible(text: str) -> str:
-    """Text with a symbol for each invisible character."""
-    return _SHAPELESS.sub(lambda found: _picture(found[0]), text)
-
-
-def _picture(character: str) -> str:
-    code = ord(character)
-    if code < 0x20:
-        return chr(0x2400 + code)
-    return "\u2421" if code == 0x7F else "\ufffd"
 
 
 def _opened(raw: bytes) -> tuple[bytes, str]:

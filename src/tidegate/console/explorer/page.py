@@ -25,7 +25,6 @@ from tidegate.console.explorer.bodies import (
     pretty_json,
     preview,
     value_text,
-    visible,
 )
 from tidegate.console.explorer.codec import system_properties
 from tidegate.console.explorer.events import BrokerEvents
@@ -43,7 +42,7 @@ from tidegate.console.explorer.values import (
 from tidegate.console.frame.errors import problem_page
 from tidegate.console.frame.forms import digits_of, start_of
 from tidegate.console.frame.pages import Pages, attachment, get
-from tidegate.console.frame.rendering import fragment, page
+from tidegate.console.frame.rendering import fragment, page, visible
 from tidegate.console.frame.sessions import require_listen, require_session
 from tidegate.model.errors import (
     InvalidArgumentError,

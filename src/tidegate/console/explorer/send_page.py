@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tidegate.amqp.message import Header, Message, Properties
-from tidegate.console.explorer.bodies import body_bytes, visible
+from tidegate.console.explorer.bodies import body_bytes
 from tidegate.console.explorer.codec import unusual_parts
 from tidegate.console.explorer.events import BrokerEvents
 from tidegate.console.explorer.properties import (
@@ -45,7 +45,7 @@ from tidegate.console.explorer.values import (
 from tidegate.console.frame.errors import error_page, problem_page
 from tidegate.console.frame.forms import digits_of
 from tidegate.console.frame.pages import Pages, done, get, post, see_other
-from tidegate.console.frame.rendering import page
+from tidegate.console.frame.rendering import page, visible
 from tidegate.console.frame.sessions import form_of, require_listen, require_send, rights_of, session_of
 from tidegate.model.errors import InvalidArgumentError, NotFoundError, TidegateError
 from tidegate.model.json_path import JsonPath

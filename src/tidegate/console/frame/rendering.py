@@ -8,6 +8,7 @@ UTC.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
@@ -23,6 +24,7 @@ from starlette.responses import HTMLResponse
 from tidegate.console.frame.rights import Rights
 from tidegate.console.frame.sessions import FORM_TOKEN, Session
 from tidegate.model.errors import TidegateError
+from tidegate.model.events import VISIBLE_CONTROLS
 from tidegate.model.times import time_of
 
 STATIC_DIRECTORY: Final = Path(__file__).parents[1] / "static"
@@ -39,6 +41,14 @@ NAVIGATION: Final = (
 
 ABSENT: Final = "–"
 """Shown if there is no value."""
+
+_PICTURES: Final = {
+    **{chr(code): text for code, text in VISIBLE_CONTROLS.items() if chr(code) not in "\t\n\r"},
+    **{chr(code): chr(0x2400 + code) for code in range(32) if chr(code) not in "\t\n\r"},
+    "\x7f": "\u2421",
+    **dict.fromkeys(map(chr, range(0x80, 0xA0)), "\ufffd"),
+}
+_UNSEEN: Final = re.compile(f"[{''.join(_PICTURES)}]")
 
 _BYTE_UNITS = ("B", "KB", "MB", "GB", "TB", "PB")
 _AGO_STEPS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
@@ -105,6 +115,7 @@ def environment() -> jinja2.Environment:
         "utc": utc,
         "sparkline": sparkline,
         "for_users": for_users,
+        "visible": visible,
     }
     loaded.globals |= {"static": static_url, "absent": ABSENT}
     return loaded
@@ -117,6 +128,12 @@ def number(value: float | None) -> str:
     if value != round(value) and abs(value) < 100:
         return f"{value:,.1f}"
     return f"{round(value):,}"
+
+
+def visible(text: str) -> str:
+    """Text of an event with a symbol for each control character, except line ends and tabs, and an escape for
+    each that reorders text."""
+    return _UNSEEN.sub(lambda found: _PICTURES[found[0]], text)
 
 
 def counted(value: int, noun: str) -> str:
