@@ -9,13 +9,16 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 from tests.cli.support import COMMAND, run_tidegate
 
+from tidegate.cli.service.serve import serve
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.sas import make_sas_token
+from tidegate.server.settings import ServerSettings
 
 
 @contextmanager
@@ -132,6 +135,70 @@ def test_settings_from_a_file(tmp_path: Path, lonely: dict[str, str]) -> None:
     failed = run_tidegate("serve", "--config", str(config), environment=lonely)
     assert failed.code == 2
     assert "amqp_prot" in failed.err
+
+
+def test_every_option_is_a_variable_as_well() -> None:
+    """Protects containers and units: what the command line can say, the environment can say too."""
+    names = {field.name for field in fields(ServerSettings)}
+    own = {name for option in serve.params if (name := option.name) and option.name not in names}
+    assert {option.envvar for option in serve.params if option.name in own} == {
+        "TIDEGATE_CONFIG",
+        "TIDEGATE_EPHEMERAL",
+        "TIDEGATE_LOG_FORMAT",
+    }
+    assert len(own) == 3
+
+
+@pytest.mark.slow
+def test_variables_and_options(tmp_path: Path, lonely: dict[str, str]) -> None:
+    """A service is configured by its environment alone; an option wins, and the file loses."""
+    config = tmp_path / "tidegate.toml"
+    config.write_text('amqp_port = 1\nhttp_port = 1\nhost = "127.0.0.3"\n')
+    ready_file = tmp_path / "ready.json"
+    given = lonely | {
+        "TIDEGATE_CONFIG": str(config),
+        "TIDEGATE_DATA_DIR": str(tmp_path / "data"),
+        "TIDEGATE_AMQP_PORT": "0",
+        "TIDEGATE_HTTP_PORT": "2",
+        "TIDEGATE_READY_FILE": str(ready_file),
+        "TIDEGATE_IS_CONSOLE_SERVED": "false",
+    }
+    with _start(given, "--http-port", "0") as process:
+        ready = _wait_for(ready_file, process)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+    assert (ready["data_dir"], ready["console"]) == (str(tmp_path / "data"), None)
+    assert str(ready["amqp"]).startswith("127.0.0.3:")
+    assert not str(ready["http"]).endswith((":1", ":2"))
+    failed = run_tidegate("serve", environment=given | {"TIDEGATE_AMQP_PORT": "five"})
+    assert (failed.code, "TIDEGATE_AMQP_PORT" in failed.err) == (2, True)
+
+
+@pytest.mark.slow
+def test_an_ephemeral_service_leaves_nothing(tmp_path: Path, lonely: dict[str, str]) -> None:
+    """The fixture of tests in any language: hubs of a file, free ports, no profile, no data afterwards."""
+    config = tmp_path / "hubs.toml"
+    config.write_text('[[event_hubs]]\nname = "orders"\npartition_count = 2\n')
+    ready_file = tmp_path / "ready.json"
+    options = ["--ephemeral", "--config", str(config), "--ready-file", str(ready_file)]
+    with _start(lonely | {"TIDEGATE_DATA_DIR": str(tmp_path / "kept")}, *options) as process:
+        ready = _wait_for(ready_file, process)
+        data_dir = Path(str(ready["data_dir"]))
+        assert data_dir.exists()
+        string = str(ready["connection_string"])
+        listed = run_tidegate(
+            "hub", "list", "--nl", environment=lonely | {"TIDEGATE_CONNECTION_STRING": string}
+        )
+        assert json.loads(listed.out)["name"] == "orders"
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert b"find the service automatically" not in out
+    assert not str(ready["amqp"]).endswith(":5672")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["hubs.toml"]
+    assert not data_dir.exists()
+    both = run_tidegate("serve", "--ephemeral", "--data-dir", str(tmp_path / "a"), environment=lonely)
+    assert (both.code, "mutually exclusive" in both.err) == (2, True)
 
 
 @pytest.mark.slow

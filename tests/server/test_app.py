@@ -156,6 +156,34 @@ async def test_second_service_on_one_directory_is_refused(tmp_path: Path) -> Non
         await server.close()
 
 
+async def test_ready_until_it_stops(tmp_path: Path) -> None:
+    """Protects rolling updates: while connections get time to finish, no new one is sent to this service."""
+    server = TidegateServer(_settings(tmp_path, http_port=0, drain_timeout_s=30))
+    ready = await server.start()
+    assert ready.http is not None
+    amqp, http = (int(str(address).rpartition(":")[2]) for address in (ready.amqp, ready.http))
+    assert await _status(http, "/ready") == 200
+    # A client that has begun and neither finishes nor leaves.
+    reader, writer = await asyncio.open_connection("127.0.0.1", amqp)
+    writer.write(b"AMQP\x03\x01\x00\x00")
+    await reader.readexactly(8)
+    async with asyncio.TaskGroup() as group:
+        stopping = group.create_task(server.close())
+        while (status := await _status(http, "/ready")) == 200:
+            pass
+        health, is_over = await _status(http, "/health"), stopping.done()
+        writer.close()
+    assert (status, health, is_over) == (503, 200, False)
+
+
+async def _status(port: int, path: str) -> int:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+    line = await reader.readline()
+    writer.close()
+    return int(line.split()[1])
+
+
 async def test_ready_file_and_profile_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The ready file is there exactly while the service serves; the profile stays for later commands."""
     monkeypatch.setenv("TIDEGATE_CONFIG_DIR", str(tmp_path / "config"))

@@ -277,6 +277,7 @@ async def test_publishing_is_refused_when_memory_is_exhausted(tmp_path: Path) ->
         clock=SystemClock(),
         amqp=amqp,
         capture_statistics=dict,
+        is_ready=lambda: True,
         origins=AllowedOrigins.parse(()),
         proxies=TrustedProxies(),
     )

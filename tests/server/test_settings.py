@@ -8,7 +8,7 @@ import pytest
 
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.server.config_file import load_settings
-from tidegate.server.settings import ServerSettings, settings_from_mapping
+from tidegate.server.settings import ServerSettings, environment_values, settings_from_mapping
 
 
 def test_defaults_serve_plain_amqp_and_http_on_loopback(tmp_path: Path) -> None:
@@ -36,6 +36,54 @@ def test_given_ports_switch_the_others_off(tmp_path: Path) -> None:
     settings = settings_from_mapping({"amqps_port": 0}, data_dir=tmp_path)
     assert (settings.amqp_port, settings.amqps_port, settings.http_port) == (None, 0, None)
     assert settings_from_mapping({}, data_dir=tmp_path) == ServerSettings(tmp_path)
+
+
+def test_settings_from_the_environment(tmp_path: Path) -> None:
+    """Every setting has a variable of its name; values get their types, and an empty one is not given."""
+    given = {
+        "TIDEGATE_DATA_DIR": "/data",
+        "TIDEGATE_AMQPS_PORT": "5671",
+        "TIDEGATE_IS_CONSOLE_SERVED": "false",
+        "TIDEGATE_DRAIN_TIMEOUT_S": "2.5",
+        "TIDEGATE_TLS_NAMES": "a.example.org, b.example.org,",
+        "TIDEGATE_ROOT_KEY": "123",
+        "TIDEGATE_HTTP_PORT": "",
+        "TIDEGATE_PROFILE": "another program's",
+    }
+    settings = settings_from_mapping(environment_values(given))
+    assert settings == ServerSettings(
+        Path("/data"),
+        amqp_port=None,
+        amqps_port=5671,
+        http_port=None,
+        is_console_served=False,
+        drain_timeout_s=2.5,
+        tls_names=("a.example.org", "b.example.org"),
+        root_key="123",
+    )
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("TIDEGATE_AMQP_PORT", "amqp"),
+        ("TIDEGATE_AMQP_PORT", "70000"),
+        ("TIDEGATE_IS_CONSOLE_SERVED", "maybe"),
+    ],
+)
+def test_wrong_variables_are_named(variable: str, value: str) -> None:
+    """Whoever writes a manifest reads which variable is wrong; its value, perhaps a key, is not repeated."""
+    with pytest.raises(InvalidArgumentError, match=variable) as caught:
+        environment_values({variable: value})
+    assert value not in str(caught.value)
+
+
+def test_any_port_of_a_service_for_tests(tmp_path: Path) -> None:
+    """Two test runs on one machine do not meet on the default ports; given ports are used as they are."""
+    free = settings_from_mapping({}, data_dir=tmp_path, is_any_port=True)
+    assert (free.amqp_port, free.amqps_port, free.http_port) == (0, None, 0)
+    given = settings_from_mapping({"amqp_port": 5672}, data_dir=tmp_path, is_any_port=True)
+    assert (given.amqp_port, given.http_port) == (5672, None)
 
 
 def test_configuration_file(tmp_path: Path) -> None:

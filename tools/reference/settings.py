@@ -21,8 +21,9 @@ def setting_page(made: str) -> str:
         "",
         made,
         "",
-        "The settings that `tidegate serve --config FILE` reads from TOML or JSON, and that programs set "
-        "when they embed the service (`tidegate.server.settings.ServerSettings`). [The "
+        "The settings that `tidegate serve` reads from environment variables (`TIDEGATE_` and the name in "
+        "capitals, such as `TIDEGATE_AMQP_PORT`) and from `--config FILE` (TOML or JSON), and that programs "
+        "set when they embed the service (`tidegate.server.settings.ServerSettings`). [The "
         "service](service.md#settings-file) describes the file and what else it may declare (event hubs, "
         "policies, tier). A port of 0 means any free port; without a port, or with `None`, that protocol is "
         "not served.",

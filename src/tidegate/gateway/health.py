@@ -1,7 +1,8 @@
 """The answer of ``/health``: whether the service works, and what an operator should check.
 
 The status code is always 200. Load balancers rely on it, and removing the only node because one partition has
-failed, or because a peer has used up a limit, would turn a partial failure into a complete one.
+failed, or because a peer has used up a limit, would turn a partial failure into a complete one. So ``/ready``
+is 503 only while the service starts or stops.
 """
 
 from __future__ import annotations

@@ -42,15 +42,16 @@ _WORDS: Final = {
 }
 
 
-def validated(value: object, kind: type[T], where: str = "") -> T:
+def validated(value: object, kind: type[T], where: str = "", *, is_text: bool = False) -> T:
     """The value as ``kind``: a msgspec Struct, or any type that msgspec converts to.
 
     where: names the value to its author, such as ``event_hubs[0]``; empty for a whole file or body.
+    is_text: also take ``5672``, ``true`` and ``null`` as strings, from where there is nothing else.
 
     Raises InvalidArgumentError naming the field that is missing, unknown or of another type.
     """
     try:
-        return msgspec.convert(value, kind, dec_hook=_path)
+        return msgspec.convert(value, kind, dec_hook=_path, strict=not is_text)
     except msgspec.ValidationError as error:
         raise _refusal(error, kind, where) from None
 

@@ -92,6 +92,7 @@ class TidegateServer:
         self._capture: CaptureService | None = None
         self._amqp: AmqpGateway | None = None
         self._ready: ReadyInformation | None = None
+        self._is_serving = False  # every port is open, and the service is not stopping
 
     @property
     def broker(self) -> Broker:
@@ -127,7 +128,7 @@ class TidegateServer:
 
     async def close(self) -> None:
         """Stop in order. Open connections get ``drain_timeout_s`` to finish. Idempotent."""
-        was_serving = self._ready is not None
+        was_serving, self._is_serving = self._is_serving, False
         if was_serving:
             _log.info("the service stops: connections get %g s to finish", self.settings.drain_timeout_s)
         try:
@@ -179,6 +180,7 @@ class TidegateServer:
             with _step("write the profile for other commands", profile_path(os.environ)):
                 write_profile(ready, os.environ)
         self._ready = ready
+        self._is_serving = True
         renew = partial(self._renew_ready, addresses, certificate)
         stack.callback(broker.authorizer.add_change_listener(renew))
         if live is not None:
@@ -256,6 +258,7 @@ class TidegateServer:
             clock=self._clock,
             amqp=amqp,
             capture_statistics=capture.statistics,
+            is_ready=lambda: self._is_serving,
             origins=AllowedOrigins.parse(settings.allowed_origins),
             proxies=proxies,
             further_routes=() if console is None else (console.route(),),

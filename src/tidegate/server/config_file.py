@@ -40,11 +40,11 @@ from tidegate.server.emulator_config import declared_by_emulator_config, is_emul
 from tidegate.server.settings import PATH_NAMES, ServerSettings, settings_from_mapping
 
 
-def load_settings(path: Path, *, data_dir: Path | None = None) -> ServerSettings:
+def load_settings(path: Path, *, data_dir: Path | None = None, is_any_port: bool = False) -> ServerSettings:
     """The settings in a file: JSON if it begins with a brace, otherwise TOML.
 
-    data_dir: used if the file has none (the emulator's never has one). Relative paths in the file are
-    relative to its directory.
+    data_dir, is_any_port: as for ``settings_from_mapping``, if the file has no directory or port (the
+    emulator's never has one). Relative paths in the file are relative to its directory.
 
     Raises InvalidArgumentError naming the file if it cannot be read or parsed, or is invalid.
     """
@@ -53,12 +53,14 @@ def load_settings(path: Path, *, data_dir: Path | None = None) -> ServerSettings
         if is_emulator_config(document):
             name, declared = declared_by_emulator_config(document)
             values = {} if name is None else {"capture_namespace": name}
-            return replace(settings_from_mapping(values, data_dir=data_dir), declared=declared)
+            return replace(
+                settings_from_mapping(values, data_dir=data_dir, is_any_port=is_any_port), declared=declared
+            )
         plain = {name: value for name, value in document.items() if name not in _NAMESPACE_NAMES}
         for name in PATH_NAMES:
             if isinstance(value := plain.get(name), str):
                 plain[name] = str(path.parent / value)
-        settings = settings_from_mapping(plain, data_dir=data_dir)
+        settings = settings_from_mapping(plain, data_dir=data_dir, is_any_port=is_any_port)
         return replace(settings, declared=_declared(document))
     except InvalidArgumentError as error:
         raise InvalidArgumentError(

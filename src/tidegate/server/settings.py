@@ -1,7 +1,7 @@
 """The settings of the service, as one frozen, validated value.
 
-Every setting has its default only here. An invalid value, from arguments or a configuration file, raises an
-InvalidArgumentError that names the setting.
+Every setting has its default only here. An invalid value, from arguments, a configuration file or the
+environment, raises an InvalidArgumentError that names the setting.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final, get_origin, get_type_hints
 
 from msgspec import Meta
 
@@ -18,7 +18,7 @@ from tidegate.gateway.http.origins import AllowedOrigins
 from tidegate.model.capture_destination import CaptureDestinations
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.hosts import is_host
-from tidegate.model.validation import NOT_GIVEN, given_fields
+from tidegate.model.validation import NOT_GIVEN, given_fields, validated
 from tidegate.server.declared import DeclaredNamespace
 from tidegate.transport.admission import WITHOUT_TOKEN_MAX_DEFAULT
 from tidegate.transport.peers import TrustedProxies
@@ -31,6 +31,9 @@ HTTP_PORT_DEFAULT: Final = 5300
 
 MEMORY_BYTES_MIN: Final = 16 * 1024 * 1024
 """The minimum of ``memory_max_bytes`` (our choice: several of the largest batches)."""
+
+VARIABLE_PREFIX: Final = "TIDEGATE_"
+"""A setting's environment variable is this and its name in capitals."""
 
 PATH_NAMES: Final = ("data_dir", "ready_file", "tls_certificate", "tls_key")
 """Settings that are paths; relative ones in a file are relative to its directory."""
@@ -184,11 +187,13 @@ class ServerSettings:
         return self.amqps_port is not None or self.https_port is not None
 
 
-def settings_from_mapping(values: Mapping[str, object], *, data_dir: Path | None = None) -> ServerSettings:
+def settings_from_mapping(
+    values: Mapping[str, object], *, data_dir: Path | None = None, is_any_port: bool = False
+) -> ServerSettings:
     """Settings from names and plain values (a TOML table, a JSON object).
 
     data_dir: used if ``values`` has none. If ``values`` has any port, protocols without a port are not
-    served, as on the command line.
+    served, as on the command line. is_any_port: without one, AMQP and HTTP get any free port.
 
     Raises InvalidArgumentError for an unknown name, a value of the wrong type or a missing ``data_dir``.
     """
@@ -196,4 +201,27 @@ def settings_from_mapping(values: Mapping[str, object], *, data_dir: Path | None
         values = {"data_dir": data_dir, **values}
     if any(name in values for name in _PORT_NAMES):
         values = dict.fromkeys(_PORT_NAMES) | dict(values)
+    elif is_any_port:
+        values = {"amqp_port": 0, "http_port": 0, **values}
     return ServerSettings(**given_fields(values, ServerSettings))
+
+
+def environment_values(environment: Mapping[str, str]) -> dict[str, Any]:
+    """The settings given as environment variables, by name and of their types.
+
+    The variable of ``amqp_port`` is ``TIDEGATE_AMQP_PORT``. An empty one counts as not given. Values of a
+    list are separated by commas.
+
+    Raises InvalidArgumentError naming the variable if its value is of the wrong type or out of range.
+    """
+    kinds = get_type_hints(ServerSettings, include_extras=True)
+    values: dict[str, Any] = {}
+    for each in fields(ServerSettings):
+        variable = VARIABLE_PREFIX + each.name.upper()
+        text = environment.get(variable, "").strip()
+        if not text or each.metadata == NOT_GIVEN:
+            continue
+        is_list = get_origin(kinds[each.name]) is tuple
+        value = [part.strip() for part in text.split(",") if part.strip()] if is_list else text
+        values[each.name] = validated(value, kinds[each.name], variable, is_text=True)
+    return values

@@ -5,19 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from tidegate.cli.shell.decorators import FILE, option
+from tidegate.cli.shell.decorators import FILE, option, require_at_most_one
 from tidegate.cli.shell.interrupt import run_interruptible
 from tidegate.cli.shell.options import PORT
-from tidegate.cli.shell.stores import DATABASE_VARIABLE
 from tidegate.server.log_format import LogFormat
-
-ROOT_KEY_VARIABLE = "TIDEGATE_ROOT_KEY"
 
 if TYPE_CHECKING:
     from tidegate.server.ready import ReadyInformation
@@ -41,16 +39,25 @@ if TYPE_CHECKING:
     "--config",
     "FILE",
     "Settings, event hubs and policies in TOML or JSON, or the official emulator's Config.json. "
-    "Options on the command line take precedence.",
+    "Options and environment variables take precedence.",
     FILE,
+    envvar="TIDEGATE_CONFIG",
+    show_envvar=True,
+)
+@click.option(
+    "--ephemeral",
+    is_flag=True,
+    envvar="TIDEGATE_EPHEMERAL",
+    show_envvar=True,
+    help="Keep everything in a temporary directory that is deleted when the service stops, write no profile, "
+    "and use any free ports for AMQP and HTTP unless some are given: a service for tests.",
 )
 @option(
     "--root-key",
     "KEY",
     "Key of RootManageSharedAccessKey; use SAS_KEY_VALUE for the official emulator's connection "
-    f"strings. Other users of this machine can see the command line, so set {ROOT_KEY_VARIABLE} instead for "
+    "strings. Other users of this machine can see the command line, so set TIDEGATE_ROOT_KEY instead for "
     "a secret key.",
-    envvar=ROOT_KEY_VARIABLE,
 )
 @option(
     "--ready-file",
@@ -88,9 +95,7 @@ if TYPE_CHECKING:
 @option(
     "--database",
     "URL",
-    "SQL database whose leases, checkpoints and dead letters the console shows. Default: "
-    f"{DATABASE_VARIABLE}.",
-    envvar=DATABASE_VARIABLE,
+    "SQL database whose leases, checkpoints and dead letters the console shows.",
 )
 @option(
     "--redrive-pipeline",
@@ -103,10 +108,13 @@ if TYPE_CHECKING:
     "--log-format",
     type=click.Choice([each.value for each in LogFormat]),
     default=LogFormat.TEXT.value,
+    envvar="TIDEGATE_LOG_FORMAT",
+    show_envvar=True,
     help="Format of the log on standard error. json omits the start message and never contains a secret.",
 )
 def serve(
     config: Path | None,
+    ephemeral: bool,
     log_format: str,
     capture_destinations: tuple[str, ...],
     **options: Any,
@@ -117,9 +125,13 @@ def serve(
     service with Ctrl-C or SIGTERM: connections get time to finish, and everything acknowledged is on disk in
     any case.
 
+    Every setting can also be an environment variable: TIDEGATE_ and its name in capitals, with commas
+    between several values (TIDEGATE_AMQP_PORT=0, TIDEGATE_TLS_NAMES=a.example.org,b.example.org).
+
     Examples:
       tidegate serve
       tidegate serve --data-dir ./log --amqp-port 0 --ready-file ready.json
+      tidegate serve --ephemeral --ready-file ready.json
       tidegate serve --config Config.json --root-key SAS_KEY_VALUE
       tidegate serve --host 0.0.0.0 --amqps-port 5671 --https-port 443 --tls-name log.example.org
     """
@@ -130,21 +142,27 @@ def serve(
     from tidegate.transport.clock import SystemClock
 
     # Every other option is named as its setting; None or () is one that was not given.
-    settings = _settings(config, {**options, "capture_destinations": _destinations(capture_destinations)})
+    given = {name: value for name, value in options.items() if value not in (None, ())}
+    if capture_destinations:
+        given["capture_destinations"] = _destinations(capture_destinations)
+    require_at_most_one({"--ephemeral": ephemeral, "--data-dir": "data_dir" in given})
+    temporary = tempfile.TemporaryDirectory(prefix="tidegate-") if ephemeral else None
+    settings = _settings(config, given, None if temporary is None else Path(temporary.name))
     start_logging(LogFormat(log_format), sys.stderr, clock=SystemClock())
-    is_first_start = not settings.data_dir.exists()
+    is_first_start = temporary is None and not settings.data_dir.exists()
 
     def announce(ready: ReadyInformation) -> None:
         # The message contains a key. A log for programs usually shares its destination with this stream.
         if log_format == LogFormat.TEXT.value:
-            _announce(ready, is_first_start=is_first_start)
+            _announce(ready, is_first_start=is_first_start, is_profile_written=settings.is_profile_written)
 
     async def serve_until_stopped() -> None:
         # A service ordinarily ends by being stopped.
         with contextlib.suppress(asyncio.CancelledError):
             await run_server(settings, on_ready=announce)
 
-    run_interruptible(serve_until_stopped())
+    with temporary or contextlib.nullcontext():
+        run_interruptible(serve_until_stopped())
 
 
 def _destinations(prefixes: tuple[str, ...]) -> tuple[str, ...]:
@@ -157,19 +175,21 @@ def default_data_dir() -> Path:
     return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "tidegate"
 
 
-def _settings(config: Path | None, options: dict[str, Any]) -> ServerSettings:
+def _settings(config: Path | None, options: dict[str, Any], temporary: Path | None) -> ServerSettings:
+    """Options over environment variables over the file. temporary: the data directory of ``--ephemeral``."""
     from tidegate.server.config_file import load_settings
-    from tidegate.server.settings import settings_from_mapping
+    from tidegate.server.settings import environment_values, settings_from_mapping
 
-    given = {name: value for name, value in options.items() if value not in (None, ())}
+    is_ephemeral = temporary is not None
+    given = {"is_profile_written": not is_ephemeral} | environment_values(os.environ) | options
+    if is_ephemeral:
+        given["data_dir"] = temporary
     if config is None:
-        settings = settings_from_mapping(given, data_dir=default_data_dir())
-    else:
-        settings = replace(load_settings(config, data_dir=default_data_dir()), **given)
-    return replace(settings, is_profile_written=True)
+        return settings_from_mapping(given, data_dir=default_data_dir(), is_any_port=is_ephemeral)
+    return replace(load_settings(config, data_dir=default_data_dir(), is_any_port=is_ephemeral), **given)
 
 
-def _announce(ready: ReadyInformation, *, is_first_start: bool) -> None:
+def _announce(ready: ReadyInformation, *, is_first_start: bool, is_profile_written: bool) -> None:
     rows = [
         ("data", ready.data_dir),
         ("AMQP", ready.amqp),
@@ -188,5 +208,8 @@ def _announce(ready: ReadyInformation, *, is_first_start: bool) -> None:
     if ready.connection_string_plain not in (None, ready.connection_string):
         lines.append("Without TLS, for clients on this machine:")
         lines.append(f"  {ready.connection_string_plain}")
-    lines.append("Other commands of this user find the service automatically, e.g.: tidegate hub create NAME")
+    if is_profile_written:
+        lines.append(
+            "Other commands of this user find the service automatically, e.g.: tidegate hub create NAME"
+        )
     click.echo("\n".join(lines))

@@ -1,5 +1,5 @@
-"""The HTTP service: ``/health``, ``/metrics``, publishing (``publish``), administration (``admin``,
-and ``atom`` as old SDKs call it), and AMQP over WebSocket.
+"""The HTTP service: ``/health``, ``/ready``, ``/metrics``, publishing (``publish``), administration
+(``admin``, and ``atom`` as old SDKs call it), and AMQP over WebSocket.
 
 Everything is served on every HTTP and HTTPS port. Errors have one shape: that
 of Event Hubs' REST interface, or JSON under the administration's addresses.
@@ -48,6 +48,7 @@ class HttpGateway:
         clock: Clock,
         amqp: AmqpGateway,
         capture_statistics: Callable[[], Mapping[str, CaptureStatistics]],
+        is_ready: Callable[[], bool],
         origins: AllowedOrigins,
         proxies: TrustedProxies,
         further_routes: Sequence[BaseRoute] = (),
@@ -56,13 +57,14 @@ class HttpGateway:
     ) -> None:
         """amqp: serves AMQP over WebSockets; close it first, so that it ends them in order.
 
-        capture_statistics: of each hub that is captured now, by name. origins: of pages that may open
-        WebSockets. proxies: trusted to report their clients' addresses. further_routes: serve all other paths
-        (the console). hsts_max_age_s: sent to browsers that use HTTPS; None: not sent.
-        tls_handshake_failures: since the service started.
+        capture_statistics: of each hub that is captured now, by name. is_ready: whether every port is open
+        and the service is not stopping. origins: of pages that may open WebSockets. proxies: trusted to
+        report their clients' addresses. further_routes: serve all other paths (the console). hsts_max_age_s:
+        sent to browsers that use HTTPS; None: not sent. tls_handshake_failures: since the service started.
         """
         self._broker = broker
         self._amqp = amqp
+        self._is_ready = is_ready
         self._origins = origins
         self._proxies = proxies
         self._authorizer = RequestAuthorizer(broker, clock)
@@ -82,6 +84,7 @@ class HttpGateway:
         self._application = Starlette(
             routes=[
                 Route("/health", self._health, methods=["GET"]),
+                Route("/ready", self._ready, methods=["GET"]),
                 Route("/metrics", self._show_metrics, methods=["GET"]),
                 *Administration(broker, clock=clock, capture_statistics=capture_statistics).routes(),
                 *Publishing(broker, clock=clock, budget=amqp.budget, sliced_work=amqp.sliced_work).routes(),
@@ -131,6 +134,12 @@ class HttpGateway:
     async def _health(self, request: Request) -> Response:
         now = asyncio.get_running_loop().time()
         return JSONResponse(health_report(self._broker, self._amqp.admission, now))
+
+    async def _ready(self, request: Request) -> Response:
+        if self._is_ready():
+            return JSONResponse({"status": "ready"})
+        # Ports are open for a moment before all are, and while connections finish at the end.
+        return JSONResponse({"status": "not ready", "problems": ["the service starts or stops"]}, 503)
 
     async def _show_metrics(self, request: Request) -> Response:
         # They show event hubs and their load: a client on another machine needs a token.

@@ -3,7 +3,7 @@
 The resources of a peer without a token are bounded: connections (``transport.admission``; those without a
 complete request make room for others), the time for a request to arrive and for its answer to be read, and
 (in ``publish``) the time and the bytes of a body after a token. A connection beyond the limits may still
-request ``/health``.
+request ``/health`` or ``/ready``.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ well (our choice)."""
 HEALTH_TIMEOUT_S: Final = 2.0
 """The same if only ``/health`` is answered (our choice: a health check sends its request immediately)."""
 
-HEALTH_PATH: Final = "/health"
-_HEALTH_REQUEST: Final = b"GET /health "
+HEALTH_PATHS: Final = ("/health", "/ready")
+_HEALTH_REQUESTS: Final = (b"GET /health ", b"GET /ready ")
 
 WRITE_TIMEOUT_S: Final = 60.0
 """Time that unsent bytes of answers may wait for their reader (our choice)."""
@@ -301,7 +301,7 @@ class _HttpProtocol(H11Protocol):
 
     def _begin_turns(self, data: bytes) -> None:
         """Serve the request that begins with ``data`` among requests for ``/health``, or among all."""
-        is_health = data.startswith(_HEALTH_REQUEST)
+        is_health = data.startswith(_HEALTH_REQUESTS)
         turns = self.owner.turns
         if turns is not None and is_health is not self._is_health and not self._share.is_waiting:
             self._is_health = is_health
@@ -445,7 +445,7 @@ class _HttpProtocol(H11Protocol):
 
 
 class _HealthOnly:
-    """The application of connections beyond the limits: ``/health``, and 503 for anything else."""
+    """The application of connections beyond the limits: health checks, and 503 for anything else."""
 
     def __init__(self, application: ASGIApp) -> None:
         self._application = application
@@ -457,7 +457,7 @@ class _HealthOnly:
                 message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
             await send(message)
 
-        is_health = scope["path"] == HEALTH_PATH
+        is_health = scope["path"] in HEALTH_PATHS
         await (self._application if is_health else self._refusal)(scope, receive, send_and_close)
 
 
