@@ -275,11 +275,13 @@ KEEPING: Final = (
         "new one's events up to it, as their SDKs ask for that position.",
     ),
     done(
-        "The partition count is fixed at creation, within the tier's range",
-        "broker/test_settings.py::test_the_partition_count_is_fixed",
+        "Partitions are added to a hub in the tiers Premium and Dedicated, within the tier's range",
+        "broker/test_settings.py::test_partitions_are_added",
+        "broker/test_settings.py::test_a_partition_count_that_cannot_be",
+        "interop/test_sdk_partitions.py::test_added_partitions",
         "broker/test_namespace.py::test_limits_of_a_hub",
         "broker/test_settings.py::test_the_tier_decides_the_limits",
-        note="Azure's Premium and Dedicated tiers can add partitions later; that is left out.",
+        note="Azure ends the links of clients when it adds partitions; here they go on.",
     ),
     done(
         "Hubs, groups, policies, revocations, producers' numbers and the log survive a restart",

@@ -77,7 +77,7 @@ def test_the_guide_works_as_it_stands(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_guides_conflict_is_one_clear_error(tmp_path: Path) -> None:
-    """A file that wants another partition count than there is: one line, exit code 2, nothing changed."""
+    """A file that wants fewer partitions than there are: one line, exit code 2, nothing changed."""
     path = tmp_path / "Config.json"
     config = _blocks("json")[0]
     path.write_text(config, encoding="utf-8")
@@ -86,11 +86,11 @@ def test_the_guides_conflict_is_one_clear_error(tmp_path: Path) -> None:
         pass
     catalog = tmp_path / "data" / "catalog.json"
     before = catalog.read_bytes()
-    path.write_text(config.replace('"PartitionCount": "2"', '"PartitionCount": "4"'), encoding="utf-8")
+    path.write_text(config.replace('"PartitionCount": "2"', '"PartitionCount": "1"'), encoding="utf-8")
     words = ["serve", "--config", str(path), "--data-dir", str(tmp_path / "data"), "--amqp-port", "0"]
     failed = run_tidegate(*words, environment=environment)
     assert failed.code == 2
-    assert "'eh1' has 2 partitions, not 4" in failed.err
+    assert "'eh1' has 2 partitions, which cannot be reduced to 1" in failed.err
     assert failed.err.count("Error:") == 1
     assert "Traceback" not in failed.err
     assert catalog.read_bytes() == before

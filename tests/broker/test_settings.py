@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -53,13 +54,82 @@ async def test_an_update_changes_what_it_names(broker: Broker) -> None:
         await broker.update_event_hub("other", retention_hours=1)
 
 
-async def test_the_partition_count_is_fixed(broker: Broker) -> None:
-    """To repeat it is no change (a configuration applied twice), another one is refused, with everything."""
+@pytest.mark.parametrize(
+    ("tier", "wanted", "refusal"),
+    [
+        (Tier.BASIC, 3, "2 partitions, and the Basic tier cannot add any"),
+        (Tier.STANDARD, 3, "2 partitions, and the Standard tier cannot add any"),
+        (Tier.PREMIUM, 101, "2 partitions, and the Premium tier allows 100, not 101"),
+        (Tier.DEDICATED, 1, "2 partitions, which cannot be reduced to 1"),
+        (Tier.DEDICATED, 0, "2 partitions, which cannot be reduced to 0"),
+    ],
+)
+async def test_a_partition_count_that_cannot_be(
+    broker: Broker, tier: Tier, wanted: int, refusal: str
+) -> None:
+    """Refused with the reason, and with everything beside it; the present number is no change in any tier."""
     hub = await broker.create_event_hub("hub", partition_count=2)
+    await broker.set_tier(tier)
     await broker.update_event_hub("hub", partition_count=2, retention_hours=3)
-    with pytest.raises(InvalidArgumentError, match="2 partitions; the number cannot be changed"):
-        await broker.update_event_hub("hub", partition_count=4, retention_hours=9)
-    assert hub.description.retention_hours == 3
+    with pytest.raises(InvalidArgumentError, match=refusal):
+        await broker.update_event_hub("hub", partition_count=wanted, retention_hours=9)
+    assert (hub.description.retention_hours, len(hub.partitions)) == (3, 2)
+
+
+async def test_partitions_are_added(broker: Broker, clock: SetClock, tmp_path: Path) -> None:
+    """With other settings, for keys and keyless events at once; whoever listens for changes sees them. They
+    survive a restart, and the earlier partitions have lost nothing.
+    """
+    hub = await broker.create_event_hub("hub", partition_count=2)
+    kept = hub.partitions
+    await _append(kept[1], 3)
+    seen: list[int] = []
+    broker.add_change_listener(lambda: seen.append(len(hub.partitions)))
+    await broker.update_event_hub("HUB", partition_count=5, retention_hours=9)
+    assert (seen, hub.partitions[:2], hub.description.retention_hours) == ([5], kept, 9)
+    assert hub.description.partition_ids == ("0", "1", "2", "3", "4")
+    assert {hub.partition_for(None).partition_id for _ in range(5)} == {*"01234"}
+    keys = [f"key-{number}" for number in range(100)]
+    assert {hub.partition_for(key).partition_id for key in keys} == {*"01234"}
+    await _append(hub.partition("4"), 2)
+    assert hub.statistics().incoming_events == 5
+    record = next(broker.audit.newest_first().__iter__())
+    assert record.new == {"partition_count": 5, "retention_hours": 9}
+    await broker.close()
+    opened = await open_broker(tmp_path, clock=clock)
+    ends = [partition.next_sequence_number for partition in opened.event_hub("hub").partitions]
+    await opened.close()
+    assert ends == [0, 3, 0, 0, 2]
+    assert not list(check_catalog(tmp_path))
+
+
+async def test_a_failed_partition_does_not_prevent_adding_some(
+    broker: Broker, clock: SetClock, tmp_path: Path
+) -> None:
+    """It refuses everything as before, and the new ones serve."""
+    hub = await broker.create_event_hub("hub", partition_count=2)
+    await _append(hub.partitions[0], 3)
+    await broker.close()
+    (segment,) = (tmp_path / "logs" / hub.description.hub_id / "0").glob("*.log")
+    (segment.parent / "state").unlink()
+    segment.write_bytes(b"x" * 40 + segment.read_bytes()[40:])
+    opened = await open_broker(tmp_path, clock=clock)
+    hub = opened.event_hub("hub")
+    assert hub.partitions[0].open_error is not None
+    await opened.update_event_hub("hub", partition_count=3)
+    await _append(hub.partitions[2], 1)
+    assert [each.open_error is None for each in hub.partitions] == [False, True, True]
+    await opened.close()
+
+
+async def test_a_deleted_hub_gets_no_partitions(broker: Broker, tmp_path: Path) -> None:
+    """A change that waited for the deletion leaves no logs behind."""
+    hub = await broker.create_event_hub("hub", partition_count=1)
+    outcomes = await asyncio.gather(
+        broker.delete_event_hub("hub"), hub.update(partition_count=2), return_exceptions=True
+    )
+    assert isinstance(outcomes[1], NotFoundError)
+    assert not list((tmp_path / "logs").iterdir())
 
 
 async def test_an_update_is_all_or_nothing(broker: Broker) -> None:

@@ -40,6 +40,25 @@ def _settings(destination: object, **changes: object) -> CaptureSettings:
     )
 
 
+async def test_added_partitions_are_captured(
+    broker: Broker, service: CaptureService, clock: SetClock, tmp_path: Path
+) -> None:
+    """From their first event, although it was sent before Capture saw the partition; the others go on."""
+    hub = await broker.create_event_hub("grown", partition_count=1)
+    await broker.set_capture("grown", _settings(tmp_path / "files"))
+    await append_bodies(hub.partitions[0], [b"one"])
+    hub_id = hub.description.hub_id
+    await wait_until(lambda: len(service.progress(hub_id)) == 1)
+    await broker.update_event_hub("grown", partition_count=3)
+    await append_bodies(hub.partitions[2], [b"two", b"three"])
+    await append_bodies(hub.partitions[0], [b"four"])
+    await wait_until(lambda: len(service.progress(hub_id)) == 3)
+    clock.advance(60)
+    await _wait_files(tmp_path / "files", 2)
+    for partition_id in "02":
+        assert captured_numbers(tmp_path / "files" / "ns" / "grown" / partition_id) == [0, 1]
+
+
 async def test_events_come_out_as_they_went_in(
     broker: Broker, service: CaptureService, clock: SetClock, tmp_path: Path
 ) -> None:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import pty
+import struct
+import subprocess
 import sys
+import termios
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,3 +45,30 @@ def run_tidegate(
         "tidegate.cli", *arguments, environment=environment, input_bytes=input_bytes, timeout_s=timeout_s
     )
     return Result(found.code, found.out.decode(), found.err.decode())
+
+
+def run_on_terminal(
+    *arguments: str, environment: dict[str, str], columns: int = 80, typed: str = ""
+) -> Result:
+    """Run ``tidegate`` on a terminal of that width, in which a person has ``typed`` ahead.
+
+    ``out`` is everything that the terminal showed, with its escape sequences.
+    """
+    terminal, side = pty.openpty()
+    fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+    kept = {
+        name: value for name, value in environment.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")
+    }
+    shown = bytearray()
+    with subprocess.Popen(
+        [*COMMAND, *arguments], stdin=side, stdout=side, stderr=side, env=kept | {"TERM": "xterm-256color"}
+    ) as process:
+        os.close(side)
+        os.write(terminal, typed.encode())
+        while True:
+            try:
+                shown += os.read(terminal, 65_536)
+            except OSError:  # the process has ended
+                break
+        os.close(terminal)
+        return Result(process.wait(60), shown.decode().replace("\r\n", "\n"), "")

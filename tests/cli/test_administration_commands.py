@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.cli.support import Result, run_tidegate
+from tests.cli.support import Result, run_on_terminal, run_tidegate
 
 from tidegate.client import EventHubAdministrator
 from tidegate.model.connection_string import ConnectionString
@@ -64,6 +64,31 @@ def test_a_hubs_settings_change_one_by_one(hub: str, environment: dict[str, str]
     assert (
         run_tidegate("hub", "update", "nothing", "--retention-hours", "1", environment=environment).code == 1
     )
+
+
+def test_partitions_are_added(hub: str, environment: dict[str, str]) -> None:
+    """The number can grow, with other settings; it cannot shrink, and a tier may refuse. On a terminal, the
+    question says what changes.
+    """
+
+    def update(*options: str) -> Result:
+        return run_tidegate("hub", "update", hub, *options, "--json", environment=environment)
+
+    changed = _record(update("--partitions", "4", "--retention-hours", "24"))
+    assert (changed["partitions"], changed["retention_hours"]) == (4, 24)
+    assert "cannot be reduced to 3" in update("--partitions", "3").err
+    assert run_tidegate("tier", "set", "standard", environment=environment).code == 0
+    refused = update("--partitions", "8")
+    assert run_tidegate("tier", "set", "dedicated", environment=environment).code == 0
+    assert refused.code == 2
+    assert "the Standard tier cannot add any. Set the tier to Premium or Dedicated" in refused.err
+    for typed, code in (("n\n", 1), ("y\n", 0)):
+        asked = run_on_terminal(
+            "hub", "update", hub, "--partitions", "6", environment=environment, typed=typed
+        )
+        assert "keys map to other partitions than before. [y/N]" in asked.out
+        assert asked.code == code
+    assert _record(update("--partitions", "6"))["partitions"] == 6
 
 
 def test_a_policys_life(hub: str, environment: dict[str, str]) -> None:

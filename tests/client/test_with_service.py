@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -617,3 +618,37 @@ async def test_a_clock_that_is_too_far_behind_is_told_from_a_wrong_key(connectio
     async with consumer:
         with pytest.raises(ClockSkewError, match="clock"):
             await consumer.get_event_hub_properties()
+
+
+async def test_a_producer_uses_added_partitions(
+    hub_service: HubService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is told a new partition's id at once; keys after the next look at the hub, and then they go
+    where the service would put them.
+    """
+    monkeypatch.setattr("tidegate.client.producer._PARTITIONS_READ_S", 0.2)
+    hub = hub_service.create_hub(partition_count=2)
+    connection_string = hub_service.hub_connection_string(hub)
+    async with (
+        EventHubAdministrator.from_connection_string(connection_string) as administrator,
+        EventHubProducer.from_connection_string(connection_string) as producer,
+    ):
+        await producer.send(_events(1), partition_id="1")
+        grown = await administrator.update_event_hub(hub, partition_count=4)
+        assert grown.partition_ids == ("0", "1", "2", "3")
+        await producer.send(_events(1), partition_id="3")
+        with pytest.raises(NotFoundError, match="no partition '4'"):
+            await producer.send(_events(1), partition_id="4")
+        await administrator.update_event_hub(hub, partition_count=5)
+        while "5 partitions" not in repr(producer):
+            await producer.send(_events(1), partition_id="0")
+            await asyncio.sleep(0.05)
+        keys = [f"device-{number}" for number in range(50)]
+        await producer.enqueue_many(_events(50), partition_keys=keys)
+        await producer.flush()
+    counts = Counter(str(partition_for_key(key, 5)) for key in keys)
+    async with EventHubConsumer.from_connection_string(connection_string) as consumer:
+        ends = {each.partition_id: each for each in await consumer.get_all_partition_properties()}
+        assert [ends[each].next_sequence_number for each in "124"] == [
+            counts["1"] + 1, counts["2"], counts["4"],
+        ]  # fmt: skip

@@ -272,6 +272,16 @@ async def test_a_tail_shows_what_comes(broker: Broker, events: BrokerEvents) -> 
         await tail.refresh()
 
 
+async def test_a_tail_shows_added_partitions(broker: Broker, events: BrokerEvents) -> None:
+    """All of their events: they came after the tail began."""
+    hub = await make_hub(broker, 1)
+    tail = events.tail(EventQuery("hub", count=3), list)
+    await broker.update_event_hub("hub", partition_count=3)
+    await append(hub, 2, EventData(b"a"))
+    await tail.refresh()
+    assert [(event.partition_id, event.sequence_number) for event in tail.shown] == [("2", 0)]
+
+
 async def test_a_tail_keeps_no_bodies(broker: Broker, events: BrokerEvents) -> None:
     """Sixty-four pages may be open, and each would hold 16 MB."""
     hub = await make_hub(broker, 1)

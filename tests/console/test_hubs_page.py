@@ -14,6 +14,7 @@ from tidegate.client import EventHubConsumer, EventHubProducer, run_blocking
 from tidegate.model.errors import LogCorruptError
 from tidegate.model.events import EventData
 from tidegate.model.hub_settings import HUB_SETTINGS
+from tidegate.model.limits import TIER_DEFAULT, Tier
 from tidegate.model.position import EventPosition
 from tidegate.server.app import TidegateServer
 from tidegate.storage.failed_log import FailedLog
@@ -129,9 +130,32 @@ def test_settings_left_as_they_were_shown_are_not_touched(
     page = plain_browser.get(f"/hubs/{hub}/settings").text
     fields = dict(re.findall(r'<input id="(\w+)" [^>]*value="([^"]*)"', page))
     fields |= dict(re.findall(r'<textarea id="(\w+)" [^>]*>\n([^<]*)</textarea>', page))
-    assert set(fields) == {setting.name for setting in HUB_SETTINGS}
+    assert set(fields) == {"partition_count", *(setting.name for setting in HUB_SETTINGS)}
     done = plain_browser.follow(plain_browser.post(f"/hubs/{hub}/settings", fields))
     assert "Nothing was changed." in done.text
+
+
+def test_partitions_are_added(service: HubService, plain_browser: PlainBrowser) -> None:
+    """With the count, which the page says cannot go back; fewer are refused, as text is; and so is any
+    addition in a tier that cannot.
+    """
+    hub = service.create_hub(partition_count=2)
+    path = f"/hubs/{hub}/settings"
+    assert "Partitions cannot be removed again, and keys then map to other partitions" in (
+        plain_browser.get(path).text
+    )
+    done = plain_browser.follow(plain_browser.post(path, {"partition_count": "4"}))
+    assert "The hub has 4 partitions instead of 2: keys map to other ones than before." in done.text
+    assert "4 partitions" in plain_browser.get(f"/hubs/{hub}").text
+    for wanted in ("3", "0", "many"):
+        assert plain_browser.post(path, {"partition_count": wanted}).status == 400
+    service.call(lambda server: server.broker.set_tier(Tier.STANDARD))
+    try:
+        assert "The tier cannot add partitions" in plain_browser.get(path).text
+        refused = plain_browser.post(path, {"partition_count": "8"})
+        assert "4 partitions, and the Standard tier cannot add any" in refused.text
+    finally:
+        service.call(lambda server: server.broker.set_tier(TIER_DEFAULT))
 
 
 def test_consumer_groups_and_who_reads(service: HubService, plain_browser: PlainBrowser) -> None:

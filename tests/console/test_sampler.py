@@ -105,3 +105,21 @@ async def test_what_is_kept_is_bounded(broker: Broker, clock: SetClock, tmp_path
     samples = sampler.hub(event_hub)
     assert (len(sampler.history), len(samples.recent)) == (HISTORY_SAMPLES, RECENT_SAMPLES)
     assert len(samples.partitions) == 11
+
+
+async def test_the_rate_of_an_added_partition(broker: Broker, clock: SetClock, tmp_path: Path) -> None:
+    """Not known until all samples have the partition; the others' rates go on."""
+    sampler, event_hub = Sampler(broker, clock, tmp_path), broker.event_hub("hub")
+    sampler.look()
+    sampler.watch_partitions(event_hub)
+    sampler.look()
+    await broker.update_event_hub("hub", partition_count=3)
+    await _append(event_hub, 10, "0")
+    await _append(event_hub, 20, "2")
+    clock.advance(1.0)
+    sampler.look()
+    assert [sampler.partition_rate(event_hub, index) for index in range(3)] == [10.0, 0.0, None]
+    for _ in range(10):
+        clock.advance(1.0)
+        sampler.look()
+    assert sampler.partition_rate(event_hub, 2) == 0.0

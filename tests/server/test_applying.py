@@ -124,7 +124,7 @@ async def test_capture_is_set_and_switched_off(broker: Broker, apply: Apply, tmp
 
 
 async def test_conflicts_are_told_all_at_once_and_nothing_is_touched(broker: Broker, apply: Apply) -> None:
-    """A partition count and a policy's claims cannot change: one error has them all, before any change."""
+    """Partitions that cannot be, and a policy's other claims: one error has them all, before any change."""
     await apply(_NAMESPACE)
     declared = DeclaredNamespace(
         (DeclaredEventHub("new", 1), replace(_TELEMETRY, partition_count=3)),
@@ -133,10 +133,23 @@ async def test_conflicts_are_told_all_at_once_and_nothing_is_touched(broker: Bro
     )
     with pytest.raises(InvalidArgumentError) as caught:
         await apply(declared)
-    assert "'telemetry' has 2 partitions, not 3" in str(caught.value)
+    assert "the event hub 'telemetry' has 2 partitions, and the Standard tier cannot add any." in str(
+        caught.value
+    )
     assert "'ingest' of the namespace has Send, not Listen" in str(caught.value)
     assert [hub.name for hub in broker.list_event_hubs()] == ["telemetry"]
     assert broker.throughput.units == 3
+
+
+async def test_partitions_are_added(broker: Broker, apply: Apply) -> None:
+    """As many as the file says, by the tier that it sets in the same start; fewer are a conflict."""
+    await apply(_NAMESPACE)
+    more = replace(_NAMESPACE, event_hubs=(replace(_TELEMETRY, partition_count=6),), tier=Tier.PREMIUM)
+    assert await apply(more) == ["set the tier to Premium", "added 4 partitions to the event hub telemetry"]
+    assert len(broker.event_hub("telemetry").partitions) == 6
+    assert await apply(more) == []
+    with pytest.raises(InvalidArgumentError, match="6 partitions, which cannot be reduced to 2"):
+        await apply(replace(_NAMESPACE, tier=Tier.PREMIUM))
 
 
 async def test_manage_brings_the_other_claims(broker: Broker, apply: Apply) -> None:

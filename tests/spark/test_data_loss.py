@@ -143,6 +143,7 @@ def test_a_restart_after_a_loss_that_was_passed_over(
         ConsumerKey(emptied_hub),
         event_hub_created_at_ms=created_at_ms,
         start_sequence_numbers={"0": 0},
+        begin_sequence_numbers={"0": 0},
     )
     from_sql = {"startingPosition": f"checkpoint:{url}", "failOnDataLoss": "false"}
     reader = EventHubsStreamReader(_options(hub_service, emptied_hub, **from_sql))

@@ -207,6 +207,30 @@ def test_a_database_that_falls_behind_while_a_query_runs_is_an_error(sqlite_run:
     assert "checkpoint directory is ahead of the database" in explain(caught.value)
 
 
+def test_partitions_are_added_to_a_hub(run: _Run) -> None:
+    """While the pipeline runs, and before its restart: each of their events is a row once."""
+    run.publish(400)
+    query = run.start(AS_SOON_AS_POSSIBLE)
+
+    def grow(count: int) -> None:
+        run.service.call(lambda server: server.broker.update_event_hub(run.hub, partition_count=count))
+
+    try:
+        grow(6)
+        run.publish(600, first_value=400)
+        deadline = time.monotonic() + 120
+        while not has_reached(run.database_url, 1000):
+            assert query.isActive, query.exception()
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+    finally:
+        query.stop()
+    grow(7)
+    run.publish(700, first_value=1000)
+    run.drain()
+    assert_exact(run.database_url, 1700)
+
+
 def _parsed(rows: DataFrame) -> DataFrame:
     """The tests' handler as a DataFrame transformation."""
     value = F.get_json_object(F.col("body").cast("string"), "$.value").cast("int")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -38,12 +39,16 @@ def database(database_url: str) -> Database:
     return database
 
 
-def _claim(database: Database, created_at_ms: int = _CREATED_AT_MS) -> Claim:
+def _claim(
+    database: Database, created_at_ms: int = _CREATED_AT_MS, *, starts: Mapping[str, int] | None = None
+) -> Claim:
+    starts = {"0": 0, "1": 10} if starts is None else starts
     return claim_checkpoints(
         database,
         _CONSUMER,
         event_hub_created_at_ms=created_at_ms,
-        start_sequence_numbers={"0": 0, "1": 10},
+        start_sequence_numbers=starts,
+        begin_sequence_numbers={partition_id: int(partition_id) for partition_id in starts},
     )
 
 
@@ -72,6 +77,21 @@ def test_a_claim_makes_the_checkpoints_that_are_missing(database: Database) -> N
     assert second.lease_epoch == first.lease_epoch + 1
     positions = checkpoint_positions(database, _CONSUMER, event_hub_created_at_ms=_CREATED_AT_MS)
     assert positions == {"0": 5, "1": 10}
+
+
+def test_a_partition_added_between_two_claims_starts_at_its_beginning(database: Database) -> None:
+    """Also where the query starts at the newest event: what was sent before its restart is not skipped. A
+    checkpoint that was set by hand says nothing of the partitions that an owner had.
+    """
+    with UnitOfWork(database, _CONSUMER) as unit:
+        unit.lock_checkpoint("0")
+        unit.advance("0", None, 7, event_hub_created_at_ms=_CREATED_AT_MS)
+    assert _claim(database).start_sequence_numbers == {"0": 7, "1": 10}
+    grown = _claim(database, starts={"0": 90, "1": 91, "2": 92, "3": 93})
+    assert grown.start_sequence_numbers == {"0": 7, "1": 10, "2": 2, "3": 3}
+    assert _claim(database, starts=dict.fromkeys("0123", 99)).start_sequence_numbers == {
+        **grown.start_sequence_numbers
+    }
 
 
 def test_looking_for_checkpoints_makes_no_tables(database_url: str) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 from tests.spark.support import publish
 
 from tidegate.client import EventHubProducer
@@ -207,6 +209,54 @@ def test_a_stream_reads_in_limited_micro_batches_and_goes_on(
     publish(hub_service.connection_string, hub, 8)
     second = _stream_counts(spark, connection_string, tmp_path / "cp", maxEventsPerTrigger="40")
     assert second == [(3, 8)]
+
+
+def test_added_partitions_are_read_from_their_beginning(
+    spark: SparkSession, hub_service: HubService, tmp_path: Path
+) -> None:
+    """With the next micro-batch of a stream that runs, and after a restart from an older checkpoint; also
+    where the stream once began at the newest event.
+    """
+    hub = hub_service.create_hub(partition_count=1)
+    connection_string = hub_service.hub_connection_string(hub)
+    publish(hub_service.connection_string, hub, 3)
+    seen: list[tuple[str, int]] = []
+
+    def note(rows: DataFrame, batch_id: int) -> None:
+        seen.extend((row.partition, row.sequenceNumber) for row in rows.collect())
+
+    def stream() -> DataStreamWriter:
+        reader = spark.readStream.format("eventhubs").option("eventhubs.connectionString", connection_string)
+        rows = reader.option("eventhubs.startingPosition", "latest").load()
+        return rows.writeStream.foreachBatch(note).option("checkpointLocation", str(tmp_path / "cp"))
+
+    def grow(count: int) -> None:
+        hub_service.call(lambda server: server.broker.update_event_hub(hub, partition_count=count))
+        publish(hub_service.connection_string, hub, count)
+
+    def wait_seen(count: int) -> None:
+        deadline = time.monotonic() + 120
+        while len(seen) < count:
+            assert query.isActive, query.exception()
+            assert time.monotonic() < deadline, seen
+            time.sleep(0.05)
+
+    query = stream().start()
+    try:
+        while not query.recentProgress:  # the stream has its start
+            time.sleep(0.05)
+        publish(hub_service.connection_string, hub, 1)
+        wait_seen(1)
+        grow(3)
+        wait_seen(4)
+    finally:
+        query.stop()
+    earlier = {("0", 3), ("0", 4), ("1", 0), ("2", 0)}
+    assert set(seen) == earlier
+    grow(5)
+    # Also repeats a micro-batch that the stop has interrupted.
+    stream().trigger(availableNow=True).start().awaitTermination()
+    assert set(seen) == earlier | {("0", 5), ("1", 1), ("2", 1), ("3", 0), ("4", 0)}
 
 
 def test_a_stream_starts_after_a_kill_within_its_first_note(

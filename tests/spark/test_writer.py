@@ -63,6 +63,7 @@ def _plan(database_url: str) -> SinkPlan:
         pipeline.consumer,
         event_hub_created_at_ms=1,
         start_sequence_numbers=dict.fromkeys("0123", 0),
+        begin_sequence_numbers=dict.fromkeys("0123", 0),
     )
     source = SourceOptions.parse({"connectionString": _CONNECTION_STRING})
     return SinkPlan(pipeline, database_url, source, claim, True, 10, 2**20)
@@ -168,6 +169,7 @@ def test_a_commit_that_fails_ends_the_task(
             plan.pipeline.consumer,
             event_hub_created_at_ms=1,
             start_sequence_numbers=dict.fromkeys("0123", 0),
+            begin_sequence_numbers=dict.fromkeys("0123", 0),
         )
         is_fenced.set()
         if is_reading_failing:

@@ -47,7 +47,8 @@ class MemoryEngine:
         return MemoryLines(self.memory.lines.setdefault(name, []))
 
     async def create_logs(self, hub_id: str, partition_count: int) -> None:
-        self.memory.logs.setdefault(hub_id, [MemoryLog() for _ in range(partition_count)])
+        logs = self.memory.logs.setdefault(hub_id, [])
+        logs += [MemoryLog() for _ in range(len(logs), partition_count)]
 
     def log(self, hub_id: str, partition_id: str) -> PartitionLog:
         return self.memory.logs[hub_id][int(partition_id)]

@@ -287,6 +287,25 @@ async def test_logs_may_be_created_again(open_engine: Open) -> None:
     await engine.close()
 
 
+async def test_logs_are_added(open_engine: Open) -> None:
+    """A hub gets more logs: they are ready at once, and the others keep events and readers."""
+    engine = await open_engine()
+    log = await _log(engine)
+    await _append(log, b"x")
+    following = _Following(log, 0)
+    await engine.create_logs("hub", 3)
+    added = engine.log("hub", "2")
+    assert (await added.bounds()).next_sequence_number == 0
+    await asyncio.gather(_append(log, b"y"), _append(added, b"z"))
+    assert _bodies(await following.take(2)) == [b"x", b"y"]
+    assert engine.unknown_hub_ids(["hub"]) == []
+    await engine.close()
+    engine = await open_engine()
+    for partition_id, bodies in (("0", [b"x", b"y"]), ("1", []), ("2", [b"z"])):
+        assert _bodies(await engine.log("hub", partition_id).read(0, bytes_max=10_000)) == bodies
+    await engine.close()
+
+
 async def test_the_control_log_compares_and_sets(open_engine: Open) -> None:
     """One of two changes at a time is made; values outlive the engine."""
     engine = await open_engine()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Unpack
 
@@ -31,10 +31,11 @@ from tidegate.model.limits import (
     REVOKED_PUBLISHERS_BYTES_MAX,
     REVOKED_PUBLISHERS_MAX,
     TIER_LIMITS,
+    Tier,
     TierLimits,
 )
 from tidegate.model.partition_key import partition_for_key
-from tidegate.storage.engine import PartitionLog
+from tidegate.storage.engine import LogEngine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +80,7 @@ class EventHub:
     def __init__(
         self,
         record: EventHubRecord,
-        logs: Sequence[PartitionLog],
+        engine: LogEngine,
         *,
         catalog: Catalog,
         clock: Clock,
@@ -88,27 +89,19 @@ class EventHub:
         on_change: Callable[[], None],
         audit: AuditTrail,
     ) -> None:
-        """on_change: called after each change of the hub."""
+        """engine: has the logs of all partitions in the record. on_change: called after each change."""
         self._record = record
+        self._engine = engine
+        self._clock = clock
+        self._throughput = throughput
         self._on_change = on_change
         self._audit = audit
         self._catalog = catalog
         self._authorizer = authorizer
-        self.partitions: Final = tuple(
-            Partition(
-                record.name,
-                str(index),
-                log,
-                clock,
-                self._find_consumer_group,
-                throughput=throughput,
-                created_at_ms=record.created_at_ms,
-                find_event_bytes_max=lambda: self.event_bytes_max,
-            )
-            for index, log in enumerate(logs)
-        )
-        """All partitions, in order of their ids."""
-        self._by_id = {partition.partition_id: partition for partition in self.partitions}
+        self.partitions: tuple[Partition, ...] = ()
+        """All partitions, in order of their ids; replaced when some are added."""
+        self._by_id: dict[str, Partition] = {}
+        self._open_partitions()
         self._next_round_robin = 0
         self.is_deleted = False
         """Whether it was deleted; a later hub of the same name is another."""
@@ -215,12 +208,9 @@ class EventHub:
     async def update(self, *, partition_count: int | None = None, **changes: Unpack[HubChanges]) -> None:
         """Change settings; durable on return, and all or none. See ``Broker.update_event_hub``."""
         record = self._record
-        if partition_count is not None and partition_count != record.partition_count:
-            raise InvalidArgumentError(
-                f"The event hub {self.name!r} has {record.partition_count} partitions; the "
-                "number cannot be changed.",
-                next_step="Create another event hub.",
-            )
+        if partition_count is not None:
+            self.check_partition_count(partition_count, self._catalog.contents.tier)
+            record = replace(record, partition_count=partition_count)
         record = record.changed(changes, self._limits)
         if record != self._record:
             before, after = self._record.choices(), record.choices()
@@ -231,6 +221,25 @@ class EventHub:
                 self.name,
                 old={name: before[name] for name in changed},
                 new={name: after[name] for name in changed},
+            )
+
+    def check_partition_count(self, wanted: int, tier: Tier) -> None:
+        """Raise InvalidArgumentError if the hub cannot have ``wanted`` partitions in this tier."""
+        count, limits = self._record.partition_count, TIER_LIMITS[tier]
+        has = f"The event hub {self.name!r} has {count} partitions"
+        if wanted < count:
+            raise InvalidArgumentError(
+                f"{has}, which cannot be reduced to {wanted}.",
+                next_step="Create another event hub: partitions can only be added.",
+            )
+        if wanted > count and not limits.can_add_partitions:
+            raise InvalidArgumentError(
+                f"{has}, and the {tier.value} tier cannot add any.",
+                next_step="Set the tier to Premium or Dedicated, or create another event hub.",
+            )
+        if count < wanted > limits.partitions_max:
+            raise InvalidArgumentError(
+                f"{has}, and the {tier.value} tier allows {limits.partitions_max}, not {wanted}."
             )
 
     @serialized
@@ -327,10 +336,33 @@ class EventHub:
     async def _replace_record(self, record: EventHubRecord) -> None:
         if self.is_deleted:  # while the change waited for its turn
             raise self.deleted_error(self.name)
+        if record.partition_count > len(self.partitions):
+            # First, since it may fail: the catalog must not have a partition that cannot be used.
+            await self._engine.create_logs(record.hub_id, record.partition_count)
         await self._catalog.replace_event_hub(record)
         self._record = record
+        self._open_partitions()
         self._revoked = _lower(record.revoked_publishers)
         self._on_change()
+
+    def _open_partitions(self) -> None:
+        """Have a partition for each log of the record."""
+        record = self._record
+        added = tuple(
+            Partition(
+                record.name,
+                str(index),
+                self._engine.log(record.hub_id, str(index)),
+                self._clock,
+                self._find_consumer_group,
+                throughput=self._throughput,
+                created_at_ms=record.created_at_ms,
+                find_event_bytes_max=lambda: self.event_bytes_max,
+            )
+            for index in range(len(self.partitions), record.partition_count)
+        )
+        self._by_id |= {partition.partition_id: partition for partition in added}
+        self.partitions += added
 
     def _find_consumer_group(self, name: str) -> str:
         wanted = name.lower()

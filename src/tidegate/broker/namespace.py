@@ -241,7 +241,7 @@ class Broker:
     ) -> EventHub:
         """Create an event hub; durable on return.
 
-        partition_count: cannot be changed later. settings: those that differ from the defaults.
+        partition_count: can only grow later. settings: those that differ from the defaults.
         Raises InvalidArgumentError, AlreadyExistsError, LogFullError.
         """
         limits = self.limits
@@ -296,8 +296,10 @@ class Broker:
         """Change settings of an event hub, all or none; durable on return.
 
         changes: omitted settings stay. Retention applies from the next ``apply_retention`` on, the maximum
-        event size immediately. partition_count: must be unchanged, or None.
-        Raises NotFoundError, InvalidArgumentError, LogFullError.
+        event size immediately. partition_count: more than now adds partitions, which are readable on return;
+        keys then belong to other partitions than before. None: as now.
+        Raises NotFoundError, InvalidArgumentError (also fewer partitions, or a tier that cannot add any),
+        LogFullError.
         """
         event_hub = self.event_hub(name)
         await event_hub.update(partition_count=partition_count, **changes)
@@ -432,10 +434,9 @@ class Broker:
                 warn_of_short_keys(policy, event_hub)
 
     def _add_event_hub(self, record: EventHubRecord) -> EventHub:
-        logs = [self._engine.log(record.hub_id, str(index)) for index in range(record.partition_count)]
         event_hub = EventHub(
             record,
-            logs,
+            self._engine,
             catalog=self._catalog,
             clock=self._clock,
             authorizer=self.authorizer,

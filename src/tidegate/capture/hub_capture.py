@@ -50,20 +50,28 @@ class HubCapture:
         self.settings = settings
         self._event_hub = event_hub
         self._directory = directory
-        self._journal = journal
         self._hub_id = event_hub.description.hub_id
         self._namespace = namespace
-        self._clock = clock
-        self._encoding_threads = encoding_threads
         self._allowed = allowed
-        self._limits = limits
         self._threads = Threads(_FILES_AT_A_TIME + 1, name=f"tidegate-capture {event_hub.name}")
         self._opened: asyncio.Future[Destination] = asyncio.get_running_loop().create_future()
         self._open_error = ""
         self._tasks = TaskOwner(f"capture of {event_hub.name}")
         self._tasks.start(self._open(), name="open")
         # Before the destination is open, so that the backlog is reported.
-        self._partitions = self._start_partitions()
+        self._context = CaptureContext(
+            destination=self._opened,
+            destination_name=settings.destination,
+            file_name=self._file_name,
+            limits=limits,
+            clock=clock,
+            threads=self._threads,
+            encoding_threads=encoding_threads,
+            file_turns=asyncio.Semaphore(_FILES_AT_A_TIME),
+            journal=journal,
+        )
+        self._partitions: list[PartitionCapture] = []
+        self.start_partitions()
 
     async def close(self) -> None:
         """Stop: decided files are written when the hub is next captured; a running upload is abandoned."""
@@ -88,27 +96,15 @@ class HubCapture:
             last_error=self._open_error or (errors[0] if errors else ""),
         )
 
-    def _start_partitions(self) -> list[PartitionCapture]:
-        context = CaptureContext(
-            destination=self._opened,
-            destination_name=self.settings.destination,
-            file_name=self._file_name,
-            limits=self._limits,
-            clock=self._clock,
-            threads=self._threads,
-            encoding_threads=self._encoding_threads,
-            file_turns=asyncio.Semaphore(_FILES_AT_A_TIME),
-            journal=self._journal,
-        )
-        captures = []
-        for partition in self._event_hub.partitions:
+    def start_partitions(self) -> None:
+        """Capture those of the hub's partitions that are not captured yet."""
+        for partition in self._event_hub.partitions[len(self._partitions) :]:
             partition_id = partition.partition_id
             state = StateFile(self._directory / self._hub_id / f"{partition_id}.json")
             token = f"{self._hub_id}-{partition_id}"
-            capture = PartitionCapture(partition, context, state_store=state, token=token)
+            capture = PartitionCapture(partition, self._context, state_store=state, token=token)
             self._tasks.start(capture.run(), name=f"partition {partition_id}")
-            captures.append(capture)
-        return captures
+            self._partitions.append(capture)
 
     async def _open(self) -> None:
         """Open the destination; a missing library or credentials may be added later."""

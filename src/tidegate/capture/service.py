@@ -105,7 +105,7 @@ class CaptureService:
             await asyncio.sleep(_LOOK_S)
 
     async def _look(self) -> None:
-        """Start, stop and replace captures to match the catalog."""
+        """Start, stop and replace captures to match the catalog, and capture added partitions."""
         wanted = {}
         known = set()
         for event_hub in self._broker.list_event_hubs():
@@ -132,6 +132,7 @@ class CaptureService:
                     limits=self._limits_of(settings),
                 )
                 _logger.info("started %r", hub)
+            self._hubs[hub_id].start_partitions()
         # Only hubs seen to disappear: an older catalog may lack a hub whose state must be kept.
         for hub_id in self._known - known:
             self._journals.pop(hub_id, None)

@@ -69,12 +69,18 @@ class EventHubAdministrator(AsyncClosing):
             values["partition_count"] = partition_count
         return _as(EventHubProperties, await self._administer("createEventHub", values))
 
-    async def update_event_hub(self, name: str, **changes: Unpack[HubChanges]) -> EventHubProperties:
+    async def update_event_hub(
+        self, name: str, *, partition_count: int | None = None, **changes: Unpack[HubChanges]
+    ) -> EventHubProperties:
         """Change settings of a hub, all or none; None resets a setting to the service's default.
 
+        partition_count: more than now adds partitions, which cannot be removed again; keys then belong to
+        other partitions than before. None: as now.
         Raises NotFoundError, InvalidArgumentError (name or number), UnauthorizedError.
         """
-        values = {**checked_changes(changes)}
+        values: dict[str, object] = {**checked_changes(changes)}
+        if partition_count is not None:
+            values["partition_count"] = partition_count
         return _as(EventHubProperties, await self._administer("updateEventHub", values, hub=name))
 
     async def list_event_hubs(self) -> list[EventHubProperties]:

@@ -12,6 +12,7 @@ publisher has one lane, because its name is each event's key.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from itertools import repeat
@@ -33,7 +34,7 @@ from tidegate.client.namespace import ConnectionOptions, Namespace, event_hub_of
 from tidegate.client.partition_sender import OutgoingBatch, PartitionSender
 from tidegate.model.clock import Clock
 from tidegate.model.connection_string import ConnectionString
-from tidegate.model.errors import ClosedError, InvalidArgumentError, WouldBlockError
+from tidegate.model.errors import ClosedError, InvalidArgumentError, TidegateError, WouldBlockError
 from tidegate.model.events import EventData
 from tidegate.model.hub_properties import EventHubProperties, no_partition
 from tidegate.model.limits import EVENT_BYTES_MAX
@@ -47,6 +48,8 @@ _BUFFER_BYTES_MAX: Final = 64 * 1024 * 1024
 """Our choice: a second of a fast producer, and small compared to a machine's memory."""
 _LINGER_MS: Final = 5.0
 """Our choice: too short for people to notice, and long enough to fill batches from a steady stream."""
+_PARTITIONS_READ_S: Final = 30.0
+"""Time between looks for added partitions while events are sent. Our choice: as hosts, at their default."""
 _KEYS_REMEMBERED: Final = 65_536
 _EVENTS_PER_TURN: Final = 512
 """Events that ``enqueue_many`` buffers before it yields to the event loop: about a millisecond of work."""
@@ -198,6 +201,8 @@ class EventHubProducer(AsyncClosing):
         if not len(batch):
             return
         await self.start()
+        if batch.partition_id is not None and batch.partition_id not in self._lanes_by_id:
+            await self._add_partitions()
         lane = self._lane_for(batch.partition_key, batch.partition_id)
         self._turn += 1
         self._seal(lane)  # events enqueued before for this partition are sent first
@@ -323,6 +328,8 @@ class EventHubProducer(AsyncClosing):
             lanes = [_Lane(sender, self._batch_bytes_max) for sender in senders]
             self._lanes_by_id = {lane.sender.partition_id: lane for lane in lanes}
             self._lanes = lanes
+            if self.publisher is None:
+                self._connector.tasks.start(self._follow_partitions(), name="partitions of the hub")
 
     async def get_event_hub_properties(self) -> EventHubProperties:
         """The hub's name, age and partitions."""
@@ -375,6 +382,30 @@ class EventHubProducer(AsyncClosing):
             on_done=self._on_done,
             on_failed=self._on_failed,
         )
+
+    async def _follow_partitions(self) -> None:
+        """Send to partitions that are added to the hub later; idle producers do not ask for them."""
+        while True:
+            turn = self._turn
+            await asyncio.sleep(_PARTITIONS_READ_S)
+            if turn != self._turn:
+                with contextlib.suppress(TidegateError):  # the next send gets the same error
+                    await self._add_partitions()
+
+    async def _add_partitions(self) -> None:
+        """Use the partitions that the hub has now; from here on, keys map to all of them."""
+        if self.publisher is not None:
+            return
+        found = (await self.get_event_hub_properties()).partition_ids
+        added = [
+            _Lane(self._sender(each), self._batch_bytes_max)
+            for each in found
+            if each not in self._lanes_by_id
+        ]
+        if added:
+            self._lanes = [*self._lanes, *added]
+            self._lanes_by_id |= {lane.sender.partition_id: lane for lane in added}
+            self._lanes_by_key.clear()
 
     def _lane_for(self, partition_key: str | None, partition_id: str | None) -> _Lane:
         self._raise_if_closed()

@@ -109,6 +109,8 @@ class TierLimits:
     """Consumer groups per hub, ``$Default`` included."""
     retention_hours_max: int
     """Hours that events are kept, at most."""
+    can_add_partitions: bool
+    """Whether an existing hub can get more partitions (Azure "Dynamically add partitions", 2026-09)."""
 
     @property
     def retention_hours_default(self) -> int:
@@ -117,10 +119,12 @@ class TierLimits:
 
 
 TIER_LIMITS: Final[Mapping[Tier, TierLimits]] = {
-    Tier.BASIC: TierLimits(262_144, 32, 1, 24),
-    Tier.STANDARD: TierLimits(EVENT_BYTES_MAX, 32, 20, 168),
-    Tier.PREMIUM: TierLimits(EVENT_BYTES_MAX, 100, 100, RETENTION_HOURS_MAX),
-    Tier.DEDICATED: TierLimits(EVENT_BYTES_MAX, PARTITIONS_MAX, CONSUMER_GROUPS_MAX, RETENTION_HOURS_MAX),
+    Tier.BASIC: TierLimits(262_144, 32, 1, 24, False),
+    Tier.STANDARD: TierLimits(EVENT_BYTES_MAX, 32, 20, 168, False),
+    Tier.PREMIUM: TierLimits(EVENT_BYTES_MAX, 100, 100, RETENTION_HOURS_MAX, True),
+    Tier.DEDICATED: TierLimits(
+        EVENT_BYTES_MAX, PARTITIONS_MAX, CONSUMER_GROUPS_MAX, RETENTION_HOURS_MAX, True
+    ),
 }
 """The limits of each tier (Azure "Event Hubs quotas", Basic vs. Standard vs. Premium vs. Dedicated, 2026-09).
 Not included: the numbers of hubs and of connections, and Dedicated's large messages of 20 MB."""

@@ -37,7 +37,8 @@ class EventProcessorOptions:
     invoke_after_receive_timeout: bool = False
     """Whether the handler is called without events when none arrived within ``receive_timeout_s``."""
     initial_position: InitialPosition = field(default_factory=EventPosition.earliest)
-    """Where a partition without a checkpoint starts."""
+    """Where a partition without a checkpoint starts. One that is added to the hub while the host runs starts
+    at its beginning."""
     checkpoint_every_events: int | None = None
     """Checkpoint automatically after this many processed events; None: only when the handler does."""
     checkpoint_every_s: float | None = None

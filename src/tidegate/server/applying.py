@@ -1,13 +1,14 @@
 """Applies a configuration file's declarations to the namespace, at each start, before any client connects.
 
-Conflicts (a partition count or a policy's claims, which cannot be changed) are reported in one error before
-anything is changed. If a value is refused later, earlier changes stay, and the next start with a corrected
-file continues from there.
+Conflicts (a number of partitions that the hub cannot have, other claims of a policy) are reported in one
+error before anything is changed. If a value is refused later, earlier changes stay, and the next start with
+a corrected file continues from there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 from tidegate.broker import ROOT_POLICY_NAME, Broker, Claim, SharedAccessPolicy
 from tidegate.model.errors import InvalidArgumentError
@@ -29,11 +30,10 @@ async def apply_declared(broker: Broker, declared: DeclaredNamespace, report: Re
         found = existing.get(wanted.name.lower())
         if found is None:
             continue
-        count = len(found.partitions)
-        if count != wanted.partition_count:
-            conflicts.append(
-                f"the event hub {found.name!r} has {count} partitions, not {wanted.partition_count}"
-            )
+        try:
+            found.check_partition_count(wanted.partition_count, declared.tier or broker.tier)
+        except InvalidArgumentError as error:
+            conflicts.append(error.message[0].lower() + error.message[1:].rstrip("."))
         conflicts += _policy_conflicts(found.policies, wanted.policies, f"the event hub {found.name!r}")
     if conflicts:
         raise InvalidArgumentError(
@@ -72,8 +72,11 @@ async def _apply_event_hub(broker: Broker, wanted: DeclaredEventHub, report: Rep
         report(f"created the event hub {wanted.name} with {wanted.partition_count} partitions")
     else:
         before = broker.event_hub(wanted.name).description
-        await broker.update_event_hub(wanted.name, **wanted.settings)
-        if broker.event_hub(wanted.name).description != before:
+        await broker.update_event_hub(wanted.name, partition_count=wanted.partition_count, **wanted.settings)
+        after = broker.event_hub(wanted.name).description
+        if added := len(after.partition_ids) - len(before.partition_ids):
+            report(f"added {added} partitions to the event hub {wanted.name}")
+        if replace(after, partition_ids=before.partition_ids) != before:
             report(f"changed the settings of the event hub {wanted.name}")
     event_hub = broker.event_hub(wanted.name)
     groups = {group.lower() for group in event_hub.description.consumer_groups}

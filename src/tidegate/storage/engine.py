@@ -215,9 +215,10 @@ class LogEngine(Protocol):
         ...
 
     async def create_logs(self, hub_id: str, partition_count: int) -> None:
-        """Create the logs "0", "1", … of a hub, ready for use; durable on return.
+        """Create those of a hub's logs "0", "1", … that do not exist yet, ready for use; durable on return.
 
-        Again after a failure is harmless. Raises LogFullError, ServerBusyError, LogFailedError.
+        Existing ones stay as they are. Again after a failure is harmless.
+        Raises LogFullError, ServerBusyError, LogFailedError.
         """
         ...
 

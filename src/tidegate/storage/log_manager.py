@@ -134,7 +134,8 @@ class LogManager:
         except OSError as error:
             raise step_error(error, "create the logs", directory) from error
         for index in range(partition_count):
-            self.open_log(hub_id, str(index))
+            if (hub_id, str(index)) not in self._failed:  # its partition refuses everything until a restart
+                self.open_log(hub_id, str(index))
 
     def open_log(self, hub_id: str, partition_id: str) -> FilePartitionLog:
         """The log of a partition, recovered on first use. Raises LogCorruptError, LogFullError,

@@ -87,7 +87,7 @@ def _option_name(setting: HubSetting) -> str:
 @option(
     "--partitions",
     "N",
-    "Number of partitions; cannot be changed later.",
+    "Number of partitions; it can only grow later.",
     click.IntRange(1, PARTITIONS_MAX),
     default=PARTITION_COUNT_DEFAULT,
 )
@@ -106,19 +106,41 @@ def create(output: Output, service: Service, name: str, partitions: int, setting
 
 @hub_group.command()
 @name_argument
+@option(
+    "--partitions",
+    "N",
+    "Number of partitions: as now, or more.",
+    click.IntRange(1, PARTITIONS_MAX),
+)
 @_with_hub_settings(is_change=True)
+@yes_option
 @with_service
 @with_output()
-def update(output: Output, service: Service, name: str, settings: HubChanges) -> None:
-    """Update the given settings of an event hub. The number of partitions cannot be changed.
+def update(
+    output: Output, service: Service, name: str, partitions: int | None, settings: HubChanges, yes: bool
+) -> None:
+    """Update the given settings of an event hub.
+
+    Partitions can be added in the tiers Premium and Dedicated, and never removed. Keys then map to other
+    partitions than before, so the earlier and the later events of a key may be in two partitions, without an
+    order between them. Readers, hosts, Capture and Spark streams read added partitions from their beginning.
 
     Examples:
       tidegate hub update telemetry --retention-hours 48
       tidegate hub update telemetry --retention-bytes 10000000000 --event-bytes-max off
+      tidegate hub update telemetry --partitions 8 --yes
     """
-    if not settings:
+    if partitions is None and not settings:
         raise InvalidArgumentError("No setting to change was given.", next_step="See --help.")
-    output.record(_hub_record(service.administer(lambda each: each.update_event_hub(name, **settings))))
+    if partitions is not None and not yes and sys.stdin.isatty():
+        click.confirm(
+            f"Give {name} {partitions} partitions? They cannot be removed again, and if there are more than "
+            "now, keys map to other partitions than before.",
+            abort=True,
+            err=True,
+        )
+    hub = service.administer(lambda each: each.update_event_hub(name, partition_count=partitions, **settings))
+    output.record(_hub_record(hub))
 
 
 @hub_group.command("list")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from tidegate.cli.shell.profiles import ServiceConnection
 from tidegate.cli.shell.render import Output, OutputFormat, Record, remark
 from tidegate.cli.shell.stream_lines import until_reader_goes
 from tidegate.client import EventHubConsumer, EventHubProperties, PartitionEnds
+from tidegate.model.errors import TidegateError
 from tidegate.model.events import ReceivedEvent
 from tidegate.model.hub_properties import no_partition
 from tidegate.model.position import EventPosition, PositionKind
@@ -30,6 +32,8 @@ _COLUMNS = (
 )
 
 _EVENTS_PER_BATCH_MAX = 1000
+_PARTITIONS_READ_S = 10.0
+"""Time between looks for added partitions."""
 _BATCHES_QUEUED_MAX = 16
 """Batches between the receivers and the output: a slow reader of the pipe slows the receivers down."""
 
@@ -97,23 +101,40 @@ class _Tail:
         """Show events until the selection is exhausted; forever if it follows without a maximum."""
         try:
             async with asyncio.TaskGroup() as readers:
-                tasks = [readers.create_task(self._read(partition_id)) for partition_id in partition_ids]
-                await self._write(reader_count=len(tasks))
+                tasks = [
+                    readers.create_task(self._read(partition_id, self._selection.position))
+                    for partition_id in partition_ids
+                ]
+                if self._selection.is_following and self._selection.partition_id is None:
+                    tasks.append(readers.create_task(self._follow_hub({*partition_ids}, readers, tasks)))
+                await self._write(reader_count=len(partition_ids))
                 for task in tasks:
                     task.cancel()
         except BaseExceptionGroup as group:
             # The first reader's error, which cancelled the others.
             raise group.exceptions[0] from None
 
-    async def _read(self, partition_id: str) -> None:
+    async def _follow_hub(
+        self, known: set[str], readers: asyncio.TaskGroup, tasks: list[asyncio.Task[None]]
+    ) -> None:
+        """Read partitions that are added to the hub, from their beginning."""
+        while True:
+            await asyncio.sleep(_PARTITIONS_READ_S)
+            with contextlib.suppress(TidegateError):  # the readers report it
+                for partition_id in (await self._consumer.get_event_hub_properties()).partition_ids:
+                    if partition_id not in known:
+                        known.add(partition_id)
+                        tasks.append(readers.create_task(self._read(partition_id, EventPosition.earliest())))
+
+    async def _read(self, partition_id: str, position: EventPosition) -> None:
         last_sequence_number: int | None = None
         if not self._selection.is_following:
             partition = await self._consumer.get_partition_properties(partition_id)
-            if not _is_anything_after(self._selection.position, partition):
+            if not _is_anything_after(position, partition):
                 await self._batches.put(None)
                 return
             last_sequence_number = partition.last_enqueued_sequence_number
-        async with await self._consumer.open_receiver(partition_id, self._selection.position) as receiver:
+        async with await self._consumer.open_receiver(partition_id, position) as receiver:
             while True:
                 events = await receiver.receive(max_events=_EVENTS_PER_BATCH_MAX)
                 if last_sequence_number is None:

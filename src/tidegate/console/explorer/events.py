@@ -121,7 +121,7 @@ class BrokerEvents:
         Raises NotFoundError.
         """
         hub = self.broker.event_hub(query.hub)
-        return EventTail(partitions_of(hub, query.partition_id), query, self._fitting, show)
+        return EventTail(lambda: partitions_of(hub, query.partition_id), query, self._fitting, show)
 
     async def _merge(self, bounds: Bounds, way: Way, cursor: EventCursor | None) -> Merge:
         merge = Merge(way, self._first_times)
@@ -214,15 +214,17 @@ class EventTail(Generic[T]):
 
     def __init__(
         self,
-        partitions: Sequence[Partition],
+        find_partitions: Callable[[], Sequence[Partition]],
         query: EventQuery,
         fitting: Callable[[Sequence[StoredEvent], EventFilter], Awaitable[list[ExploredEvent]]],
         show: Show[T],
     ) -> None:
-        self._partitions = partitions
+        """find_partitions: those to show now; later ones at the end are shown from their beginning."""
+        self._find_partitions = find_partitions
+        self._partitions = find_partitions()
         self._filter = query.filter
         self._fitting = fitting
-        self._next = [partition.next_sequence_number for partition in partitions]
+        self._next = [partition.next_sequence_number for partition in self._partitions]
         self._count = query.count
         self._show = show
         self._shown: deque[tuple[int, T]] = deque()
@@ -240,6 +242,8 @@ class EventTail(Generic[T]):
 
     async def refresh(self) -> None:
         """Read new events. Raises NotFoundError if the hub was deleted, ClosedError."""
+        self._partitions = self._find_partitions()
+        self._next += [0] * (len(self._partitions) - len(self._next))
         merge, share = Merge(Way.NEWER), self._share
         for number, partition in enumerate(self._partitions):
             start, until = self._next[number], partition.next_sequence_number

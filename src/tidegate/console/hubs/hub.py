@@ -12,7 +12,15 @@ from starlette.responses import Response
 
 from tidegate.broker import EventHub
 from tidegate.console.frame.errors import problem_page
-from tidegate.console.frame.forms import EMPTY_FORM, FieldError, Fields, Form, start_of, texts_of
+from tidegate.console.frame.forms import (
+    EMPTY_FORM,
+    FieldError,
+    Fields,
+    Form,
+    optional_number,
+    start_of,
+    texts_of,
+)
 from tidegate.console.frame.pages import Pages, done, get, post, see_other
 from tidegate.console.frame.paging import listing, page_at
 from tidegate.console.frame.sessions import form_of, require_listen, require_manage, rights_of
@@ -147,14 +155,18 @@ class HubPages(NamespacePages):
             "hubs/hub_settings.html",
             "settings",
             form,
-            fields=setting_texts(self.hub_to_see(request).description) | form.fields,
+            fields=_settings(self.hub_to_see(request).event_hub) | form.fields,
             settings=setting_fields(self.namespace.broker.limits),
+            limits=self.namespace.broker.limits,
         )
 
     @hub_form("/hubs/{hub}/settings", settings, "/hubs/{hub}/settings")
     async def change_settings(self, request: Request, hub: EventHub, fields: Fields) -> str:
-        changes = changed_settings(fields, setting_texts(hub.description))
-        await self.namespace.broker.update_event_hub(hub.name, **changes)
+        changes, before = changed_settings(fields, setting_texts(hub.description)), len(hub.partitions)
+        count = optional_number(fields, "partition_count", "The number of partitions")
+        await self.namespace.broker.update_event_hub(hub.name, partition_count=count, **changes)
+        if (now := len(hub.partitions)) > before:
+            return f"The hub has {now} partitions instead of {before}: keys map to other ones than before."
         return "The settings are changed." if changes else "Nothing was changed."
 
     # -- deleting
@@ -171,3 +183,8 @@ class HubPages(NamespacePages):
             raise FieldError("name", text, next_step=f"Enter {hub.name} to delete it.")
         await self.namespace.broker.delete_event_hub(hub.name)
         return f"Deleted the event hub {hub.name} with everything in it."
+
+
+def _settings(hub: EventHub) -> dict[str, str]:
+    """The hub's settings and number of partitions, as their form shows them."""
+    return {"partition_count": str(len(hub.partitions)), **setting_texts(hub.description)}

@@ -155,7 +155,9 @@ class Sampler:
         if len(looks) < 2:
             return None
         (since, first), (until, last) = looks[0], looks[-1]
-        return (last[index] - first[index]) / (until - since) if until > since else None
+        if until <= since or index >= len(first):  # a partition that was added since
+            return None
+        return (last[index] - first[index]) / (until - since)
 
     def _look_at_hub(self, event_hub: EventHub, samples: HubSamples, now: float, seconds: float) -> None:
         counts = event_hub.statistics()

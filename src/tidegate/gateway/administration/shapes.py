@@ -68,6 +68,7 @@ class Namespace(Shape):
     partitions_max: Annotated[int, _says("Partitions per event hub that the tier allows.")]
     consumer_groups_max: Annotated[int, _says("Consumer groups per event hub that the tier allows.")]
     retention_hours_max: Annotated[int, _says("Hours of retention that the tier allows.")]
+    can_add_partitions: Annotated[bool, _says("Whether the tier can add partitions to an event hub.")]
     throughput_units: Annotated[int | None, _says("Throughput units; null means no limit.")]
     throttled_requests: Annotated[int, _says("Batches refused for the units since the service started.")]
     throttled_events: Annotated[int, _says("Events in them.")]
@@ -132,7 +133,8 @@ def _change(setting: HubSetting) -> Any:
 
 
 _CHANGES: Final = {setting.name: _change(setting) for setting in HUB_SETTINGS}
-_COUNT: Final = f"{PARTITION_COUNT_DEFAULT} if omitted; fixed from then on."
+_COUNT: Final = f"{PARTITION_COUNT_DEFAULT} if omitted; it can only grow later."
+_MORE: Final = "Now or more: adds partitions, if the tier can. Keys then map to other partitions."
 
 EventHub: Final = _shape(
     "EventHub",
@@ -155,7 +157,7 @@ EventHubUpdate: Final = _shape(
     "EventHubUpdate",
     {},
     {
-        "partition_count": Annotated[int, _says("Must be the current number: it cannot be changed.")],
+        "partition_count": Annotated[int, _says(_MORE)],
         **_CHANGES,
     },
 )

@@ -259,7 +259,8 @@ class _HostRun:
         self._last_tasks = TaskOwner(f"end of {host.host_name}")
         self._hub = SharedRead(consumer.get_event_hub_properties, self._pump_tasks, name="reading the hub")
         store, group = host._store, host.group
-        environment = PumpEnvironment(
+        self._partition_ids = partition_ids
+        environment = self._environment = PumpEnvironment(
             group=group,
             consumer=consumer,
             store=store,
@@ -324,13 +325,17 @@ class _HostRun:
             self._last_tasks.start(self._finish(), name="closing")
 
     async def _follow_hub(self) -> None:
-        """Include partitions that are added to the hub later (in Azure, or by creating it again)."""
+        """Include partitions that are added to the hub later, or by creating it again.
+
+        They are read from their beginning, as their first events may be older than this look.
+        """
         while True:
             await asyncio.sleep(self._host._manager_options.lease_duration_s)
             try:
                 hub = await self._hub.read()
             except TidegateError:
                 continue  # the receivers get the same error, and report it
+            self._environment.added_partitions.update({*hub.partition_ids} - {*self._partition_ids})
             self._manager.add_partitions(hub.partition_ids)
 
     async def _finish(self) -> None:

@@ -19,7 +19,7 @@ import contextlib
 import logging
 import random as random_module
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
@@ -39,6 +39,7 @@ from tidegate.model.errors import (
     TidegateError,
 )
 from tidegate.model.events import ReceivedEvent
+from tidegate.model.position import EventPosition
 from tidegate.processor.checkpoint import ProcessorCheckpoint
 from tidegate.processor.handlers import CloseReason
 from tidegate.processor.lease import GroupKey, Lease
@@ -88,6 +89,14 @@ class PumpEnvironment:
     """Called with the error if the service refuses a partition: this host may not read it, or no host can."""
     served: Callable[[], None]
     """Called when a receiver was opened."""
+    added_partitions: set[str] = field(default_factory=set)
+    """Those that the hub got while this host ran: they start at their beginning."""
+
+    def initial_position_of(self, partition_id: str) -> EventPosition:
+        """Where a partition without a checkpoint starts."""
+        if partition_id in self.added_partitions:
+            return EventPosition.earliest()
+        return self.options.position_of(partition_id)
 
     def restart_delay_s(self, tries: int, error: Exception | None) -> float:
         """The wait before try number ``tries`` after the first."""
@@ -222,7 +231,7 @@ class PartitionSession:
             loss = find_loss(checkpoint, properties, event_hub_created_at_ms=self._event_hub_created_at_ms)
         if loss is not None:
             return await self._recover(loss, delivery)
-        return decide_start(checkpoint, self._environment.options.position_of(self.partition_id), properties)
+        return decide_start(checkpoint, self._environment.initial_position_of(self.partition_id), properties)
 
     async def _recover(self, loss: PositionLost, delivery: Delivery) -> Start:
         """Report a loss, set the checkpoint to the policy's start, and return that.

@@ -217,6 +217,9 @@ def _claimed_plan(
         pipeline.consumer,
         event_hub_created_at_ms=description.created_at_ms,
         start_sequence_numbers=hub.resolve(source.starting, description),
+        begin_sequence_numbers={
+            key: bounds.begin_sequence_number for key, bounds in description.bounds.items()
+        },
     )
     return SinkPlan(
         pipeline=pipeline,

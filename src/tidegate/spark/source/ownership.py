@@ -8,7 +8,7 @@ leases, so a host that was paused before its first commit is fenced.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import func, select, update
@@ -37,16 +37,20 @@ def claim_checkpoints(
     *,
     event_hub_created_at_ms: int,
     start_sequence_numbers: Mapping[str, int],
+    begin_sequence_numbers: Mapping[str, int],
 ) -> Claim:
     """Take over the checkpoints of all partitions, creating missing ones.
 
-    start_sequence_numbers: where a partition without a checkpoint starts. Raises DatabaseError, and
-    EventHubReplacedError if checkpoints refer to a deleted hub of that name.
+    start_sequence_numbers: where a partition without a checkpoint starts, in the hub's order of partitions.
+    begin_sequence_numbers: where one starts instead that the hub got since the group was last claimed.
+    Raises DatabaseError, and EventHubReplacedError if checkpoints refer to a deleted hub of that name.
     """
     owner = default_owner()
     row = checkpoint.c
     mine = of_consumer(checkpoint, consumer)
     with UnitOfWork(database, consumer, owner=owner) as unit:
+        added = _added_partitions(unit, list(start_sequence_numbers))
+        starts_at = {**start_sequence_numbers, **{key: begin_sequence_numbers[key] for key in added}}
         # In the lock order of unit_of_work.
         for partition_id in sorted(start_sequence_numbers):
             locked = unit.lock_checkpoint(partition_id)
@@ -55,7 +59,7 @@ def claim_checkpoints(
                 unit.advance(
                     partition_id,
                     None,
-                    start_sequence_numbers[partition_id],
+                    starts_at[partition_id],
                     event_hub_created_at_ms=event_hub_created_at_ms,
                 )
         lease_epoch = _highest_epoch(unit) + 1
@@ -73,6 +77,21 @@ def claim_checkpoints(
         event_hub_created_at_ms,
         {key: number for key, number in starts if number is not None},
     )
+
+
+def _added_partitions(unit: UnitOfWork, partition_ids: Sequence[str]) -> Sequence[str]:
+    """The partitions behind the last one that an owner of this group had: they were added to the hub since.
+
+    An owner's partitions have a lease, or a checkpoint with an epoch; a claim gives one to every partition.
+    """
+    held: set[str] = set()
+    for table, epoch in ((checkpoint, checkpoint.c.lease_epoch), (lease, lease.c.epoch)):
+        mine = of_consumer(table, unit.consumer)
+        held |= {
+            *unit.connection.execute(select(table.c.partition_id).where(mine, epoch.is_not(None))).scalars()
+        }
+    last = max((index for index, each in enumerate(partition_ids) if each in held), default=None)
+    return () if last is None else partition_ids[last + 1 :]
 
 
 def _highest_epoch(unit: UnitOfWork) -> int:
