@@ -7,7 +7,8 @@ from ipaddress import ip_address
 import pytest
 
 from tidegate.model.errors import InvalidArgumentError
-from tidegate.transport.peers import TrustedProxies, parse_address
+from tidegate.transport import peers
+from tidegate.transport.peers import TrustedProxies, _said_of, parse_address
 
 PROXIES = TrustedProxies.parse(["10.0.0.0/8", "fd00::7"])
 
@@ -68,6 +69,20 @@ def test_client_address_is_what_trusted_proxies_wrote(
     assert PROXIES.client_address(ip_address(peer), raw) == (
         None if expected is None else ip_address(expected)
     )
+
+
+def test_few_elements_of_many_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects the loop from a stranger behind a proxy: 60 KB of commas took 14 ms."""
+    read: list[str] = []
+
+    def said_of(what: str, element: str) -> str:
+        read.append(element)
+        return _said_of(what, element)
+
+    monkeypatch.setattr(peers, "_said_of", said_of)
+    value = b", for=192.0.2.9" + b"," * 10_000 + b"for=192.0.2.1, for=10.0.0.8"
+    found = PROXIES.client_address(ip_address("10.0.0.7"), [(b"forwarded", value)])
+    assert (found, len(read)) == (ip_address("192.0.2.1"), 2)
 
 
 @pytest.mark.parametrize("name", ["proxy.example.org", "10.0.0.1/8", "", "10.0.0.0/33"])

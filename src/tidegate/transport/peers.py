@@ -42,6 +42,9 @@ _PROXY_HEADERS: Final = frozenset(
 7239 and the manuals of nginx, HAProxy, Envoy, Traefik, Apache, IIS, AWS, Azure, Google, Cloudflare, Fastly,
 Akamai and Fly."""
 
+_PAIRS_MAX: Final = 32
+"""Pairs of one element of ``Forwarded`` that are read (our choice: there are four)."""
+
 _IPV6_HOST_BITS: Final = 64
 
 
@@ -81,8 +84,9 @@ class TrustedProxies:
         if peer not in self:
             return peer
         plain, standard = _forwarded_for(headers)
-        address = self._nearest_client(peer, plain or standard)
-        if plain and standard and address != self._nearest_client(peer, standard):
+        said = (_said_of("for", element) for element in reversed(standard))  # few are read of perhaps many
+        address = self._nearest_client(peer, reversed(plain) if plain else said)
+        if plain and standard and address != self._nearest_client(peer, said):
             return None
         return address
 
@@ -102,7 +106,7 @@ class TrustedProxies:
 
     def _nearest_client(self, peer: IpAddress | None, forwarded_for: Iterable[str]) -> IpAddress | None:
         address = peer
-        for text in reversed(list(forwarded_for)):
+        for text in forwarded_for:
             nearer = parse_address(text)
             if nearer is None:
                 break
@@ -181,7 +185,7 @@ def is_from_this_machine(
 
 
 def _forwarded_for(headers: Iterable[tuple[bytes, bytes]]) -> tuple[list[str], list[str]]:
-    """The addresses in ``X-Forwarded-For``, and in ``Forwarded``, the nearest proxy's last."""
+    """The addresses in ``X-Forwarded-For``, and the elements of ``Forwarded``, the nearest proxy's last."""
     plain: list[str] = []
     standard: list[str] = []
     for name, value in headers:
@@ -189,13 +193,13 @@ def _forwarded_for(headers: Iterable[tuple[bytes, bytes]]) -> tuple[list[str], l
             plain += [text.strip() for text in value.decode("latin-1").split(",")]
         elif name == b"forwarded":
             # RFC 7239: one element per proxy, e.g. for="[2001:db8::17]:4711";proto=https
-            standard += [_said_of("for", element) for element in value.decode("latin-1").split(",")]
+            standard += value.decode("latin-1").split(",")
     return plain, standard
 
 
 def _said_of(what: str, element: str) -> str:
     """The value of ``for`` or ``proto`` in an element of ``Forwarded``, or an empty string."""
-    for pair in element.split(";"):
+    for pair in element.split(";", _PAIRS_MAX)[:_PAIRS_MAX]:
         name, _, value = pair.partition("=")
         if name.strip().lower() == what:
             return value.strip().strip('"')
