@@ -8,6 +8,7 @@ import logging
 import socket
 import ssl
 import threading
+import time
 import urllib.request
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
@@ -31,6 +32,7 @@ from websockets.typing import Subprotocol
 
 from tidegate.amqp.message import decode_message
 from tidegate.broker import Claim
+from tidegate.gateway.health import health_report
 from tidegate.gateway.http.server import HttpServer, listening_socket
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import ClosedError
@@ -115,6 +117,24 @@ def _encoded(service: HubService, event_hub: str, partition_id: str) -> list[byt
 
 def _stored(service: HubService, event_hub: str, partition_id: str) -> list[EventContents]:
     return [decode_event(event) for event in _encoded(service, event_hub, partition_id)]
+
+
+def test_health_takes_a_tenth_of_the_time_at_most(
+    hub_service: HubService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Anyone may ask: where a report of many partitions takes long, strangers must not stop the service."""
+    reports = []
+
+    def report(*args: Any) -> dict[str, object]:
+        time.sleep(0.1)
+        reports.append(health_report(*args))
+        return reports[-1]
+
+    monkeypatch.setattr("tidegate.gateway.http.app.health_report", report)
+    begun = time.monotonic()
+    for _ in range(10):
+        assert json.loads(_request(hub_service, "/health")[2]) == reports[-1]
+    assert len(reports) <= 1 + (time.monotonic() - begun) / 1.0
 
 
 def test_health(hub_service: HubService) -> None:

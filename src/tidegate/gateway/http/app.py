@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -36,6 +37,10 @@ from tidegate.model.clock import Clock
 from tidegate.model.errors import ServerBusyError, UnauthorizedError
 from tidegate.transport.peers import TrustedProxies, is_from_this_machine
 from tidegate.transport.tasks import TaskOwner
+
+_WORK_SHARE: Final = 10
+"""The report of ``/health`` is used for this many times its computing time: anyone may ask for it, and a
+thousand partitions take a millisecond."""
 
 
 class HttpGateway:
@@ -81,6 +86,9 @@ class HttpGateway:
         self._tasks = TaskOwner("HTTP gateway")
         self._servers: list[HttpServer] = []
         self._hsts_max_age_s = hsts_max_age_s
+        self._health_report: Mapping[str, object] = {}
+        self._health_until = 0.0
+        """Until when the report is used again, on the loop's clock."""
         self._application = Starlette(
             routes=[
                 Route("/health", self._health, methods=["GET"]),
@@ -132,8 +140,12 @@ class HttpGateway:
         return self._origins.admits(origin, host, self._broker.authorizer.host_names)
 
     async def _health(self, request: Request) -> Response:
-        now = asyncio.get_running_loop().time()
-        return JSONResponse(health_report(self._broker, self._amqp.admission, now))
+        loop = asyncio.get_running_loop()
+        if (now := loop.time()) >= self._health_until:
+            self._health_report = health_report(self._broker, self._amqp.admission, now)
+            ended = loop.time()
+            self._health_until = ended + _WORK_SHARE * (ended - now)
+        return JSONResponse(self._health_report)
 
     async def _ready(self, request: Request) -> Response:
         if self._is_ready():
