@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Iterator
 from dataclasses import replace
 
+import psycopg
 import pytest
 from sqlalchemy import CheckConstraint, Column, Integer, MetaData, String, Table, UniqueConstraint, exc
 from tests.sql.support import (
@@ -409,8 +410,5 @@ def test_a_file_that_others_hold_is_busy(words: str) -> None:
 def test_a_full_disk_of_postgresql_is_called_that() -> None:
     """Its SQLSTATE is one of those for which trying again helps, but only after somebody made room."""
 
-    class _DiskFullError(Exception):
-        sqlstate = "53100"
-
-    error = translate(_DiskFullError("could not extend file"), doing="inserting", where="db")
+    error = translate(psycopg.errors.DiskFull("could not extend file"), doing="inserting", where="db")
     assert "The disk of the database db is full" in str(error)

@@ -21,7 +21,6 @@ from sqlalchemy import (
     cast,
     func,
     select,
-    text,
 )
 from sqlalchemy import exc as sqlalchemy_errors
 from sqlalchemy.types import NullType, String
@@ -74,8 +73,7 @@ def audit_table(
     this name), DatabaseError, DatabaseUnavailableError, and what ``log`` raises.
     """
     with database.read() as connection:
-        if not database.is_sqlite:
-            connection.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY"))
+        database.dialect.begin_snapshot(connection)
         sink = _Sink.find(connection, database, table, sequence_column, partition_column)
         checkpoints = _read_checkpoints(connection, consumer)
         if not checkpoints:

@@ -20,7 +20,8 @@ from tidegate.model.events import ReceivedEvent
 from tidegate.sql.commit.engine import BatchScope, Share, run_transaction
 from tidegate.sql.commit.partition_batch import PartitionBatch, handled_batch
 from tidegate.sql.core.database import Database
-from tidegate.sql.core.failures import is_deadlock
+from tidegate.sql.core.dialects.base import ErrorKind
+from tidegate.sql.core.failures import is_of
 from tidegate.sql.core.halving import failures_of
 from tidegate.sql.core.row_groups import joined
 from tidegate.sql.core.unit_of_work import RowsRefusedError, UnitOfWork
@@ -89,7 +90,7 @@ def commit_batches(database: Database, batches: Sequence[PartitionBatch]) -> lis
         failure: DatabaseError = refused
     except DatabaseUnavailableError as error:
         # Two transactions wrote the same unique keys of the user's table in different orders.
-        if len(ordered) == 1 or error.__cause__ is None or not is_deadlock(error.__cause__):
+        if len(ordered) == 1 or error.__cause__ is None or not is_of(error.__cause__, ErrorKind.DEADLOCK):
             raise
         failure = error
     else:

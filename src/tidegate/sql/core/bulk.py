@@ -19,6 +19,8 @@ from typing import Any, Final
 from sqlalchemy import Connection, Dialect, Table, exc
 
 from tidegate.sql.core.column_values import Preparation, preparation_of, processor_of
+from tidegate.sql.core.dialects import DIALECTS
+from tidegate.sql.core.dialects.base import BulkForm
 from tidegate.sql.core.failures import is_connection_lost
 
 _PARAMETERS_MAX: Final = 500
@@ -100,7 +102,7 @@ def plan_of(table: Table, columns: tuple[str, ...], dialect: Dialect) -> InsertP
     quote = dialect.identifier_preparer
     target = quote.format_table(table)
     names = ", ".join(quote.format_column(table.columns[key]) for key in columns)
-    is_copy = dialect.name == "postgresql"
+    is_copy = DIALECTS[dialect.name].bulk_form is BulkForm.COPY
     if is_copy:
         # Doubled for statements with parameters, and a COPY has none.
         statement = f"COPY {target} ({names}) FROM STDIN".replace("%%", "%")

@@ -12,10 +12,10 @@ from functools import cache
 from typing import Any, Final
 
 from sqlalchemy import Connection, Select, Update, and_, bindparam, or_, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 
 from tidegate.model.clock import Clock
 from tidegate.model.errors import FencedError
+from tidegate.sql.core.dialects import dialect_of
 from tidegate.sql.core.schema import checkpoint, of_consumer
 from tidegate.sql.core.values import ConsumerKey
 
@@ -116,15 +116,13 @@ class CheckpointRows:
         found = self._lock_one(connection, partition_id)
         if found is None:
             # Waits for a competitor that is creating the same row, and then sees it.
-            insert = (sqlite if connection.dialect.name == "sqlite" else postgresql).insert(checkpoint)
-            key = {
+            row = {
                 "event_hub": self._consumer.event_hub,
                 "consumer_group": self._consumer.consumer_group,
                 "partition_id": partition_id,
+                "updated_at": self._clock.now_utc(),
             }
-            connection.execute(
-                insert.values(**key, updated_at=self._clock.now_utc()).on_conflict_do_nothing()
-            )
+            connection.execute(dialect_of(connection).insert_or_lock(checkpoint, row))
             found = self._lock_one(connection, partition_id)
         assert found is not None
         return found

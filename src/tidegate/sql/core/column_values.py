@@ -16,6 +16,9 @@ from uuid import UUID
 from sqlalchemy import Dialect, exc, types
 from sqlalchemy.types import TypeEngine
 
+from tidegate.sql.core.dialects import DIALECTS
+from tidegate.sql.core.dialects.base import IntegerRule
+
 Column = Sequence[object]
 Preparation = Callable[[Column], Column]
 """Converts a column's values to others of the same meaning; returns its argument if nothing changes."""
@@ -36,11 +39,11 @@ def preparation_of(sql_type: TypeEngine[Any], dialect: Dialect) -> Preparation |
     """The conversion that a plain type's values need on this database; None: they need none."""
     if sql_type._variant_mapping:  # another type on one of the databases: the user's own choice
         return None
-    is_postgresql = dialect.name == "postgresql"
-    if type(sql_type) in INTEGERS and is_postgresql:
+    ours = DIALECTS[dialect.name]
+    if type(sql_type) in INTEGERS and ours.integer_rule is IntegerRule.CONVERTED:
         return _integers
     if type(sql_type) in TIMES:
-        return _moments if is_postgresql and getattr(sql_type, "timezone", False) else _utc_without_zone
+        return _moments if ours.has_zones and getattr(sql_type, "timezone", False) else _utc_without_zone
     if isinstance(sql_type, types.Uuid) and sql_type.as_uuid and not dialect.supports_native_uuid:
         return _uuids
     return None

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
-import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -20,14 +18,15 @@ from pathlib import Path
 from typing import Final
 
 import sqlalchemy
-from sqlalchemy import Connection, Engine, Table, event, exc, inspect, text
+from sqlalchemy import Connection, Engine, Table, exc, inspect
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.pool import ConnectionPoolEntry, Pool
+from sqlalchemy.pool import Pool
 
 from tidegate.model.clock import Clock
 from tidegate.model.errors import DatabaseError, DatabaseUnavailableError
 from tidegate.sql.core import schema
+from tidegate.sql.core.dialects import DIALECTS
+from tidegate.sql.core.dialects.sqlite import IS_READER
 from tidegate.sql.core.failures import translate
 from tidegate.sql.core.writer_lock import WriterLock
 from tidegate.transport.clock import SystemClock
@@ -37,24 +36,6 @@ logger = logging.getLogger(__name__)
 LOCK_WAIT_S: Final = 60.0
 """How long a writer waits for others by default, in seconds (our choice: longer than any batch)."""
 
-_CONNECT_ARGUMENTS: Final = {
-    "connect_timeout": 10,
-    "keepalives_idle": 10,
-    "keepalives_interval": 5,
-    "keepalives_count": 4,
-    "tcp_user_timeout": 30_000,
-}
-"""For libpq, in seconds, the last in milliseconds; the URL's own take precedence. A dead server machine is
-detected within 30 s (our choice: a lease) instead of 2 hours (Linux, tcp_keepalive_time)."""
-_SERVER_KEEPALIVES: Final = {
-    "tcp_keepalives_idle": 10,
-    "tcp_keepalives_interval": 5,
-    "tcp_keepalives_count": 4,
-}
-"""The same on the server: a dead client machine's locks are released within 30 s."""
-
-_SCHEMA_LOCK_KEY: Final = 0x7469_6465  # "tide": the advisory lock that serialises migrations on PostgreSQL
-_IS_READER = "tidegate_is_reader"
 _WRITER_LOCK = "tidegate_writer_lock"
 
 
@@ -63,6 +44,8 @@ class Database:
 
     def __init__(self, url: URL, *, clock: Clock, lock_wait_s: float) -> None:
         self._url = url
+        self.dialect: Final = DIALECTS[url.get_backend_name()]
+        """What differs between databases."""
         self.clock: Clock = clock
         """The clock for times in Tidegate's own rows."""
         self._lock_wait_s = lock_wait_s
@@ -70,7 +53,7 @@ class Database:
         self._lock = threading.RLock()
         self._engine: Engine | None = None
         self._urgent_engine: Engine | None = None
-        """PostgreSQL: separate connections for urgent work, so that batches cannot use them up."""
+        """On a server: separate connections for urgent work, so that batches cannot use them up."""
         self._process_id = os.getpid()
         self._inode: tuple[int, int] | None = None
         self.writer_wait_s = 0.0
@@ -111,7 +94,7 @@ class Database:
 
     @property
     def is_sqlite(self) -> bool:
-        """Whether it is a SQLite file, whose writers queue."""
+        """Whether it is a SQLite file, whose writers queue in this process and others."""
         return self._path is not None
 
     @contextmanager
@@ -122,7 +105,7 @@ class Database:
         """
         engine = self._engine_for(is_urgent=is_urgent)
         try:
-            with engine.connect().execution_options(**{_IS_READER: True}) as connection, connection.begin():
+            with engine.connect().execution_options(**{IS_READER: True}) as connection, connection.begin():
                 yield connection
         except exc.SQLAlchemyError as error:
             raise translate(error, doing="reading", where=self.url) from error
@@ -132,7 +115,7 @@ class Database:
         """A connection whose next transaction may write; on SQLite it holds the writers' lock.
 
         The caller begins and ends the transaction. is_urgent: for short writes that must not be late, see
-        ``WriterLock``; on PostgreSQL they have their own connections.
+        ``WriterLock``; on a server they have their own connections.
         Raises DatabaseError; DatabaseUnavailableError without a connection, or if other writers hold the lock
         for ``lock_wait_s``.
         """
@@ -164,16 +147,8 @@ class Database:
         lock = connection.info.pop(_WRITER_LOCK, None)
         try:
             raw = connection.connection.dbapi_connection
-            if isinstance(raw, sqlite3.Connection):
-                raw.interrupt()
-                # Without a transaction, the next statement would commit on its own: forbid writing.
-                raw.execute("PRAGMA query_only = ON")
-                raw.rollback()
-            elif raw is not None:
-                # The server ends a lost client's transaction; the driver would wait for its thread.
-                descriptor: int = raw.fileno()
-                with socket.socket(fileno=os.dup(descriptor)) as line:
-                    line.shutdown(socket.SHUT_RDWR)
+            if raw is not None:
+                self.dialect.abort(raw)
         except (OSError, exc.SQLAlchemyError, connection.dialect.loaded_dbapi.Error):
             # The connection is already lost, and so is its transaction.
             logger.debug("The connection of an aborted transaction was already lost.", exc_info=True)
@@ -192,8 +167,7 @@ class Database:
         Raises DatabaseError if a table of that name exists but lacks some of the columns.
         """
         try:
-            with self.writing() as connection, connection.begin():
-                self._serialise_schema_changes(connection)
+            with self.writing() as connection, connection.begin(), self.dialect.changing_schema(connection):
                 table.create(connection, checkfirst=True)
                 present = {
                     column["name"] for column in inspect(connection).get_columns(table.name, table.schema)
@@ -266,41 +240,23 @@ class Database:
         self._engine = self._urgent_engine = None
 
     def _new_engine(self) -> Engine:
-        options: dict[str, object] = {}
-        if self._path is None:
-            # As many connections as threads need, 5 of them kept open. With SQLAlchemy's limit of 15, a lease
-            # renewal would wait for 15 batches and fail after 30 s.
-            options = {"pool_pre_ping": True, "isolation_level": "READ COMMITTED", "max_overflow": -1}
-            connect_arguments: dict[str, object] = {
-                name: value for name, value in _CONNECT_ARGUMENTS.items() if name not in self._url.query
-            }
-        else:
-            connect_arguments = {"timeout": self._lock_wait_s, "check_same_thread": False}
+        dialect = self.dialect
         try:
             engine = sqlalchemy.create_engine(
-                self._url, connect_args=connect_arguments, hide_parameters=True, **options
+                self._url,
+                connect_args=dialect.connect_arguments(self._url, lock_wait_s=self._lock_wait_s),
+                hide_parameters=True,
+                **dialect.engine_options(),
             )
         except ModuleNotFoundError as error:
             raise DatabaseError(
                 f"The driver {error.name} for {self.url} is not installed.",
-                next_step="Install it with: pip install 'tidegate[postgresql]'",
+                next_step=f"Install it with: pip install 'tidegate[{dialect.extra}]'",
             ) from error
         except exc.SQLAlchemyError as error:
             raise DatabaseError(f"Invalid database URL {self.url}: {error}.") from error
-        if self._path is None:
-            event.listen(engine, "connect", self._set_up_postgresql)
-        else:
-            event.listen(engine, "connect", _set_up_sqlite)
-            event.listen(engine, "begin", _begin_sqlite)
+        dialect.set_up(engine, lock_wait_s=self._lock_wait_s)
         return engine
-
-    def _set_up_postgresql(self, connection: DBAPIConnection, record: ConnectionPoolEntry) -> None:
-        cursor = connection.cursor()
-        settings = {"lock_timeout": max(1, round(self._lock_wait_s * 1000)), **_SERVER_KEEPALIVES}
-        for name, value in settings.items():
-            cursor.execute(f"SET {name} = {value}", ())
-        cursor.close()
-        connection.commit()
 
     def _prepare(self, engine: Engine) -> None:
         """Create or migrate the tables unless they have this version already (checked without a lock)."""
@@ -312,11 +268,15 @@ class Database:
         try:
             if not self._is_new_file():
                 with engine.connect() as connection:
-                    connection = connection.execution_options(**{_IS_READER: True})
+                    connection = connection.execution_options(**{IS_READER: True})
                     if schema.current_version(connection) == len(schema.MIGRATIONS):
                         return
-            with self._writer_lock(), engine.connect() as connection, connection.begin():
-                self._serialise_schema_changes(connection)
+            with (
+                self._writer_lock(),
+                engine.connect() as connection,
+                connection.begin(),
+                self.dialect.changing_schema(connection),
+            ):
                 schema.migrate(connection, now=self.clock.now_utc())
         except exc.SQLAlchemyError as error:
             raise self._connect_error(error) from error
@@ -324,10 +284,6 @@ class Database:
     def _is_new_file(self) -> bool:
         # Two connections that switch to WAL mode together fail immediately, so do it only under the lock.
         return self._path is not None and (not self._path.exists() or self._path.stat().st_size == 0)
-
-    def _serialise_schema_changes(self, connection: Connection) -> None:
-        if self._path is None:
-            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _SCHEMA_LOCK_KEY})
 
     def _connect_error(self, error: exc.SQLAlchemyError) -> DatabaseError:
         words = " ".join(str(getattr(error, "orig", None) or error).split())
@@ -343,7 +299,7 @@ class Database:
                 f"The SQLite database {self._path} is damaged: {words}.",
                 next_step="Restore it from a backup, or recover it with the sqlite3 tool's .recover.",
             )
-        if "password authentication failed" in words or "does not exist" in words:
+        if self.dialect.is_login_refused(words):
             return DatabaseError(
                 f"The database {self.url} refused this user: {words}",
                 next_step="Check user, password and database name in the URL.",
@@ -394,23 +350,16 @@ def _checked_url(url: str | URL) -> URL:
     except (exc.ArgumentError, ValueError) as error:
         raise DatabaseError(
             "Invalid database URL.",
-            next_step="Write sqlite:////absolute/path.db or postgresql://user:password@host:5432/name "
-            "(special characters of the password percent-encoded).",
+            next_step=f"Write {_URLS} (special characters of the password percent-encoded).",
         ) from error
     backend = "postgresql" if parsed.drivername == "postgres" else parsed.get_backend_name()
-    if backend == "postgresql":
-        return parsed.set(drivername="postgresql+psycopg")
-    if backend != "sqlite":
-        raise DatabaseError(
-            f"Tidegate does not support {backend} databases.",
-            next_step="Use sqlite:////absolute/path.db or postgresql://user:password@host:5432/name.",
-        )
-    if parsed.database in (None, "", ":memory:") or str(parsed.database).startswith("file:"):
-        raise DatabaseError(
-            "An in-memory database or a file: URI cannot be shared with other processes.",
-            next_step="Name a file: sqlite:////absolute/path.db",
-        )
-    return parsed.set(drivername="sqlite", database=str(Path(str(parsed.database)).absolute()))
+    dialect = DIALECTS.get(backend)
+    if dialect is None:
+        raise DatabaseError(f"Tidegate does not support {backend} databases.", next_step=f"Use {_URLS}.")
+    return dialect.checked(parsed)
+
+
+_URLS: Final = " or ".join(each.url_example for each in DIALECTS.values())
 
 
 def _sqlite_path(url: URL) -> Path | None:
@@ -425,18 +374,3 @@ def _inode(path: Path | None) -> tuple[int, int] | None:
     except FileNotFoundError:
         return None
     return status.st_dev, status.st_ino
-
-
-def _set_up_sqlite(connection: DBAPIConnection, record: ConnectionPoolEntry) -> None:
-    # SQLAlchemy begins transactions itself (_begin_sqlite), so the driver must not.
-    connection.isolation_level = None
-    cursor = connection.cursor()
-    for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
-        cursor.execute(f"PRAGMA {pragma}")
-    cursor.close()
-
-
-def _begin_sqlite(connection: Connection) -> None:
-    is_reader = connection.get_execution_options().get(_IS_READER, False)
-    # A deferred transaction that starts writing halfway can fail immediately with "database is locked".
-    connection.exec_driver_sql("BEGIN" if is_reader else "BEGIN IMMEDIATE")

@@ -7,9 +7,9 @@ from datetime import datetime
 from functools import cache
 from typing import Any
 
-from sqlalchemy import case
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import ColumnElement, Executable, case
 
+from tidegate.sql.core.dialects.base import Columns, SqlDialect
 from tidegate.sql.core.schema import dead_letter
 from tidegate.sql.core.values import (
     REASON_CHARACTERS_MAX,
@@ -22,22 +22,25 @@ from tidegate.sql.core.values import (
 
 
 @cache
-def upsert(*, is_sqlite: bool) -> postgresql.Insert | sqlite.Insert:
+def upsert(dialect: SqlDialect) -> Executable:
     """Insert a dead letter, or reopen an existing one with one more attempt.
 
     One with another enqueued time is of another event: its hub was deleted and created again.
     """
-    insert = sqlite.insert(dead_letter) if is_sqlite else postgresql.insert(dead_letter)
+    return dialect.upsert_values(dead_letter, _changes)
+
+
+def _changes(new: Columns) -> dict[str, ColumnElement[Any]]:
     kept = ("first_failed_at", "attempts", *(column.name for column in dead_letter.primary_key))
-    changes: dict[str, Any] = {
-        column.name: insert.excluded[column.name] for column in dead_letter.columns if column.name not in kept
+    changes: dict[str, ColumnElement[Any]] = {
+        column.name: new[column.name] for column in dead_letter.columns if column.name not in kept
     }
-    is_same_event = dead_letter.c.enqueued_time_ms == insert.excluded.enqueued_time_ms
+    is_same_event = dead_letter.c.enqueued_time_ms == new["enqueued_time_ms"]
     changes["attempts"] = case((is_same_event, dead_letter.c.attempts + 1), else_=1)
     changes["first_failed_at"] = case(
-        (is_same_event, dead_letter.c.first_failed_at), else_=insert.excluded.first_failed_at
+        (is_same_event, dead_letter.c.first_failed_at), else_=new["first_failed_at"]
     )
-    return insert.on_conflict_do_update(index_elements=list(dead_letter.primary_key), set_=changes)
+    return changes
 
 
 def parameters_of(

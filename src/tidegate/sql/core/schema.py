@@ -34,6 +34,7 @@ from sqlalchemy import (
 from sqlalchemy.types import TypeDecorator
 
 from tidegate.model.errors import DatabaseError
+from tidegate.sql.core.dialects import DIALECTS
 from tidegate.sql.core.values import ConsumerKey
 
 
@@ -44,11 +45,11 @@ class UtcDateTime(TypeDecorator[datetime]):
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Convert to UTC for the database; SQLite gets it without a zone."""
+        """Convert to UTC, without a zone for a database that has none."""
         if value is None:
             return None
         utc = value.astimezone(UTC)
-        return utc.replace(tzinfo=None) if dialect.name == "sqlite" else utc
+        return utc if DIALECTS[dialect.name].has_zones else utc.replace(tzinfo=None)
 
     def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
         """Convert from the database; the result is aware and in UTC."""

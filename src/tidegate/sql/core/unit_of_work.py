@@ -209,9 +209,8 @@ class UnitOfWork:
         ``check_deferred_constraints`` may read through all tables with foreign keys each time.
         """
         with self.translating("making constraints immediate"):
-            if not self.database.is_sqlite:
-                self.connection.execute(text("SET CONSTRAINTS ALL IMMEDIATE"))
-            elif is_commit_refused:
+            is_done = self.database.dialect.make_constraints_immediate(self.connection)
+            if not is_done and is_commit_refused and self.database.is_sqlite:
                 self._violations_before = self._count_violations()
 
     def check_deferred_constraints(self) -> None:
@@ -255,7 +254,7 @@ class UnitOfWork:
             now=self.database.clock.now_utc(),
         )
         with self.translating("writing dead letters"):
-            self.connection.execute(upsert(is_sqlite=self.database.is_sqlite), parameters)
+            self.connection.execute(upsert(self.database.dialect), parameters)
         return len(parameters)
 
     def advance(
@@ -323,7 +322,8 @@ class UnitOfWork:
                 transaction.commit()
         except sqlalchemy_errors.SQLAlchemyError as error:
             self.rollback()
-            if is_connection_lost(error) or (self.database.is_sqlite and not is_bad_data(error)):
+            is_final = self.database.dialect.is_commit_error_final or is_bad_data(error)
+            if is_connection_lost(error) or not is_final:
                 resolve_lost_commit(self.database, self.consumer, self._witness, error)
             elif is_bad_data(error):
                 raise rows_refused(error, "the commit", is_at_commit=True) from error

@@ -7,7 +7,7 @@ from datetime import datetime
 from functools import partial
 from itertools import groupby
 
-from sqlalchemy import func, select, tuple_
+from sqlalchemy import func, select
 
 from tidegate.model.errors import InvalidArgumentError, NotFoundError
 from tidegate.model.events import ReceivedEvent
@@ -202,7 +202,7 @@ class DeadLetters:
         while True:
             following = statement
             if page:
-                following = statement.where(tuple_(*key) > tuple_(*page[-1][:4]))
+                following = statement.where(self._database.dialect.is_beyond(key, page[-1][:4]))
             with self._database.read() as connection:
                 page = [
                     (hub, group, partition_id, number, time_ms)

@@ -12,7 +12,7 @@ from dataclasses import astuple, dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
 
-from sqlalchemy import ColumnElement, Select, func, literal_column, or_, select, tuple_, union_all
+from sqlalchemy import ColumnElement, Select, func, or_, select, union_all
 
 from tidegate.sql.core.database import Database
 from tidegate.sql.core.dead_letter_rows import conditions_of
@@ -110,13 +110,7 @@ class DeadLetterPages:
 
     def counts_by_hour(self, filter: DeadLetterFilter) -> list[HourCount]:
         """The number that failed last in each hour (UTC) that has any, in order; they add up to all."""
-        is_sqlite = self._database.is_sqlite
-        # SQLite stores "2026-11-22 06:00:00.000000": the first 13 characters are the hour.
-        hour = (
-            func.substr(literal_column("last_failed_at"), 1, 13)
-            if is_sqlite
-            else func.date_trunc("hour", _ROW.last_failed_at, "UTC")
-        ).label("hour")
+        hour = self._database.dialect.hour_of(_ROW.last_failed_at).label("hour")
         statement = (
             select(hour, func.count())
             .select_from(dead_letter)
@@ -151,8 +145,8 @@ class DeadLetterPages:
         """The first rows of one status, read in one walk along the index."""
         statement = select(*_LINE).where(*self._conditions(filter), _ROW.status == status.value)
         if behind is not None:
-            place = tuple_(*astuple(behind), types=[each.type for each in _KEY])
-            statement = statement.where(tuple_(*_KEY) < place)
+            is_beyond = self._database.dialect.is_beyond
+            statement = statement.where(is_beyond(_KEY, astuple(behind), is_descending=True))
         return statement.order_by(*(column.desc() for column in _KEY)).limit(limit)
 
     def _conditions(self, filter: DeadLetterFilter) -> list[ColumnElement[bool]]:

@@ -20,7 +20,8 @@ from sqlalchemy import exc as sqlalchemy_errors
 from tidegate.model.errors import DatabaseError, DatabaseUnavailableError
 from tidegate.model.events import ReceivedEvent
 from tidegate.processor.handlers import PartitionContext
-from tidegate.sql.core.failures import is_environment, reason_of, sqlstate_of, translate
+from tidegate.sql.core.dialects.base import ErrorKind
+from tidegate.sql.core.failures import is_environment, is_of, reason_of, translate
 from tidegate.sql.core.halving import failures_of
 from tidegate.sql.core.parked_keys import KeyOrder
 from tidegate.sql.core.unit_of_work import RowsRefusedError, UnitOfWork
@@ -31,9 +32,6 @@ _Outcome = TypeVar("_Outcome")
 
 RunEvents = Callable[[UnitOfWork, TransactionCall, Sequence[ReceivedEvent]], None]
 """A handler in its common form: writes the effects of events, dead-letters some, or raises for all."""
-
-_NO_SAVEPOINT = ("3B001", "25P01")
-"""PostgreSQL: no such savepoint, no transaction in progress (PostgreSQL 15 documentation, appendix A)."""
 
 
 class EventsFailedError(Exception):
@@ -246,7 +244,7 @@ class EventRun:
         seen: set[int] = set()
         while cause is not None and id(cause) not in seen:
             seen.add(id(cause))
-            if sqlstate_of(cause) in _NO_SAVEPOINT or "no such savepoint" in str(cause):
+            if is_of(cause, ErrorKind.NO_SAVEPOINT):
                 raise misused("The handler ended its transaction, bypassing SQLAlchemy.") from error
             if isinstance(cause, sqlalchemy_errors.SQLAlchemyError) and is_environment(cause):
                 raise translate(cause, doing="running the handler", where=self._unit.database.url) from error

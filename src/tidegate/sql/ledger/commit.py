@@ -15,7 +15,6 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute
 from sqlalchemy import BigInteger, Column, MetaData, String, Table, delete
-from sqlalchemy.schema import CreateTable, DropTable
 
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.times import milliseconds_of
@@ -295,8 +294,8 @@ def _remove_events(unit: UnitOfWork, staged: Table, stage: Stage, letters: pa.Ta
         staged.c[event_column(SEQUENCE_NUMBER)] == keys.c[SEQUENCE_NUMBER],
     )
     with unit.translating("removing the rows of dead-lettered events"):
-        unit.connection.execute(CreateTable(keys))
+        unit.database.dialect.make_temporary(unit.connection, keys)
         unit.insert_values(keys, PartitionRows((PARTITION, SEQUENCE_NUMBER), values, [0] * len(values)))
         removed = unit.connection.execute(statement).rowcount
-        unit.connection.execute(DropTable(keys))
+        unit.database.dialect.drop_temporary(unit.connection, keys)
     return removed

@@ -20,7 +20,6 @@ from enum import Enum
 from typing import Final
 
 from sqlalchemy import ColumnElement, Connection, and_, delete, or_, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 
 from tidegate.model.errors import FencedError, InvalidArgumentError, LedgerMismatchError
 from tidegate.sql.core.database import Database
@@ -247,22 +246,18 @@ class BatchLedger:
         """The state, the run that last claimed the query, and its epoch; creates a missing row."""
         lock = select(ledger_query.c.epoch).where(self._is_mine).with_for_update()
         if connection.execute(lock).one_or_none() is None:
-            insert = sqlite.insert if self.database.is_sqlite else postgresql.insert
+            row = {
+                "query_name": self.query_name,
+                "query_id": "",
+                "next_batch_id": 0,
+                "epoch": 0,
+                "run_id": "",
+                "owner": "",
+                "transaction_token": "",
+                "updated_at": self.database.clock.now_utc(),
+            }
             # Waits for a competitor that is creating the same row, and then sees it.
-            connection.execute(
-                insert(ledger_query)
-                .values(
-                    query_name=self.query_name,
-                    query_id="",
-                    next_batch_id=0,
-                    epoch=0,
-                    run_id="",
-                    owner="",
-                    transaction_token="",
-                    updated_at=self.database.clock.now_utc(),
-                )
-                .on_conflict_do_nothing()
-            )
+            connection.execute(self.database.dialect.insert_or_lock(ledger_query, row))
             connection.execute(lock)
         return self._state(connection, batch)
 

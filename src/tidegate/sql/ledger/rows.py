@@ -6,8 +6,7 @@ the same on both databases: an error names the key, unless ``order_by`` decides 
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -28,12 +27,11 @@ from sqlalchemy import (
     true,
     union_all,
 )
-from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.schema import CreateTable, DropTable
 
 from tidegate.model.errors import DatabaseError, DatabaseUnavailableError, InvalidArgumentError
 from tidegate.sql.core.database import Database
-from tidegate.sql.core.failures import sqlstate_of
+from tidegate.sql.core.dialects.base import Columns, ErrorKind, SqlDialect, Upsert
+from tidegate.sql.core.failures import is_of
 from tidegate.sql.core.unit_of_work import RowsRefusedError, UnitOfWork, rows_refused
 
 if TYPE_CHECKING:
@@ -41,9 +39,6 @@ if TYPE_CHECKING:
 
 _KEYS_SHOWN = 3
 _RANK = "tidegate_rank"
-_SECOND_TIME = "21000"
-"""PostgreSQL: ON CONFLICT DO UPDATE met a row for the second time (appendix A: cardinality_violation)."""
-
 
 Rows: TypeAlias = Select[Any]
 
@@ -168,7 +163,7 @@ class TableWriter:
             merge(self._unit, self._target, sources, columns)
         with self._unit.translating("dropping a temporary table"):
             for table in self._loaded.values():
-                self._unit.connection.execute(DropTable(table))
+                self._unit.database.dialect.drop_temporary(self._unit.connection, table)
         self._loaded.clear()
         return self.rows
 
@@ -176,7 +171,7 @@ class TableWriter:
         name = f"tidegate_new_{len(self._loaded)}_{self._target.table.name}"[:63]
         table = loose_copy(self._target.table, name, columns, prefixes=("TEMPORARY",))
         with self._unit.translating("creating a temporary table"):
-            self._unit.connection.execute(CreateTable(table))
+            self._unit.database.dialect.make_temporary(self._unit.connection, table)
         self._loaded[columns] = table
 
 
@@ -224,30 +219,33 @@ def merge(unit: UnitOfWork, target: LedgerTable, sources: Sequence[Table], colum
     """
     parts = [select(*(source.columns[key].label(key) for key in columns)) for source in sources]
     source = parts[0].subquery() if len(parts) == 1 else union_all(*parts).subquery()
-    if unit.database.is_sqlite:
+    # Some databases refuse a key's second row, unless both are older than the stored one, and a row without a
+    # key. In others, one of the rows would silently win, and a row would be given a new integer key.
+    is_refused = unit.database.dialect.is_shared_key_refused
+    if not is_refused:
         _refuse_null_keys(unit, target, source)
-    # PostgreSQL refuses a key's second row, unless both are older than the stored one; in SQLite it would
-    # silently win.
-    is_looked_for = unit.database.is_sqlite or target.is_older_ignored
+    is_looked_for = not is_refused or target.is_older_ignored
     is_shared = is_looked_for and bool(_shared_keys(unit, target, source))
     if not is_shared and _try_upsert(unit, target, columns, _rows_of(source, columns)):
         return
     keys = _shared_keys(unit, target, source, is_highest_only=bool(target.order_by))
     if keys:
         raise _duplicate_error(target, keys)
-    highest = _rows_of(_ranked(target, source, columns), columns)
+    highest = _rows_of(_ranked(unit.database.dialect, target, source, columns), columns)
     is_merged = _try_upsert(unit, target, columns, highest)
     assert is_merged, "one row of each key is left"
 
 
 def _try_upsert(unit: UnitOfWork, target: LedgerTable, columns: Sequence[str], rows: Rows) -> bool:
-    """Returns False, with nothing written, if two of the rows share a key (PostgreSQL)."""
+    """Returns False, with nothing written, if the database refuses rows that share a key."""
+    upsert = Upsert(target.table, target.key_columns, columns, rows, _is_newer(target))
     savepoint = unit.connection.begin_nested()
     try:
-        execute_rows(unit, _upsert(unit, target, columns, rows), target.table)
+        for statement in unit.database.dialect.upsert_statements(upsert):
+            execute_rows(unit, statement, target.table)
     except RowsRefusedError as error:
         savepoint.rollback()
-        if sqlstate_of(error.reason) != _SECOND_TIME:
+        if not is_of(error.reason, ErrorKind.SECOND_TIME):
             raise
         return False
     savepoint.commit()
@@ -260,21 +258,11 @@ def execute_rows(unit: UnitOfWork, statement: Executable, table: Table) -> None:
         unit.connection.execute(statement)
 
 
-def _upsert(
-    unit: UnitOfWork, target: LedgerTable, columns: Sequence[str], rows: Rows
-) -> postgresql.Insert | sqlite.Insert:
-    table = target.table
-    insert = sqlite.insert(table) if unit.database.is_sqlite else postgresql.insert(table)
-    insert = insert.from_select([table.columns[key] for key in columns], rows)
-    key_elements = [table.columns[key] for key in target.key_columns]
-    changes = {key: insert.excluded[key] for key in columns if key not in target.key_columns}
-    if not changes:
-        return insert.on_conflict_do_nothing(index_elements=key_elements)
-    is_newer = None
-    if target.is_older_ignored:
-        stored = [table.columns[key] for key in target.order_by]
-        is_newer = _is_not_below([insert.excluded[column.key] for column in stored], stored)
-    return insert.on_conflict_do_update(index_elements=key_elements, set_=changes, where=is_newer)
+def _is_newer(target: LedgerTable) -> Callable[[Columns], ColumnElement[bool]] | None:
+    if not target.is_older_ignored:
+        return None
+    stored = [target.table.columns[key] for key in target.order_by]
+    return lambda new: _is_not_below([new[column.key] for column in stored], stored)
 
 
 def _is_not_below(
@@ -295,9 +283,9 @@ def _rows_of(source: Table | Subquery, columns: Sequence[str]) -> Rows:
     return rows.where(source.columns[_RANK] == 1) if _RANK in source.columns else rows
 
 
-def _ranked(target: LedgerTable, source: Subquery, columns: Sequence[str]) -> Subquery:
+def _ranked(dialect: SqlDialect, target: LedgerTable, source: Subquery, columns: Sequence[str]) -> Subquery:
     """The rows, numbered within each key from the highest by ``order_by``."""
-    order = [source.columns[key].desc().nulls_last() for key in target.order_by]
+    order = [dialect.descending(source.columns[key]) for key in target.order_by]
     rank = func.rank().over(partition_by=[source.columns[key] for key in target.key_columns], order_by=order)
     return select(*(source.columns[key].label(key) for key in columns), rank.label(_RANK)).subquery()
 
@@ -306,7 +294,9 @@ def _shared_keys(
     unit: UnitOfWork, target: LedgerTable, source: Subquery, *, is_highest_only: bool = False
 ) -> Sequence[tuple[object, ...]]:
     """Keys shared by several rows; is_highest_only: by several rows that are all the key's highest."""
-    rows = _ranked(target, source, target.key_columns) if is_highest_only else source
+    rows = source
+    if is_highest_only:
+        rows = _ranked(unit.database.dialect, target, source, target.key_columns)
     keys = [rows.columns[key] for key in target.key_columns]
     statement = select(*keys).group_by(*keys).having(func.count() > 1).limit(_KEYS_SHOWN)
     if is_highest_only:
@@ -316,14 +306,15 @@ def _shared_keys(
 
 
 def _refuse_null_keys(unit: UnitOfWork, target: LedgerTable, source: Subquery) -> None:
-    """Raises RowsRefusedError as PostgreSQL would; SQLite would give a row without integer key a new one."""
+    """Raises RowsRefusedError for a row without one of its key's columns."""
     for key in target.key_columns:
         statement = select(true()).select_from(source).where(source.columns[key].is_(None)).limit(1)
         with unit.translating(f"looking for rows of {target.table.name} without a key"):
             is_found = unit.connection.execute(statement).first() is not None
         if is_found:
             column = target.table.columns[key]
-            reason = sqlite3.IntegrityError(f"NOT NULL constraint failed: {target.table.name}.{column.name}")
+            driver = unit.connection.dialect.loaded_dbapi
+            reason = driver.IntegrityError(f"NOT NULL constraint failed: {target.table.name}.{column.name}")
             raise rows_refused(reason, f"rows for {target.table.name}")
 
 

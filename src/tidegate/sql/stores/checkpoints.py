@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
 
 from sqlalchemy import ColumnElement, Connection, NullPool, create_engine, delete, exc, make_url, select, true
 
 from tidegate.model.errors import DatabaseError
 from tidegate.processor.checkpoint import ProcessorCheckpoint
-from tidegate.sql.core.database import Database, absolute_url, sqlite_file
+from tidegate.sql.core.database import LOCK_WAIT_S, Database, absolute_url, sqlite_file
+from tidegate.sql.core.dialects import DIALECTS
 from tidegate.sql.core.failures import translate
 from tidegate.sql.core.schema import (
     checkpoint,
@@ -20,9 +20,6 @@ from tidegate.sql.core.schema import (
     of_consumer,
 )
 from tidegate.sql.core.values import Checkpoint, ConsumerKey
-
-_CONNECT_TIMEOUT_S: Final = 10
-"""As in ``Database``."""
 
 
 class CheckpointReader:
@@ -112,16 +109,18 @@ _found: set[str] = set()
 
 def _has_tables(url: str) -> bool:
     """Checked on a separate connection, which changes nothing: ``Database`` would create what is missing."""
+    parsed = make_url(url)
+    dialect = DIALECTS[parsed.get_backend_name()]
     try:
         engine = create_engine(
             url,
             poolclass=NullPool,
             hide_parameters=True,
-            connect_args={} if sqlite_file(url) is not None else {"connect_timeout": _CONNECT_TIMEOUT_S},
+            connect_args=dialect.connect_arguments(parsed, lock_wait_s=LOCK_WAIT_S),
         )
         with engine.connect() as connection:
             return current_version(connection) > 0
     except (exc.SQLAlchemyError, ModuleNotFoundError) as error:
         Database.shared(url)  # also fails, with the better message
-        where = make_url(url).render_as_string(hide_password=True)
+        where = parsed.render_as_string(hide_password=True)
         raise translate(error, doing="looking for checkpoints", where=where) from error

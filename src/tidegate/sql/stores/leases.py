@@ -17,9 +17,20 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Connection, and_, case, func, literal, select, true, tuple_, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Insert,
+    Update,
+    and_,
+    case,
+    func,
+    select,
+    true,
+    tuple_,
+    update,
+)
 from sqlalchemy import exc as sqlalchemy_errors
-from sqlalchemy.dialects import postgresql, sqlite
 
 from tidegate.model.errors import DatabaseUnavailableError, InvalidArgumentError
 from tidegate.processor.lease import Lease, LeaseSnapshot
@@ -178,51 +189,53 @@ class LeaseTable:
             .order_by(row.partition_id)
             .with_for_update()
         )
-        updated = connection.execute(
-            update(lease)
-            .where(of_consumer(lease, consumer), row.partition_id.in_(unchanged))
-            .values(renewed_at=self._now(), version=row.version + 1, **changes)
-            .returning(*_LEASE)
+        mine: Any = unchanged
+        if not self._database.dialect.has_returning:
+            mine = list(connection.execute(unchanged).scalars())
+        here = and_(of_consumer(lease, consumer), row.partition_id.in_(mine))
+        statement = (
+            update(lease).where(here).values(renewed_at=self._now(), version=row.version + 1, **changes)
         )
-        return {found[0]: _lease_of(found) for found in updated}
+        return {found[0]: _lease_of(found) for found in self._returned(connection, statement, here)}
 
     def _acquire(self, connection: Connection, consumer: ConsumerKey, claim: LeaseClaim) -> Lease | None:
         partition_id, version, row = claim.partition_id, claim.version, lease.c
+        here = of_consumer(lease, consumer, partition_id)
         moved_under = select(checkpoint.c.lease_epoch).where(of_consumer(checkpoint, consumer, partition_id))
         checkpoint_epoch = func.coalesce(moved_under.scalar_subquery(), 0)
         now = self._now()
         new = {"owner": storable_text(claim.owner), "acquired_at": now, "renewed_at": now}
         if version is None:
-            insert = (sqlite if self._database.is_sqlite else postgresql).insert(lease)
-            found = connection.execute(
-                insert.values(
-                    event_hub=consumer.event_hub,
-                    consumer_group=consumer.consumer_group,
-                    partition_id=partition_id,
-                    epoch=checkpoint_epoch + 1,
-                    version=1,
-                    **new,
-                )
-                .on_conflict_do_nothing()
-                .returning(*_LEASE)
-            )
+            key = {
+                "event_hub": consumer.event_hub,
+                "consumer_group": consumer.consumer_group,
+                "partition_id": partition_id,
+            }
+            values = {**key, "epoch": checkpoint_epoch + 1, "version": 1, **new}
+            statement: Insert | Update = self._database.dialect.insert_if_absent(lease, values)
         else:
             highest_epoch = case((row.epoch < checkpoint_epoch, checkpoint_epoch), else_=row.epoch)
-            found = connection.execute(
+            statement = (
                 update(lease)
-                .where(of_consumer(lease, consumer, partition_id), row.version == version)
+                .where(here, row.version == version)
                 .values(epoch=highest_epoch + 1, version=row.version + 1, **new)
-                .returning(*_LEASE)
             )
-        won = found.one_or_none()
+        won = next(iter(self._returned(connection, statement, here)), None)
         return None if won is None else _lease_of(won)
+
+    def _returned(
+        self, connection: Connection, statement: Insert | Update, here: ColumnElement[bool]
+    ) -> Sequence[Sequence[Any]]:
+        """The leases that the statement changed. here: selects them, if it changed any."""
+        if self._database.dialect.has_returning:
+            return connection.execute(statement.returning(*_LEASE)).all()
+        if not connection.execute(statement).rowcount:
+            return []
+        return connection.execute(select(*_LEASE).where(here)).all()
 
     def _now(self) -> ColumnElement[datetime]:
         """The database's own time, as an expression for a statement to be executed immediately."""
-        if self._database.is_sqlite:
-            return literal(self._database.clock.now_utc(), UtcDateTime)
-        # The same in all columns of a statement, unlike clock_timestamp().
-        return func.statement_timestamp(type_=UtcDateTime)
+        return self._database.dialect.now(self._database.clock, UtcDateTime())
 
     @contextmanager
     def _changing(self, doing: str) -> Iterator[Connection]:

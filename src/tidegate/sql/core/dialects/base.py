@@ -1,0 +1,219 @@
+"""What the transactional core asks of a database: connections, statements and errors.
+
+Rule: nothing else in ``tidegate.sql`` asks which database it is, except that SQLite's is a file. A new
+database is one more ``SqlDialect``, which has to pass tests/sql/test_conformance.py.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from enum import Enum, Flag, auto
+from typing import Any, ClassVar
+
+from sqlalchemy import ColumnElement, Connection, Engine, Executable, Insert, Select, Table, tuple_
+from sqlalchemy.engine import URL
+from sqlalchemy.schema import CreateTable, DropTable
+from sqlalchemy.types import TypeEngine
+
+from tidegate.model.clock import Clock
+
+Columns = Mapping[str, ColumnElement[Any]]
+"""Columns by their keys."""
+
+
+class ErrorKind(Flag):
+    """What a driver's error means; an error may be of several kinds, or of none."""
+
+    LOST = auto()
+    """The connection is lost, and perhaps an answer with it."""
+    BUSY = auto()
+    """Nothing was written, and a retry helps: a lock, a deadlock, too many connections."""
+    DEADLOCK = auto()
+    DATA = auto()
+    """A row's values are at fault."""
+    SECOND_TIME = auto()
+    """Two of a statement's rows share a key."""
+    NO_TABLE = auto()
+    NO_RIGHT = auto()
+    DISK_FULL = auto()
+    BROKEN = auto()
+    """Another fault of the database itself."""
+    NO_SAVEPOINT = auto()
+    """The transaction has ended behind SQLAlchemy's back."""
+
+
+NO_KIND = ErrorKind(0)
+
+
+class BulkForm(Enum):
+    """How many rows get into a table fastest."""
+
+    COPY = "COPY"
+    PARAMETERS = "an insert of many rows, with parameters"
+    TEXT = "an insert of many rows, as text"
+
+
+class IntegerRule(Enum):
+    """What becomes of ``5.0`` and of ``true`` for an integer column."""
+
+    AS_GIVEN = "the database keeps what is given"
+    CONVERTED = "the database takes only integers"
+    CHECKED = "the database rounds what is no integer, so it must not see it"
+
+
+@dataclass(frozen=True, slots=True)
+class Upsert:
+    """Rows of a query to be written to a table, replacing rows with the same key."""
+
+    table: Table
+    key: Sequence[str]
+    columns: Sequence[str]
+    """All columns that the rows have, the key's included."""
+    rows: Select[Any]
+    is_newer: Callable[[Columns], ColumnElement[bool]] | None = None
+    """Whether a row, given by its columns, replaces the stored one; None: it always does."""
+
+    @property
+    def changed(self) -> list[str]:
+        """The columns that are not the key's."""
+        return [name for name in self.columns if name not in self.key]
+
+
+class SqlDialect(ABC):
+    """One kind of database. Stateless; methods raise what SQLAlchemy and the driver raise."""
+
+    name: ClassVar[str]
+    """SQLAlchemy's name of it."""
+    title: ClassVar[str]
+    """For messages."""
+    driver_modules: ClassVar[tuple[str, ...]]
+    """The packages whose errors it judges."""
+    extra: ClassVar[str | None] = None
+    """The extra of the distribution that installs the driver; None: Python has it."""
+    url_example: ClassVar[str]
+    bulk_form: ClassVar[BulkForm]
+    has_zones: ClassVar[bool]
+    """Whether a time can be stored with its zone."""
+    integer_rule: ClassVar[IntegerRule]
+    has_returning: ClassVar[bool] = True
+    """Whether INSERT and UPDATE can return rows."""
+    has_transactional_ddl: ClassVar[bool] = True
+    """Whether a transaction can create and drop tables, and undo that."""
+    has_parallel_results: ClassVar[bool] = True
+    """Whether a connection can stream several results at once."""
+    has_index_walks: ClassVar[bool] = True
+    """Whether a recursive query can walk an index from key to key."""
+    is_shared_key_refused: ClassVar[bool]
+    """Whether an upsert refuses rows that share a key; otherwise one of them would win."""
+    is_commit_error_final: ClassVar[bool]
+    """Whether an error of COMMIT that is no lost connection always means that nothing was committed."""
+
+    # --- connecting ---
+
+    @abstractmethod
+    def checked(self, url: URL) -> URL:
+        """The URL with the driver that is used here. Raises DatabaseError for an unusable one."""
+
+    @abstractmethod
+    def connect_arguments(self, url: URL, *, lock_wait_s: float) -> dict[str, Any]:
+        """What the driver needs to connect; the URL's own take precedence."""
+
+    def engine_options(self) -> dict[str, Any]:
+        """More arguments of ``create_engine``."""
+        # As many connections as threads need, 5 of them kept open. With SQLAlchemy's limit of 15, a lease
+        # renewal would wait for 15 batches and fail after 30 s.
+        return {"pool_pre_ping": True, "isolation_level": "READ COMMITTED", "max_overflow": -1}
+
+    @abstractmethod
+    def set_up(self, engine: Engine, *, lock_wait_s: float) -> None:
+        """Make the engine prepare each connection."""
+
+    @abstractmethod
+    def abort(self, raw: Any) -> None:
+        """End the transaction of a driver's connection from another thread. Raises OSError."""
+
+    def is_login_refused(self, words: str) -> bool:
+        """Whether an error's message says that user, password or database name are wrong."""
+        return False
+
+    # --- schema ---
+
+    @abstractmethod
+    def changing_schema(self, connection: Connection) -> AbstractContextManager[None]:
+        """Keep other processes from creating or migrating tables, at most until the transaction ends."""
+
+    def make_temporary(self, connection: Connection, table: Table) -> None:
+        """Create a table of this connection's own, which has the prefix TEMPORARY."""
+        connection.execute(CreateTable(table))
+
+    def drop_temporary(self, connection: Connection, table: Table) -> None:
+        """Drop it within the transaction."""
+        connection.execute(DropTable(table))
+
+    # --- statements ---
+
+    @abstractmethod
+    def insert_or_lock(self, table: Table, values: Mapping[str, Any]) -> Executable:
+        """Insert a row unless there is one with its primary key. It waits for one being inserted."""
+
+    @abstractmethod
+    def insert_if_absent(self, table: Table, values: Mapping[str, Any]) -> Insert:
+        """The same, for a caller that needs to know whether it inserted, and not the other's row."""
+
+    @abstractmethod
+    def upsert_values(
+        self, table: Table, changes: Callable[[Columns], Mapping[str, ColumnElement[Any]]]
+    ) -> Executable:
+        """Insert a row, or change the one with its primary key, the table's only unique key.
+
+        changes: of the new row's columns, what to set; decided by the row as it was before.
+        """
+
+    @abstractmethod
+    def upsert_statements(self, upsert: Upsert) -> Sequence[Executable]:
+        """The statements that, in order, upsert a query's rows."""
+
+    @abstractmethod
+    def now(self, clock: Clock, type_: TypeEngine[Any]) -> ColumnElement[Any]:
+        """The database's own time, the same in a whole statement."""
+
+    @abstractmethod
+    def hour_of(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
+        """The hour of a time in UTC: a time, or text such as ``2026-11-22 06``."""
+
+    def descending(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
+        """Orders from the highest, NULL last."""
+        return column.desc()
+
+    def is_beyond(
+        self, columns: Sequence[ColumnElement[Any]], place: Sequence[Any], *, is_descending: bool = False
+    ) -> ColumnElement[bool]:
+        """Whether columns, compared from the left, are higher than a place; is_descending: lower."""
+        here = tuple_(*columns)
+        there = tuple_(*place, types=[each.type for each in columns])
+        return here < there if is_descending else here > there
+
+    def make_constraints_immediate(self, connection: Connection) -> bool:
+        """Check deferred constraints with each statement; False: this database cannot."""
+        return False
+
+    @abstractmethod
+    def begin_snapshot(self, connection: Connection) -> None:
+        """Let the transaction, which has read nothing yet, see one state of the database only."""
+
+    # --- errors ---
+
+    @abstractmethod
+    def kinds_of(self, error: BaseException) -> ErrorKind:
+        """What an error of its driver means."""
+
+
+def shut_down(descriptor: int) -> None:
+    """Cut a connection. The server ends a lost client's transaction; the driver would wait for its thread."""
+    with socket.socket(fileno=os.dup(descriptor)) as line:
+        line.shutdown(socket.SHUT_RDWR)
