@@ -26,6 +26,7 @@ from tidegate.model.clock import Clock
 from tidegate.model.errors import DatabaseError, DatabaseUnavailableError
 from tidegate.sql.core import schema
 from tidegate.sql.core.dialects import DIALECTS
+from tidegate.sql.core.dialects.base import SqlDialect
 from tidegate.sql.core.dialects.sqlite import IS_READER
 from tidegate.sql.core.failures import translate
 from tidegate.sql.core.writer_lock import WriterLock
@@ -44,7 +45,7 @@ class Database:
 
     def __init__(self, url: URL, *, clock: Clock, lock_wait_s: float) -> None:
         self._url = url
-        self.dialect: Final = DIALECTS[url.get_backend_name()]
+        self.dialect: SqlDialect = DIALECTS[url.get_backend_name()]
         """What differs between databases."""
         self.clock: Clock = clock
         """The clock for times in Tidegate's own rows."""

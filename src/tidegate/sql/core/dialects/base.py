@@ -63,7 +63,7 @@ class IntegerRule(Enum):
 
     AS_GIVEN = "the database keeps what is given"
     CONVERTED = "the database takes only integers"
-    CHECKED = "the database rounds what is no integer, so it must not see it"
+    CHECKED = "the database would round a fraction, so it must not see one"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class SqlDialect(ABC):
     is_shared_key_refused: ClassVar[bool]
     """Whether an upsert refuses rows that share a key; otherwise one of them would win."""
     is_commit_error_final: ClassVar[bool]
-    """Whether an error of COMMIT that is no lost connection always means that nothing was committed."""
+    """Whether an error of COMMIT, other than a lost connection, means that nothing was committed."""
 
     # --- connecting ---
 
