@@ -65,10 +65,10 @@ def test_subset(service: SuiteService, name: str) -> None:
     transport, cases = SUBSET[name]
     try:
         suite.prepare()
+        found = list(suite.run(service, transport, cases))
     except ToolMissingError as error:
         words = f"NOT TESTED WITH {name}: {error}"
         pytest.skip(words) if name in _SKIPPED_WITHOUT_TOOLS else not_tested(words)
-    found = list(suite.run(service, transport, cases))
     assert not [case for case in found if case.outcome is not Outcome.PASSED]
     assert {case.name for case in found} >= set(cases)
     assert found
