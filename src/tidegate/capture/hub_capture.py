@@ -58,7 +58,6 @@ class HubCapture:
         self._open_error = ""
         self._tasks = TaskOwner(f"capture of {event_hub.name}")
         self._tasks.start(self._open(), name="open")
-        # Before the destination is open, so that the backlog is reported.
         self._context = CaptureContext(
             destination=self._opened,
             destination_name=settings.destination,
@@ -71,7 +70,7 @@ class HubCapture:
             journal=journal,
         )
         self._partitions: list[PartitionCapture] = []
-        self.start_partitions()
+        self.start_partitions()  # before the destination is open, so that the backlog is reported
 
     async def close(self) -> None:
         """Stop: decided files are written when the hub is next captured; a running upload is abandoned."""
