@@ -6,6 +6,7 @@ import json
 import runpy
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
@@ -13,8 +14,12 @@ from tests.docs_support import write_programs
 from tests.spark.support import publish
 
 from tidegate.client import BlockingConsumer
+from tidegate.model.errors import RepeatDiffersError
 from tidegate.model.partition_key import partition_for_key
 from tidegate.spark import explain
+from tidegate.spark.hub_sink.options import HubSinkOptions
+from tidegate.spark.hub_sink.writer import write_task
+from tidegate.spark.runtime.workers import TaskIdentity
 from tidegate.testing.hub import HubService
 from tidegate.wire.event_codec import decode_event
 
@@ -177,6 +182,43 @@ def test_a_micro_batch_that_is_run_again_stores_nothing_twice(
     publish(hub_service.connection_string, source, 300, first_value=1000)
     _stream(spark, hub_service, source, target, checkpoint)
     assert len(_bodies(hub_service, target)) == 1300
+
+
+def test_added_partitions_are_used_from_the_next_micro_batch_on(hub_service: HubService) -> None:
+    """An attempt that repeats a micro-batch in the same worker cuts it as the first one did."""
+    hub = hub_service.create_hub(partition_count=2)
+    connection_string = hub_service.hub_connection_string(hub)
+    options = HubSinkOptions.parse({"eventhubs.connectionString": connection_string}, is_stream=True)
+    keys = [f"device-{number}" for number in range(100)]
+    rows = pa.RecordBatch.from_pydict({"body": keys, "partitionKey": keys})
+    first, second = (TaskIdentity("query", batch_id, 0) for batch_id in range(2))
+    assert write_task(options, first, iter([rows])).found_count == 0
+    stored = events_of(hub_service, hub)
+    hub_service.call(lambda server: server.broker.update_event_hub(hub, partition_count=5))
+    assert write_task(options, first, iter([rows])).found_count == len(keys)
+    assert events_of(hub_service, hub) == stored | {each: [] for each in ("2", "3", "4")}
+    assert write_task(options, second, iter([rows])).found_count == 0
+    for partition_id, events in events_of(hub_service, hub).items():
+        added = [key for _, key, _ in events[len(stored.get(partition_id, ())) :]]
+        assert added == [key for key in keys if partition_for_key(key, 5) == int(partition_id)]
+
+
+def test_a_micro_batch_cut_for_fewer_partitions_is_refused_before_anything_is_stored_twice(
+    hub_service: HubService,
+) -> None:
+    """The driver died in a micro-batch, partitions were added, and the query is started again."""
+    hub = hub_service.create_hub(partition_count=2)
+    connection_string = hub_service.hub_connection_string(hub)
+    options = HubSinkOptions.parse({"eventhubs.connectionString": connection_string}, is_stream=True)
+    keys = [f"device-{number}" for number in range(100)]
+    rows = pa.RecordBatch.from_pydict({"body": keys, "partitionKey": keys})
+    identity = TaskIdentity("interrupted", 0, 0)
+    write_task(options, identity, iter([rows]))
+    hub_service.call(lambda server: server.broker.update_event_hub(hub, partition_count=5))
+    write_task(options, TaskIdentity("another query", 0, 0), iter(()))  # so this worker knows of them
+    with pytest.raises(RepeatDiffersError):
+        write_task(options, identity, iter([rows]))
+    assert sorted(_bodies(hub_service, hub)) == sorted(key.encode() for key in keys)
 
 
 def test_the_example_of_the_reference_page_runs(

@@ -22,7 +22,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Final, Unpack
 
 from tidegate.amqp.performatives import Attach
@@ -102,10 +103,16 @@ class RepeatableProducer(Closing):
 
     @property
     def layout(self) -> HubLayout:
-        """Partitions and sizes, read once. Raises as ``EventHubProducer.start``."""
+        """Partitions and sizes, as last read. Raises as ``EventHubProducer.start``."""
         if self._layout is None:
             self._layout = run_blocking(self._learn_layout())
         return self._layout
+
+    def read_partitions(self) -> None:
+        """Read the hub's partitions again, for the next ``begin``: some may have been added."""
+        layout = self.layout
+        found = run_blocking(read_event_hub(self._own_connector(), self._audience, self.event_hub))
+        self._layout = replace(layout, partition_ids=tuple(found.partition_ids))
 
     def begin(self, identity: ProducerIdentity) -> RepeatableWork:
         """Begin or continue the work of an identity. The caller must close the result."""
@@ -169,6 +176,10 @@ class RepeatableWork(Closing):
         self._unacknowledged_bytes = 0
         self._failure: BaseException | None = None
 
+    def find_stored(self, partition_ids: Iterable[str]) -> frozenset[str]:
+        """The partitions that have events of an earlier run of this work. Call it before ``submit``."""
+        return run_blocking(self._find_stored(partition_ids))
+
     def submit(self, partition_id: str, sections: bytes, event_count: int) -> None:
         """Send the next batch of a partition; returns when there is room for another one.
 
@@ -180,7 +191,7 @@ class RepeatableWork(Closing):
         run_blocking(self._submit(partition_id, sections, event_count))
 
     def flush(self) -> int:
-        """Wait until everything is stored, and return how many events an earlier run of this work had stored.
+        """Wait until all submitted events are stored; returns how many an earlier run had stored.
 
         Raises RepeatDiffersError if an earlier run stored more or different events; ProducerEpochStolenError
         if a later epoch has begun; after the retries BrokenError, OperationTimeoutError or ServerBusyError.
@@ -193,10 +204,19 @@ class RepeatableWork(Closing):
 
     # --- on the background loop ---------------------------------------------------------------------------
 
-    async def _submit(self, partition_id: str, sections: bytes, event_count: int) -> None:
+    def _sender(self, partition_id: str) -> RepeatableSender:
         sender = self._senders.get(partition_id)
         if sender is None:
             sender = self._senders[partition_id] = self._producer.sender(partition_id, self._identity)
+        return sender
+
+    async def _find_stored(self, partition_ids: Iterable[str]) -> frozenset[str]:
+        senders = [self._sender(each) for each in partition_ids]
+        await asyncio.gather(*(sender.learn_message_bytes_max() for sender in senders))
+        return frozenset(sender.partition_id for sender in senders if sender.found_count)
+
+    async def _submit(self, partition_id: str, sections: bytes, event_count: int) -> None:
+        sender = self._sender(partition_id)
         while self._unacknowledged_bytes >= _UNACKNOWLEDGED_BYTES_MAX and self._failure is None:
             await self._wait_settled()
         if self._failure is not None:

@@ -21,13 +21,14 @@ import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from tidegate.client import ProducerIdentity, RepeatableProducer
+from tidegate.client import HubLayout, ProducerIdentity, RepeatableProducer, RepeatableWork
 from tidegate.model.errors import ProducerEpochStolenError, RepeatDiffersError
 from tidegate.spark.hub_sink.batches import BatchCutter, HubBatch
 from tidegate.spark.hub_sink.options import HubSinkOptions, check_columns
@@ -127,18 +128,15 @@ def write_task(
 def _write_task(
     options: HubSinkOptions, identity: TaskIdentity, batches: Iterator[pa.RecordBatch]
 ) -> HubCommitMessage:
-    producer = _producer(options)
+    producer = _producer(options, (identity.write, identity.batch_id))
     layout = producer.layout
     sender = producer_of(identity)
     cutter = BatchCutter(
         layout.partition_ids, layout.batch_bytes_max, first_turn=sender.producer_id + sender.epoch
     )
-    event_count = 0
     try:
         with producer.begin(sender) as work:
-            for batch in _held_back(_cut(cutter, batches)):
-                work.submit(layout.partition_ids[batch.partition_index], batch.sections, batch.event_count)
-                event_count += batch.event_count
+            event_count = _submit(work, layout, _cut(cutter, batches))
             found_count = work.flush()
     except RepeatDiffersError as error:
         raise RepeatDiffersError(
@@ -167,42 +165,70 @@ def _cut(cutter: BatchCutter, batches: Iterator[pa.RecordBatch]) -> Iterator[Hub
     yield from cutter.finish()
 
 
-def _held_back(batches: Iterator[HubBatch]) -> Iterator[HubBatch]:
-    """Hold back the first megabytes of batches until all are made: see ``_HELD_BYTES_MAX``."""
+def _submit(work: RepeatableWork, layout: HubLayout, batches: Iterator[HubBatch]) -> int:
+    """Submit all batches; returns how many events they hold.
+
+    The first megabytes are held back until all of them are made: see ``_HELD_BYTES_MAX``. If that is the
+    whole task, partitions that an earlier attempt wrote to come first: if it was cut for fewer partitions,
+    because some have been added since, it is refused before the others get a part of it again.
+    """
     held: list[HubBatch] = []
     held_bytes = 0
-    for batch in batches:
+    while held_bytes < _HELD_BYTES_MAX and (batch := next(batches, None)) is not None:
         held.append(batch)
         held_bytes += len(batch.sections)
-        if held_bytes >= _HELD_BYTES_MAX:
-            break
-    yield from held
-    yield from batches
+    ids = layout.partition_ids
+    repeated: frozenset[str] = frozenset()
+    if held_bytes < _HELD_BYTES_MAX and layout.is_repeat_safe:
+        repeated = work.find_stored({ids[each.partition_index] for each in held})
+        held.sort(key=lambda each: ids[each.partition_index] not in repeated)
+    event_count = 0
+    for batch in chain(held, batches):
+        partition_id = ids[batch.partition_index]
+        if repeated and partition_id not in repeated:
+            work.flush()
+            repeated = frozenset()
+        work.submit(partition_id, batch.sections, batch.event_count)
+        event_count += batch.event_count
+    return event_count
 
 
-_producers: dict[tuple[int, HubSinkOptions], RepeatableProducer] = {}
+@dataclass(slots=True)
+class _Connected:
+    """A producer that is kept between tasks."""
+
+    producer: RepeatableProducer
+    micro_batch: tuple[str, int]
+    """The last one that it worked for: its attempts need the same partitions, even if some are added."""
 
 
-def _producer(options: HubSinkOptions) -> RepeatableProducer:
-    """This process's producer for the options, kept between tasks."""
+_connected: dict[tuple[int, HubSinkOptions], _Connected] = {}
+
+
+def _producer(options: HubSinkOptions, micro_batch: tuple[str, int]) -> RepeatableProducer:
+    """This process's producer for the options, with the hub's partitions at the micro-batch's beginning."""
     key = _key(options)
-    producer = _producers.get(key)
-    if producer is None:
-        if len(_producers) >= _PRODUCERS_MAX:
-            _producers.pop(next(iter(_producers))).close()
-        producer = _producers[key] = RepeatableProducer(
+    found = _connected.get(key)
+    if found is None:
+        if len(_connected) >= _PRODUCERS_MAX:
+            _connected.pop(next(iter(_connected))).producer.close()
+        producer = RepeatableProducer(
             options.connection_string,
             ssl_context=ssl_context_of(options.ca_certificates),
             credential=make_credential(options.credential),
             is_idempotent=options.is_idempotent,
         )
-    return producer
+        found = _connected[key] = _Connected(producer, micro_batch)
+    elif found.micro_batch != micro_batch:
+        found.producer.read_partitions()
+        found.micro_batch = micro_batch
+    return found.producer
 
 
 def _forget_producer(options: HubSinkOptions) -> None:
-    producer = _producers.pop(_key(options), None)
-    if producer is not None:
-        producer.close()
+    found = _connected.pop(_key(options), None)
+    if found is not None:
+        found.producer.close()
 
 
 def _key(options: HubSinkOptions) -> tuple[int, HubSinkOptions]:
