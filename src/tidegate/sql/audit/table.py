@@ -10,20 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from sqlalchemy import (
-    BigInteger,
-    ColumnElement,
-    Connection,
-    Integer,
-    MetaData,
-    Numeric,
-    Table,
-    cast,
-    func,
-    select,
-)
-from sqlalchemy import exc as sqlalchemy_errors
-from sqlalchemy.types import NullType, String
+import sqlalchemy as sa
 
 from tidegate.model.errors import InvalidArgumentError, NotFoundError
 from tidegate.model.hub_properties import EventHubProperties, PartitionEnds
@@ -118,14 +105,14 @@ class _Extent:
 class _Sink:
     """The audited table, reduced to its two columns."""
 
-    table: Table
-    partition: ColumnElement[object]
-    sequence_number: ColumnElement[int]
+    table: sa.Table
+    partition: sa.ColumnElement[object]
+    sequence_number: sa.ColumnElement[int]
 
     @classmethod
     def find(
         cls,
-        connection: Connection,
+        connection: sa.Connection,
         database: Database,
         name: str,
         sequence_column: str,
@@ -133,8 +120,8 @@ class _Sink:
     ) -> _Sink:
         schema, _, bare = name.rpartition(".")
         try:
-            table = Table(bare, MetaData(), schema=schema or None, autoload_with=connection)
-        except sqlalchemy_errors.NoSuchTableError as error:
+            table = sa.Table(bare, sa.MetaData(), schema=schema or None, autoload_with=connection)
+        except sa.exc.NoSuchTableError as error:
             raise NotFoundError(
                 f"There is no table {name!r} in {database.url}.",
                 next_step="Name the one that the pipeline writes to, as schema.table where it has a schema.",
@@ -146,27 +133,30 @@ class _Sink:
                     next_step="Name its columns with --sequence-column and --partition-column.",
                 )
         partition, number = table.columns[partition_column], table.columns[sequence_column]
-        if not isinstance(partition.type, String | Integer | NullType):
+        if not isinstance(partition.type, sa.String | sa.Integer | sa.types.NullType):
             raise _wrong_type(name, partition_column, str(partition.type), "partition ids")
-        if not isinstance(number.type, Integer | Numeric | NullType):
+        if not isinstance(number.type, sa.Integer | sa.Numeric | sa.types.NullType):
             raise _wrong_type(name, sequence_column, str(number.type), "sequence numbers")
-        is_whole = isinstance(number.type, Integer)
-        return cls(table, partition, number if is_whole else cast(number, BigInteger))
+        is_whole = isinstance(number.type, sa.Integer)
+        return cls(table, partition, number if is_whole else sa.cast(number, sa.BigInteger))
 
-    def extents(self, connection: Connection) -> Mapping[str | None, _Extent]:
+    def extents(self, connection: sa.Connection) -> Mapping[str | None, _Extent]:
         """What the table holds, by partition id; reads the table once."""
-        statement = select(
-            self.partition, func.count(), func.count(self.sequence_number), func.min(self.sequence_number)
+        statement = sa.select(
+            self.partition,
+            sa.func.count(),
+            sa.func.count(self.sequence_number),
+            sa.func.min(self.sequence_number),
         ).group_by(self.partition)
         return {
             None if value is None else str(value): _Extent(value, rows, rows - numbered, first)
             for value, rows, numbered, first in connection.execute(statement)
         }
 
-    def sequence_numbers(self, connection: Connection, extent: _Extent) -> Iterator[int]:
+    def sequence_numbers(self, connection: sa.Connection, extent: _Extent) -> Iterator[int]:
         """The sequence numbers of one partition's rows, ascending."""
         statement = (
-            select(self.sequence_number)
+            sa.select(self.sequence_number)
             .where(self.partition == extent.value, self.sequence_number.is_not(None))
             .order_by(self.sequence_number)
         )
@@ -176,21 +166,21 @@ class _Sink:
 
 
 def _read_checkpoints(
-    connection: Connection, consumer: ConsumerKey
+    connection: sa.Connection, consumer: ConsumerKey
 ) -> Mapping[str, tuple[int | None, int | None]]:
     """(next sequence number, creation time of the hub it counts in) by partition id."""
     row = checkpoint.c
-    statement = select(row.partition_id, row.next_sequence_number, row.event_hub_created_at_ms)
+    statement = sa.select(row.partition_id, row.next_sequence_number, row.event_hub_created_at_ms)
     statement = statement.where(of_consumer(checkpoint, consumer))
     return {found[0]: (found[1], found[2]) for found in connection.execute(statement)}
 
 
 def _read_dead_letters(
-    connection: Connection, consumer: ConsumerKey, partition_id: str
+    connection: sa.Connection, consumer: ConsumerKey, partition_id: str
 ) -> Iterator[tuple[int, DeadLetterStatus]]:
     row = dead_letter.c
     statement = (
-        select(row.sequence_number, row.status)
+        sa.select(row.sequence_number, row.status)
         .where(of_consumer(dead_letter, consumer, partition_id))
         .order_by(row.sequence_number)
     )
@@ -200,7 +190,7 @@ def _read_dead_letters(
 
 
 def _start(
-    connection: Connection,
+    connection: sa.Connection,
     consumer: ConsumerKey,
     partition: PartitionEnds,
     extent: _Extent | None,
@@ -210,7 +200,7 @@ def _start(
     first_row = None if extent is None else extent.first
     if not is_first_row_start:
         return begin if first_row is None else min(begin, first_row)
-    statement = select(func.min(dead_letter.c.sequence_number)).where(
+    statement = sa.select(sa.func.min(dead_letter.c.sequence_number)).where(
         of_consumer(dead_letter, consumer, partition.partition_id)
     )
     first_letter = connection.execute(statement).scalar_one()
@@ -224,10 +214,10 @@ def _strays(extents: Mapping[str | None, _Extent], known: set[str]) -> Iterator[
             yield StrayRows(partition_id, rows)
 
 
-def _no_checkpoint(connection: Connection, database: Database, consumer: ConsumerKey) -> NotFoundError:
+def _no_checkpoint(connection: sa.Connection, database: Database, consumer: ConsumerKey) -> NotFoundError:
     row = checkpoint.c
     statement = (
-        select(row.event_hub, row.consumer_group)
+        sa.select(row.event_hub, row.consumer_group)
         .distinct()
         .order_by(row.event_hub, row.consumer_group)
         .limit(10)

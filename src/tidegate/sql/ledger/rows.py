@@ -11,22 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from sqlalchemy import (
-    Column,
-    ColumnElement,
-    Executable,
-    MetaData,
-    Select,
-    Subquery,
-    Table,
-    and_,
-    func,
-    inspect,
-    or_,
-    select,
-    true,
-    union_all,
-)
+import sqlalchemy as sa
 
 from tidegate.model.errors import DatabaseError, DatabaseUnavailableError, InvalidArgumentError
 from tidegate.sql.core.database import Database
@@ -40,7 +25,7 @@ if TYPE_CHECKING:
 _KEYS_SHOWN = 3
 _RANK = "tidegate_rank"
 
-Rows: TypeAlias = Select[Any]
+Rows: TypeAlias = sa.Select[Any]
 
 
 class StagedRowsLostError(DatabaseUnavailableError):
@@ -60,7 +45,7 @@ class WriteMode(StrEnum):
 class LedgerTable:
     """A table that a ``LedgerSink`` writes, and how."""
 
-    table: Table
+    table: sa.Table
     mode: WriteMode = WriteMode.UPSERT
     key: tuple[str, ...] = ()
     """Columns that identify a row in an upsert; empty: the primary key. They must be unique in the database,
@@ -110,8 +95,8 @@ class TableWriter:
     def __init__(self, unit: UnitOfWork, target: LedgerTable) -> None:
         self._unit = unit
         self._target = target
-        self._sources: list[Table] = []
-        self._loaded: dict[tuple[str, ...], Table] = {}
+        self._sources: list[sa.Table] = []
+        self._loaded: dict[tuple[str, ...], sa.Table] = {}
         self.rows = 0
         """The number of rows written to the table."""
 
@@ -127,14 +112,14 @@ class TableWriter:
         self._unit.insert_values(table, rows)
         self.rows += len(rows)
 
-    def take(self, staged: Table, columns: Sequence[str], rows: int) -> None:
+    def take(self, staged: sa.Table, columns: Sequence[str], rows: int) -> None:
         """Take rows from a staged table with these columns in the same database (PostgreSQL).
 
         rows: how many it must hold. Raises RowsRefusedError; StagedRowsLostError for another number: the
         table is unlogged, and the server has crashed since.
         """
         with self._unit.translating(f"reading staged rows for {self._target.table.name}"):
-            found = self._unit.connection.execute(select(func.count()).select_from(staged)).scalar_one()
+            found = self._unit.connection.execute(sa.select(sa.func.count()).select_from(staged)).scalar_one()
         if found != rows:
             raise StagedRowsLostError(
                 f"The staged rows for {self._target.table.name} are {found} instead of {rows}: the database "
@@ -151,7 +136,7 @@ class TableWriter:
 
     def finish(self) -> int:
         """Merge the loaded and taken rows. Returns how many. Raises as ``merge``."""
-        groups: dict[tuple[str, ...], list[Table]] = {}
+        groups: dict[tuple[str, ...], list[sa.Table]] = {}
         for source in [*self._loaded.values(), *self._sources]:
             groups.setdefault(tuple(source.columns.keys()), []).append(source)
         if len(groups) > 1:
@@ -182,7 +167,7 @@ def check_key(database: Database, target: LedgerTable) -> None:
     table = target.table
     wanted = {table.columns[key].name for key in target.key_columns}
     with database.read() as connection:
-        found = inspect(connection)
+        found = sa.inspect(connection)
         keys = [found.get_pk_constraint(table.name, table.schema)["constrained_columns"]]
         keys += [each["column_names"] for each in found.get_unique_constraints(table.name, table.schema)]
         for index in found.get_indexes(table.name, table.schema):
@@ -198,27 +183,27 @@ def check_key(database: Database, target: LedgerTable) -> None:
 
 
 def loose_copy(
-    table: Table,
+    table: sa.Table,
     name: str,
     columns: Sequence[str],
     *,
-    more: Sequence[Column[Any]] = (),
+    more: Sequence[sa.Column[Any]] = (),
     prefixes: Sequence[str] = (),
-) -> Table:
+) -> sa.Table:
     """A table with some columns of ``table`` and their types, without constraints."""
     copies = [
-        Column(table.columns[key].name, table.columns[key].type, key=key, nullable=True) for key in columns
+        sa.Column(table.columns[key].name, table.columns[key].type, key=key, nullable=True) for key in columns
     ]
-    return Table(name, MetaData(), *copies, *more, prefixes=list(prefixes))
+    return sa.Table(name, sa.MetaData(), *copies, *more, prefixes=list(prefixes))
 
 
-def merge(unit: UnitOfWork, target: LedgerTable, sources: Sequence[Table], columns: Sequence[str]) -> None:
+def merge(unit: UnitOfWork, target: LedgerTable, sources: Sequence[sa.Table], columns: Sequence[str]) -> None:
     """Upsert the rows of source tables with these columns.
 
     Raises RowsRefusedError, and DatabaseError if rows share a key and nothing says which is last.
     """
-    parts = [select(*(source.columns[key].label(key) for key in columns)) for source in sources]
-    source = parts[0].subquery() if len(parts) == 1 else union_all(*parts).subquery()
+    parts = [sa.select(*(source.columns[key].label(key) for key in columns)) for source in sources]
+    source = parts[0].subquery() if len(parts) == 1 else sa.union_all(*parts).subquery()
     # Some databases refuse a key's second row, unless both are older than the stored one, and a row without a
     # key. In others, one of the rows would silently win, and a row would be given a new integer key.
     is_refused = unit.database.dialect.is_shared_key_refused
@@ -252,13 +237,13 @@ def _try_upsert(unit: UnitOfWork, target: LedgerTable, columns: Sequence[str], r
     return True
 
 
-def execute_rows(unit: UnitOfWork, statement: Executable, table: Table) -> None:
+def execute_rows(unit: UnitOfWork, statement: sa.Executable, table: sa.Table) -> None:
     """Run a statement that writes rows of other tables to ``table``. Raises RowsRefusedError."""
     with unit.writing_rows(table):
         unit.connection.execute(statement)
 
 
-def _is_newer(target: LedgerTable) -> Callable[[Columns], ColumnElement[bool]] | None:
+def _is_newer(target: LedgerTable) -> Callable[[Columns], sa.ColumnElement[bool]] | None:
     if not target.is_older_ignored:
         return None
     stored = [target.table.columns[key] for key in target.order_by]
@@ -266,49 +251,53 @@ def _is_newer(target: LedgerTable) -> Callable[[Columns], ColumnElement[bool]] |
 
 
 def _is_not_below(
-    new: Sequence[ColumnElement[object]], stored: Sequence[ColumnElement[object]]
-) -> ColumnElement[bool]:
+    new: Sequence[sa.ColumnElement[object]], stored: Sequence[sa.ColumnElement[object]]
+) -> sa.ColumnElement[bool]:
     """``new >= stored``, compared column by column from the left; NULL is lowest."""
-    result: ColumnElement[bool] = true()
+    result: sa.ColumnElement[bool] = sa.true()
     for mine, theirs in zip(reversed(new), reversed(stored), strict=True):
-        is_equal = or_(mine == theirs, and_(mine.is_(None), theirs.is_(None)))
-        is_higher = or_(mine > theirs, and_(mine.is_not(None), theirs.is_(None)))
-        result = or_(is_higher, and_(is_equal, result))
+        is_equal = sa.or_(mine == theirs, sa.and_(mine.is_(None), theirs.is_(None)))
+        is_higher = sa.or_(mine > theirs, sa.and_(mine.is_not(None), theirs.is_(None)))
+        result = sa.or_(is_higher, sa.and_(is_equal, result))
     return result
 
 
-def _rows_of(source: Table | Subquery, columns: Sequence[str]) -> Rows:
+def _rows_of(source: sa.Table | sa.Subquery, columns: Sequence[str]) -> Rows:
     # SQLite cannot parse ON CONFLICT after a SELECT without WHERE (its documentation, "UPSERT", 2.2).
-    rows = select(*(source.columns[key] for key in columns)).where(true())
+    rows = sa.select(*(source.columns[key] for key in columns)).where(sa.true())
     return rows.where(source.columns[_RANK] == 1) if _RANK in source.columns else rows
 
 
-def _ranked(dialect: SqlDialect, target: LedgerTable, source: Subquery, columns: Sequence[str]) -> Subquery:
+def _ranked(
+    dialect: SqlDialect, target: LedgerTable, source: sa.Subquery, columns: Sequence[str]
+) -> sa.Subquery:
     """The rows, numbered within each key from the highest by ``order_by``."""
     order = [dialect.descending(source.columns[key]) for key in target.order_by]
-    rank = func.rank().over(partition_by=[source.columns[key] for key in target.key_columns], order_by=order)
-    return select(*(source.columns[key].label(key) for key in columns), rank.label(_RANK)).subquery()
+    rank = sa.func.rank().over(
+        partition_by=[source.columns[key] for key in target.key_columns], order_by=order
+    )
+    return sa.select(*(source.columns[key].label(key) for key in columns), rank.label(_RANK)).subquery()
 
 
 def _shared_keys(
-    unit: UnitOfWork, target: LedgerTable, source: Subquery, *, is_highest_only: bool = False
+    unit: UnitOfWork, target: LedgerTable, source: sa.Subquery, *, is_highest_only: bool = False
 ) -> Sequence[tuple[object, ...]]:
     """Keys shared by several rows; is_highest_only: by several rows that are all the key's highest."""
     rows = source
     if is_highest_only:
         rows = _ranked(unit.database.dialect, target, source, target.key_columns)
     keys = [rows.columns[key] for key in target.key_columns]
-    statement = select(*keys).group_by(*keys).having(func.count() > 1).limit(_KEYS_SHOWN)
+    statement = sa.select(*keys).group_by(*keys).having(sa.func.count() > 1).limit(_KEYS_SHOWN)
     if is_highest_only:
         statement = statement.where(rows.columns[_RANK] == 1)
     with unit.translating(f"looking for rows of {target.table.name} that share a key"):
         return [tuple(found) for found in unit.connection.execute(statement)]
 
 
-def _refuse_null_keys(unit: UnitOfWork, target: LedgerTable, source: Subquery) -> None:
+def _refuse_null_keys(unit: UnitOfWork, target: LedgerTable, source: sa.Subquery) -> None:
     """Raises RowsRefusedError for a row without one of its key's columns."""
     for key in target.key_columns:
-        statement = select(true()).select_from(source).where(source.columns[key].is_(None)).limit(1)
+        statement = sa.select(sa.true()).select_from(source).where(source.columns[key].is_(None)).limit(1)
         with unit.translating(f"looking for rows of {target.table.name} without a key"):
             is_found = unit.connection.execute(statement).first() is not None
         if is_found:

@@ -20,20 +20,7 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-from sqlalchemy import (
-    BigInteger,
-    Column,
-    Enum,
-    MetaData,
-    String,
-    Table,
-    and_,
-    delete,
-    or_,
-    select,
-    type_coerce,
-)
-from sqlalchemy.schema import CreateTable, DropTable
+import sqlalchemy as sa
 
 from tidegate.files import make_private_directory, open_private
 from tidegate.model.errors import DatabaseError, FencedError
@@ -46,11 +33,11 @@ from tidegate.sql.core.values import ConsumerKey
 from tidegate.sql.ledger.rows import loose_copy
 
 EVENT_COLUMNS: Final[Mapping[str, Any]] = {
-    "partition": String(),
-    "sequenceNumber": BigInteger(),
-    "offset": String(),
+    "partition": sa.String(),
+    "sequenceNumber": sa.BigInteger(),
+    "offset": sa.String(),
     "enqueuedTime": UtcDateTime(),
-    "partitionKey": String(),
+    "partitionKey": sa.String(),
 }
 """Columns that say which event a row came from, with their types in a stage."""
 
@@ -96,10 +83,10 @@ class Stage:
     event_columns: tuple[str, ...]
     """Those of ``EVENT_COLUMNS`` that the rows have."""
 
-    def table(self, target: Table) -> Table:
+    def table(self, target: sa.Table) -> sa.Table:
         """The stage as a PostgreSQL table."""
-        more: list[Column[Any]] = [
-            Column(_EVENT_PREFIX + name, EVENT_COLUMNS[name]) for name in self.event_columns
+        more: list[sa.Column[Any]] = [
+            sa.Column(_EVENT_PREFIX + name, EVENT_COLUMNS[name]) for name in self.event_columns
         ]
         return loose_copy(target, self.name, self.columns, more=more, prefixes=("UNLOGGED",))
 
@@ -108,7 +95,7 @@ class StageWriter:
     """Writes one stage; a context manager. A clean exit keeps it, an exception leaves nothing."""
 
     def __init__(
-        self, owner: StageOwner, target: Table, columns: Sequence[str], event_columns: Sequence[str]
+        self, owner: StageOwner, target: sa.Table, columns: Sequence[str], event_columns: Sequence[str]
     ) -> None:
         name = f"tidegate_stage_{uuid.uuid4().hex}"
         if owner.spool_folder is not None:
@@ -128,7 +115,7 @@ class StageWriter:
             consumer = ConsumerKey("ledger", self._owner.query_name)
             self._unit = self._stack.enter_context(UnitOfWork(database, consumer))
             with self._unit.translating("creating a table for staged rows"):
-                self._unit.connection.execute(CreateTable(self._table))
+                self._unit.connection.execute(sa.schema.CreateTable(self._table))
         return self
 
     def write(self, rows: pa.Table) -> None:
@@ -156,7 +143,7 @@ class StageWriter:
             return stage
         with self._unit.translating("registering staged rows"):
             epoch = self._unit.connection.execute(
-                select(ledger_query.c.epoch).where(ledger_query.c.query_name == self._owner.query_name)
+                sa.select(ledger_query.c.epoch).where(ledger_query.c.query_name == self._owner.query_name)
             ).scalar_one_or_none()
             if epoch != self._owner.epoch:
                 raise FencedError(
@@ -208,17 +195,17 @@ def read_stage_file(owner: StageOwner, stage: Stage) -> Iterator[pa.Table]:
             yield plain_names(pa.Table.from_batches([reader.get_batch(index)]))
 
 
-def read_stage_table(unit: UnitOfWork, stage: Stage, target: Table, rows_max: int) -> Iterator[pa.Table]:
+def read_stage_table(unit: UnitOfWork, stage: Stage, target: sa.Table, rows_max: int) -> Iterator[pa.Table]:
     """The rows of a stage table, ``rows_max`` at a time. Slow: for finding a refused row.
 
     The transaction may run other statements meanwhile.
     """
     columns = [
         # As stored: Arrow cannot hold a member of a Python enumeration.
-        type_coerce(column, String()).label(column.key) if isinstance(column.type, Enum) else column
+        sa.type_coerce(column, sa.String()).label(column.key) if isinstance(column.type, sa.Enum) else column
         for column in stage.table(target).columns
     ]
-    statement = select(*columns).execution_options(yield_per=rows_max)
+    statement = sa.select(*columns).execution_options(yield_per=rows_max)
     with unit.translating("reading staged rows"), unit.connection.execute(statement) as result:
         for part in result.mappings().partitions():
             yield plain_names(pa.Table.from_pylist([dict(row) for row in part]))
@@ -240,8 +227,8 @@ def drop_stages(unit: UnitOfWork, names: Sequence[str]) -> None:
         return
     with unit.translating("dropping staged rows"):
         for name in names:
-            unit.connection.execute(DropTable(Table(name, MetaData()), if_exists=True))
-        unit.connection.execute(delete(ledger_stage).where(ledger_stage.c.stage_name.in_(names)))
+            unit.connection.execute(sa.schema.DropTable(sa.Table(name, sa.MetaData()), if_exists=True))
+        unit.connection.execute(sa.delete(ledger_stage).where(ledger_stage.c.stage_name.in_(names)))
 
 
 def remove_stage_files(owner: StageOwner, names: Sequence[str]) -> None:
@@ -258,9 +245,9 @@ def drop_strays(database: Database, owner: StageOwner) -> int:
     if owner.spool_folder is not None:
         return _remove_files(owner, owner.spool_folder)
     row = ledger_stage.c
-    statement = select(row.stage_name).where(
+    statement = sa.select(row.stage_name).where(
         row.query_name == owner.query_name,
-        or_(row.epoch < owner.epoch, and_(row.epoch == owner.epoch, row.batch_id < owner.batch_id)),
+        sa.or_(row.epoch < owner.epoch, sa.and_(row.epoch == owner.epoch, row.batch_id < owner.batch_id)),
     )
     with database.read() as connection:
         names = list(connection.execute(statement).scalars())

@@ -17,20 +17,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    Insert,
-    Update,
-    and_,
-    case,
-    func,
-    select,
-    true,
-    tuple_,
-    update,
-)
-from sqlalchemy import exc as sqlalchemy_errors
+import sqlalchemy as sa
 
 from tidegate.model.errors import DatabaseUnavailableError, InvalidArgumentError
 from tidegate.processor.lease import Lease, LeaseSnapshot
@@ -79,7 +66,7 @@ class LeaseTable:
 
     def read_all(self) -> tuple[Mapping[ConsumerKey, dict[str, Lease]], datetime]:
         """All consumers' leases by partition id, and the database's time after they were read."""
-        return self._read(true())
+        return self._read(sa.true())
 
     def acquire(
         self, consumer: ConsumerKey, partition_id: str, owner: str, *, expected: Lease | None
@@ -138,12 +125,12 @@ class LeaseTable:
             return won
 
     def _read(
-        self, condition: ColumnElement[bool]
+        self, condition: sa.ColumnElement[bool]
     ) -> tuple[Mapping[ConsumerKey, dict[str, Lease]], datetime]:
-        statement = select(lease.c.event_hub, lease.c.consumer_group, *_LEASE).where(condition)
+        statement = sa.select(lease.c.event_hub, lease.c.consumer_group, *_LEASE).where(condition)
         with self._database.read(is_urgent=True) as connection:
             rows = connection.execute(statement.order_by(*in_partition_order(lease))).all()
-            now = connection.execute(select(self._now())).scalar_one()
+            now = connection.execute(sa.select(self._now())).scalar_one()
         found: defaultdict[ConsumerKey, dict[str, Lease]] = defaultdict(dict)
         for event_hub, consumer_group, *row in rows:
             each = _lease_of(row)
@@ -151,32 +138,32 @@ class LeaseTable:
         return found, now
 
     def _owners(
-        self, connection: Connection, consumer: ConsumerKey, versions: Sequence[tuple[str, int]]
+        self, connection: sa.Connection, consumer: ConsumerKey, versions: Sequence[tuple[str, int]]
     ) -> dict[str, str]:
         """Lock the leases that still have their version; returns their owners by partition id."""
         if not versions:
             return {}
         row = lease.c
-        statement = select(row.partition_id, row.owner).where(_unchanged(consumer, versions))
+        statement = sa.select(row.partition_id, row.owner).where(_unchanged(consumer, versions))
         found = connection.execute(statement.order_by(row.partition_id).with_for_update())
         return {each.partition_id: each.owner for each in found}
 
     def _renew(
-        self, connection: Connection, consumer: ConsumerKey, versions: Sequence[tuple[str, int]]
+        self, connection: sa.Connection, consumer: ConsumerKey, versions: Sequence[tuple[str, int]]
     ) -> dict[str, Lease]:
         return self._update(connection, consumer, versions, lease.c.owner != "", {})
 
     def _release(
-        self, connection: Connection, consumer: ConsumerKey, versions: Sequence[tuple[str, int]]
+        self, connection: sa.Connection, consumer: ConsumerKey, versions: Sequence[tuple[str, int]]
     ) -> dict[str, Lease]:
-        return self._update(connection, consumer, versions, true(), {"owner": ""})
+        return self._update(connection, consumer, versions, sa.true(), {"owner": ""})
 
     def _update(
         self,
-        connection: Connection,
+        connection: sa.Connection,
         consumer: ConsumerKey,
         versions: Sequence[tuple[str, int]],
-        condition: ColumnElement[bool],
+        condition: sa.ColumnElement[bool],
         changes: dict[str, object],
     ) -> dict[str, Lease]:
         if not versions:
@@ -184,7 +171,7 @@ class LeaseTable:
         row = lease.c
         # The subquery locks in order, because updates in different orders could deadlock.
         unchanged = (
-            select(row.partition_id)
+            sa.select(row.partition_id)
             .where(_unchanged(consumer, versions), condition)
             .order_by(row.partition_id)
             .with_for_update()
@@ -192,17 +179,19 @@ class LeaseTable:
         mine: Any = unchanged
         if not self._database.dialect.has_returning:
             mine = list(connection.execute(unchanged).scalars())
-        here = and_(of_consumer(lease, consumer), row.partition_id.in_(mine))
+        here = sa.and_(of_consumer(lease, consumer), row.partition_id.in_(mine))
         statement = (
-            update(lease).where(here).values(renewed_at=self._now(), version=row.version + 1, **changes)
+            sa.update(lease).where(here).values(renewed_at=self._now(), version=row.version + 1, **changes)
         )
         return {found[0]: _lease_of(found) for found in self._returned(connection, statement, here)}
 
-    def _acquire(self, connection: Connection, consumer: ConsumerKey, claim: LeaseClaim) -> Lease | None:
+    def _acquire(self, connection: sa.Connection, consumer: ConsumerKey, claim: LeaseClaim) -> Lease | None:
         partition_id, version, row = claim.partition_id, claim.version, lease.c
         here = of_consumer(lease, consumer, partition_id)
-        moved_under = select(checkpoint.c.lease_epoch).where(of_consumer(checkpoint, consumer, partition_id))
-        checkpoint_epoch = func.coalesce(moved_under.scalar_subquery(), 0)
+        moved_under = sa.select(checkpoint.c.lease_epoch).where(
+            of_consumer(checkpoint, consumer, partition_id)
+        )
+        checkpoint_epoch = sa.func.coalesce(moved_under.scalar_subquery(), 0)
         now = self._now()
         new = {"owner": storable_text(claim.owner), "acquired_at": now, "renewed_at": now}
         if version is None:
@@ -212,11 +201,11 @@ class LeaseTable:
                 "partition_id": partition_id,
             }
             values = {**key, "epoch": checkpoint_epoch + 1, "version": 1, **new}
-            statement: Insert | Update = self._database.dialect.insert_if_absent(lease, values)
+            statement: sa.Insert | sa.Update = self._database.dialect.insert_if_absent(lease, values)
         else:
-            highest_epoch = case((row.epoch < checkpoint_epoch, checkpoint_epoch), else_=row.epoch)
+            highest_epoch = sa.case((row.epoch < checkpoint_epoch, checkpoint_epoch), else_=row.epoch)
             statement = (
-                update(lease)
+                sa.update(lease)
                 .where(here, row.version == version)
                 .values(epoch=highest_epoch + 1, version=row.version + 1, **new)
             )
@@ -224,25 +213,25 @@ class LeaseTable:
         return None if won is None else _lease_of(won)
 
     def _returned(
-        self, connection: Connection, statement: Insert | Update, here: ColumnElement[bool]
+        self, connection: sa.Connection, statement: sa.Insert | sa.Update, here: sa.ColumnElement[bool]
     ) -> Sequence[Sequence[Any]]:
         """The leases that the statement changed. here: selects them, if it changed any."""
         if self._database.dialect.has_returning:
             return connection.execute(statement.returning(*_LEASE)).all()
         if not connection.execute(statement).rowcount:
             return []
-        return connection.execute(select(*_LEASE).where(here)).all()
+        return connection.execute(sa.select(*_LEASE).where(here)).all()
 
-    def _now(self) -> ColumnElement[datetime]:
+    def _now(self) -> sa.ColumnElement[datetime]:
         """The database's own time, as an expression for a statement to be executed immediately."""
         return self._database.dialect.now(self._database.clock, UtcDateTime())
 
     @contextmanager
-    def _changing(self, doing: str) -> Iterator[Connection]:
+    def _changing(self, doing: str) -> Iterator[sa.Connection]:
         try:
             with self._database.writing(is_urgent=True) as connection, connection.begin():
                 yield connection
-        except sqlalchemy_errors.SQLAlchemyError as error:
+        except sa.exc.SQLAlchemyError as error:
             if is_connection_lost(error):
                 raise DatabaseUnavailableError(
                     f"The connection to the database {self._database.url} was lost while {doing}, and "
@@ -252,8 +241,10 @@ class LeaseTable:
             raise translate(error, doing=doing, where=self._database.url) from error
 
 
-def _unchanged(consumer: ConsumerKey, versions: Sequence[tuple[str, int]]) -> ColumnElement[bool]:
-    return and_(of_consumer(lease, consumer), tuple_(lease.c.partition_id, lease.c.version).in_(versions))
+def _unchanged(consumer: ConsumerKey, versions: Sequence[tuple[str, int]]) -> sa.ColumnElement[bool]:
+    return sa.and_(
+        of_consumer(lease, consumer), sa.tuple_(lease.c.partition_id, lease.c.version).in_(versions)
+    )
 
 
 def _lease_of(row: Sequence[Any]) -> Lease:
