@@ -78,6 +78,8 @@ def administration() -> Iterator[Endpoint]:
             rights = SEE if operation.method == "GET" and operation.path != "/audit" else MANAGE
             body = "{" if operation.request is not None else ""
             yield Endpoint(operation.method, PREFIX + path, entity, rights, body)
+    for hub in (ALPHA, BETA):
+        yield Endpoint("PATCH", f"{PREFIX}/event-hubs/{hub}", (), MANAGE, '{"partition_count": 99999}')
 
 
 def atom() -> Iterator[Endpoint]:

@@ -296,6 +296,18 @@ def test_making_and_deleting_a_hub_with_a_browser(service: HubService, console_p
     assert_accessible(console_page)
 
 
+def test_a_hubs_manager_adds_no_partitions(service: HubService) -> None:
+    """The form says who can, and takes the hub's other settings."""
+    hub = service.create_hub(partition_count=2)
+    manager = _signed_in(service, hub, Claim.MANAGE)
+    path = f"/hubs/{hub}/settings"
+    assert "needs Manage of the namespace" in manager.get(path).text
+    fields = {"partition_count": "3", "retention_hours": "5"}
+    assert manager.post(path, fields).status == 403
+    assert manager.post(path, fields | {"partition_count": "2"}).status == 303
+    assert "needs Manage of the namespace" not in _signed_in(service, None, Claim.MANAGE).get(path).text
+
+
 def test_a_live_page_of_a_hub_that_goes_ends(service: HubService, plain_browser: PlainBrowser) -> None:
     """Its stream says that it is over, so that the browser does not ask again and again."""
     hub = service.create_hub(partition_count=1)

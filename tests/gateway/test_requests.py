@@ -493,11 +493,14 @@ async def test_a_hubs_manager_reaches_no_operation_of_the_namespace(broker: Brok
         ("updateNamespace", {"hub": "hub"}),
         ("updateNamespace", {}),
         ("setCapture", {"hub": "hub"}),
+        ("updateEventHub", {"hub": "hub"}),
         ("createConsumerGroup", {"hub": "hub"}),
     ):
-        values = {"throughput_units": 3} if operation == "updateNamespace" else {"name": "g"}
+        values = {"updateNamespace": {"throughput_units": 3}, "updateEventHub": {"partition_count": 9}}.get(
+            operation, {"name": "g"}
+        )
         asked = AdministrationRequest(operation, parameters, values, security_token=token)
         found.append(pair.request(*links, asked.to_message()).status_code)
     pair.handler.claims.close()
-    assert found == [400, 401, 401, 201]
+    assert found == [400, 401, 401, 401, 201]
     assert broker.throughput.units is None

@@ -302,6 +302,20 @@ def test_where_files_are_written_is_the_namespaces_to_say(
     assert manager.ask("DELETE", path).status == 204
 
 
+def test_more_partitions_are_the_namespaces_to_give(service: HubService, root: Client, hub: str) -> None:
+    """Each takes descriptors and time from all tenants: not by a hub's policy, nor by a token for one hub."""
+    key = root.ask("POST", f"/event-hubs/{hub}/policies", {"name": "m", "claims": ["Manage"]}).value[
+        "primary_key"
+    ]
+    path, more = f"/event-hubs/{hub}", {"partition_count": 3, "retention_hours": 5}
+    for client in (Client(service, resource=hub, name="m", key=key), Client(service, resource=hub)):
+        refused = client.ask("PATCH", path, more)
+        assert (refused.status, "requires Manage on the namespace" in refused.message) == (401, True)
+        assert client.ask("PATCH", path, {"partition_count": 2, "retention_hours": 4}).status == 200
+    assert root.ask("GET", path).value["retention_hours"] == 4
+    assert root.ask("PATCH", path, more).value["partition_ids"] == ["0", "1", "2"]
+
+
 def test_a_regenerated_key_counts_at_once(service: HubService, root: Client, hub: str) -> None:
     """The old key's tokens are worth nothing from then on, the policy's other key's still are."""
     path = f"/event-hubs/{hub}/policies"

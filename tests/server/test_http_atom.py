@@ -229,11 +229,14 @@ def test_who_may(service: HubService) -> None:
 
     service.call(create)
 
-    def allowed(policy: str, method: str, path: str) -> bool:
-        token = make_sas_token(
-            audience=f"sb://127.0.0.1/{hub}", key_name=policy, key=KEYS[0], expiry=4_000_000_000
+    def asking(policy: str) -> Atom:
+        audience = f"sb://127.0.0.1/{hub}"
+        return Atom(
+            service, make_sas_token(audience=audience, key_name=policy, key=KEYS[0], expiry=4_000_000_000)
         )
-        return Atom(service, token).ask(method, path, b"<" if method == "PUT" else b"")[0] != 401
+
+    def allowed(policy: str, method: str, path: str) -> bool:
+        return asking(policy).ask(method, path, b"<" if method == "PUT" else b"")[0] != 401
 
     for policy, may_see, may_change in (("lister", True, False), ("sender", False, False)):
         assert allowed(policy, "GET", f"/{hub}") == may_see
@@ -242,6 +245,8 @@ def test_who_may(service: HubService) -> None:
             assert allowed(policy, "PUT", path) == may_change
             assert allowed(policy, "DELETE", path) == may_change
     assert allowed("manager", "PUT", f"/{hub}")
+    more = _description(EVENT_HUB, PartitionCount=2)
+    assert asking("manager").ask("PUT", f"/{hub}", more, if_match="*")[0] == 401
     for path in ("/$Resources/EventHubs", f"/{other}", f"/{other}/consumergroups"):
         assert not allowed("manager", "GET", path)
     assert not allowed("manager", "PUT", "/atom-new")

@@ -299,7 +299,7 @@ class Broker:
         event size immediately. partition_count: more than now adds partitions, which are readable on return;
         keys then belong to other partitions than before. None: as now.
         Raises NotFoundError, InvalidArgumentError (also fewer partitions, or a tier that cannot add any),
-        LogFullError.
+        UnauthorizedError (partitions are added by an actor without Manage on the namespace), LogFullError.
         """
         event_hub = self.event_hub(name)
         await event_hub.update(partition_count=partition_count, **changes)

@@ -134,7 +134,10 @@ def _change(setting: HubSetting) -> Any:
 
 _CHANGES: Final = {setting.name: _change(setting) for setting in HUB_SETTINGS}
 _COUNT: Final = f"{PARTITION_COUNT_DEFAULT} if omitted; it can only grow later."
-_MORE: Final = "Now or more: adds partitions, if the tier can. Keys then map to other partitions."
+_MORE: Final = (
+    "Now or more: adds partitions, if the tier can. Keys then map to other partitions. More requires a "
+    "policy of the namespace."
+)
 
 EventHub: Final = _shape(
     "EventHub",
