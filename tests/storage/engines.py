@@ -221,7 +221,7 @@ class MemoryLog:
             raise closed_error()
         return self._producers.get(producer_id)
 
-    async def apply_retention(self, *, before_ms: int, bytes_max: int | None) -> int:
+    async def apply_retention(self, *, before_ms: int, bytes_max: int | None, seal_before_ms: int = 0) -> int:
         if self.is_closed:
             raise closed_error()
         count, left = 0, self.stored_bytes
@@ -406,7 +406,7 @@ class SlowLog:
             self._sent.popleft()()
         return await self.inner.producer_state(producer_id)
 
-    async def apply_retention(self, *, before_ms: int, bytes_max: int | None) -> int:
+    async def apply_retention(self, *, before_ms: int, bytes_max: int | None, seal_before_ms: int = 0) -> int:
         await asyncio.sleep(self.delay_s)
         removed = await self.inner.apply_retention(before_ms=before_ms, bytes_max=bytes_max)
         self.known_bounds = self.inner.known_bounds

@@ -241,6 +241,19 @@ async def test_numbers_are_not_used_again_after_retention(open_engine: Open) -> 
     await engine.close()
 
 
+async def test_old_events_go_although_newer_ones_follow(open_engine: Open) -> None:
+    """No unit takes events for longer than it is told; none goes too early."""
+    engine = await open_engine()
+    log = await _log(engine)
+    for now_ms in range(50, 3000, 50):
+        await _append(log, b"x", time_ms=now_ms)
+        await log.apply_retention(before_ms=now_ms - 1000, bytes_max=None, seal_before_ms=now_ms - 200)
+        oldest_ms = 50 * ((await log.bounds()).begin_sequence_number + 1)
+        assert oldest_ms <= max(50, now_ms - 1000)
+        assert oldest_ms >= now_ms - 1000 - 200 - 2 * 50
+    await engine.close()
+
+
 @pytest.mark.parametrize("is_hub_deleted", [False, True])
 async def test_after_its_end_a_log_refuses_and_wakes_its_readers(
     open_engine: Open, is_hub_deleted: bool

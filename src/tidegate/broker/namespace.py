@@ -6,6 +6,7 @@ durable when its call returns.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import secrets
@@ -43,6 +44,8 @@ from tidegate.model.times import milliseconds_of
 from tidegate.storage.engine import ChangeInDoubtError, LogEngine
 
 _HOUR_MS: Final = 3_600_000
+_LOOK_MS: Final = 60_000
+"""From one ``apply_retention`` to the next, at most; the default of the service's settings."""
 _logger = logging.getLogger(__name__)
 
 
@@ -355,10 +358,10 @@ class Broker:
         return event_hub
 
     async def apply_retention(self) -> int:
-        """Remove what is beyond its hub's retention; returns how many units. Call it periodically.
+        """Remove what is beyond its hub's retention; returns how many units. Call it each minute.
 
-        Age counts by ``RetentionClock``. A failure of one partition is logged; the others are still
-        processed.
+        An event then stays at most a tenth of its hub's hours too long. Age counts by ``RetentionClock``. A
+        failure of one partition is logged; the others are still processed, each in a turn of its own.
         """
         now_ms = self._retention_clock.time_ms(
             milliseconds_of(self._clock.now_utc()), self._clock.monotonic()
@@ -366,13 +369,18 @@ class Broker:
         removed = 0
         for event_hub in self.list_event_hubs():
             description = event_hub.description
-            before_ms = now_ms - description.retention_hours * _HOUR_MS
+            period_ms = description.retention_hours * _HOUR_MS
+            # One look may come late to end a unit, and another to remove it.
+            unit_ms = period_ms // 10 - 2 * _LOOK_MS
             for partition in event_hub.partitions:
+                await asyncio.sleep(0)
                 if partition.is_closed:
                     continue  # deleted meanwhile
                 try:
                     removed += await partition.apply_retention(
-                        before_ms=before_ms, bytes_max=description.retention_bytes
+                        before_ms=now_ms - period_ms,
+                        bytes_max=description.retention_bytes,
+                        seal_before_ms=now_ms - unit_ms,
                     )
                 except ClosedError:
                     continue

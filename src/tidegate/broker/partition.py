@@ -246,9 +246,11 @@ class Partition:
                 "and increase retention or read faster.",
             )
 
-    async def apply_retention(self, *, before_ms: int, bytes_max: int | None) -> int:
+    async def apply_retention(self, *, before_ms: int, bytes_max: int | None, seal_before_ms: int = 0) -> int:
         """Remove the oldest events; see ``PartitionLog.apply_retention``."""
-        return await self._log.apply_retention(before_ms=before_ms, bytes_max=bytes_max)
+        return await self._log.apply_retention(
+            before_ms=before_ms, bytes_max=bytes_max, seal_before_ms=seal_before_ms
+        )
 
     def open_receiver(
         self, consumer_group: str, *, name: str | None, owner_level: int | None, on_stolen: OnStolen

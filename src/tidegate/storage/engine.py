@@ -125,12 +125,13 @@ class PartitionLog(Protocol):
         """
         ...
 
-    async def apply_retention(self, *, before_ms: int, bytes_max: int | None) -> int:
+    async def apply_retention(self, *, before_ms: int, bytes_max: int | None, seal_before_ms: int = 0) -> int:
         """Remove the oldest events, in units of the engine's choice; returns how many units.
 
         A unit is removed if all its events were enqueued before ``before_ms``, or if the rest still holds
-        ``bytes_max`` bytes (None: no limit by size). Raises LogFullError, ServerBusyError, LogFailedError,
-        LogCorruptError, ClosedError.
+        ``bytes_max`` bytes (None: no limit by size). One with an event enqueued before ``seal_before_ms``
+        gets no more events: so no event stays because newer ones follow it. Raises LogFullError,
+        ServerBusyError, LogFailedError, LogCorruptError, ClosedError.
         """
         ...
 

@@ -203,28 +203,28 @@ class FilePartitionLog:
 
     # -- retention
 
-    async def apply_retention(self, *, before_ms: int, bytes_max: int | None) -> int:
-        """See ``PartitionLog``: whole segments; the last one by time only."""
+    async def apply_retention(self, *, before_ms: int, bytes_max: int | None, seal_before_ms: int = 0) -> int:
+        """See ``PartitionLog``: whole segments; the active one by time only."""
         if self.is_closed:
             raise closed_error()
         view = self.writer.view
         if not view.segments:
             return 0
         count = self._count_removable(view, before_ms, bytes_max)
-        last_time_ms = self._cache.index(view.segments[-1]).last_time_ms
-        is_last_expired = count == len(view.segments) - 1 and NO_TIME < last_time_ms < before_ms
-        if count == 0 and not is_last_expired:
+        until_base = view.segments[count].base_sequence_number
+        active = view.segments[-1].index  # The writer's: it may be older than that, and knows more batches.
+        assert active is not None
+        is_last_expired = count == len(view.segments) - 1 and NO_TIME < active.last_time_ms < before_ms
+        is_rolled = is_last_expired or NO_TIME < active.first_time_ms < seal_before_ms
+        if count == 0 and not is_rolled:
             return 0
-        until_base = (
-            view.next_sequence_number if is_last_expired else view.segments[count].base_sequence_number
-        )
 
         def remove() -> object:
-            # On the writer thread, which may have appended meanwhile: then the last segment stays.
+            # On the writer thread, which may have appended meanwhile: then the segment is not removed.
             is_unchanged = self.writer.view.next_sequence_number == view.next_sequence_number
             return self.writer.remove_segments(
-                until_base if is_unchanged or not is_last_expired else view.segments[-1].base_sequence_number,
-                is_last_expired=is_last_expired and is_unchanged,
+                view.next_sequence_number if is_last_expired and is_unchanged else until_base,
+                is_rolled=is_rolled,
             )
 
         removed = await self._commit.put_command(remove)
@@ -273,7 +273,7 @@ class FilePartitionLog:
             surplus_bytes = sum(map(self._cache.sealed_bytes, sealed)) + view.end_position - bytes_max
         for count, segment in enumerate(sealed):
             surplus_bytes -= self._cache.sealed_bytes(segment) if bytes_max is not None else 1
-            if surplus_bytes < 0 and self._cache.index(segment).last_time_ms >= before_ms:
+            if surplus_bytes < 0 and self._cache.last_time_ms(segment) >= before_ms:
                 return count
         return len(sealed)
 

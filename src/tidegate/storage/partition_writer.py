@@ -302,9 +302,7 @@ class PartitionWriter:
             self._file.close()
         segments = self.view.segments
         if segments:
-            segments[-1].is_sealed = True
-            segments[-1].sealed_bytes = self.view.end_position
-            self._save_index(segments[-1])
+            self._seal(segments[-1])
         segment = Segment(path, base)
         segment.is_sealed = False
         segment.salt = salt
@@ -328,9 +326,13 @@ class PartitionWriter:
             raise
         return file
 
-    def _save_index(self, segment: Segment) -> None:
+    def _seal(self, segment: Segment) -> None:
+        """Note what is final of the active segment, and save its index."""
         assert segment.index is not None
         assert segment.salt is not None
+        segment.is_sealed = True
+        segment.sealed_bytes = self.view.end_position
+        segment.last_time_ms = segment.index.last_time_ms
         encoded = segment.index.encode(segment.salt)
         try:
             replace_whole(self._files, index_path(segment.path), encoded, is_durable=False)
@@ -339,15 +341,15 @@ class PartitionWriter:
                 "The index of %s was not written (%s); it is rebuilt when needed.", segment, error
             )
 
-    def remove_segments(self, until_base: int, *, is_last_expired: bool) -> list[Segment]:
-        """Remove the segments that begin before ``until_base``; returns them, for readers to forget.
+    def remove_segments(self, until_base: int, *, is_rolled: bool) -> list[Segment]:
+        """Remove the sealed segments that begin before ``until_base``; returns them, for readers to forget.
 
-        is_last_expired: begin a new segment first, so that the last one can be removed as well.
+        is_rolled: begin a new segment first, so that the active one can be removed, now or later.
         Raises LogFullError, ServerBusyError, LogFailedError.
         """
         if self.failure is not None:
             raise self.failure
-        if is_last_expired and self.view.end_position > SEGMENT_HEADER_BYTES:
+        if is_rolled and self.view.end_position > SEGMENT_HEADER_BYTES:
             self._roll()
         removed = [
             segment for segment in self.view.segments[:-1] if segment.base_sequence_number < until_base

@@ -45,7 +45,16 @@ class SegmentHeader:
 class Segment:
     """A segment of an open log. ``SegmentCache`` fills in and drops its cached values."""
 
-    __slots__ = ("base_sequence_number", "file", "index", "is_sealed", "path", "salt", "sealed_bytes")
+    __slots__ = (
+        "base_sequence_number",
+        "file",
+        "index",
+        "is_sealed",
+        "last_time_ms",
+        "path",
+        "salt",
+        "sealed_bytes",
+    )
 
     def __init__(self, path: Path, base_sequence_number: int) -> None:
         self.path = path
@@ -55,6 +64,8 @@ class Segment:
         self.salt: int | None = None
         self.sealed_bytes: int | None = None
         """Its size, if it is sealed and the size is known."""
+        self.last_time_ms: int | None = None
+        """Enqueued time of its last batch, if it is sealed and the time is known."""
         self.index: SparseIndex | None = None
         self.file: ReadableFile | None = None
 

@@ -57,12 +57,17 @@ class SegmentCache:
         if segment.index is None:
             segment.index = load_index(self._files, segment, self.file(segment), self._index_interval_bytes)
             segment.sealed_bytes = segment.index.end_position
+            segment.last_time_ms = segment.index.last_time_ms
         self._touch(segment)
         return segment.index
 
     def sealed_bytes(self, segment: Segment) -> int:
         """The size of a sealed segment. Raises FileNotFoundError, LogCorruptError."""
         return self.index(segment).end_position if segment.sealed_bytes is None else segment.sealed_bytes
+
+    def last_time_ms(self, segment: Segment) -> int:
+        """When the last batch of a sealed segment was enqueued. Raises FileNotFoundError, LogCorruptError."""
+        return self.index(segment).last_time_ms if segment.last_time_ms is None else segment.last_time_ms
 
     def forget(self, segment: Segment) -> None:
         """Close a removed segment."""

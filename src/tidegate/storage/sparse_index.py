@@ -57,6 +57,11 @@ class SparseIndex:
         """Whether the segment holds no batch."""
         return not self._positions
 
+    @property
+    def first_time_ms(self) -> int:
+        """Enqueued time of the first batch, in milliseconds; NO_TIME if there is none."""
+        return self._times[0] if self._positions else NO_TIME
+
     def add_batch(
         self, base_sequence_number: int, until_sequence_number: int, time_ms: int, position: int, length: int
     ) -> None:
