@@ -84,7 +84,7 @@ def test_the_guides_conflict_is_one_clear_error(tmp_path: Path) -> None:
     environment = environment_without_service(tmp_path)
     with _serving(tmp_path, environment):
         pass
-    catalog = tmp_path / "data" / "catalog.json"
+    catalog = tmp_path / "data" / "control.log"
     before = catalog.read_bytes()
     path.write_text(config.replace('"PartitionCount": "2"', '"PartitionCount": "1"'), encoding="utf-8")
     words = ["serve", "--config", str(path), "--data-dir", str(tmp_path / "data"), "--amqp-port", "0"]

@@ -91,7 +91,7 @@ def running_service(
         DATABASE_VARIABLE: url,
         STATE_VARIABLE: str(files_dir),
     }
-    if not (data_dir / "catalog.json").exists():
+    if not (data_dir / "control.log").exists():
         environment["TIDEGATE_ROOT_KEY"] = _DEVELOPMENT_KEY
     screen.step("Starting the service")
     with (

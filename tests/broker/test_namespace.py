@@ -44,7 +44,7 @@ async def test_everything_is_there_after_a_restart(tmp_path: Path, clock: SetClo
     await hub.partition("2").append(b"event", [5])
     description, policies = hub.description, broker.authorizer.policies
     await broker.close()
-    assert stat.S_IMODE((tmp_path / "catalog.json").stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / "control.log").stat().st_mode) == 0o600
     broker = await open_broker(tmp_path, clock=clock)
     assert broker.event_hub("FLIGHTS").description == description
     assert description.consumer_groups == ("$Default", "Tail")
@@ -236,13 +236,16 @@ async def test_a_damaged_catalog_is_refused_and_shows_no_key(tmp_path: Path, clo
     broker = await open_broker(tmp_path, clock=clock)
     key = broker.authorizer.policies[0].key
     await broker.close()
-    path = tmp_path / "catalog.json"
-    damaged = path.read_bytes()[:-30]
-    path.write_bytes(damaged)
-    with pytest.raises(LogCorruptError, match=r"Cannot parse the catalog in .*catalog\.json") as caught:
+    paths = [tmp_path / "control.log", tmp_path / "control.copy"]
+    damaged = paths[0].read_bytes()[:-30]
+    for path in paths:
+        path.write_bytes(damaged)
+    with pytest.raises(
+        LogCorruptError, match=r"control log is damaged: .*control\.log at byte \d+"
+    ) as caught:
         await open_broker(tmp_path, clock=clock)
     assert key not in str(caught.value)
-    assert path.read_bytes() == damaged
+    assert [path.read_bytes() for path in paths] == [damaged, damaged]
 
 
 async def test_a_full_disk_leaves_the_catalog_as_it_was(clock: SetClock) -> None:

@@ -7,16 +7,16 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from tests.broker.catalogs import read_catalog
 from tests.storage.simulated_files import SimulatedFiles
 from tests.support.clocks import SetClock
 
 from tidegate.broker import Broker, Claim
-from tidegate.broker.catalog import CatalogContents, parse_catalog
+from tidegate.broker.catalog import CatalogContents
 from tidegate.model.capture import CaptureSettings
 from tidegate.model.errors import LogFailedError, TidegateError
 from tidegate.model.limits import Tier
 from tidegate.server.opening import open_broker
-from tidegate.storage.files import read_whole
 
 _DIRECTORY = Path("/data")
 _Change = Callable[[Broker], Awaitable[object]]
@@ -45,7 +45,7 @@ def _random_change(randomness: random.Random) -> _Change:
 
 
 def _contents(files: SimulatedFiles) -> CatalogContents:
-    return parse_catalog(read_whole(files, _DIRECTORY / "catalog.json"), "")
+    return read_catalog(_DIRECTORY, files)
 
 
 @pytest.mark.parametrize("seed", range(25))

@@ -42,7 +42,7 @@ async def test_a_revoked_publisher_may_not_send_until_it_is_restored(broker: Bro
 
 @pytest.mark.slow
 async def test_names_of_revoked_publishers_do_not_fill_the_catalog(broker: Broker) -> None:
-    """Protects the event loop, on which each change writes the whole catalog: long names count for more."""
+    """Each change of a hub writes its record: long names count for more."""
     hub = await broker.create_event_hub("hub", partition_count=1)
     letters = "\U00010400" * 123  # four bytes each in UTF-8
     longest = REVOKED_PUBLISHERS_BYTES_MAX // (4 * len(letters) + 5)

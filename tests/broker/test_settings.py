@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.broker.catalogs import edit_value
 from tests.support.clocks import SetClock
 
-from tidegate.broker import Broker, Claim, Partition
-from tidegate.broker.catalog import parse_catalog
+from tidegate.broker import Broker, Partition
 from tidegate.cli.service.check_catalog import check_catalog
 from tidegate.model.capture import CaptureSettings
 from tidegate.model.errors import (
@@ -22,11 +22,8 @@ from tidegate.model.errors import (
 )
 from tidegate.model.limits import EVENT_BYTES_MAX, TIER_LIMITS, Tier
 from tidegate.model.position import EventPosition
-from tidegate.model.sas import make_sas_token
 from tidegate.server.opening import open_broker
 from tidegate.storage.options import LogOptions
-
-CATALOG_NAME = "catalog.json"
 
 
 async def _append(partition: Partition, events: int, size: int = 100) -> None:
@@ -100,7 +97,7 @@ async def test_partitions_are_added(broker: Broker, clock: SetClock, tmp_path: P
     ends = [partition.next_sequence_number for partition in opened.event_hub("hub").partitions]
     await opened.close()
     assert ends == [0, 3, 0, 0, 2]
-    assert not list(check_catalog(tmp_path))
+    assert check_catalog(tmp_path).is_sound
 
 
 async def test_a_failed_partition_does_not_prevent_adding_some(
@@ -230,7 +227,7 @@ async def test_settings_survive_a_restart(tmp_path: Path, clock: SetClock) -> No
     await broker.set_tier(Tier.STANDARD)
     description = hub.description
     await broker.close()
-    assert (tmp_path / CATALOG_NAME).stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "control.log").stat().st_mode & 0o777 == 0o600
     broker = await open_broker(tmp_path, clock=clock)
     hub = broker.event_hub("hub")
     assert hub.description == description
@@ -320,89 +317,48 @@ async def test_a_reader_behind_retention_is_shown_where_the_log_begins(
 
 # -- the catalog's format
 
-_VERSION_1 = {
-    "format_version": 1,
-    "policies": [
-        {"name": "RootManageSharedAccessKey", "key": "old-root-key", "claims": ["Listen", "Manage", "Send"]},
-        {"name": "sender", "key": "old-sender-key", "claims": ["Send"]},
-    ],
-    "event_hubs": [
-        {
-            "id": "0123456789abcdef",
-            "name": "Flights",
-            "partition_count": 1,
-            "retention_hours": 24,
-            "retention_bytes": None,
-            "created_at_ms": 1795176000500,
-            "consumer_groups": ["$Default", "tail"],
-        }
-    ],
-}
-"""As the releases before format version 2 wrote it."""
 
-
-def _write_version_1(directory: Path) -> None:
-    (directory / "logs" / "0123456789abcdef" / "0").mkdir(parents=True)
-    (directory / CATALOG_NAME).write_text(json.dumps(_VERSION_1))
-
-
-async def test_a_catalog_of_version_1_opens(tmp_path: Path, clock: SetClock) -> None:
-    """Hubs, groups and keys as they were; second keys are made once, and stay over the next start."""
-    _write_version_1(tmp_path)
-    broker = await open_broker(tmp_path, clock=clock)
-    assert broker.event_hub("flights").description.consumer_groups == ("$Default", "tail")
-    assert broker.tier is Tier.DEDICATED
-    assert broker.throughput.units is None
-    token = make_sas_token(
-        audience="sb://h/flights", key_name="sender", key="old-sender-key", expiry=4_000_000_000
-    )
-    assert broker.authorize(token, "sb://h/flights").claims == {Claim.SEND}
-    secondary_key = broker.policy(None, "sender").secondary_key
-    assert len(secondary_key) == 44
-    await broker.close()
-    assert json.loads((tmp_path / CATALOG_NAME).read_text())["format_version"] == 2
-    broker = await open_broker(tmp_path, clock=clock)
-    assert broker.policy(None, "sender").secondary_key == secondary_key
-    await broker.close()
-
-
-def test_looking_at_a_catalog_does_not_write_it(tmp_path: Path) -> None:
-    """``tidegate check`` leaves an older catalog as it found it."""
-    _write_version_1(tmp_path)
-    before = (tmp_path / CATALOG_NAME).read_bytes()
-    assert list(check_catalog(tmp_path)) == []
-    assert len((parse_catalog((tmp_path / CATALOG_NAME).read_bytes(), "")).event_hubs) == 1
-    assert (tmp_path / CATALOG_NAME).read_bytes() == before
+async def test_a_directory_of_the_format_before_is_refused(tmp_path: Path, clock: SetClock) -> None:
+    """With one sentence, and it stays as it was."""
+    (tmp_path / "logs" / "0123456789abcdef" / "0").mkdir(parents=True)
+    (tmp_path / "catalog.json").write_text('{"format_version": 2, "event_hubs": []}')
+    with pytest.raises(LogCorruptError, match=r"format of an earlier version \(catalog\.json\)"):
+        await open_broker(tmp_path, clock=clock)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["catalog.json", "lock", "logs"]
 
 
 @pytest.mark.parametrize(
-    ("path", "value"),
+    ("key", "path", "value"),
     [
-        (("format_version",), 3),
-        (("tier",), "Golden"),
-        (("throughput_units",), "many"),
-        (("policies", 0, "claims"), ["Everything"]),
-        (("event_hubs", 0, "policies"), [{"name": "p"}]),
-        (("event_hubs", 0, "capture"), {"destination": "/x", "unheard_of": 1}),
+        ("namespace", ("format_version",), 3),
+        ("namespace", ("tier",), "Golden"),
+        ("namespace", ("throughput_units",), "many"),
+        ("namespace", ("policies", 0, "claims"), ["Everything"]),
+        ("hub/", ("format_version",), 3),
+        ("hub/", ("partition_count",), None),
+        ("hub/", ("policies",), [{"name": "p"}]),
+        ("hub/", ("capture",), {"destination": "/x", "unheard_of": 1}),
     ],
 )
 async def test_a_catalog_with_a_value_that_cannot_be_is_refused(
-    tmp_path: Path, clock: SetClock, path: tuple[str | int, ...], value: object
+    tmp_path: Path, clock: SetClock, key: str, path: tuple[str | int, ...], value: object
 ) -> None:
     """Nothing is guessed and nothing overwritten; the error shows no key."""
     broker = await open_broker(tmp_path, clock=clock)
     await broker.create_event_hub("hub", partition_count=1)
-    key = broker.policies()[0].key
+    secret = broker.policies()[0].key
     await broker.close()
-    file = tmp_path / CATALOG_NAME
-    document = json.loads(file.read_text())
-    place = document
-    for part in path[:-1]:
-        place = place[part]
-    place[path[-1]] = value
-    file.write_text(json.dumps(document))
+
+    def edit(document: dict[str, Any]) -> None:
+        place: Any = document
+        for part in path[:-1]:
+            place = place[part]
+        place[path[-1]] = value
+
+    await edit_value(tmp_path, key, edit)
+    file = tmp_path / "control.log"
     written = file.read_bytes()
-    with pytest.raises(LogCorruptError) as caught:
+    with pytest.raises(LogCorruptError, match=r"control\.log") as caught:
         await open_broker(tmp_path, clock=clock)
-    assert key not in str(caught.value)
+    assert secret not in str(caught.value)
     assert file.read_bytes() == written

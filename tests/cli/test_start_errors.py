@@ -25,7 +25,7 @@ from tidegate.wire.batch import wrap_event
         (".", "create the data directory"),
         ("logs", "list the logs"),
         ("lock", "prepare the data directory"),
-        ("catalog.json", "read the catalog"),
+        ("control.log", "read the control log"),
         ("certificates", "prepare the certificate"),
         ("ready.json", "remove the old ready file"),
     ],
@@ -37,7 +37,7 @@ def test_an_error_at_the_start_names_file_step_and_remedy(
     """D21: a file where a directory is needed, or the reverse, at each step."""
     data = tmp_path / "data"
     path = data / blocked
-    if blocked in ("lock", "catalog.json", "ready.json"):
+    if blocked in ("lock", "control.log", "ready.json"):
         path.mkdir(parents=True)
         (path / "x").touch()
     else:

@@ -163,7 +163,7 @@ def test_pages_of_somebody_else_stay(tmp_path: Path) -> None:
     assert "has files of pages" in found.stderr
     assert "Use another --summaries" in found.stderr
     assert store.read() == {"h1": _PAGE}
-    assert EVENT_HUB not in (tmp_path / "data" / "catalog.json").read_text()
+    assert EVENT_HUB.encode() not in (tmp_path / "data" / "control.log").read_bytes()
 
 
 def test_summaries_are_looked_at_before_the_database_is_cleared(sqlite_url: str, tmp_path: Path) -> None:

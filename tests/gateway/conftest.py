@@ -21,8 +21,9 @@ def clock() -> SetClock:
 
 @pytest.fixture
 async def broker(tmp_path: Path, clock: SetClock) -> AsyncIterator[Broker]:
-    """A namespace with the hub ``hub`` of two partitions."""
-    broker = await open_broker(tmp_path, clock=clock)
+    """A namespace with the hub ``hub`` of two partitions. Its changes are made within the turn that asks for
+    them (``tests/broker/test_engines.py`` has engines where they are not)."""
+    broker = await open_broker(tmp_path, clock=clock, is_control_threaded=False)
     await broker.create_event_hub("hub", partition_count=2)
     yield broker
     await broker.close()

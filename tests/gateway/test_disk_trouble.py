@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from tests.broker.catalogs import read_catalog
 from tests.gateway.support import HOST, Pair
 from tests.storage.simulated_files import SimulatedFiles
 from tests.support.clocks import SetClock
@@ -15,10 +16,8 @@ from tests.support.clocks import SetClock
 from tidegate.amqp.message import Message, encode_message
 from tidegate.amqp.performatives import Accepted, Rejected
 from tidegate.broker import Broker
-from tidegate.broker.catalog import parse_catalog
 from tidegate.model.errors import ServerBusyError
 from tidegate.server.opening import open_broker
-from tidegate.storage.files import read_whole
 from tidegate.wire.batch import wrap_event
 
 
@@ -109,10 +108,7 @@ async def test_a_hub_that_cannot_be_made_now_can_be_made_later(
             files.opens_left = None
             await simulated.create_event_hub(name, partition_count=2)
         files.opens_left = None
-        names = [
-            record.name
-            for record in parse_catalog(read_whole(files, Path("/data/catalog.json")), "").event_hubs
-        ]
+        names = [record.name for record in read_catalog(Path("/data"), files).event_hubs.values()]
         assert names.count(name) == 1
         await simulated.event_hub(name).partitions[1].append(b"x", array("I", (1,)))
 

@@ -117,30 +117,44 @@ def test_a_reader_of_damaged_events_ends_with_one_clear_error(operator: _Operato
 
 @pytest.mark.slow
 def test_a_damaged_catalog_is_told_with_the_logs(operator: _Operator) -> None:
-    """A check finds a catalog that does not parse, is missing, or names logs that are not there: a service
-    would refuse to start, or start as if it were new."""
-    catalog = operator.data / "catalog.json"
-    sound = catalog.read_bytes()
+    """A check finds damage of either file of the control log, files that are missing, and logs that are not
+    there; a repair makes it usable again, as far as the files hold it, and never invents any of it."""
+    paths = [operator.data / "control.log", operator.data / "control.copy"]
+    sound = [path.read_bytes() for path in paths]
 
-    def check() -> tuple[int, list[dict[str, object]], str]:
-        code, out, told = operator.run("check", str(operator.data), "--json")
+    def check(*words: str) -> tuple[int, list[dict[str, object]], str]:
+        code, out, told = operator.run("check", str(operator.data), "--json", *words)
         return code, json.loads(out), told
 
     assert check()[:2] == (0, [])
-    catalog.write_bytes(sound[: len(sound) // 2])
+    # One file: the other has everything.
+    paths[0].write_bytes(sound[0][:30] + b"x" + sound[0][31:])
     code, (damage,), told = check()
-    assert (code, damage["file"]) == (4, str(catalog))
-    assert "backup" in told
-    key = json.loads(sound)["policies"][0]["key"]
-    assert key not in str(damage) + told
-    # A repair of the logs does not make the catalog well.
-    assert operator.run("check", str(operator.data), "--repair")[0] == 4
-    catalog.unlink()
+    assert (code, damage["file"], damage["position"]) == (4, str(paths[0]), 0)
+    assert "--repair" in told
+    code, (damage,), _ = check("--repair")
+    assert (code, Path(str(damage["set_aside"])).exists()) == (0, True)
+    assert check()[:2] == (0, [])
+    # Both, at their ends: a value is lost, and the command says so.
+    for path in paths:
+        path.write_bytes(path.read_bytes()[:-1])
+    code, damages, told = check()
+    assert (code, [damage["file"] for damage in damages]) == (4, [str(path) for path in paths])
+    code, _, told = check("--repair")
+    assert "may be missing or outdated" in told
+    # Nothing is left: a repair changes nothing.
+    for path in paths:
+        path.write_bytes(b"nothing of it")
+    assert check("--repair")[0] == 4
+    assert paths[0].read_bytes() == b"nothing of it"
+    for path in paths:
+        path.unlink()
     code, (damage,), _ = check()
     assert code == 4
     assert "missing" in str(damage["damage"])
-    assert not catalog.exists()
-    catalog.write_bytes(sound)
+    assert not paths[0].exists()
+    for path, data in zip(paths, sound, strict=True):
+        path.write_bytes(data)
     (log,) = operator.data.glob("logs/*/1")
     log.rename(operator.data / "elsewhere")
     code, (damage,), _ = check()

@@ -29,6 +29,7 @@ class Memory:
     def __init__(self) -> None:
         self.logs: dict[str, list[MemoryLog]] = {}
         self.cells: dict[str, Cell] = {}
+        self.revision = 0
         self.lines: dict[str, list[bytes]] = {}
 
 
@@ -89,13 +90,21 @@ class MemoryControlLog:
     async def read(self, key: str) -> Cell | None:
         return self._memory.cells.get(key)
 
-    async def change(self, key: str, value: bytes, *, expected_version: int) -> int:
-        cell = self._memory.cells.get(key)
+    async def read_all(self, prefix: str) -> dict[str, Cell]:
+        return {key: cell for key, cell in self._memory.cells.items() if key.startswith(prefix)}
+
+    async def change(self, key: str, value: bytes | None, *, expected_version: int) -> int:
+        memory = self._memory
+        cell = memory.cells.get(key)
         version = 0 if cell is None else cell.version
         if version != expected_version:
             raise ControlConflictError(f"Version {version} of the {key} came before this change.")
-        self._memory.cells[key] = Cell(version + 1, value)
-        return version + 1
+        memory.revision += 1
+        if value is None:
+            memory.cells.pop(key, None)
+        else:
+            memory.cells[key] = Cell(memory.revision, value)
+        return memory.revision
 
 
 class MemoryLines:
@@ -301,7 +310,11 @@ class SlowControlLog(MemoryControlLog):
         await asyncio.sleep(self._delay_s)
         return await super().read(key)
 
-    async def change(self, key: str, value: bytes, *, expected_version: int) -> int:
+    async def read_all(self, prefix: str) -> dict[str, Cell]:
+        await asyncio.sleep(self._delay_s)
+        return await super().read_all(prefix)
+
+    async def change(self, key: str, value: bytes | None, *, expected_version: int) -> int:
         await asyncio.sleep(self._delay_s)
         version = await super().change(key, value, expected_version=expected_version)
         await asyncio.sleep(self._delay_s)

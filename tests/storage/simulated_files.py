@@ -53,6 +53,8 @@ class SimulatedFiles:
         """Only for files whose path contains this."""
         self.directory_sync_error: int | None = None
         """Errno that every sync of a directory fails with."""
+        self.sync_errors_left: int | None = None
+        """So many syncs of such files fail; None: all."""
         self.is_failed_sync_forgotten = False
         """True: after a sync failed, the next one has nothing to write, as with Linux's page cache."""
         self.truncate_error: int | None = None
@@ -66,6 +68,7 @@ class SimulatedFiles:
         self.is_sync_a_lie = False
         """True: sync answers and does nothing, as some disks do. For the canary."""
         self.syncs = 0
+        self.written_bytes = 0
         self.locked: set[Path] = set()
 
     # -- faults
@@ -242,6 +245,7 @@ class _SimulatedWritable:
             if not data:
                 raise OSError(errno.ENOSPC, "no space left on device")
             files.space_left -= len(data)
+        files.written_bytes += len(data)
         operation = (position, data)
         self._inode.apply(self._inode.content, operation)
         self._inode.pending.append(operation)
@@ -250,8 +254,11 @@ class _SimulatedWritable:
     def sync(self) -> None:
         self._files.operate()
         self._files.syncs += 1
-        name = self._files.sync_error_name
-        if self._files.sync_error is not None and (name is None or name in str(self._path)):
+        name, left = self._files.sync_error_name, self._files.sync_errors_left
+        is_meant = (name is None or name in str(self._path)) and left != 0
+        if self._files.sync_error is not None and is_meant:
+            if left is not None:
+                self._files.sync_errors_left = left - 1
             if self._files.is_failed_sync_forgotten:
                 self._inode.pending.clear()
             raise OSError(self._files.sync_error, "injected")

@@ -344,6 +344,36 @@ async def test_the_control_log_compares_and_sets(open_engine: Open) -> None:
     await engine.close()
 
 
+async def test_the_control_log_has_many_keys(open_engine: Open) -> None:
+    """They are read by prefix, in the order of their creation; removed ones are gone, and their versions
+    never come back: who read one before cannot mistake a new value for it."""
+    engine = await open_engine()
+    control = engine.control
+    versions = {
+        key: await control.change(key, key.encode(), expected_version=0)
+        for key in ("hub/b", "other", "hub/a", "hub/c")
+    }
+    await control.change("hub/b", b"changed", expected_version=versions["hub/b"])
+    await control.change("hub/a", None, expected_version=versions["hub/a"])
+    assert await control.read("hub/a") is None
+    with pytest.raises(ControlConflictError):
+        await control.change("hub/a", b"old", expected_version=versions["hub/a"])
+    assert await control.change("hub/a", b"new", expected_version=0) > versions["hub/a"]
+    with pytest.raises(ControlConflictError):
+        await control.change("hub/a", b"late", expected_version=versions["hub/a"])
+    with pytest.raises(ControlConflictError):
+        await control.change("hub/c", b"created twice", expected_version=0)
+    expected = {"hub/b": b"changed", "hub/c": b"hub/c", "hub/a": b"new"}
+    for _ in range(2):
+        cells = await control.read_all("hub/")
+        assert {key: cell.value for key, cell in cells.items()} == expected
+        assert list(cells) == list(expected)
+        await engine.close()
+        engine = await open_engine()
+        control = engine.control
+    await engine.close()
+
+
 async def test_lines_are_kept_by_kind(open_engine: Open) -> None:
     """In order, over restarts."""
     for generation in range(2):

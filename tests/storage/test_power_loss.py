@@ -145,8 +145,8 @@ async def _simulate(seed: int, *, is_sync_a_lie: bool) -> None:
     for _ in range(4):
         files.operations_left = randomness.randrange(5, 250)
         files.is_sync_a_lie = is_sync_a_lie
-        # An OSError means that the power went while the log was being opened.
-        with contextlib.suppress(OSError):
+        # These mean that the power went while the log was being opened.
+        with contextlib.suppress(OSError, LogFailedError):
             manager = await LogManager.open(_DATA, options=_OPTIONS, files=files, is_threaded=False)
             await _work(manager, files, histories, randomness)
         files = files.lose_power(randomness)

@@ -1,38 +1,42 @@
-"""The catalog: a namespace, its event hubs and policies, as one JSON value of the engine's control log.
+"""The catalog: a namespace, its event hubs and policies, as JSON values of the engine's control log.
 
-The rule: memory changes only after the control log, so that reported changes survive a power loss.
+    namespace    the policies of the namespace, its tier and its throughput units
+    hub/ID       an event hub with its settings, consumer groups, policies and revoked publishers
 
-    format version 1   hubs, consumer groups; policies of the namespace, with one key each
-    format version 2   also a second key per policy; policies, revoked publishers, the largest event and the
-                       capture settings of hubs; the tier and the throughput units of the namespace
-
-A value of version 1 is read, and written as version 2 when the service starts.
+Each value says who changed it last, and when. The rule: memory changes only after the control log, so that
+reported changes survive a power loss.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import wraps
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
 import msgspec
 
+from tidegate.broker.audit import current_actor
 from tidegate.broker.authorization import ROOT_POLICY_NAME, Claim, SharedAccessPolicy
 from tidegate.model.capture import CaptureSettings
+from tidegate.model.clock import Clock
 from tidegate.model.errors import InvalidArgumentError, LogCorruptError, TidegateError
 from tidegate.model.hub_settings import HUB_SETTINGS, HubChanges, HubSettings, checked_changes, hub_changes_in
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP, TIER_DEFAULT, Tier, TierLimits
-from tidegate.storage.engine import ControlLog
+from tidegate.model.times import milliseconds_of
+from tidegate.storage.engine import Cell, ControlLog
 
-CATALOG_KEY: Final = "catalog"
-"""In the control log."""
+NAMESPACE_KEY: Final = "namespace"
+HUB_KEYS: Final = "hub/"
+"""Before the id of a hub."""
 
-_FORMAT_VERSION = 2
-_READABLE_VERSIONS = (1, 2)
-_REFUSALS = (InvalidArgumentError, msgspec.ValidationError)
+_FORMAT_VERSION: Final = 1
+_REFUSALS: Final = (InvalidArgumentError, msgspec.ValidationError)
+_REMEDY: Final = (
+    "Restore control.log and control.copy from one backup; the logs beside them are not affected."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,68 +76,105 @@ class EventHubRecord(HubSettings):
 
 
 @dataclass(frozen=True, slots=True)
-class CatalogContents:
-    """Everything the catalog holds."""
+class NamespaceRecord:
+    """The namespace in the catalog."""
 
     policies: tuple[SharedAccessPolicy, ...]
-    """Policies of the namespace."""
-    event_hubs: tuple[EventHubRecord, ...] = ()
     tier: Tier = TIER_DEFAULT
     throughput_units: int | None = None
     """None: throughput is not limited."""
 
 
+@dataclass(slots=True)
+class CatalogContents:
+    """Everything the catalog holds."""
+
+    namespace: NamespaceRecord
+    event_hubs: dict[str, EventHubRecord]
+    """By their ids, in the order of their creation."""
+
+
 class Catalog:
     """The catalog of one namespace."""
 
-    def __init__(self, control: ControlLog, contents: CatalogContents, version: int) -> None:
-        """version: of the value in the control log."""
+    def __init__(
+        self, control: ControlLog, contents: CatalogContents, versions: dict[str, int], clock: Clock
+    ) -> None:
+        """versions: of the values in the control log, by key."""
         self._control = control
-        self._version = version
-        self.contents = contents
+        self._contents = contents
+        self._versions = versions
+        self._clock = clock
         self.changing: Final = asyncio.Lock()
         """See ``serialized``."""
         self.check_actor: Callable[[], None] = lambda: None
         """Raises UnauthorizedError if the actor who asked for a change may no longer make it."""
 
     @classmethod
-    async def open(cls, control: ControlLog) -> Catalog:
+    async def open(cls, control: ControlLog, clock: Clock) -> Catalog:
         """Read the catalog, or create one with a root policy that has random keys.
 
-        Raises LogCorruptError (it does not parse), LogFullError, ServerBusyError, LogFailedError.
+        Raises LogCorruptError (a value does not parse, or is missing), LogFullError, ServerBusyError,
+        LogFailedError.
         """
-        cell = await control.read(CATALOG_KEY)
-        if cell is None:
+        cells = await control.read_all("")
+        if not cells:
             root = SharedAccessPolicy.generate(ROOT_POLICY_NAME, Claim)
-            catalog = cls(control, CatalogContents((root,)), 0)
-            await catalog.replace_contents(catalog.contents)
+            catalog = cls(control, CatalogContents(NamespaceRecord((root,)), {}), {}, clock)
+            await catalog.replace_namespace(catalog.namespace)
             return catalog
-        format_version, contents = _parse(cell.value, control.place(CATALOG_KEY))
-        catalog = cls(control, contents, cell.version)
-        if format_version != _FORMAT_VERSION:
-            # Reading an older value made second keys: they must be the same after the next start.
-            await catalog.replace_contents(contents)
-        return catalog
+        versions = {key: cell.version for key, cell in cells.items()}
+        return cls(control, parse_catalog(cells, control.place), versions, clock)
+
+    @property
+    def namespace(self) -> NamespaceRecord:
+        """The namespace's record."""
+        return self._contents.namespace
+
+    @property
+    def event_hubs(self) -> Mapping[str, EventHubRecord]:
+        """The records of event hubs by their ids, in the order of their creation."""
+        return self._contents.event_hubs
 
     @property
     def failure(self) -> TidegateError | None:
         """Why it refuses changes until a restart; None: it accepts them."""
         return self._control.failure
 
-    async def replace_contents(self, contents: CatalogContents) -> None:
-        """Replace the catalog; durable on return. For methods that are ``serialized``.
+    async def replace_namespace(self, record: NamespaceRecord) -> None:
+        """Replace the namespace's record; durable on return. This and the other changes are for methods that
+        are ``serialized``.
 
         Raises as ``ControlLog.change``.
         """
-        self._version = await self._control.change(
-            CATALOG_KEY, _encode(contents), expected_version=self._version
-        )
-        self.contents = contents
+        await self._change(NAMESPACE_KEY, asdict(record))
+        self._contents.namespace = record
 
-    async def replace_event_hub(self, record: EventHubRecord) -> None:
-        """Replace the record with the same id."""
-        hubs = tuple(record if hub.hub_id == record.hub_id else hub for hub in self.contents.event_hubs)
-        await self.replace_contents(replace(self.contents, event_hubs=hubs))
+    async def put_event_hub(self, record: EventHubRecord) -> None:
+        """Add an event hub, or replace the record with the same id. Otherwise as ``replace_namespace``."""
+        await self._change(HUB_KEYS + record.hub_id, asdict(record))
+        self._contents.event_hubs[record.hub_id] = record
+
+    async def remove_event_hub(self, hub_id: str) -> None:
+        """Remove an event hub. Otherwise as ``replace_namespace``."""
+        await self._change(HUB_KEYS + hub_id, None)
+        del self._contents.event_hubs[hub_id]
+
+    async def _change(self, key: str, document: dict[str, Any] | None) -> None:
+        value = None
+        if document is not None:
+            changed = {
+                "changed_at_ms": milliseconds_of(self._clock.now_utc()),
+                "changed_by": current_actor().policy,
+            }
+            document = {"format_version": _FORMAT_VERSION, **changed, **document}
+            value = json.dumps(document, ensure_ascii=False, default=_plain).encode()
+        expected = self._versions.get(key, 0)
+        version = await self._control.change(key, value, expected_version=expected)
+        if value is None:
+            del self._versions[key]
+        else:
+            self._versions[key] = version
 
 
 class _HasCatalog(Protocol):
@@ -143,6 +184,7 @@ class _HasCatalog(Protocol):
 _Owner = TypeVar("_Owner", bound=_HasCatalog)
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
+_R = TypeVar("_R", NamespaceRecord, EventHubRecord)
 
 
 def serialized(
@@ -162,44 +204,42 @@ def serialized(
     return change
 
 
-def parse_catalog(data: bytes, place: str) -> CatalogContents:
-    """What a catalog holds. place: where it is kept, for messages. Raises LogCorruptError."""
-    return _parse(data, place)[1]
-
-
-def _encode(contents: CatalogContents) -> bytes:
-    document: dict[str, Any] = {"format_version": _FORMAT_VERSION, **asdict(contents)}
-    for hub in document["event_hubs"]:
-        hub["id"] = hub.pop("hub_id")
-    return json.dumps(document, indent=2, ensure_ascii=False, default=_plain).encode() + b"\n"
+def parse_catalog(cells: Mapping[str, Cell], place: Callable[[str], str]) -> CatalogContents:
+    """What the values of a control log say. place: where a key is kept. Raises LogCorruptError."""
+    if NAMESPACE_KEY not in cells:
+        raise LogCorruptError(
+            f"The catalog in {place(NAMESPACE_KEY)} is missing, but there are values beside it.",
+            next_step=_REMEDY,
+        )
+    namespace = _parse(cells[NAMESPACE_KEY].value, NamespaceRecord, place(NAMESPACE_KEY))
+    hubs = {
+        key.removeprefix(HUB_KEYS): _parse(cell.value, EventHubRecord, place(key))
+        for key, cell in cells.items()
+        if key.startswith(HUB_KEYS)
+    }
+    return CatalogContents(namespace, hubs)
 
 
 def _plain(value: Tier | frozenset[Claim]) -> object:
     return value.value if isinstance(value, Tier) else sorted(claim.value for claim in value)
 
 
-def _parse(data: bytes, place: str) -> tuple[int, CatalogContents]:
+def _parse(data: bytes, record: type[_R], place: str) -> _R:
     try:
         document = json.loads(data)
-        version = document["format_version"]
-        if version not in _READABLE_VERSIONS:
+        version = document.pop("format_version")
+        if version != _FORMAT_VERSION:
             raise LogCorruptError(
-                f"The catalog in {place} has format version {version!r}; this release reads "
-                f"{_READABLE_VERSIONS[0]} to {_FORMAT_VERSION}.",
-                next_step="Run the release that wrote it.",
+                f"The catalog in {place} has the format {version!r}, which this version does not know.",
+                next_step="Run the version that wrote it, or a later one.",
             )
-        hubs = tuple(_parse_event_hub(hub) for hub in document.pop("event_hubs"))
-        contents = replace(msgspec.convert(document, CatalogContents), event_hubs=hubs)
+        if record is EventHubRecord:
+            document |= hub_changes_in(document)
+            if document["capture"] is not None:
+                document["capture"] = CaptureSettings.from_mapping(document["capture"])
+        return msgspec.convert(document, record)
     except (ValueError, KeyError, TypeError, AttributeError, *_REFUSALS) as error:
         # The parser's message may quote the file, which contains keys: only its type is reported.
         raise LogCorruptError(
-            f"Cannot parse the catalog in {place} ({type(error).__name__}).",
-            next_step="Restore it from a backup; the logs beside it are not affected.",
+            f"Cannot parse the catalog in {place} ({type(error).__name__}).", next_step=_REMEDY
         ) from None
-    return version, contents
-
-
-def _parse_event_hub(hub: dict[str, Any]) -> EventHubRecord:
-    capture = hub.pop("capture", None)
-    record = msgspec.convert({**hub, **hub_changes_in(hub), "hub_id": hub["id"]}, EventHubRecord)
-    return record if capture is None else replace(record, capture=CaptureSettings.from_mapping(capture))

@@ -188,7 +188,7 @@ class EventHub:
         if len(groups) >= self._limits.consumer_groups_max:
             raise QuotaExceededError(
                 f"The event hub {self.name!r} has {len(groups)} consumer groups, the most that the "
-                f"{self._catalog.contents.tier.value} tier allows."
+                f"{self._catalog.namespace.tier.value} tier allows."
             )
         await self._replace_record(replace(self._record, consumer_groups=(*groups, name)))
         self._audit.record(Action.CREATE_CONSUMER_GROUP, f"{self.name}/consumergroups/{name}")
@@ -213,7 +213,7 @@ class EventHub:
         if partition_count is not None:
             if partition_count > record.partition_count:
                 self._check_may_add_partitions()
-            self.check_partition_count(partition_count, self._catalog.contents.tier)
+            self.check_partition_count(partition_count, self._catalog.namespace.tier)
             record = replace(record, partition_count=partition_count)
         record = record.changed(changes, self._limits)
         if record != self._record:
@@ -350,7 +350,7 @@ class EventHub:
 
     @property
     def _limits(self) -> TierLimits:
-        return TIER_LIMITS[self._catalog.contents.tier]
+        return TIER_LIMITS[self._catalog.namespace.tier]
 
     async def _replace_record(self, record: EventHubRecord) -> None:
         if self.is_deleted:  # while the change waited for its turn
@@ -358,7 +358,7 @@ class EventHub:
         if record.partition_count > len(self.partitions):
             # First, since it may fail: the catalog must not have a partition that cannot be used.
             await self._engine.create_logs(record.hub_id, record.partition_count)
-        await self._catalog.replace_event_hub(record)
+        await self._catalog.put_event_hub(record)
         self._record = record
         self._open_partitions()
         self._revoked = _lower(record.revoked_publishers)

@@ -63,7 +63,7 @@ class Broker:
         self._engine = engine
         self._clock = clock
         self.authorizer: Final = Authorizer(
-            catalog.contents.policies, is_event_hub=lambda name: name.lower() in self._event_hubs
+            catalog.namespace.policies, is_event_hub=lambda name: name.lower() in self._event_hubs
         )
         """The policies and the check of tokens."""
         catalog.check_actor = self._check_actor
@@ -71,7 +71,7 @@ class Broker:
         """Counts and delays wrong keys."""
         self.audit: Final = audit
         """The audit trail, in which methods that change the namespace record it themselves."""
-        self.throughput: Final = Throughput(clock, catalog.contents.throughput_units)
+        self.throughput: Final = Throughput(clock, catalog.namespace.throughput_units)
         """The throughput limits."""
         self._statistics_of_deleted = EventHubStatistics()
         self._listeners = Listeners("event hubs")
@@ -87,15 +87,14 @@ class Broker:
         Raises LogCorruptError (the catalog), LogFullError, ServerBusyError, LogFailedError.
         """
         try:
-            catalog = await Catalog.open(engine.control)
+            catalog = await Catalog.open(engine.control, clock)
             broker = cls(catalog, engine, clock, AuditTrail(clock, engine.open_lines))
-            for record in catalog.contents.event_hubs:
+            for record in catalog.event_hubs.values():
                 broker._add_event_hub(record)
             broker._report_unopened()
             broker._retention_clock = RetentionClock(broker._newest_ms(), clock.monotonic())
             broker._warn_of_short_keys()
-            known = [record.hub_id for record in catalog.contents.event_hubs]
-            for hub_id in engine.unknown_hub_ids(known):
+            for hub_id in engine.unknown_hub_ids(catalog.event_hubs):
                 # An older catalog may have been restored: their owner must decide whether to remove them.
                 _logger.warning("The logs %s belong to no event hub in the catalog; they are kept.", hub_id)
         except BaseException:
@@ -129,7 +128,7 @@ class Broker:
 
     def policies(self, event_hub: str | None = None) -> tuple[SharedAccessPolicy, ...]:
         """The policies of an event hub, or (None) of the namespace. Raises NotFoundError (no such hub)."""
-        return self._catalog.contents.policies if event_hub is None else self.event_hub(event_hub).policies
+        return self._catalog.namespace.policies if event_hub is None else self.event_hub(event_hub).policies
 
     def policy(self, event_hub: str | None, name: str) -> SharedAccessPolicy:
         """One policy of an event hub, or (None) of the namespace. Raises NotFoundError."""
@@ -200,7 +199,7 @@ class Broker:
     @property
     def tier(self) -> Tier:
         """The tier of Event Hubs whose limits apply."""
-        return self._catalog.contents.tier
+        return self._catalog.namespace.tier
 
     @property
     def limits(self) -> TierLimits:
@@ -215,7 +214,7 @@ class Broker:
         partitions, consumer groups and retention do not change. Raises LogFullError.
         """
         old = self.tier
-        await self._catalog.replace_contents(replace(self._catalog.contents, tier=tier))
+        await self._catalog.replace_namespace(replace(self._catalog.namespace, tier=tier))
         self.audit.record(Action.UPDATE_NAMESPACE, old={"tier": old.value}, new={"tier": tier.value})
 
     @serialized
@@ -226,7 +225,7 @@ class Broker:
         """
         validate_units(units)
         old = self.throughput.units
-        await self._catalog.replace_contents(replace(self._catalog.contents, throughput_units=units))
+        await self._catalog.replace_namespace(replace(self._catalog.namespace, throughput_units=units))
         self.throughput.set_units(units)
         self.audit.record(
             Action.UPDATE_NAMESPACE, old={"throughput_units": old}, new={"throughput_units": units}
@@ -264,8 +263,7 @@ class Broker:
             raise AlreadyExistsError(f"The event hub {name!r} already exists.")
         # First, since it may fail: the catalog must not have a hub that cannot be used.
         await self._engine.create_logs(record.hub_id, partition_count)
-        contents = self._catalog.contents
-        await self._catalog.replace_contents(replace(contents, event_hubs=(*contents.event_hubs, record)))
+        await self._catalog.put_event_hub(record)
         event_hub = self._add_event_hub(record)
         if name in self.authorizer.host_names:
             # An audience that begins with the name has meant the service, and now is ambiguous.
@@ -344,10 +342,8 @@ class Broker:
         """Remove an event hub from the catalog and from what is served."""
         event_hub = self.event_hub(name)
         hub_id = event_hub.description.hub_id
-        contents = self._catalog.contents
-        remaining = tuple(record for record in contents.event_hubs if record.hub_id != hub_id)
         try:
-            await self._catalog.replace_contents(replace(contents, event_hubs=remaining))
+            await self._catalog.remove_event_hub(hub_id)
         except ChangeInDoubtError:
             # It may be gone after the restart: it must acknowledge nothing more. Its files stay.
             self._forget(event_hub)
@@ -470,7 +466,7 @@ class Broker:
         if event_hub is not None:
             await self.event_hub(event_hub).replace_policies(policies)
             return
-        await self._catalog.replace_contents(replace(self._catalog.contents, policies=policies))
+        await self._catalog.replace_namespace(replace(self._catalog.namespace, policies=policies))
         self.authorizer.set_policies(policies)
 
     def __repr__(self) -> str:

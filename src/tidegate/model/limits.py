@@ -57,10 +57,10 @@ PUBLISHER_NAME_CHARACTERS_MAX: Final = 128
 """Length of a publisher's name in characters: it is the partition key of the publisher's events."""
 
 REVOKED_PUBLISHERS_MAX: Final = 10_000
-"""Publishers revoked per hub at a time (our choice: the catalog stays a small file)."""
+"""Publishers revoked per hub at a time (our choice: the catalog stays small)."""
 
 REVOKED_PUBLISHERS_BYTES_MAX: Final = 256_000
-"""Bytes of the names of a hub's revoked publishers (our choice: each change writes the whole catalog)."""
+"""Bytes of the names of a hub's revoked publishers (our choice: each change of the hub writes them)."""
 
 PUBLISHERS_SEEN_MAX: Final = 10_000
 """Publishers per hub, with an address of their own, that the service remembers since its start; the one not

@@ -1,7 +1,7 @@
 """What the broker needs of a log: the seam between ``broker`` and an engine that keeps it.
 
     LogEngine       creates and deletes the logs of hubs, and has the control log
-    ControlLog      a few values that change as a whole: the catalog
+    ControlLog      small values by key, each changed as a whole: the catalog, the state of Capture
     PartitionLog    appends to one partition, and knows its bounds
     LogReader       reads a partition in order
 
@@ -148,7 +148,7 @@ class Cell:
     """A value of the control log."""
 
     version: int
-    """1 for the first value of a key, and one more for each change."""
+    """Greater for each change of a key, also after its removal; from 1 on."""
     value: bytes
 
 
@@ -177,11 +177,18 @@ class ControlLog(Protocol):
         """The value of a key; None if it has none. Raises LogFailedError, ServerBusyError."""
         ...
 
-    async def change(self, key: str, value: bytes, *, expected_version: int) -> int:
+    async def read_all(self, prefix: str) -> dict[str, Cell]:
+        """The values of all keys that begin with ``prefix``, in the order in which the keys were created.
+
+        Raises LogFailedError, ServerBusyError.
+        """
+        ...
+
+    async def change(self, key: str, value: bytes | None, *, expected_version: int) -> int:
         """Set the value of a key if it has ``expected_version`` (0: none); returns the new version.
 
-        Durable on return. Raises ControlConflictError, ChangeInDoubtError, and LogFullError, ServerBusyError,
-        LogFailedError: the old value then stays.
+        value: None removes the key. Durable on return. Raises ControlConflictError, ChangeInDoubtError, and
+        LogFullError, ServerBusyError, LogFailedError: the old value then stays.
         Cancellation: the change may or may not take place.
         """
         ...

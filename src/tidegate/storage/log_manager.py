@@ -1,6 +1,7 @@
 """The file engine: all logs of a data directory, its lock, the writer thread, the limit on queued appends.
 
 <data directory>/lock                                  held while a service runs
+<data directory>/control.log, control.copy             the control log
 <data directory>/logs/<hub id>/<partition id>/         segments, indexes, snapshot (``state``), ``gaps``
 <data directory>/logs/<hub id>.deleted/                being removed
 """
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from tidegate.model.errors import ClosedError, LogFailedError, ServerBusyError, TidegateError
-from tidegate.storage.control_log import FileControlLog
+from tidegate.storage.control.log import FileControlLog
 from tidegate.storage.engine import PartitionLog
 from tidegate.storage.failed_log import FailedLog
 from tidegate.storage.files import DirectoryLock, Files, OsFiles
@@ -40,6 +41,7 @@ class LogManager:
         self,
         data_directory: Path,
         lock: DirectoryLock,
+        control: FileControlLog,
         *,
         options: LogOptions,
         files: Files,
@@ -51,7 +53,7 @@ class LogManager:
         self._lock = lock
         self._options = options
         self._files = files
-        self.control = FileControlLog(files, data_directory)
+        self.control = control
         self._loop = asyncio.get_running_loop()
         self._logs: dict[tuple[str, str], FilePartitionLog] = {}
         self._failed: dict[tuple[str, str], FailedLog] = {}
@@ -76,11 +78,14 @@ class LogManager:
         options: LogOptions | None = None,
         files: Files | None = None,
         is_threaded: bool = True,
+        is_control_threaded: bool = True,
     ) -> LogManager:
         """Open the data directory (created if missing) for this service alone.
 
-        is_threaded: False only in tests, which then call ``commit_queued``.
-        Raises DirectoryInUseError, LogFullError, ServerBusyError, LogFailedError.
+        is_threaded: False only in tests, which then call ``commit_queued``. is_control_threaded: False only
+        in tests of what happens in one turn; the control log is then written within the call.
+        Raises DirectoryInUseError, LogCorruptError (the control log), LogFullError, ServerBusyError,
+        LogFailedError.
         """
         files = files or OsFiles()
         logs_directory = data_directory / LOGS_NAME
@@ -91,15 +96,21 @@ class LogManager:
         except OSError as error:
             raise step_error(error, "prepare the data directory", data_directory) from error
         try:
-            for name in files.list_names(logs_directory):
+            try:
+                names = files.list_names(logs_directory)
+            except OSError as error:
+                raise step_error(error, "list the logs", logs_directory) from error
+            control = FileControlLog.open(
+                files, data_directory, is_used=bool(names), is_threaded=is_control_threaded
+            )
+            for name in names:
                 if name.endswith(_DELETED_SUFFIX):
                     _remove_deleted(files, logs_directory / name)
-        except OSError as error:
+        except BaseException:
             lock.release()
-            raise step_error(error, "list the logs", logs_directory) from error
-        return cls(
-            data_directory, lock, options=options or LogOptions(), files=files, is_threaded=is_threaded
-        )
+            raise
+        options = options or LogOptions()
+        return cls(data_directory, lock, control, options=options, files=files, is_threaded=is_threaded)
 
     async def close(self) -> None:
         """Refuse new appends, finish queued ones, save snapshots, unlock the directory. Harmless twice."""
@@ -115,6 +126,7 @@ class LogManager:
         self._logs.clear()
         self._by_writer.clear()
         self._cache.close()
+        await self.control.close()
         self._lock.release()
 
     # -- logs

@@ -156,7 +156,7 @@ def _server_of(data_dir: Path) -> TidegateServer:
     from tidegate.server.app import TidegateServer
     from tidegate.server.settings import ServerSettings
 
-    if not (data_dir / "catalog.json").is_file():
+    if not (data_dir / "control.log").is_file():
         raise NotFoundError(
             f"{data_dir} is not a service's data directory.",
             next_step="Use the directory that `tidegate serve --data-dir` or an example used.",

@@ -17,9 +17,10 @@ from tidegate.cli.shell.render import Output, attributes, columns_of, remark
 from tidegate.model.errors import NotFoundError
 
 if TYPE_CHECKING:
+    from tidegate.cli.service.check_catalog import CatalogReport
     from tidegate.storage.check import CheckReport, Damage
 
-_CATALOG_ATTRIBUTES = columns_of("file=path damage=description")
+_CATALOG_ATTRIBUTES = columns_of("file=path position damage=description set_aside")
 _ATTRIBUTES = columns_of("file=path position damage=description set_aside")
 _COLUMNS = ("file", "position", "damage", "lost_from", "lost_until", "set_aside")
 
@@ -37,8 +38,9 @@ def check(output: Output, directory: Path, repair: bool) -> None:
     """Verify every checksum of a data directory: its catalog and logs.
 
     Damage is listed with the half-open range of sequence numbers that it affects. Exit code 4 if there is
-    damage that was not repaired. A damaged catalog cannot be repaired; restore it from a backup. The command
-    can be interrupted: a check changes nothing, and a repair continues when it is run again.
+    damage that was not repaired. The catalog is kept twice: it can be repaired from what its files hold
+    together, and the command says which changes are lost. The command can be interrupted: a check changes
+    nothing, and a repair continues when it is run again.
 
     Examples:
       tidegate check ./log
@@ -48,26 +50,28 @@ def check(output: Output, directory: Path, repair: bool) -> None:
 
     try:
         report = _check_logs(directory, repair=repair, is_shown=output.is_table)
-        catalog_damages = list(check_catalog(directory))
+        catalog = check_catalog(directory, repair=repair)
     except FileNotFoundError as error:
         raise NotFoundError(
             f"{directory} is not a service's data directory.",
             next_step="Use the directory given to `tidegate serve --data-dir`.",
         ) from error
-    records = [attributes(damage, _CATALOG_ATTRIBUTES) for damage in catalog_damages]
+    records = [attributes(damage, _CATALOG_ATTRIBUTES) for damage in catalog.damages]
     records += map(_record, report.damages)
     if records or not output.is_table:
         output.records(records, columns=_COLUMNS, title="Damage")
-    remark(_summary(report, is_catalog_sound=not catalog_damages))
+    remark(_summary(report, catalog))
     if not report.is_sound and not report.is_repaired:
         raise CheckFailedError(
             f"Found damage in {len(records)} places.",
             next_step=f"Run `tidegate check {directory} --repair` to repair it; intact events are kept.",
         )
-    if catalog_damages:
+    if not catalog.is_sound and not catalog.is_repaired:
+        remedy = "Restore control.log and control.copy from one backup; the intact logs can stay."
+        if not repair:
+            remedy = f"Run `tidegate check {directory} --repair`. If that cannot: {remedy}"
         raise CheckFailedError(
-            f"Found damage in {len(catalog_damages)} places of the catalog.",
-            next_step="Restore catalog.json from a backup; the intact logs can stay.",
+            f"Found damage in {len(catalog.damages)} places of the catalog.", next_step=remedy
         )
 
 
@@ -107,7 +111,7 @@ def _record(damage: Damage) -> dict[str, object]:
     return attributes(damage, _ATTRIBUTES) | {"lost_from": lost_from, "lost_until": lost_until}
 
 
-def _summary(report: CheckReport, *, is_catalog_sound: bool) -> str:
+def _summary(report: CheckReport, catalog: CatalogReport) -> str:
     lines = [
         f"Read {report.bytes_read / 1e6:,.1f} MB: {report.events:,} events in {report.batches:,} batches, "
         f"{report.segments:,} segments, {report.partitions:,} partitions."
@@ -118,8 +122,11 @@ def _summary(report: CheckReport, *, is_catalog_sound: bool) -> str:
         for path, position in report.torn_tails
     ]
     lines += [f"{path}: unexpected file in place of a directory; ignored." for path in report.strays]
-    if report.is_repaired:
-        lines.append(f"Repaired damage in {len(report.damages)} places.")
-    elif report.is_sound and is_catalog_sound:
+    if catalog.lost:
+        lines.append(f"The catalog: {catalog.lost}")
+    repaired = len(report.damages) * report.is_repaired + len(catalog.damages) * catalog.is_repaired
+    if repaired:
+        lines.append(f"Repaired damage in {repaired} places.")
+    elif report.is_sound and catalog.is_sound:
         lines.append("No damage found.")
     return "\n".join(lines)

@@ -1,0 +1,1 @@
+"""The control log of the file engine: its records, its two files, and their repair. Nothing about events."""

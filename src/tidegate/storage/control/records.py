@@ -1,0 +1,197 @@
+"""The records of a control log's file, without any I/O.
+
+    header      the log's id, format and features, and how many values follow
+    values      the value of each key when the file was written, in the order of the keys' creation
+    changes     each later change, numbered without gaps
+
+Each record proves itself (a digest of all its bytes) and its place (it repeats the digest of the record
+before it), so no record can be altered, omitted, exchanged or moved unnoticed.
+
+    4  marker                         16  digest of the record before; zeros in the header
+    4  length of the body              n  body: a line of JSON, then the value
+    8  revision                       16  BLAKE2b of everything before it
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from typing import Final
+
+from tidegate.model.errors import LogCorruptError
+from tidegate.storage.engine import Cell
+
+FORMAT: Final = 1
+FEATURES: Final[frozenset[str]] = frozenset()
+"""Features without which a file cannot be read; none yet."""
+
+_MARKER: Final = b"TGcr"
+_HEAD: Final = struct.Struct("<4sIQ16s")
+_DIGEST_BYTES: Final = 16
+RECORD_BYTES_MIN: Final = _HEAD.size + _DIGEST_BYTES
+NO_DIGEST: Final = bytes(_DIGEST_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A record whose digest is right."""
+
+    start: int
+    """Where it begins in its file, bytes."""
+    end: int
+    revision: int
+    """Of the log after this change; of the header, of the log when the file was written."""
+    previous: bytes
+    """Digest of the record before it."""
+    digest: bytes
+    about: Mapping[str, object]
+    """Of the header: ``format``, ``features``, ``log_id``, ``count``. Of others: ``key``, and ``removed``."""
+    value: bytes
+
+    @property
+    def key(self) -> str | None:
+        """None: it is a header."""
+        key = self.about.get("key")
+        return key if isinstance(key, str) else None
+
+    @property
+    def count(self) -> int:
+        """Of a header: the values that follow."""
+        return int(str(self.about["count"]))
+
+    @property
+    def is_removal(self) -> bool:
+        return self.about.get("removed") is True
+
+
+@dataclass(slots=True)
+class ControlFile:
+    """What a file of a control log holds, as far as it is sound."""
+
+    path: Path
+    log_id: str = ""
+    """Empty: the header is damaged."""
+    revision: int = 0
+    """After the last sound change."""
+    revision_seen: int = 0
+    """The highest of any record that is whole, also behind damage."""
+    cells: dict[str, Cell] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
+    """Bytes of each key's record."""
+    last: Record | None = None
+    last_bytes: bytes = b""
+    """The last record, as it stands in the file."""
+    end: int = 0
+    """One past the last sound record."""
+    values_missing: int = 0
+    """Values that the header announces and that are not there."""
+    is_sound: bool = False
+    """Whether every byte belongs to a sound record."""
+
+    def apply(self, record: Record) -> None:
+        """Make a change's effect that of the newest one."""
+        key = record.key
+        assert key is not None
+        if record.is_removal:
+            self.cells.pop(key, None)
+            self.sizes.pop(key, None)
+        else:
+            self.cells[key] = Cell(record.revision, record.value)
+            self.sizes[key] = record.end - record.start
+
+
+def encode_header(log_id: str, revision: int, count: int) -> bytes:
+    """The first record of a file. revision: of the log; count: of the values that follow."""
+    about = {"format": FORMAT, "features": sorted(FEATURES), "log_id": log_id, "count": count}
+    return _encode(revision, NO_DIGEST, about, b"")
+
+
+def encode_change(revision: int, previous: bytes, key: str, value: bytes | None) -> bytes:
+    """A record of a key's value; None: the key is removed."""
+    about = {"key": key} if value is not None else {"key": key, "removed": True}
+    return _encode(revision, previous, about, value or b"")
+
+
+def digest_of(record: bytes) -> bytes:
+    """The digest that ends an encoded record."""
+    return record[-_DIGEST_BYTES:]
+
+
+def decode_record(data: bytes, start: int) -> Record | None:
+    """The record at a position; None if it is not whole. data: the contents of a file."""
+    if len(data) - start < RECORD_BYTES_MIN:
+        return None
+    marker, length, revision, previous = _HEAD.unpack_from(data, start)
+    end = start + _HEAD.size + length + _DIGEST_BYTES
+    if marker != _MARKER or end > len(data):
+        return None
+    digest = data[end - _DIGEST_BYTES : end]
+    if _digest(memoryview(data)[start : end - _DIGEST_BYTES]) != digest:
+        return None
+    line, _, value = data[start + _HEAD.size : end - _DIGEST_BYTES].partition(b"\n")
+    return Record(start, end, revision, previous, digest, json.loads(line), value)
+
+
+def whole_records(data: bytes, start: int = 0) -> Iterator[Record]:
+    """All records that are whole from a position on, wherever they begin."""
+    while (start := data.find(_MARKER, start)) >= 0:
+        record = decode_record(data, start)
+        if record is not None:
+            yield record
+        start = start + 1 if record is None else record.end
+
+
+def read_file(path: Path, data: bytes) -> ControlFile:
+    """The sound part of a file, and what is known of the rest. data: its contents.
+
+    Raises LogCorruptError if the file is of a format, or needs a feature, that this version does not know.
+    """
+    file = ControlFile(path)
+    header = decode_record(data, 0)
+    if header is None or header.key is not None:
+        file.revision_seen = max((record.revision for record in whole_records(data)), default=0)
+        return file
+    check_features(header, path)
+    file.log_id = str(header.about["log_id"])
+    file.revision, file.last, file.end = header.revision, header, header.end
+    file.values_missing = header.count
+    while (record := decode_record(data, file.end)) is not None:
+        is_value = file.values_missing > 0
+        expected = record.revision <= header.revision if is_value else record.revision == file.revision + 1
+        if record.key is None or record.previous != file.last.digest or not expected:
+            break
+        file.apply(record)
+        file.values_missing -= is_value
+        file.revision = max(file.revision, record.revision)
+        file.last, file.end = record, record.end
+    file.last_bytes = data[file.last.start : file.end]
+    file.is_sound = file.end == len(data) and not file.values_missing
+    file.revision_seen = max((file.revision, *(record.revision for record in whole_records(data, file.end))))
+    return file
+
+
+def check_features(header: Record, path: Path) -> None:
+    """Raise LogCorruptError for a header of a later version, naming what is not known."""
+    unknown = [f"the format {header.about.get('format')!r}"] if header.about.get("format") != FORMAT else []
+    features = header.about.get("features")
+    names = features if isinstance(features, list) else [features]
+    unknown += [f"the feature {name!r}" for name in names if name not in FEATURES]
+    if unknown:
+        raise LogCorruptError(
+            f"{path} uses {' and '.join(unknown)}, which this version does not know.",
+            next_step="Run the version that wrote it, or a later one.",
+        )
+
+
+def _encode(revision: int, previous: bytes, about: Mapping[str, object], value: bytes) -> bytes:
+    body = json.dumps(about, ensure_ascii=False, separators=(",", ":")).encode() + b"\n" + value
+    record = _HEAD.pack(_MARKER, len(body), revision, previous) + body
+    return record + _digest(record)
+
+
+def _digest(data: bytes | memoryview) -> bytes:
+    return blake2b(data, digest_size=_DIGEST_BYTES).digest()
