@@ -504,6 +504,27 @@ def test_an_error_that_the_handler_swallows_still_fails_its_event(postgresql_url
         assert (outcome.dead_letters, effect_numbers(database)) == (1, [0, 1, 3])
 
 
+def test_a_loop_that_catches_errors_keeps_each_reason(base: Database) -> None:
+    """The next event is tried on every database, and each dead letter says what was refused for it."""
+
+    def handle(context: TransactionContext, events: Sequence[ReceivedEvent]) -> None:
+        for event in events:
+            try:
+                write_effect(context, event)
+                if event.sequence_number in (2, 5, 6):
+                    write_effect(context, event)
+            except IntegrityError as error:
+                context.dead_letter(event, f"refused {event.sequence_number}: {type(error.orig).__name__}")
+
+    handled = transactions_of(base, handle)
+    assert process(handled, bad_at([], 9)) == TransactionOutcome(6, 3, 0, 0, 9)
+    assert set(effect_numbers(base)) - {2, 5, 6} == {0, 1, 3, 4, 7, 8}
+    reasons = {letter.sequence_number: letter.reason for letter in DeadLetters(base).list()}
+    (kind,) = {reason.partition(": ")[2] for reason in reasons.values()}
+    assert reasons == {number: f"refused {number}: {kind}" for number in (2, 5, 6)}
+    assert kind in ("IntegrityError", "UniqueViolation")
+
+
 def test_what_the_database_refuses_is_told_in_its_own_words(base: Database) -> None:
     """An integrity error of the handler's statement is the event's fault; reasons name no SQL."""
 

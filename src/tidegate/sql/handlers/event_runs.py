@@ -3,8 +3,9 @@
 Theory of operation. A call runs behind a savepoint. ``run_whole`` makes one call; after any failure it raises
 EventsFailedError, and the caller rolls the transaction back (and may wait before a retry). ``run_carefully``
 halves what fails: the savepoint undoes it, and both halves run in order, until each failing event is isolated
-and its effects undone. An event that must wait for its key (``KeyOrder``) is held: left out of every call. An
-error of the database itself is not an event's fault and ends the run.
+and its effects undone. A handler that catches a refused statement and reports its event keeps its reason. An
+event that must wait for its key (``KeyOrder``) is held: left out of every call. An error of the database
+itself is not an event's fault and ends the run.
 """
 
 from __future__ import annotations
@@ -36,6 +37,12 @@ RunEvents = Callable[[UnitOfWork, TransactionCall, Sequence[ReceivedEvent]], Non
 
 class EventsFailedError(Exception):
     """A call failed for some of its events; the transaction must be rolled back. Users never see it."""
+
+    def __init__(self, reported: DeadLettered | None = None) -> None:
+        super().__init__()
+        self.reported = reported
+        """What the handler reported for the call's one event before it returned, although the database, as
+        PostgreSQL does, had refused everything after a refused statement."""
 
     @property
     def is_at_commit(self) -> bool:
@@ -137,7 +144,10 @@ class EventRun:
                 if len(runnable) > 1:
                     self._forget_held(events[low:until])  # they are found again in the halves
                     raise
-                self._fail(runnable[0], failed.__cause__ or failed)
+                if failed.reported is not None:
+                    self._dead_letter(runnable[0], failed.reported)
+                else:
+                    self._fail(runnable[0], failed.__cause__ or failed)
 
         middle = (len(events) + 1) // 2  # the whole has failed already
         for low, until in ((0, middle), (middle, len(events))):
@@ -169,9 +179,11 @@ class EventRun:
         call = TransactionCall(
             self._context, unit.connection, events, is_payload_copied=self._is_payload_copied
         )
+        has_returned = False
         try:
             with self._guard.lending():
                 self._handler(unit, call, events)
+            has_returned = True
             if unit.connection.get_nested_transaction() is not savepoint:
                 raise misused("The handler left a savepoint open, or ended one that is not its own.")
             if is_checked:
@@ -191,7 +203,9 @@ class EventRun:
         except Exception as error:  # whatever a user's handler raises
             self._raise_if_environment(error)
             self._undo(savepoint)
-            raise EventsFailedError from error
+            is_reported = has_returned and len(events) == 1
+            reported = call.dead_lettered.get(events[0].sequence_number) if is_reported else None
+            raise EventsFailedError(reported) from error
         finally:
             call.close()
         return call
