@@ -25,8 +25,8 @@ FLIGHT_COUNT: Final = 336_776
 """Flights in the data set."""
 UNSCORED_FLIGHT_COUNT: Final = 9_430
 """Flights without an arrival delay: 8,255 cancelled and 1,175 diverted."""
-DISTINCT_KEY_COUNT: Final = 5_725
-"""Distinct partition keys (carrier + flight number)."""
+DISTINCT_KEY_COUNT: Final = 3_844
+"""Distinct partition keys (flight numbers)."""
 
 _TEXT_COLUMNS = frozenset({"carrier", "tailnum", "origin", "dest", "time_hour"})
 _MISSING = ("NA", "")
@@ -37,7 +37,7 @@ class FlightEvent:
     """One flight, ready to be published."""
 
     key: str
-    """Carrier and flight number, e.g. ``UA1545``: all flights with one number stay in order."""
+    """The flight number, of any carrier and day, e.g. ``1545``: its flights stay in order."""
     body: bytes
     """A JSON object with the data set's column names; numbers as numbers, missing values as null."""
 
@@ -50,14 +50,14 @@ def read_flights() -> Iterator[FlightEvent]:
     with zipfile.ZipFile(_data_file("flights.csv.zip")) as archive, archive.open("flights.csv") as file:
         rows = csv.reader(io.TextIOWrapper(file, encoding="utf-8", newline=""))
         columns = next(rows)
-        carrier_index, flight_index = columns.index("carrier"), columns.index("flight")
+        flight_index = columns.index("flight")
         converters = [_text if name in _TEXT_COLUMNS else _number for name in columns]
         for row in rows:
             values = [convert(text) for convert, text in zip(converters, row, strict=True)]
             encoded = orjson.dumps(dict(zip(columns, values, strict=True)))
             # Copied: orjson's result keeps its whole work buffer, 2.7 GB for all flights instead of 0.2.
             body = bytes(memoryview(encoded))
-            yield FlightEvent(row[carrier_index] + row[flight_index], body)
+            yield FlightEvent(row[flight_index], body)
 
 
 @cache  # the data set has only a few thousand different values

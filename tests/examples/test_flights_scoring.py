@@ -36,7 +36,7 @@ def _event(**changes: object) -> ReceivedEvent:
         sequence_number=7,
         offset="7",
         enqueued_time_ms=0,
-        contents=EventContents(body, partition_key="UA1545"),
+        contents=EventContents(body, partition_key="1545"),
     )
 
 
