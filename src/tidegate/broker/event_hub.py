@@ -185,7 +185,7 @@ class EventHub:
         groups = self._record.consumer_groups
         if name.lower() in (group.lower() for group in groups):
             raise AlreadyExistsError(f"The event hub {self.name!r} already has the consumer group {name!r}.")
-        if len(groups) >= self._limits.consumer_groups_max:
+        if len(groups) > self._limits.consumer_groups_max:  # $Default does not count
             raise QuotaExceededError(
                 f"The event hub {self.name!r} has {len(groups)} consumer groups, the most that the "
                 f"{self._catalog.namespace.tier.value} tier allows."

@@ -18,7 +18,7 @@ CONSUMER_GROUP_NAME_CHARACTERS_MAX: Final = 50
 """Lengths of names in characters (Azure "Event Hubs quotas", 2026-09)."""
 
 CONSUMER_GROUPS_MAX: Final = 1000
-"""Consumer groups per hub, ``$Default`` included (Dedicated tier; Azure "Event Hubs quotas", 2026-09)."""
+"""Consumer groups per hub, beside ``$Default`` (Dedicated tier; Azure "Event Hubs quotas", 2026-09)."""
 
 NON_EPOCH_RECEIVERS_MAX: Final = 5
 """Receivers without owner level per partition and consumer group (Azure "Event Hubs quotas", 2026-09)."""
@@ -106,7 +106,7 @@ class TierLimits:
     partitions_max: int
     """Partitions per hub."""
     consumer_groups_max: int
-    """Consumer groups per hub, ``$Default`` included."""
+    """Consumer groups per hub, beside ``$Default``."""
     retention_hours_max: int
     """Hours that events are kept, at most."""
     can_add_partitions: bool
@@ -119,7 +119,7 @@ class TierLimits:
 
 
 TIER_LIMITS: Final[Mapping[Tier, TierLimits]] = {
-    Tier.BASIC: TierLimits(262_144, 32, 1, 24, False),
+    Tier.BASIC: TierLimits(262_144, 32, 0, 24, False),
     Tier.STANDARD: TierLimits(EVENT_BYTES_MAX, 32, 20, 168, False),
     Tier.PREMIUM: TierLimits(EVENT_BYTES_MAX, 100, 100, RETENTION_HOURS_MAX, True),
     Tier.DEDICATED: TierLimits(

@@ -66,7 +66,9 @@ class Namespace(Shape):
     tier: Annotated[Tier, _says("The tier of Event Hubs whose limits apply.")]
     event_bytes_max: Annotated[int, _says("Largest event or batch that the tier allows, in bytes.")]
     partitions_max: Annotated[int, _says("Partitions per event hub that the tier allows.")]
-    consumer_groups_max: Annotated[int, _says("Consumer groups per event hub that the tier allows.")]
+    consumer_groups_max: Annotated[
+        int, _says("Consumer groups per hub beside $Default that the tier allows.")
+    ]
     retention_hours_max: Annotated[int, _says("Hours of retention that the tier allows.")]
     can_add_partitions: Annotated[bool, _says("Whether the tier can add partitions to an event hub.")]
     throughput_units: Annotated[int | None, _says("Throughput units; null means no limit.")]
