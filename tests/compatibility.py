@@ -455,7 +455,13 @@ RUNNING: Final = (
         "They administer subscriptions. The service has its own API, commands and file.",
     ),
     left_out("Diagnostic settings, Azure Monitor", "Metrics and logs go to your own tools."),
-    left_out("Data Explorer in the portal", "`tidegate receive` shows events."),
+    different(
+        "Data Explorer in the portal",
+        "The console's explorer: events by partition, time, key and text, and sending.",
+        "console/test_explorer_page.py::test_pages_of_all_partitions_lead_there_and_back",
+        "console/test_explorer_events.py::test_filters_and_their_bound",
+        "console/test_explorer_send_page.py::test_one_event_is_sent_by_its_form",
+    ),
 )
 
 BESIDE: Final = (
