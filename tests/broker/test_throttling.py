@@ -28,10 +28,19 @@ _OFFER = st.tuples(
 _UNITS = st.integers(1, 4)
 
 
+def _admit(throughput: Throughput, events: int, size: int) -> None:
+    """Offer a batch to a partition that has got nothing yet: the namespace's limits apply alone."""
+    throughput.admit_ingress(throughput.partition_unit(), events, size)
+
+
+def _delay_s(throughput: Throughput, events: int, size: int) -> float:
+    return throughput.egress_delay_s(throughput.partition_unit(), events, size)
+
+
 def _retry_after_s(throughput: Throughput, events: int, size: int) -> float | None:
     """Offer a batch; None where it was admitted."""
     try:
-        throughput.admit_ingress(events, size)
+        _admit(throughput, events, size)
     except ServerBusyError as error:
         return error.retry_after_s or 0.0
     return None
@@ -45,8 +54,8 @@ def test_without_units_everything_passes(clock: SetClock) -> None:
     """Off is the default, and costs no waiting and no refusal."""
     throughput = Throughput(clock)
     for _ in range(1000):
-        throughput.admit_ingress(10_000, EVENT_BYTES_MAX)
-        assert throughput.egress_delay_s(10_000, EVENT_BYTES_MAX) == 0.0
+        _admit(throughput, 10_000, EVENT_BYTES_MAX)
+        assert _delay_s(throughput, 10_000, EVENT_BYTES_MAX) == 0.0
     assert throughput.statistics().throttled_requests == 0
 
 
@@ -85,7 +94,7 @@ def test_who_waits_as_told_is_admitted(
         if retry_after_s is not None:
             assert retry_after_s > 0
             clock.advance(seconds=retry_after_s)
-            throughput.admit_ingress(events, size)
+            _admit(throughput, events, size)
 
 
 @given(units=_UNITS, offers=st.lists(_OFFER, max_size=60))
@@ -99,7 +108,7 @@ def test_a_patient_producer_gets_all_of_its_units(units: int, offers: list[tuple
         retry_after_s = _retry_after_s(throughput, events, size)
         if retry_after_s is not None:
             clock.advance(seconds=retry_after_s)
-            throughput.admit_ingress(events, size)
+            _admit(throughput, events, size)
             waits += 1
     # Each batch costs the slower of its two sums at most.
     needed_s = sum(
@@ -123,7 +132,7 @@ def test_receivers_together_get_no_more_than_the_units(units: int, sizes: list[i
         if resume_at[receiver] > clock.monotonic():
             clock.advance(seconds=resume_at[receiver] - clock.monotonic() + 2e-6)
         sent += size
-        resume_at[receiver] = clock.monotonic() + throughput.egress_delay_s(1, size)
+        resume_at[receiver] = clock.monotonic() + _delay_s(throughput, 1, size)
         rate = units * EGRESS_BYTES_PER_UNIT
         assert sent <= rate * (clock.monotonic() - start + 1e-4) + rate + 3 * EVENT_BYTES_MAX
 
@@ -137,7 +146,7 @@ def test_receivers_take_turns(clock: SetClock) -> None:
         if resume_at[receiver] > clock.monotonic():
             clock.advance(seconds=resume_at[receiver] - clock.monotonic() + 2e-6)
         sent[receiver] += 1
-        resume_at[receiver] = clock.monotonic() + throughput.egress_delay_s(100, 50_000)
+        resume_at[receiver] = clock.monotonic() + _delay_s(throughput, 100, 50_000)
     # The first second is free for all; the rest goes round.
     assert max(sent) - min(sent) <= 2 * EGRESS_BYTES_PER_UNIT // 50_000
 
@@ -150,34 +159,52 @@ def test_one_unit_in_numbers(clock: SetClock) -> None:
     assert [_is_admitted(throughput, 100, 1) for _ in range(3)] == [True, True, False]
     clock.advance(seconds=10)
     assert [_is_admitted(throughput, 1, EVENT_BYTES_MAX // 2) for _ in range(3)] == [True, True, False]
-    assert throughput.egress_delay_s(EGRESS_EVENTS_PER_UNIT, 1) == 0.0
-    assert throughput.egress_delay_s(EGRESS_EVENTS_PER_UNIT // 2, 1) == pytest.approx(0.5)
+    assert _delay_s(throughput, EGRESS_EVENTS_PER_UNIT, 1) == 0.0
+    assert _delay_s(throughput, EGRESS_EVENTS_PER_UNIT // 2, 1) == pytest.approx(0.5)
     clock.advance(seconds=10)
-    assert throughput.egress_delay_s(1, EGRESS_BYTES_PER_UNIT) == 0.0
-    assert throughput.egress_delay_s(1, EGRESS_BYTES_PER_UNIT) == pytest.approx(1.0)
+    assert _delay_s(throughput, 1, EGRESS_BYTES_PER_UNIT) == 0.0
+    assert _delay_s(throughput, 1, EGRESS_BYTES_PER_UNIT) == pytest.approx(1.0)
     clock.advance(seconds=10)
-    assert throughput.egress_delay_s(0, 0) == 0.0
+    assert _delay_s(throughput, 0, 0) == 0.0
 
 
 def test_the_largest_batches_pass_one_unit(clock: SetClock) -> None:
     """More events than the unit has in a second: not refused for ever, but paid for afterwards."""
     throughput = Throughput(clock, 1)
-    throughput.admit_ingress(5000, EVENT_BYTES_MAX)
+    _admit(throughput, 5000, EVENT_BYTES_MAX)
     with pytest.raises(ServerBusyError) as caught:
-        throughput.admit_ingress(1000, 1)
+        _admit(throughput, 1000, 1)
     assert caught.value.retry_after_s == pytest.approx(5.0, abs=0.01)
     assert "50002" in str(caught.value)
+
+
+def test_a_partition_uses_one_unit_at_most(clock: SetClock) -> None:
+    """However many there are; what one may not use, another may, and none waits for another's."""
+    throughput = Throughput(clock, 4)
+    first, second = throughput.partition_unit(), throughput.partition_unit()
+    throughput.admit_ingress(first, INGRESS_EVENTS_PER_UNIT, 1)
+    with pytest.raises(ServerBusyError, match=r"partition is being throttled.*more partitions") as caught:
+        throughput.admit_ingress(first, INGRESS_EVENTS_PER_UNIT // 2, 1)
+    assert caught.value.retry_after_s == pytest.approx(0.5, abs=0.01)
+    throughput.admit_ingress(second, 1, INGRESS_BYTES_PER_UNIT)
+    assert throughput.egress_delay_s(first, 0, EGRESS_BYTES_PER_UNIT) == 0.0
+    assert throughput.egress_delay_s(first, 0, EGRESS_BYTES_PER_UNIT) == pytest.approx(1.0)
+    assert throughput.egress_delay_s(second, EGRESS_EVENTS_PER_UNIT, 1) == 0.0
+    clock.advance(seconds=0.5)
+    throughput.admit_ingress(first, INGRESS_EVENTS_PER_UNIT // 2, 1)
+    throughput.set_units(None)
+    throughput.admit_ingress(first, INGRESS_EVENTS_PER_UNIT, EVENT_BYTES_MAX)
 
 
 def test_refusals_are_counted_and_cost_nothing(clock: SetClock) -> None:
     """Counters of what was refused; a thousand refusals do not put off the next admission."""
     throughput = Throughput(clock, 1)
-    throughput.admit_ingress(1000, 1)
+    _admit(throughput, 1000, 1)
     for _ in range(1000):
         assert not _is_admitted(throughput, 10, 7)
     clock.advance(seconds=0.011)
-    throughput.admit_ingress(10, 7)
-    throughput.egress_delay_s(0, 2 * EGRESS_BYTES_PER_UNIT)
+    _admit(throughput, 10, 7)
+    _delay_s(throughput, 0, 2 * EGRESS_BYTES_PER_UNIT)
     statistics = throughput.statistics()
     assert (statistics.throttled_requests, statistics.throttled_events) == (1000, 10_000)
     assert (statistics.throttled_bytes, statistics.delayed_deliveries) == (7000, 1)
@@ -208,9 +235,9 @@ def test_changing_units_gives_nothing_away(changes: list[tuple[int | None, float
 def test_a_clock_that_goes_back_is_no_harm(clock: SetClock) -> None:
     """A monotonic clock does not; if one did, nothing would be taken away or given twice."""
     throughput = Throughput(clock, 1)
-    throughput.admit_ingress(500, 1)
+    _admit(throughput, 500, 1)
     clock.advance(seconds=-5)
-    throughput.admit_ingress(500, 1)
+    _admit(throughput, 500, 1)
     clock.advance(seconds=5)
     assert not _is_admitted(throughput, 100, 1)
 

@@ -60,12 +60,13 @@ class Partition:
         self._delivered_events = 0
         self._delivered_bytes = 0
         self._throughput = throughput
+        self._unit = throughput.partition_unit()
         self._created_at_ms = created_at_ms
         self._find_event_bytes_max = find_event_bytes_max
         self.incoming_requests = 0
         """Batches received since the start, including refused ones."""
         self.throttled_requests = 0
-        """Those refused because the namespace's throughput units were used up."""
+        """Those refused because the throughput units were used up."""
 
     async def append(
         self, payload: bytes | memoryview, lengths: Sequence[int], *, producer: ProducerBatch | None = None
@@ -104,12 +105,16 @@ class Partition:
                 next_step="Send fewer events per batch, or smaller ones.",
             )
         try:
-            self._throughput.admit_ingress(len(lengths), len(payload))
+            self._throughput.admit_ingress(self._unit, len(lengths), len(payload))
         except ServerBusyError:
             self.throttled_requests += 1
             raise
         now_ms = max(milliseconds_of(self._clock.now_utc()), self._created_at_ms)
         return self._log.append_nowait(payload, lengths, enqueued_time_ms=now_ms, producer=producer)
+
+    def egress_delay_s(self, events: int, size: int) -> float:
+        """As ``Throughput.egress_delay_s``, for a receiver of this partition."""
+        return self._throughput.egress_delay_s(self._unit, events, size)
 
     def open_reader(self, start_sequence_number: int, wake: Callable[[], None]) -> LogReader:
         """Read stored batches from an event on; see ``LogReader``, and ``PartitionLog.open_reader``."""

@@ -1,8 +1,8 @@
 """Throughput units: limits on a namespace's ingress and egress per second.
 
-Ingress over the limit is refused with ServerBusyError; egress over the limit is delayed. Each direction has
-two token buckets, of bytes and of events, that hold one second of their rate. Without units, there is no
-limit.
+Ingress over the limit is refused with ServerBusyError; egress over the limit is delayed. A partition uses one
+unit at most. Each direction has two token buckets, of bytes and of events, that hold one second of their
+rate. Without units, there is no limit.
 
 A batch may have more events than a bucket holds: it passes when the bucket is full, and leaves a debt. So
 over any time t, at most this much is admitted:
@@ -72,6 +72,16 @@ class _Direction:
             self._buckets[1].take(events, now=now)
 
 
+class PartitionUnit:
+    """The one throughput unit that a partition may use (Azure "Event Hubs features", partitions, 2026-09)."""
+
+    def __init__(self, *, now: float) -> None:
+        self.ingress = _Direction(INGRESS_BYTES_PER_UNIT, INGRESS_EVENTS_PER_UNIT)
+        self.egress = _Direction(EGRESS_BYTES_PER_UNIT, EGRESS_EVENTS_PER_UNIT)
+        self.ingress.set_units(1, now=now)
+        self.egress.set_units(1, now=now)
+
+
 class Throughput:
     """The throughput units of a namespace."""
 
@@ -101,14 +111,18 @@ class Throughput:
         self._egress.set_units(units, now=now)
         self._units = units
 
+    def partition_unit(self) -> PartitionUnit:
+        """The unit of a new partition; it counts only while the namespace has units."""
+        return PartitionUnit(now=self._clock.monotonic())
+
     def use_up(self, ahead_s: float) -> None:
         """Use up the units of the next ``ahead_s`` seconds, if there is a limit."""
         now = self._clock.monotonic()
         self._ingress.use_up(ahead_s, now=now)
         self._egress.use_up(ahead_s, now=now)
 
-    def admit_ingress(self, events: int, size: int) -> None:
-        """Admit a batch of ``events`` and ``size`` bytes.
+    def admit_ingress(self, unit: PartitionUnit, events: int, size: int) -> None:
+        """Admit a batch of ``events`` and ``size`` bytes to a partition.
 
         Raises ServerBusyError, and then uses no units: after its ``retry_after_s`` the caller is admitted, if
         no other has used them.
@@ -117,20 +131,28 @@ class Throughput:
             return
         now = self._clock.monotonic()
         wait_s = self._ingress.wait_s(events, size, now=now)
-        if wait_s > 0.0:
+        own_wait_s = unit.ingress.wait_s(events, size, now=now)
+        if wait_s > 0.0 or own_wait_s > 0.0:
             requests, refused_events, refused_bytes = self._throttled
             self._throttled = requests + 1, refused_events + events, refused_bytes + size
             raise ServerBusyError(
-                "The request was terminated because the namespace is being throttled: its "
-                f"{self._units} throughput units are used up. Error code: 50002.",
-                next_step="Please wait and try again, or set more throughput units.",
+                "The request was terminated because the "
+                + (
+                    f"namespace is being throttled: its {self._units} throughput units are"
+                    if wait_s >= own_wait_s
+                    else "partition is being throttled: the one throughput unit that it may use is"
+                )
+                + " used up. Error code: 50002.",
+                next_step="Please wait and try again, or "
+                + ("set more throughput units." if wait_s >= own_wait_s else "send to more partitions."),
                 # Rounded up, plus one for the caller's clock, so that rounding causes no second refusal.
-                retry_after_s=(math.ceil(wait_s * 1000) + 1) / 1000,
+                retry_after_s=(math.ceil(max(wait_s, own_wait_s) * 1000) + 1) / 1000,
             )
         self._ingress.take(events, size, now=now)
+        unit.ingress.take(events, size, now=now)
 
-    def egress_delay_s(self, events: int, size: int) -> float:
-        """Count what a receiver was just sent, and return the seconds until it may get more.
+    def egress_delay_s(self, unit: PartitionUnit, events: int, size: int) -> float:
+        """Count what a receiver of a partition was just sent; returns the seconds until it may get more.
 
         Receivers that wait this long share the units, and together exceed them only at first, by a second's
         worth and by what each was sent before it waited. ``(0, 0)`` counts nothing.
@@ -138,8 +160,10 @@ class Throughput:
         if self._units is None:
             return 0.0
         now = self._clock.monotonic()
-        self._egress.take(events, size, now=now)
-        delay_s = self._egress.wait_s(0, 0, now=now)
+        delay_s = 0.0
+        for limit in (self._egress, unit.egress):
+            limit.take(events, size, now=now)
+            delay_s = max(delay_s, limit.wait_s(0, 0, now=now))
         if delay_s > 0.0:
             self._delayed_deliveries += 1
         return delay_s

@@ -31,7 +31,6 @@ from tidegate.broker import (
     Partition,
     ReceiverHandle,
     RecordBatch,
-    Throughput,
 )
 from tidegate.gateway.amqp.owner import LinkNode, NodeOwner
 from tidegate.model.clock import Clock
@@ -76,14 +75,13 @@ class EgressLink(LinkNode):
         *,
         address: NodeAddress,
         clock: Clock,
-        throughput: Throughput,
         start_sequence_number: int,
         is_lost_refused: bool,
         is_batched: bool,
         is_settled: bool,
         are_metrics_wanted: bool,
     ) -> None:
-        """address: for claims and log lines. throughput: limits all receivers together.
+        """address: for claims and log lines.
 
         is_lost_refused: see ``Broker.is_lost_position_refused``. is_batched: ``tidegate:batch-delivery`` was
         agreed on. is_settled: False: the client asked for unsettled deliveries (not of slices of batches).
@@ -95,7 +93,6 @@ class EgressLink(LinkNode):
         self._path = address.format()
         self._entity = address.entity
         self._clock = clock
-        self._throughput = throughput
         self._loop = asyncio.get_running_loop()
         self._resume_at = 0.0  # on the loop's clock: no event may be sent before
         self._resume: asyncio.TimerHandle | None = None
@@ -293,7 +290,7 @@ class EgressLink(LinkNode):
         return encode_runtime_metrics(self._partition.known_ends(), retrieval_time_ms=now_ms)
 
     def _use_throughput(self, events: int, size: int) -> None:
-        delay_s = self._throughput.egress_delay_s(events, size)
+        delay_s = self._partition.egress_delay_s(events, size)
         if delay_s > 0.0:
             self._resume_at = self._loop.time() + delay_s
 

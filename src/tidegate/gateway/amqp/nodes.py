@@ -172,7 +172,6 @@ class NodeOpener:
             partition,
             address=address,
             clock=self._clock,
-            throughput=self._broker.throughput,
             start_sequence_number=max(starts),
             is_lost_refused=is_lost_refused,
             is_batched=is_batched,
