@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from tests.capture.support import START, append_bodies, capture_files, captured_numbers, read_capture_file
 from tests.support.clocks import SetClock
 
-from tidegate.broker import Partition
+from tidegate.broker import Broker, ControlLog, Partition
 from tidegate.capture.destination import CaptureDestinationError, Destination, DirectoryDestination
 from tidegate.capture.file_journal import FileJournal
 from tidegate.capture.partition_capture import CaptureContext, PartitionCapture
-from tidegate.capture.state import PartitionState, StateFile
+from tidegate.capture.state import PartitionState, StateStore
 from tidegate.capture.window import WindowLimits
 from tidegate.model.capture import CapturedFile, WindowEnd
 from tidegate.server.opening import open_broker
@@ -48,40 +48,45 @@ class Steps:
         self._is_done = is_done
         self._error = error
 
-    def take(self, call: Callable[[], T]) -> T:
+    @contextmanager
+    def step(self) -> Iterator[None]:
         is_crash = self.count == self._crash_at
         self.count += 1
         if is_crash and not self._is_done:
             raise self._error("before")
-        result = call()
+        yield
         if is_crash:
             raise self._error("after")
-        return result
+
+    def take(self, call: Callable[[], T]) -> T:
+        with self.step():
+            return call()
 
 
-class SteppedState(StateFile):
-    """A state file whose every use is a step; tells when everything is captured."""
+class SteppedState(StateStore):
+    """A store whose every use is a step; tells when everything is captured."""
 
-    def __init__(self, path: Path, steps: Steps, partition: Partition) -> None:
-        super().__init__(path)
+    def __init__(self, control: ControlLog, steps: Steps, partition: Partition) -> None:
+        super().__init__(control, "hub", "0")
         self._steps = steps
         self._partition = partition
-        self._loop = asyncio.get_running_loop()
         self.all_captured = asyncio.Event()
 
-    def load(self) -> PartitionState | None:
-        state = self._steps.take(super().load)
+    async def load(self) -> PartitionState | None:
+        with self._steps.step():
+            state = await super().load()
         self._look(state)
         return state
 
-    def save(self, state: PartitionState) -> None:
-        self._steps.take(partial(super().save, state))
+    async def save(self, state: PartitionState) -> None:
+        with self._steps.step():
+            await super().save(state)
         self._look(state)
 
     def _look(self, state: PartitionState | None) -> None:
         done = state.next_sequence_number if state is not None and state.planned is None else 0
         if done == self._partition.next_sequence_number:
-            self._loop.call_soon_threadsafe(self.all_captured.set)
+            self.all_captured.set()
 
 
 class SteppedDestination(DirectoryDestination):
@@ -134,10 +139,11 @@ def _check_listed(work: Path, *, is_whole: bool) -> None:
 
 
 async def _capture_all(
-    partition: Partition, work: Path, clock: SetClock, steps: Steps, limits: WindowLimits = _LIMITS
+    broker: Broker, work: Path, clock: SetClock, steps: Steps, limits: WindowLimits = _LIMITS
 ) -> None:
-    """One life of the capture of a partition: until everything is captured, or the crash."""
-    state = SteppedState(work / "state" / "hub" / "0.json", steps, partition)
+    """One life of the capture of the hub's partition: until everything is captured, or the crash."""
+    partition = broker.event_hub("hub").partition("0")
+    state = SteppedState(broker.control, steps, partition)
     opened: asyncio.Future[Destination] = asyncio.get_running_loop().create_future()
     opened.set_result(SteppedDestination(work / "files", steps))
     context = CaptureContext(
@@ -184,9 +190,9 @@ async def _run_with_crash(
         await _fill(partition, clock, _BATCHES)
         steps = Steps(crash_at, is_done=is_done, error=error)
         try:
-            await _capture_all(partition, work, clock, steps)
+            await _capture_all(broker, work, clock, steps)
         except Crash:
-            await _capture_all(partition, work, clock, Steps(None, is_done=False))
+            await _capture_all(broker, work, clock, Steps(None, is_done=False))
         assert captured_numbers(work / "files") == list(range(partition.next_sequence_number))
         _check_listed(work, is_whole=crash_at is None or error is Crash)
         return steps.count
@@ -219,7 +225,7 @@ async def test_a_file_that_cannot_be_listed_is_reported(
     try:
         partition = (await broker.create_event_hub("hub", partition_count=1)).partition("0")
         await _fill(partition, clock, _BATCHES)
-        await _capture_all(partition, tmp_path, clock, Steps(None, is_done=False))
+        await _capture_all(broker, tmp_path, clock, Steps(None, is_done=False))
         assert captured_numbers(tmp_path / "files") == list(range(partition.next_sequence_number))
         assert ".avro was captured, but cannot be added to the list of files" in caplog.text
     finally:
@@ -239,13 +245,13 @@ async def test_a_complete_file_stays_when_retention_took_its_events(tmp_path: Pa
         partition = hub.partition("0")
         await append_bodies(partition, [b"x" * 200, b"y" * 200, b"z"])
         with pytest.raises(Crash):
-            await _capture_all(partition, tmp_path, clock, Steps(_FIRST_PUBLISH, is_done=True))
+            await _capture_all(broker, tmp_path, clock, Steps(_FIRST_PUBLISH, is_done=True))
         files = tmp_path / "files"
         assert captured_numbers(files) == [0, 1]
         clock.advance(2 * 3600)
         assert await broker.apply_retention() == 1
         await append_bodies(partition, [b"x" * 400])
-        await _capture_all(partition, tmp_path, clock, Steps(None, is_done=False))
+        await _capture_all(broker, tmp_path, clock, Steps(None, is_done=False))
         assert captured_numbers(files) == [0, 1, 3]
         listed, _ = FileJournal(tmp_path / "state" / "hub").newest(start=0, count=10)
         assert [file.event_count for file in listed] == [1, None]
@@ -261,9 +267,9 @@ async def test_what_closed_a_window_stays_when_the_limits_change(tmp_path: Path)
         partition = (await broker.create_event_hub("hub", partition_count=1)).partition("0")
         await append_bodies(partition, [b"x" * 500])
         with pytest.raises(Crash):
-            await _capture_all(partition, tmp_path, clock, Steps(_FIRST_PUBLISH, is_done=False))
+            await _capture_all(broker, tmp_path, clock, Steps(_FIRST_PUBLISH, is_done=False))
         larger = replace(_LIMITS, size_bytes=10_000)
-        await _capture_all(partition, tmp_path, clock, Steps(None, is_done=False), larger)
+        await _capture_all(broker, tmp_path, clock, Steps(None, is_done=False), larger)
         listed, _ = FileJournal(tmp_path / "state" / "hub").newest(start=0, count=10)
         assert [file.closed_by for file in listed] == [WindowEnd.SIZE]
     finally:
@@ -303,8 +309,8 @@ def test_many_lives_capture_each_event_once(
                 for batches, crash_at, is_done in lives:
                     await _fill(partition, clock, batches)
                     with suppress(Crash):
-                        await _capture_all(partition, work, clock, Steps(crash_at, is_done=is_done))
-                await _capture_all(partition, work, clock, Steps(None, is_done=False))
+                        await _capture_all(broker, work, clock, Steps(crash_at, is_done=is_done))
+                await _capture_all(broker, work, clock, Steps(None, is_done=False))
                 assert captured_numbers(work / "files") == list(range(partition.next_sequence_number))
                 _check_listed(work, is_whole=True)
             finally:

@@ -16,12 +16,15 @@ import pytest
 from tests.capture.support import capture_files, read_capture_file
 
 from tidegate.capture.file_journal import FileJournal
+from tidegate.capture.state import CAPTURE_KEYS
 from tidegate.client import EventHubProducer, RetryPolicy
 from tidegate.model.capture import CaptureSettings
 from tidegate.model.errors import TidegateError
 from tidegate.model.events import EventData
 from tidegate.model.limits import CAPTURE_SIZE_WINDOW_BYTES_MIN
 from tidegate.server.app import TidegateServer
+from tidegate.storage.control.reading import read_files
+from tidegate.storage.files import OsFiles
 from tidegate.testing.hub import HubProcess, HubService
 
 _KILLS = 4
@@ -62,9 +65,9 @@ class Sender(threading.Thread):
 
 def _is_planned(data_dir: Path) -> bool:
     """Whether a file is decided and not known to be complete."""
-    for path in (data_dir / "capture").glob("*/0.json"):
-        return json.loads(path.read_bytes())["planned"] is not None
-    return False
+    cells = read_files(OsFiles(), data_dir, is_used=True).best().cells
+    states = [cell.value for key, cell in cells.items() if key.startswith(CAPTURE_KEYS)]
+    return any(json.loads(state)["planned"] is not None for state in states)
 
 
 def _has_more_files(files: Path, count: int) -> bool:

@@ -22,10 +22,13 @@ from tests.support.clocks import SetClock
 
 from tidegate.broker import Broker
 from tidegate.capture import CaptureService
+from tidegate.capture.state import CAPTURE_KEYS
 from tidegate.model.capture import CaptureSettings, CaptureStatistics, WindowEnd
 from tidegate.model.capture_destination import CaptureDestinations
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.events import EventData
+from tidegate.storage.control.reading import read_files
+from tidegate.storage.files import OsFiles
 
 _NONE = CaptureStatistics()
 
@@ -223,10 +226,14 @@ async def test_a_deleted_hub_leaves_its_files_and_no_state(
         await append_bodies(hub.partition("0"), [b"x" * 1000])
         await wait_until(lambda: len(capture_files(tmp_path / "files")) == len(expected))
         assert [path.name for path in capture_files(tmp_path / "files")] == expected
-        state = tmp_path / "data" / "capture" / hub.description.hub_id
-        await wait_until(state.exists)
+        listed = tmp_path / "data" / "capture" / hub.description.hub_id
+        await wait_until(listed.exists)
+        key = f"{CAPTURE_KEYS}{hub.description.hub_id}/0"
+        assert await broker.control.read(key) is not None
         await broker.delete_event_hub("hub")
-        await wait_until(lambda: not state.exists())
+        await wait_until(lambda: not listed.exists())
+        data = tmp_path / "data"
+        await wait_until(lambda: key not in read_files(OsFiles(), data, is_used=True).best().cells)
 
     await live_and_die(["00.avro"])
     await live_and_die(["00.avro", "01.avro"])

@@ -2,38 +2,33 @@
 
 from __future__ import annotations
 
-import os
-import stat
 from pathlib import Path
 
 import pytest
 
-from tidegate import files
-from tidegate.capture import state as state_module
-from tidegate.capture.state import PartitionState, PlannedFile, StateFile
+from tidegate.broker import ControlConflictError, ControlLog
+from tidegate.capture.state import CAPTURE_KEYS, PartitionState, PlannedFile, StateStore, remove_states
 from tidegate.model.errors import LogCorruptError
+from tidegate.storage.control.log import FileControlLog
+from tidegate.storage.files import OsFiles
 
 _STATE = PartitionState(7, 1_000, 1, PlannedFile("a/b.avro", 7, 9, 100, 2_000, is_full=True))
 
 
-def test_a_state_survives(tmp_path: Path) -> None:
-    """With and without a planned file, replaced as a whole, readable by its owner alone."""
-    store = StateFile(tmp_path / "capture" / "hub" / "0.json")
-    assert store.load() is None
+@pytest.fixture
+def control(tmp_path: Path) -> ControlLog:
+    """A new control log."""
+    return FileControlLog.open(OsFiles(), tmp_path, is_used=False, is_threaded=False)
+
+
+async def test_a_state_survives(control: ControlLog) -> None:
+    """With and without a planned file; the partitions' states are apart."""
+    store, other = StateStore(control, "hub", "0"), StateStore(control, "hub", "1")
+    assert await store.load() is None
     for state in (PartitionState(), _STATE, PartitionState(9, 2_000, 1)):
-        store.save(state)
-        assert store.load() == state
-    assert [path.name for path in store.path.parent.iterdir()] == ["0.json"]
-    assert stat.S_IMODE(store.path.stat().st_mode) == 0o600
-
-
-def test_a_state_of_an_earlier_release_is_read(tmp_path: Path) -> None:
-    """It does not say what closed the window."""
-    store = StateFile(tmp_path / "0.json")
-    store.save(_STATE)
-    store.path.write_text(store.path.read_text().replace(',\n    "is_full": true', ""))
-    assert "is_full" not in store.path.read_text()
-    assert store.load() == PartitionState(7, 1_000, 1, PlannedFile("a/b.avro", 7, 9, 100, 2_000))
+        await store.save(state)
+        assert await StateStore(control, "hub", "0").load() == state
+    assert await other.load() is None
 
 
 @pytest.mark.parametrize(
@@ -53,35 +48,28 @@ def test_a_state_of_an_earlier_release_is_read(tmp_path: Path) -> None:
         b'{"format_version": 1, "planned": null, "next_sequence_number": -1}',
     ],
 )
-def test_a_garbled_state_is_refused(tmp_path: Path, data: bytes) -> None:
-    """To begin anew would put every event into a second file."""
-    path = tmp_path / "0.json"
-    path.write_bytes(data)
-    with pytest.raises(LogCorruptError, match=r"0\.json"):
-        StateFile(path).load()
+async def test_what_another_version_wrote_is_refused(control: ControlLog, data: bytes) -> None:
+    """D18: to begin again would put every event into a second file."""
+    await control.change(CAPTURE_KEYS + "hub/0", data, expected_version=0)
+    with pytest.raises(LogCorruptError, match=r"control\.log \(capture/hub/0\)"):
+        await StateStore(control, "hub", "0").load()
 
 
-def test_a_state_that_cannot_be_saved_leaves_the_old_one(tmp_path: Path) -> None:
-    """As on a full disk."""
-    store = StateFile(tmp_path / "0.json")
-    store.save(_STATE)
-    (tmp_path / f".0.json.{os.getpid()}").mkdir()
-    with pytest.raises(OSError, match="directory"):
-        store.save(PartitionState())
-    assert store.load() == _STATE
+async def test_a_lost_answer_and_a_second_capture(control: ControlLog) -> None:
+    """The same state again is no conflict; another capture of the partition is one."""
+    store, late = StateStore(control, "hub", "0"), StateStore(control, "hub", "0")
+    for each in (store, late):
+        await each.load()
+        await each.save(_STATE)
+    await late.save(PartitionState(9))
+    with pytest.raises(ControlConflictError):
+        await store.save(PartitionState(8))
 
 
-def test_a_power_loss_takes_no_directory_of_a_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A state that is gone would put every event into a second file: the first save syncs the directories
-    above it, also where another partition, or an attempt that failed, made them.
-    """
-    synced: list[Path] = []
-    for module in (state_module, files):
-        monkeypatch.setattr(module, "sync_directory", synced.append)
-    hub = tmp_path / "capture" / "hub"
-    hub.mkdir(parents=True)
-    store = StateFile(hub / "0.json")
-    store.save(_STATE)
-    assert synced == [hub, tmp_path / "capture", tmp_path]
-    store.save(_STATE)
-    assert synced[3:] == [hub]
+async def test_states_of_deleted_hubs_are_removed(control: ControlLog) -> None:
+    """Theirs alone."""
+    await control.change("hub/gone", b"{}", expected_version=0)
+    for hub_id in ("gone", "kept"):
+        await StateStore(control, hub_id, "0").save(_STATE)
+    await remove_states(control, {"kept"})
+    assert list(await control.read_all("")) == ["hub/gone", CAPTURE_KEYS + "kept/0"]

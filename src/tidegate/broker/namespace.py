@@ -61,6 +61,8 @@ class Broker:
         """Where hubs may be captured to; None: anywhere except a cloud's metadata."""
         self._catalog = catalog
         self._engine = engine
+        self.control: Final = engine.control
+        """The control log, for what others keep beside the catalog, under keys of their own."""
         self._clock = clock
         self.authorizer: Final = Authorizer(
             catalog.namespace.policies, is_event_hub=lambda name: name.lower() in self._event_hubs

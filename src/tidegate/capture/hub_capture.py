@@ -8,11 +8,11 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from tidegate.broker import EventHub
+from tidegate.broker import ControlLog, EventHub
 from tidegate.capture.destination import CaptureDestinationError, Destination, open_destination
 from tidegate.capture.file_journal import FileJournal
 from tidegate.capture.partition_capture import CaptureContext, PartitionCapture
-from tidegate.capture.state import StateFile
+from tidegate.capture.state import StateStore
 from tidegate.capture.window import WindowLimits
 from tidegate.model.capture import CaptureProgress, CaptureSettings, CaptureStatistics
 from tidegate.model.capture_destination import CaptureDestinations
@@ -36,6 +36,7 @@ class HubCapture:
         event_hub: EventHub,
         settings: CaptureSettings,
         *,
+        control: ControlLog,
         namespace: str,
         directory: Path,
         journal: FileJournal,
@@ -44,11 +45,12 @@ class HubCapture:
         limits: WindowLimits,
         allowed: CaptureDestinations | None = None,
     ) -> None:
-        """directory: for the states of all hubs, and for files in progress with a remote destination.
+        """control: has the states. directory: for files in progress with a remote destination.
         journal: lists the finished files. allowed: where it may write; None: anywhere.
         """
         self.settings = settings
         self._event_hub = event_hub
+        self._control = control
         self._directory = directory
         self._hub_id = event_hub.description.hub_id
         self._namespace = namespace
@@ -99,7 +101,7 @@ class HubCapture:
         """Capture those of the hub's partitions that are not captured yet."""
         for partition in self._event_hub.partitions[len(self._partitions) :]:
             partition_id = partition.partition_id
-            state = StateFile(self._directory / self._hub_id / f"{partition_id}.json")
+            state = StateStore(self._control, self._hub_id, partition_id)
             token = f"{self._hub_id}-{partition_id}"
             capture = PartitionCapture(partition, self._context, state_store=state, token=token)
             self._tasks.start(capture.run(), name=f"partition {partition_id}")

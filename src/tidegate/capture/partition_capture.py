@@ -23,7 +23,7 @@ from tidegate.broker import Partition, RecordBatch
 from tidegate.capture.avro_file import AvroEncoder, encode_in_pieces
 from tidegate.capture.destination import CaptureDestinationError, Destination, Spool
 from tidegate.capture.file_journal import FileJournal
-from tidegate.capture.state import PartitionState, PlannedFile, StateFile
+from tidegate.capture.state import PartitionState, PlannedFile, StateStore
 from tidegate.capture.window import ClosedWindow, Window, WindowLimits
 from tidegate.model.capture import CapturedFile, CaptureProgress, WindowEnd
 from tidegate.model.clock import Clock
@@ -90,7 +90,7 @@ class PartitionCapture:
     """Captures one partition until its task is cancelled or the partition closes."""
 
     def __init__(
-        self, partition: Partition, shared: CaptureContext, *, state_store: StateFile, token: str
+        self, partition: Partition, shared: CaptureContext, *, state_store: StateStore, token: str
     ) -> None:
         """token: prefix of this partition's unfinished files, and of no other's."""
         self.partition = partition
@@ -155,7 +155,7 @@ class PartitionCapture:
     # -- the steps
 
     async def _load(self) -> PartitionState:
-        state = await self._threads.run_whole(self._state_store.load)
+        state = await self._state_store.load()
         return state if state is not None else PartitionState()
 
     async def _discard_spools(self) -> None:
@@ -289,9 +289,6 @@ class PartitionCapture:
 
     async def _note_file(self, planned: PlannedFile, event_count: int | None, file_bytes: int | None) -> None:
         """Add a finished file to the journal; a failure is only logged, since nothing depends on it."""
-        is_full = planned.is_full
-        if is_full is None:
-            is_full = planned.event_bytes >= self._limits.size_bytes
         file = CapturedFile(
             name=planned.name,
             destination=self._shared.destination_name,
@@ -303,7 +300,7 @@ class PartitionCapture:
             window_start_ms=(self._state.last_name_s or 0) * 1000,
             window_end_ms=planned.next_start_ms,
             written_at_ms=self._now_ms(),
-            closed_by=WindowEnd.SIZE if is_full else WindowEnd.TIME,
+            closed_by=WindowEnd.SIZE if planned.is_full else WindowEnd.TIME,
         )
         try:
             await self._threads.run_whole(partial(self._shared.journal.append, file, is_again=self._is_again))
@@ -326,8 +323,7 @@ class PartitionCapture:
     # -- helpers
 
     async def _save(self, state: PartitionState) -> None:
-        save = partial(self._state_store.save, state)
-        await self._retry(lambda: self._threads.run_whole(save))
+        await self._retry(lambda: self._state_store.save(state))
         self._state = state
 
     async def _wait_appended(self, window: Window) -> None:

@@ -15,9 +15,11 @@ from pathlib import Path
 from tidegate.broker import Broker
 from tidegate.capture.file_journal import FileJournal
 from tidegate.capture.hub_capture import HubCapture
+from tidegate.capture.state import remove_states
 from tidegate.capture.window import WindowLimits
 from tidegate.model.capture import CapturedFile, CaptureProgress, CaptureSettings, CaptureStatistics
 from tidegate.model.clock import Clock
+from tidegate.model.errors import TidegateError
 from tidegate.transport.tasks import TaskOwner
 from tidegate.transport.threads import Threads
 
@@ -38,8 +40,8 @@ class CaptureService:
         clock: Clock,
         limits_of: Callable[[CaptureSettings], WindowLimits] = WindowLimits.of,
     ) -> None:
-        """namespace: the value of ``{Namespace}`` in names. directory: created when needed; for each captured
-        partition's state, and for files in progress. limits_of: tests use smaller windows than settings may.
+        """namespace: the value of ``{Namespace}`` in names. directory: created when needed; for the list of
+        each hub's files, and for files in progress. limits_of: tests use smaller windows than settings may.
         """
         self._broker = broker
         self._namespace = namespace
@@ -52,7 +54,8 @@ class CaptureService:
         self._journals: dict[str, FileJournal] = {}
         """By hub id, including hubs that are no longer captured."""
         self._journal_threads = Threads(2, name="tidegate-capture files")
-        self._known: set[str] = set()
+        self._known: set[str] | None = None
+        """Ids of the hubs that there were at the last look; None: it is the first."""
         self._tasks = TaskOwner("capture")
 
     def start(self) -> None:
@@ -123,6 +126,7 @@ class CaptureService:
                 hub = self._hubs[hub_id] = HubCapture(
                     event_hub,
                     settings,
+                    control=self._broker.control,
                     namespace=self._namespace,
                     directory=self._directory,
                     journal=self._journal(hub_id),
@@ -133,10 +137,15 @@ class CaptureService:
                 )
                 _logger.info("started %r", hub)
             self._hubs[hub_id].start_partitions()
-        # Only hubs seen to disappear: an older catalog may lack a hub whose state must be kept.
-        for hub_id in self._known - known:
+        gone = (self._known or set()) - known
+        for hub_id in gone:
             self._journals.pop(hub_id, None)
             await asyncio.to_thread(shutil.rmtree, self._directory / hub_id, ignore_errors=True)
+        if gone or self._known is None:
+            try:
+                await remove_states(self._broker.control, known)
+            except TidegateError as error:
+                _logger.warning("States of deleted hubs are left for the next start: %s", error)
         self._known = known
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""The capture state of a partition: how far it is, and what its next file holds. A file, replaced atomically.
+"""The capture state of a partition: how far it is, and what its next file holds. A value of the control log.
 
     1. save   planned = the file's name and its range of sequence numbers
     2. write  the file, under that name, with those events
@@ -10,15 +10,18 @@ event is missing from the files, and none is in two.
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Collection
 from typing import Annotated, Final
 
 import msgspec
 
-from tidegate.files import make_private_directory, replace_file, sync_directory
+from tidegate.broker import ControlConflictError, ControlLog
 from tidegate.model.errors import LogCorruptError
 
-_FORMAT_VERSION = 1
+CAPTURE_KEYS: Final = "capture/"
+"""Before the id of a hub, ``/`` and the id of a partition."""
+
+_FORMAT_VERSION: Final = 1
 
 
 _Natural = Annotated[int, msgspec.Meta(ge=0)]
@@ -35,9 +38,8 @@ class PlannedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """As stored; of the events that the log held when the file was planned."""
     next_start_ms: _Natural
     """When the next window opens."""
-    is_full: bool | None = None
-    """True if size closed the window, False if time did; None: planned by a version that did not save
-    this."""
+    is_full: bool
+    """True if size closed the window, False if time did."""
 
 
 class PartitionState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -52,39 +54,47 @@ class PartitionState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     planned: PlannedFile | None = None
 
 
-class StateFile:
-    """Stores the state of one partition in a file. ``load`` and ``save`` may block."""
+class StateStore:
+    """Stores the state of one partition, for one capture at a time."""
 
-    def __init__(self, path: Path) -> None:
-        """path: created, with its directory, by the first ``save``."""
-        self.path: Final = path
-        self._is_directory_durable = False
+    def __init__(self, control: ControlLog, hub_id: str, partition_id: str) -> None:
+        self._control = control
+        self._key = f"{CAPTURE_KEYS}{hub_id}/{partition_id}"
+        self._version = 0
 
-    def load(self) -> PartitionState | None:
-        """The saved state; None if there is none. Raises LogCorruptError, OSError."""
+    async def load(self) -> PartitionState | None:
+        """The saved state; None if there is none. Raises LogCorruptError, LogFailedError, ServerBusyError."""
+        cell = await self._control.read(self._key)
+        if cell is None:
+            return None
+        self._version = cell.version
         try:
-            document = msgspec.json.decode(self.path.read_bytes(), type=dict[str, object])
+            document = msgspec.json.decode(cell.value, type=dict[str, object])
             if document.pop("format_version", None) == _FORMAT_VERSION and "planned" in document:
                 return msgspec.convert(document, PartitionState)
-        except FileNotFoundError:
-            return None
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        except (msgspec.MsgspecError, UnicodeDecodeError):
             pass
         raise LogCorruptError(
-            f"Cannot parse the capture state {self.path}; capture of this partition has stopped.",
-            next_step="Restore it from a backup. Without it, all retained events would be captured again.",
+            f"This version cannot read the capture state {self._control.place(self._key)}; capture of this "
+            "partition has stopped.",
+            next_step="Run the version that wrote it. Without it, retained events would be captured again.",
         )
 
-    def save(self, state: PartitionState) -> None:
-        """Replace the state; durable on return. Raises OSError; the old state then remains."""
-        directory = self.path.parent
-        make_private_directory(directory)
-        document = {"format_version": _FORMAT_VERSION, **msgspec.structs.asdict(state)}
-        replace_file(
-            self.path, msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n", is_synced=True
-        )
-        if not self._is_directory_durable:
-            # Even if another partition created it: that one may not have synced it yet, or failed to.
-            sync_directory(directory.parent)
-            sync_directory(directory.parent.parent)
-            self._is_directory_durable = True
+    async def save(self, state: PartitionState) -> None:
+        """Replace the state; durable on return. Call ``load`` first. Raises as ``ControlLog.change``."""
+        value = msgspec.json.encode({"format_version": _FORMAT_VERSION, **msgspec.structs.asdict(state)})
+        try:
+            self._version = await self._control.change(self._key, value, expected_version=self._version)
+        except ControlConflictError:
+            # The answer to the same change may have been lost.
+            cell = await self._control.read(self._key)
+            if cell is None or cell.value != value:
+                raise
+            self._version = cell.version
+
+
+async def remove_states(control: ControlLog, hub_ids: Collection[str]) -> None:
+    """Remove the states of all hubs but these. Raises as ``ControlLog.change``."""
+    for key, cell in (await control.read_all(CAPTURE_KEYS)).items():
+        if key.split("/")[1] not in hub_ids:
+            await control.change(key, None, expected_version=cell.version)
