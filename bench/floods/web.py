@@ -25,6 +25,9 @@ _WRONG_TOKEN: Final = (
     b"SharedAccessSignature sr=http%3A%2F%2Flocalhost%2Fflood&sig=d3Jvbmc%3D&se=4000000000&skn=tenant"
 )
 _TOKEN: Final = b"{token}"
+_CHUNKED: Final = b"POST /flood/messages HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+_MANY_HEADERS: Final = b"GET /flood HTTP/1.1\r\nHost: localhost\r\n" + b"a:\r\n" * 15_000 + b"\r\n"
+_MANY_PARAMETERS: Final = b"POST /flood/messages?" + b"a&" * 30_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 def _post(body: bytes, content_type: bytes, token: bytes = _TOKEN) -> bytes:
@@ -79,6 +82,24 @@ async def _churn_tls(attack: Attack) -> None:
 
 
 FLOODS: Final = (
+    Flood(
+        "tiny-chunks",
+        5,
+        "4 connections without a token whose bodies come in chunks of a byte",
+        saying(4, _CHUNKED, face="http", then=b"1\r\na\r\n" * 10_000),
+    ),
+    Flood(
+        "tiny-headers",
+        5,
+        "8 connections that send heads with 15,000 headers",
+        _asking(8, _MANY_HEADERS, is_repeated=False),
+    ),
+    Flood(
+        "tiny-parameters",
+        5,
+        "8 connections that send queries with 30,000 parameters",
+        _asking(8, _MANY_PARAMETERS, is_repeated=False),
+    ),
     Flood(
         "unfinished-websockets",
         6,

@@ -20,6 +20,7 @@ _OVERRIDDEN = {
     "connection_made": "(self, transport: 'asyncio.Transport') -> 'None'",
     "connection_lost": "(self, exc: 'Exception | None') -> 'None'",
     "data_received": "(self, data: 'bytes') -> 'None'",
+    "handle_events": "(self) -> 'None'",
     "pause_writing": "(self) -> 'None'",
     "resume_writing": "(self) -> 'None'",
     "timeout_keep_alive_handler": "(self) -> 'None'",
@@ -32,11 +33,13 @@ _OVERRIDDEN = {
 
 _ATTRIBUTES = {
     *("app", "app_state", "client", "conn", "cycle", "flow", "logger", "loop", "scheme", "transport"),
+    "_unset_keepalive_if_required",
 }
 """What our class reads or sets. ``cycle`` needs ``response_complete``, ``flow`` needs ``read_paused``."""
 
 _CALLS = {
     "timeout_keep_alive_handler": "self.timeout_keep_alive_handler",
+    "handle_events": "self.handle_events()",
     "on_response_complete": "self.on_response_complete",
     "handle_websocket_upgrade": "self.handle_websocket_upgrade(event)",
     "send_400_response": "self.send_400_response(msg)",
@@ -76,7 +79,7 @@ async def test_this_version_of_uvicorn_has_what_is_used(protocol: H11Protocol) -
     """Names, signatures, and that uvicorn calls what is overridden."""
     for name, signature in _OVERRIDDEN.items():
         assert str(inspect.signature(getattr(H11Protocol, name))) == signature
-    assert set(vars(protocol)) >= _ATTRIBUTES
+    assert set(dir(protocol)) >= _ATTRIBUTES
     source = inspect.getsource(H11Protocol)
     assert [name for name, call in _CALLS.items() if call not in source] == []
     assert "response_complete" in inspect.signature(RequestResponseCycle).parameters or (

@@ -7,11 +7,14 @@ import math
 from collections import Counter
 from ipaddress import ip_address
 
+import h11
+import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from tidegate.gateway.http.parser import RequestParser
 from tidegate.gateway.http.server import HttpServer, listening_socket
 from tidegate.model.errors import ClosedError
 from tidegate.transport.peers import site_of
@@ -30,14 +33,14 @@ def _refuse(stream: WebSocketStream) -> StreamReceiver:
 
 
 class _SteppingClock:
-    """Passes a millisecond each time that somebody looks."""
+    """Passes a millisecond each time that somebody looks, and a little: sums of floats may be too small."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
 
     def monotonic(self) -> float:
         """Seconds."""
-        self.now_s += _MS
+        self.now_s += 1.001 * _MS
         return self.now_s
 
 
@@ -90,6 +93,71 @@ async def test_a_crowd_of_requests_is_parsed_in_turns_and_whole() -> None:
     assert bodies == [_BODY] * _CROWD
     assert max(parsed.values()) <= 3 * PASS_S / _MS  # those that wait, and those whose bytes come
     assert len(parsed) > _CROWD * _MS / PASS_S
+
+
+class _Passes:
+    """Counts the passes of the event loop."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._loop = asyncio.get_running_loop()
+
+    def __enter__(self) -> _Passes:
+        self._handle = self._loop.call_soon(self._next)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._handle.cancel()
+
+    def _next(self) -> None:
+        self.count += 1
+        self._handle = self._loop.call_soon(self._next)
+
+
+@pytest.mark.parametrize("ahead", [b"", b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"])
+async def test_the_chunks_of_a_body_are_parsed_in_turns(
+    ahead: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Protects the loop's other users from a stranger's body in chunks of a byte, which is answered before it
+    is complete: also if it was sent ahead, so that its parsing begins as an answer ends.
+    """
+    loop = asyncio.get_running_loop()
+    turns = Turns(monotonic=_SteppingClock().monotonic, call_soon=loop.call_soon)
+    parsed: Counter[int] = Counter()
+
+    async def answer(request: Request) -> Response:
+        return Response("done")
+
+    listener = listening_socket("127.0.0.1", 0)
+    server = HttpServer(
+        Starlette(routes=[Route("/", answer, methods=["GET", "POST"])]),
+        ssl_context=None,
+        accept_websocket=_refuse,
+        turns=turns,
+    )
+    async with TaskOwner("test") as tasks:
+        server.work = tasks.start(server.serve(sockets=[listener]), name="serve")
+        await server.is_serving.wait()
+        with _Passes() as passes:
+            next_event = RequestParser.next_event
+
+            def counted(parser: RequestParser) -> object:
+                event = next_event(parser)
+                parsed[passes.count] += isinstance(event, h11.Data)
+                return event
+
+            monkeypatch.setattr(RequestParser, "next_event", counted)
+            reader, writer = await asyncio.open_connection(*listener.getsockname()[:2])
+            head = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+            writer.write(ahead + head + b"1\r\na\r\n" * 10_000 + b"0\r\n\r\n")
+            writer.write(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+            async with asyncio.timeout(60):
+                text = await reader.read()
+            writer.close()
+        await server.stop()
+    assert text.count(b"HTTP/1.1 200") == 2 + bool(ahead)
+    assert parsed.total() == 10_000
+    assert max(parsed.values()) <= 200
 
 
 class _Crowd:

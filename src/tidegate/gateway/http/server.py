@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from tidegate.gateway.http.errors import error_response, format_error
+from tidegate.gateway.http.parser import RequestParser
 from tidegate.transport.admission import TICKET, Admission, Face, Ticket
 from tidegate.transport.listener import Listener
 from tidegate.transport.memory import MemoryAccount, MemoryBudget
@@ -179,46 +180,6 @@ def _default_headers(ssl_context: ssl.SSLContext | None, hsts_max_age_s: int | N
     return [("Strict-Transport-Security", f"max-age={hsts_max_age_s}")]
 
 
-class _NamingConnection(h11.Connection):
-    """Reports the names of each request's headers as sent, because ASGI has them only in lower case. Converts
-    every request target to origin form.
-    """
-
-    on_head: Callable[[h11.Request, dict[str, str]], None]
-    """Called with each request and the names of its headers; the protocol answers errors that it raises."""
-
-    def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
-        event = super().next_event()
-        if isinstance(event, h11.Request):
-            if {b"content-length", b"transfer-encoding"} <= {name for name, _ in event.headers}:
-                # h11 uses the second; a proxy in front that uses the first would see other requests than
-                # we do (RFC 9112, 6.1).
-                raise h11.RemoteProtocolError("The request has two lengths.")
-            names = (name.decode("latin-1") for name, _ in event.headers.raw_items())
-            self.on_head(event, {name.lower(): name for name in names})
-            return _in_origin_form(event)
-        return event
-
-
-def _in_origin_form(request: h11.Request) -> h11.Request:
-    """The request with ``/path`` as its target if a URI was sent, whose host replaces the Host header.
-
-    Servers must accept such targets (RFC 9112 section 3.2.2); Java's SDKs open their WebSockets so.
-    """
-    scheme, separator, rest = request.target.partition(b"://")
-    if not separator or scheme.lower() not in (b"http", b"https"):
-        return request
-    end = next((at for at, byte in enumerate(rest) if byte in b"/?"), len(rest))
-    authority, target = rest[:end], rest[end:]
-    headers = [
-        (name, authority if name.lower() == b"host" else value) for name, value in request.headers.raw_items()
-    ]
-    target = target if target.startswith(b"/") else b"/" + target
-    return h11.Request(
-        method=request.method, headers=headers, target=target, http_version=request.http_version
-    )
-
-
 class _HttpProtocol(H11Protocol):
     """HTTP/1.1 with a ticket, and limits on the time for a request to arrive (for its body only while the
     peer has presented no token) and for its answer to be read.
@@ -226,13 +187,11 @@ class _HttpProtocol(H11Protocol):
 
     owner: HttpServer
     ticket: Ticket
+    _parser: RequestParser
     _peer: IpAddress | None = None
-    _refusal: str | None = None
-    """Why the request is refused whose head has just arrived."""
     _share: Share
-    _unparsed = b""
-    """Received bytes that wait for their turn."""
-    _is_parsing_late = False
+    _is_behind = False
+    """Whether reading is paused because received bytes wait to be parsed."""
     _is_health = False
     """Whether it is served in the turns of requests for ``/health``."""
     _is_writing_paused = False
@@ -245,13 +204,12 @@ class _HttpProtocol(H11Protocol):
         super().connection_made(transport)
         # Ours: the service's log limits what clients can cause by the names of loggers.
         self.logger = _log
-        connection = _NamingConnection(h11.SERVER)
-        connection.on_head = self._on_head
-        self.conn = connection
         self._peer = None if self.client is None else parse_address(self.client[0])
         turns = self.owner.turns
         self._share = Share(None if turns is None else turns.for_arrivals, self._parse)
         self._share.join(None if self._peer is None else site_of(self._peer))
+        share = self._share
+        self.conn = self._parser = RequestParser(self._on_head, lambda: share.is_time_over)
         if self.ticket.face is Face.HEALTH:
             self.app = self.owner.health_application
         self._start_timer()
@@ -291,13 +249,18 @@ class _HttpProtocol(H11Protocol):
         self._limit_closing()
 
     def data_received(self, data: bytes) -> None:
-        if not self._unparsed and self.conn.their_state is h11.IDLE:
+        self._unset_keepalive_if_required()
+        if not self._parser.has_received and self.conn.their_state is h11.IDLE:
             self._begin_turns(data)
-        self._unparsed += data
+        self._parser.receive_data(data)
         self._share.serve()
-        if self._unparsed and not self._is_parsing_late:
-            self._is_parsing_late = True
-            self.transport.pause_reading()
+        self._follow_input()
+
+    def handle_events(self) -> None:
+        """Parse what was sent ahead: uvicorn calls it when the next request may begin."""
+        if self._parser.has_rest:
+            self._share.serve()
+            self._follow_input()
 
     def _begin_turns(self, data: bytes) -> None:
         """Serve the request that begins with ``data`` among requests for ``/health``, or among all."""
@@ -308,20 +271,29 @@ class _HttpProtocol(H11Protocol):
             self._share.move(turns.for_health if is_health else turns.for_arrivals)
 
     def _parse(self) -> bool:
-        """Parse received bytes, in this connection's turn; a request begins in a task."""
-        data, self._unparsed = self._unparsed, b""
-        if self._is_parsing_late:
-            self._is_parsing_late = False
-            if not self.flow.read_paused:
-                self.transport.resume_reading()
+        """Parse received bytes until the time is over; a request begins in a task."""
         if self.transport.is_closing():
+            self._parser.discard_received()
             return False
-        super().data_received(data)
+        self._parser.begin_slice()
+        super().handle_events()
         if self.conn.their_state is h11.IDLE:
             self._start_timer()
         else:
             self._follow_body()
-        return False
+        self._follow_input()
+        return self._parser.has_work and not self.transport.is_closing()
+
+    def _follow_input(self) -> None:
+        """Read only as fast as bytes are parsed."""
+        if self._parser.has_received:
+            # uvicorn resumes reading for reasons of its own.
+            self._is_behind = True
+            self.transport.pause_reading()
+        elif self._is_behind:
+            self._is_behind = False
+            if not self.flow.read_paused:
+                self.transport.resume_reading()
 
     def on_response_complete(self) -> None:
         if not self._is_writing_paused:
@@ -342,16 +314,15 @@ class _HttpProtocol(H11Protocol):
         self._stop_timer()
         self._stop_write_timer()
         self._stop_counting()
+        self._parser.discard_received()  # nothing may follow before our answer
+        self._follow_input()
         if self.ticket.face is Face.HEALTH or self.ticket.become_amqp(self.loop.time()) is not None:
             self._refuse(503, NO_PLACE)
             return
         super().handle_websocket_upgrade(event)
 
     def send_400_response(self, msg: str) -> None:
-        if self._refusal is not None:
-            self._refuse(503, self._refusal)
-        else:
-            self._refuse(400, msg)
+        self._refuse(*(self._parser.refusal or (400, msg)))
 
     def _follow_body(self) -> None:
         """Limit the time of a stranger's body; a complete request is no longer waited for."""
@@ -385,8 +356,7 @@ class _HttpProtocol(H11Protocol):
             is_https = self.owner.config.ssl is not None or trusted.is_https(self._peer, headers)
             self.scheme = "https" if is_https else "http"
             if self.ticket.move(address, self.loop.time()) is not None:
-                self._refusal = NO_PLACE
-                raise h11.RemoteProtocolError(NO_PLACE)
+                self._parser.refuse(503, NO_PLACE)
 
     def _start_timer(self) -> None:
         if self._head_timer is None:
