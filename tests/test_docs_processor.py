@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -110,6 +111,7 @@ def test_the_balancing_table_is_what_the_balancer_does() -> None:
     for _ in range(2):
         group.look("ABCDE")
         seen.append(group.spread())
+    group.look("ABCDE")
     for _ in range(4):
         group.look("ACDE")
     seen.append(group.spread())
@@ -120,7 +122,7 @@ def test_the_balancing_table_is_what_the_balancer_does() -> None:
 
 
 class _Group:
-    """Hosts that look at the leases one after the other, every 10 s."""
+    """Hosts that look at the leases one after the other, every 10 s; owners hand over at once."""
 
     def __init__(self, partition_count: int) -> None:
         self._ids = [str(number) for number in range(partition_count)]
@@ -128,7 +130,7 @@ class _Group:
         self._now = datetime(2026, 1, 1, tzinfo=UTC)
 
     def spread(self) -> dict[str, int]:
-        owners = [lease.owner for lease in self._leases.values()]
+        owners = [lease.requested_by or lease.owner for lease in self._leases.values()]
         return {owner: owners.count(owner) for owner in owners}
 
     def look(self, hosts: str) -> None:
@@ -136,7 +138,7 @@ class _Group:
         for host in hosts:
             mine = [partition for partition, lease in self._leases.items() if lease.owner == host]
             for partition in mine:
-                self._give(partition, host)
+                self._leases[partition] = replace(self._leases[partition], renewed_at=self._now)
             actions = decide_balance(
                 LeaseSnapshot(dict(self._leases), self._now),
                 self._ids,
@@ -145,14 +147,13 @@ class _Group:
                 choice=0.5,
                 pumped=mine,
             )
-            for partition in [
-                *(one for one, _ in actions.acquire),
-                *(one.partition_id for one in actions.steal),
-            ]:
-                self._give(partition, host)
-
-    def _give(self, partition: str, host: str) -> None:
-        self._leases[partition] = Lease(partition, host, 1, self._now, self._now, "1")
+            for lease in actions.hand_over:
+                self._leases[lease.partition_id] = replace(lease, owner="", renewed_at=self._now)
+            for lease in actions.request:
+                self._leases[lease.partition_id] = replace(lease, requested_by=host, requested_at=self._now)
+            assert not actions.steal
+            for partition, _ in actions.acquire:
+                self._leases[partition] = Lease(partition, host, 1, self._now, self._now, "1", "")
 
 
 # --- programs ---------------------------------------------------------------------------------------------

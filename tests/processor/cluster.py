@@ -81,6 +81,19 @@ class Cluster:
             if call.what == "start" and call.partition_id == partition_id and call.at_s >= after_s
         )
 
+    def overlaps(self) -> list[PumpCall]:
+        """Starts of a partition's pump before another host's had stopped; a killed host's never does."""
+        found: list[PumpCall] = []
+        running: dict[str, set[str]] = {}
+        for call in self.calls:
+            hosts = running.setdefault(call.partition_id, set())
+            if call.what == "start":
+                found += [call] if hosts else []
+                hosts.add(call.host)
+            elif call.what == "stopped":
+                hosts.discard(call.host)
+        return found
+
     def assert_sound(self) -> None:
         """Each (partition, epoch) was given to one host once, in rising order; no host broke the rules."""
         for partition in self.partitions:
@@ -155,6 +168,11 @@ class Line:
         answer = await self.store.acquire(group, partition_id, owner, expected=expected)
         await self._wait("acquire", is_answer=True)
         return answer
+
+    async def request(self, group: GroupKey, lease: Lease, requester: str) -> None:
+        await self._go("request")
+        await self.store.request(group, lease, requester)
+        await self._wait("request", is_answer=True)
 
     async def renew(self, group: GroupKey, leases: Sequence[Lease]) -> Mapping[str, Lease]:
         await self._go("renew")

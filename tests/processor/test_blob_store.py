@@ -72,7 +72,8 @@ def official_claim(partition_id: str, owner: str, etag: str | None = None) -> di
 async def test_blobs_are_named_and_marked_as_the_official_ones(
     azurite: AzuriteServer, container: str, store: BlobStore, official: BlobCheckpointStore
 ) -> None:
-    """Byte for byte the names and metadata that the official store writes for the same group."""
+    """Byte for byte the names and metadata that the official store writes for the same group; a lease has one
+    name more, by which our hosts know that its owner hands it over when asked."""
     await acquire(store, GROUP, "0", "Host-A")
     await store.update_checkpoint(GROUP, ProcessorCheckpoint("0", 41, "4100", 1, 2), lease=None)
     await official.claim_ownership([official_claim("1", "Host-A")])
@@ -86,8 +87,28 @@ async def test_blobs_are_named_and_marked_as_the_official_ones(
     assert sorted(blobs) == [
         f"{PREFIX}/{kind}/{partition}" for kind in ("checkpoint", "ownership") for partition in "01"
     ]
+    ours = blobs[f"{PREFIX}/ownership/0"][0]
+    assert not ours.pop("requestedby")
     for kind in ("checkpoint", "ownership"):
         assert blobs[f"{PREFIX}/{kind}/0"] == blobs[f"{PREFIX}/{kind}/1"]
+
+
+async def test_official_processors_are_not_asked(
+    azurite: AzuriteServer, container: str, store: BlobStore, official: BlobCheckpointStore
+) -> None:
+    """They know no requests, as is seen in what they write even over a lease of ours; and a request of ours
+    does not keep them from stealing."""
+    lease = await acquire(store, GROUP, "0", "ours")
+    await store.request(GROUP, lease, "another of ours")
+    (seen,) = await official.list_ownership(*OFFICIAL)
+    assert (seen["owner_id"], seen["etag"].strip('"')) == ("ours", lease.version)
+    assert list(await official.claim_ownership([dict(seen, owner_id="theirs")]))
+    theirs = (await store.list_leases(GROUP)).leases["0"]
+    assert (theirs.owner, theirs.requested_by) == ("theirs", None)
+    await store.request(GROUP, theirs, "ours")
+    assert (await store.list_leases(GROUP)).leases["0"] == theirs
+    back = await acquire(store, GROUP, "0", "ours", expected=theirs)
+    assert (await store.list_leases(GROUP)).leases["0"] == back
 
 
 async def test_official_processors_read_what_we_write(

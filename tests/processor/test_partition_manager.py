@@ -56,6 +56,115 @@ def test_five_hosts_share_evenly_and_then_rest(world: World) -> None:
     assert [host.errors for host in cluster.hosts.values()] == [[]] * 7
 
 
+def test_a_partition_is_opened_when_its_last_owner_has_stopped(world: World) -> None:
+    """Hosts that join and leave in order, even with slow handlers: no partition is processed by two."""
+    cluster = Cluster(world, 16)
+    for number in range(5):
+        host = cluster.join(f"host-{number}")
+        host.pumps.stop_takes_s = {
+            partition: world.random.uniform(0, LEASE_DURATION_S / 2) for partition in cluster.partitions
+        }
+        world.run_for(world.random.uniform(0, 2 * LEASE_DURATION_S))
+    cluster.wait_until_even()
+    for number in (0, 3):
+        host = cluster.hosts[f"host-{number}"]
+        closing = host.process.start(host.manager.close())
+        world.wait_until(closing.done, timeout_s=2 * LEASE_DURATION_S)
+        del cluster.hosts[host.name]
+        world.run_for(world.random.uniform(0, LEASE_DURATION_S))
+    cluster.wait_until_even()
+    assert cluster.overlaps() == []
+    stops = [call for call in cluster.calls if call.what == "stop"]
+    assert len(stops) > 16
+    assert {call.reason for call in stops} == {CloseReason.SHUTDOWN}
+    cluster.assert_rest(3 * LEASE_DURATION_S)
+    cluster.assert_sound()
+
+
+def test_a_hand_over_takes_one_look_of_each(world: World) -> None:
+    """The owner sees the request when it renews, and the host that asked looks often while it waits."""
+    cluster = Cluster(world, 2)
+    cluster.join("a")
+    cluster.wait_until_even()
+    cluster.assert_rest(LEASE_DURATION_S)
+    cluster.join("b")
+    assert cluster.wait_until_even() <= 1.3 * RENEW_INTERVAL_S
+    assert cluster.overlaps() == []
+    cluster.assert_rest(3 * LEASE_DURATION_S)
+
+
+def test_an_owner_that_does_not_end_is_overtaken_after_a_lease(world: World) -> None:
+    """Its handler hangs, and it renews all the same: the host that asked waits for one lease duration."""
+    cluster = Cluster(world, 2)
+    owner = cluster.join("a")
+    cluster.wait_until_even()
+    owner.pumps.stop_takes_s = dict.fromkeys(cluster.partitions, 10 * LEASE_DURATION_S)
+    cluster.join("b")
+    asked_s = world.now
+    world.wait_until(lambda: bool(owner.stops()), timeout_s=2 * RENEW_INTERVAL_S)
+    (asked,) = {call.partition_id for call in owner.stops()}
+    world.wait_until(lambda: len(cluster.hosts["b"].pumps.running) == 1, timeout_s=2 * LEASE_DURATION_S)
+    taken = cluster.first_start(asked, after_s=asked_s + 1)
+    assert LEASE_DURATION_S <= taken.at_s - asked_s <= LEASE_DURATION_S + DETECTION_S
+    assert (taken.host, taken.epoch) == ("b", 2)
+    world.run_for(RENEW_INTERVAL_S + 1)
+    assert asked not in owner.manager.leases
+    assert owner.errors == []
+    cluster.assert_sound()
+
+
+def test_an_owner_that_is_killed_while_it_hands_over_is_replaced(world: World) -> None:
+    """Its lease runs out as any other; whoever asked gets the partition, and the rest."""
+    cluster = Cluster(world, 4)
+    owner = cluster.join("a")
+    cluster.wait_until_even()
+    owner.pumps.stop_takes_s = dict.fromkeys(cluster.partitions, LEASE_DURATION_S / 2)
+    cluster.join("b")
+    world.wait_until(lambda: bool(owner.stops()), timeout_s=2 * RENEW_INTERVAL_S)
+    cluster.kill("a")
+    cluster.wait_until_even(timeout_s=LEASE_DURATION_S + DETECTION_S)
+    cluster.assert_rest(3 * LEASE_DURATION_S)
+
+
+@pytest.mark.parametrize("is_offered", [False, True])
+def test_a_host_that_is_killed_after_it_asked_costs_one_lease(world: World, is_offered: bool) -> None:
+    """What was released to it goes to others when the offer has lapsed."""
+    cluster = Cluster(world, 4)
+    owner = cluster.join("a")
+    cluster.wait_until_even()
+    owner.pumps.stop_takes_s = dict.fromkeys(cluster.partitions, 1.0)
+    asking = cluster.join("b")
+    world.wait_until(lambda: bool(owner.stops()), timeout_s=2 * RENEW_INTERVAL_S)
+    if is_offered:
+        asking.store.is_hanging = True
+        world.wait_until(lambda: len(owner.manager.leases) < 4, timeout_s=2.0)
+    cluster.kill("b")
+    world.run_for(2.0)
+    assert not cluster.is_even()
+    cluster.wait_until_even(timeout_s=LEASE_DURATION_S + RENEW_INTERVAL_S + DETECTION_S)
+    cluster.assert_rest(3 * LEASE_DURATION_S)
+    cluster.assert_sound()
+
+
+@pytest.mark.parametrize("what", ["release", "request"])
+def test_a_hand_over_is_tried_again_after_a_failure(world: World, what: str) -> None:
+    """The request stays until it is answered; one that was not recorded is made again."""
+    cluster = Cluster(world, 4)
+    owner = cluster.join("a")
+    cluster.wait_until_even()
+    asking = cluster.join("b")
+    failing = owner if what == "release" else asking
+    world.wait_until(lambda: failing.store.calls[what] == 1, timeout_s=2 * RENEW_INTERVAL_S)
+    failing.store.is_refusing = True
+    world.run_for(0.1)
+    assert failing.errors
+    failing.store.is_refusing = False
+    cluster.wait_until_even(timeout_s=3 * RENEW_INTERVAL_S)
+    assert cluster.overlaps() == []
+    cluster.assert_rest(3 * LEASE_DURATION_S)
+    cluster.assert_sound()
+
+
 @pytest.mark.parametrize("second_kill_after_s", [None, 0.0, 10.0, 20.0])
 def test_a_killed_hosts_partitions_are_read_again_in_time(
     world: World, second_kill_after_s: float | None
@@ -88,11 +197,12 @@ def test_a_closed_hosts_partitions_are_taken_at_the_next_look(world: World) -> N
     host = cluster.join("a")
     cluster.join("b")
     cluster.wait_until_even()
+    handed_over = host.store.calls["release"]
     world.result(host.process, host.manager.close())
     assert {call.reason for call in host.stops()[-3:]} == {CloseReason.SHUTDOWN}
     assert host.pumps.running == {}
     assert dict(host.manager.leases) == {}
-    assert host.store.calls["release"] == 1
+    assert host.store.calls["release"] == handed_over + 1
     assert host.run_task.done()
     del cluster.hosts["a"]
     assert cluster.wait_until_even() <= RENEW_INTERVAL_S + 1
@@ -109,6 +219,7 @@ def test_leases_are_kept_until_the_last_handler_has_ended(world: World) -> None:
     cluster.wait_until_even()
     slow = next(iter(host.pumps.running))
     host.pumps.stop_takes_s[slow] = 4 * LEASE_DURATION_S
+    handed_over = host.store.calls["release"]
     closing = host.process.start(host.manager.close())
     world.run_for(3 * LEASE_DURATION_S)
     assert list(host.pumps.running) == [slow]
@@ -121,7 +232,7 @@ def test_leases_are_kept_until_the_last_handler_has_ended(world: World) -> None:
     world.result(host.process, host.manager.close())
     assert host.pumps.running == {}
     world.result(host.process, host.manager.close())
-    assert host.store.calls["release"] == 1
+    assert host.store.calls["release"] == handed_over + 1
     del cluster.hosts["a"]
     cluster.wait_until_even()
     cluster.assert_sound()

@@ -210,6 +210,7 @@ async def test_hosts_and_official_processors_see_each_other(database: Database) 
         assert await host.renew(GROUP, [lease]) == {}
         snapshot = await host.list_leases(GROUP)
         assert (snapshot.leases["0"].owner, snapshot.leases["0"].epoch) == ("official", 2)
+        assert snapshot.leases["0"].requested_by is None
         await store.update_checkpoint({**NAMES, "partition_id": "0", "offset": "9", "sequence_number": 9})
         assert await host.list_checkpoints(GROUP) == {"0": ProcessorCheckpoint("0", 9, "9")}
         assert [row["offset"] for row in await store.list_checkpoints(*PLACE)] == ["9"]

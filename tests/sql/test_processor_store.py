@@ -14,7 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from sqlalchemy import inspect
+from sqlalchemy import inspect, text
 from tests.sql.support import CONSUMER
 
 from tidegate.model.errors import (
@@ -117,6 +117,35 @@ def test_a_database_of_version_1_is_upgraded_and_kept(
         assert LeaseTable(database).read(CONSUMER).leases == {}
         with database.read() as connection:
             assert schema.current_version(connection) == len(schema.MIGRATIONS)
+
+
+async def test_leases_of_version_5_are_kept(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their owners are of a release that knows no requests."""
+    with monkeypatch.context() as patch:
+        patch.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:5])
+        with (
+            Database.open(database_url) as database,
+            database.writing() as connection,
+            connection.begin(),
+        ):
+            for column in ("requested_by", "requested_at"):
+                connection.execute(text(f"ALTER TABLE tidegate_lease DROP COLUMN {column}"))
+            connection.execute(
+                text(
+                    "INSERT INTO tidegate_lease (event_hub, consumer_group, partition_id, owner, epoch, "
+                    "acquired_at, renewed_at, version) VALUES (:hub, :group, '0', 'host-a', 7, "
+                    "'2026-11-20 12:00:00', '2026-11-20 12:00:00', 3)"
+                ),
+                {"hub": CONSUMER.event_hub, "group": CONSUMER.consumer_group},
+            )
+    with Database.open(database_url) as database:
+        store = SqlStore(database)
+        old = (await store.list_leases(GROUP)).leases["0"]
+        assert (old.owner, old.epoch, old.version, old.requested_by) == ("host-a", 7, "3", None)
+        await store.request(GROUP, old, "host-b")
+        assert (await store.list_leases(GROUP)).leases["0"] == old
+        assert (await have(store, "host-b", old)).requested_by == ""
+        await store.close()
 
 
 async def test_an_epoch_is_above_who_moved_the_checkpoint_before(database: Database, store: SqlStore) -> None:

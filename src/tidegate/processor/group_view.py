@@ -8,7 +8,7 @@ from typing import Final
 
 from tidegate.model.hub_properties import PartitionEnds
 from tidegate.processor.checkpoint import ProcessorCheckpoint
-from tidegate.processor.lease import GroupKey, Lease, LeaseSnapshot, LeaseState
+from tidegate.processor.lease import GroupKey, Lease, LeaseSnapshot
 from tidegate.processor.store import ProcessorStore
 
 
@@ -37,8 +37,9 @@ class GroupView:
 
     def owner(self, partition_id: str, *, lease_duration_s: float) -> str | None:
         """The host that owns the partition now; None if its lease is released, expired or missing."""
-        is_held = self.leases.state(partition_id, lease_duration_s) is LeaseState.HELD
-        return self.leases.leases[partition_id].owner if is_held else None
+        lease = self.lease(partition_id)
+        is_held = lease is not None and not lease.is_expired(self.leases.now, lease_duration_s)
+        return lease.owner if lease is not None and is_held else None
 
     def lag(self, partition: PartitionEnds, *, event_hub_created_at_ms: int) -> Lag:
         """The group's lag in ``partition`` of the hub created at that time."""

@@ -33,7 +33,7 @@ class CloseReason(StrEnum):
     """Why a partition's processing ended. The classic host has the first two."""
 
     SHUTDOWN = "shutdown"
-    """The host was unregistered."""
+    """The host was unregistered, or hands the partition over to a host that has less."""
     OWNERSHIP_LOST = "ownership_lost"
     """Another host owns the partition now, or the lease expired."""
     FAILED = "failed"

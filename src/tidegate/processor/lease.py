@@ -46,6 +46,10 @@ class LeaseState(StrEnum):
 
     ABSENT = "never had"
     HELD = "held"
+    REQUESTED = "requested"
+    """Held, and another host has asked for it."""
+    OFFERED = "offered"
+    """Released by its owner to the host that asked for it."""
     EXPIRED = "expired"
     RELEASED = "released"
 
@@ -54,10 +58,14 @@ class LeaseStep(StrEnum):
     """A transition of a lease; the value is its label in the diagram."""
 
     ACQUIRE = "acquire"
+    REQUEST = "request"
+    HAND_OVER = "hand over"
+    TAKE_OVER = "take over"
     STEAL = "steal"
     RENEW = "renew"
     RELEASE = "release"
     EXPIRE = "no renewal in time"
+    LAPSE = "not taken in time"
 
 
 _S, _L = LeaseState, LeaseStep
@@ -65,13 +73,23 @@ _S, _L = LeaseState, LeaseStep
 LEASE_STEPS: Final[Mapping[tuple[LeaseState, LeaseStep], LeaseState]] = {
     (_S.ABSENT, _L.ACQUIRE): _S.HELD,
     (_S.HELD, _L.RENEW): _S.HELD,
+    (_S.HELD, _L.REQUEST): _S.REQUESTED,
     (_S.HELD, _L.STEAL): _S.HELD,
     (_S.HELD, _L.EXPIRE): _S.EXPIRED,
     (_S.HELD, _L.RELEASE): _S.RELEASED,
+    (_S.REQUESTED, _L.RENEW): _S.REQUESTED,
+    (_S.REQUESTED, _L.HAND_OVER): _S.OFFERED,
+    (_S.REQUESTED, _L.STEAL): _S.HELD,
+    (_S.REQUESTED, _L.EXPIRE): _S.EXPIRED,
+    (_S.OFFERED, _L.TAKE_OVER): _S.HELD,
+    (_S.OFFERED, _L.LAPSE): _S.RELEASED,
     (_S.EXPIRED, _L.ACQUIRE): _S.HELD,
     (_S.RELEASED, _L.ACQUIRE): _S.HELD,
 }
-"""The steps that a host may try in each state. Used by the balancer, and drawn in the documentation."""
+"""The steps that a host may try in each state. Used by the balancer, and drawn in the documentation.
+
+A lease is stolen from an owner that knows no requests, or that has not answered one for a lease duration.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,17 +107,33 @@ class Lease:
     """When it was last acquired or renewed, by the store's clock, aware."""
     version: str
     """Opaque: the value that the store's compare-and-set compares (an ETag, a counter)."""
+    requested_by: str | None = None
+    """The host that asked for the partition, or to which it was released; empty: none. None: the owner knows
+    no requests, as official processors."""
+    requested_at: datetime | None = None
+    """When it asked, by the store's clock, aware; None without a request."""
 
     def state(self, now: datetime, duration_s: float) -> LeaseState:
-        """Its state at ``now`` by the store's clock; it expires ``duration_s`` seconds after its renewal."""
-        if not self.owner:
-            return LeaseState.RELEASED
+        """Its state at ``now`` by the store's clock.
+
+        It expires ``duration_s`` seconds after its renewal, an offer as many after the release.
+        """
         is_over = (now - self.renewed_at).total_seconds() >= duration_s
-        return LeaseState.EXPIRED if is_over else LeaseState.HELD
+        if not self.owner:
+            return LeaseState.OFFERED if self.requested_by and not is_over else LeaseState.RELEASED
+        if is_over:
+            return LeaseState.EXPIRED
+        is_requested = self.requested_by and self.requested_by != self.owner
+        return LeaseState.REQUESTED if is_requested else LeaseState.HELD
 
     def is_expired(self, now: datetime, duration_s: float) -> bool:
-        """Whether others may acquire it: released, or not renewed for ``duration_s`` seconds."""
-        return self.state(now, duration_s) is not LeaseState.HELD
+        """Whether it has no owner: released, or not renewed for ``duration_s`` seconds."""
+        return self.state(now, duration_s) not in (LeaseState.HELD, LeaseState.REQUESTED)
+
+    def is_request_overdue(self, now: datetime, duration_s: float) -> bool:
+        """Whether its owner has not answered a request for ``duration_s`` seconds."""
+        asked = self.requested_at
+        return asked is not None and (now - asked).total_seconds() >= duration_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +159,9 @@ class LeaseWatch:
     """
 
     def __init__(self) -> None:
-        self._seen: dict[str, tuple[tuple[str, int, str], float]] = {}
-        """By partition: the owner, epoch and version of its lease, and when they were first read."""
+        self._seen: dict[tuple[str, object], float] = {}
+        """When each partition's lease was first read with this owner, epoch and version, and when with this
+        request."""
 
     def check(self, snapshot: LeaseSnapshot, *, asked_at: float, answered_at: float) -> LeaseSnapshot:
         """The snapshot, with no lease renewed later than the readings allow: one that has not changed between
@@ -134,15 +169,22 @@ class LeaseWatch:
 
         asked_at, answered_at: when it was read, on the monotonic clock.
         """
+        seen: dict[tuple[str, object], float] = {}
+
+        def latest(partition_id: str, identity: object) -> datetime:
+            since = seen[partition_id, identity] = self._seen.get((partition_id, identity), answered_at)
+            return snapshot.now - timedelta(seconds=max(0.0, asked_at - since))
+
         leases: dict[str, Lease] = {}
-        seen: dict[str, tuple[tuple[str, int, str], float]] = {}
         for partition_id, lease in snapshot.leases.items():
-            identity = (lease.owner, lease.epoch, lease.version)
-            before = self._seen.get(partition_id)
-            since = before[1] if before is not None and before[0] == identity else answered_at
-            seen[partition_id] = identity, since
-            latest = snapshot.now - timedelta(seconds=max(0.0, asked_at - since))
-            leases[partition_id] = replace(lease, renewed_at=min(lease.renewed_at, latest))
+            renewed_at = latest(partition_id, (lease.owner, lease.epoch, lease.version))
+            requested_at = lease.requested_at
+            if requested_at is not None:
+                request = (lease.epoch, lease.requested_by, requested_at)
+                requested_at = min(requested_at, latest(partition_id, request))
+            leases[partition_id] = replace(
+                lease, renewed_at=min(lease.renewed_at, renewed_at), requested_at=requested_at
+            )
         self._seen = seen
         return LeaseSnapshot(leases, snapshot.now)
 
@@ -174,7 +216,16 @@ class LeaseStore(Protocol):
         """Make ``owner`` the owner, with the next epoch, if the lease is still ``expected``.
 
         expected: None if there never was a lease.
-        Returns the new lease; None if another host was faster. The present owner also gets a new epoch.
+        Returns the new lease, without a request; None if another host was faster. The present owner also gets
+        a new epoch.
+        """
+        ...
+
+    async def request(self, group: GroupKey, lease: Lease, requester: str) -> None:
+        """Ask the owner of ``lease`` to hand the partition over to ``requester``.
+
+        Recorded in the lease, in place of an earlier request, if its owner and epoch are unchanged and the
+        owner knows requests. The version stays, so the owner's next renewal succeeds.
         """
         ...
 
@@ -186,5 +237,9 @@ class LeaseStore(Protocol):
         ...
 
     async def release(self, group: GroupKey, leases: Sequence[Lease]) -> None:
-        """Release leases that are unchanged, so that others may take them at once. Keeps the epoch."""
+        """Release leases that are unchanged, so that others may take them at once. Keeps the epoch.
+
+        Keeps a request as well: only the host that asked may take the partition for a lease duration, which
+        counts from now.
+        """
         ...

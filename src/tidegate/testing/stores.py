@@ -24,7 +24,7 @@ from typing import Final
 
 from tidegate.model.errors import EventHubReplacedError, FencedError, InvalidArgumentError, TidegateError
 from tidegate.processor.checkpoint import ProcessorCheckpoint
-from tidegate.processor.lease import GroupKey, Lease
+from tidegate.processor.lease import GroupKey, Lease, LeaseState
 from tidegate.processor.store import ProcessorStore
 
 _HOSTS: Final = 8
@@ -219,6 +219,57 @@ class LeaseStoreConformance(_Suite):
             assert snapshot.leases["1"].is_expired(snapshot.now, _LEASE_DURATION_S)
             # Expired is not gone: until another host acquires it, its owner may still renew it.
             assert sorted(await store.renew(group, [left])) == ["1"]
+
+    async def test_a_partition_is_handed_over_to_the_host_that_asked(self) -> None:
+        """Its owner reads the request, which outlasts renewals, and releases the lease to that host."""
+        async with self.open_group() as (group, store, other):
+            lease = await acquire(store, group, "0", "host-a")
+            assert (lease.requested_by, lease.requested_at) == ("", None)
+            await other.request(group, lease, "host-b")
+            # The owner may renew before it has read the request.
+            assert sorted(await store.renew(group, [lease])) == ["0"]
+            snapshot = await store.list_leases(group)
+            asked = snapshot.leases["0"]
+            assert (asked.owner, asked.epoch, asked.requested_by) == ("host-a", lease.epoch, "host-b")
+            assert asked.requested_at is not None
+            assert asked.requested_at <= snapshot.now
+            assert snapshot.state("0", 3600) is LeaseState.REQUESTED
+            renewed = (await store.renew(group, [asked]))["0"]
+            assert (await other.list_leases(group)).leases["0"] == renewed
+            assert (renewed.requested_by, renewed.requested_at) == ("host-b", asked.requested_at)
+            await store.release(group, [renewed])
+            snapshot = await other.list_leases(group)
+            assert snapshot.state("0", 3600) is LeaseState.OFFERED
+            assert snapshot.leases["0"].requested_by == "host-b"
+            taken = await acquire(other, group, "0", "host-b", expected=snapshot.leases["0"])
+            assert dict((await store.list_leases(group)).leases) == {"0": taken}
+            assert (taken.requested_by, taken.requested_at) == ("", None)
+
+    async def test_an_offer_counts_from_the_release(self) -> None:
+        """Although its owner had not renewed the lease for a while."""
+        async with self.open_group() as (group, store, other):
+            lease = await acquire(store, group, "0", "host-a")
+            await other.request(group, lease, "host-b")
+            await self.pass_time(store, _LEASE_DURATION_S + 1)
+            await store.release(group, [(await store.list_leases(group)).leases["0"]])
+            assert (await other.list_leases(group)).state("0", _LEASE_DURATION_S) is LeaseState.OFFERED
+            await self.pass_time(store, _LEASE_DURATION_S + 1)
+            assert (await other.list_leases(group)).state("0", _LEASE_DURATION_S) is LeaseState.RELEASED
+
+    async def test_a_request_counts_for_one_owner(self) -> None:
+        """Not for the next one, not if that is followed by the first again, and not for a free partition."""
+        async with self.open_group() as (group, store, other):
+            first = await acquire(store, group, "0", "host-a")
+            second = await acquire(other, group, "0", "host-b", expected=first)
+            await other.request(group, first, "host-c")
+            assert dict((await store.list_leases(group)).leases) == {"0": second}
+            third = await acquire(store, group, "0", "host-a", expected=second)
+            assert dict((await other.list_leases(group)).leases) == {"0": third}
+            await store.release(group, [third])
+            await other.request(group, (await other.list_leases(group)).leases["0"], "host-c")
+            snapshot = await store.list_leases(group)
+            assert snapshot.state("0", 3600) is LeaseState.RELEASED
+            assert not snapshot.leases["0"].requested_by
 
     async def test_groups_do_not_meet(self) -> None:
         """Each namespace, hub and group is a separate location; different spellings of a name are not."""

@@ -3,16 +3,18 @@
 Theory of operation. Hosts never communicate; each reads the leases and acts. Each host computes the same plan
 for all hosts from the same leases, and performs its own part of it:
 
-1. A host is live while it holds an unexpired lease; the balancing host always is.
+1. A host is live while it holds an unexpired lease or has asked for one; the balancing host always is. A
+   partition counts for the host that asked for it, even before its owner has handed it over.
 2. Each live host has a share: ``n // h`` partitions, and one more for the ``n % h`` hosts that own the most
    already. So balanced partitions do not move.
 3. Free partitions (never owned, released, expired) go to hosts below their share, the neediest first.
-4. Partitions that are still missing are stolen from hosts above their share, most first.
+4. Partitions that are still missing are requested from hosts above their share, most first. A lease is stolen
+   if its owner knows no requests, or has not answered in time.
 
 Two cases are not in the plan. A host without leases is invisible to others, so hosts that join at the same
-time do not know of each other: each takes only one partition, picked at random, and is in every host's plan
-from the next reading on. And if a partition has been expired for a while, the host it was planned for has
-also died: any host takes it, whatever its share.
+time do not know of each other: each asks for only one partition, picked at random, and is in every host's
+plan from the next reading on. And if a partition has been expired for a while, the host it was planned for
+has also died: any host takes it, whatever its share.
 """
 
 from __future__ import annotations
@@ -30,15 +32,21 @@ a dead host's partitions are read again within 5 s of expiry)."""
 
 @dataclass(frozen=True, slots=True)
 class BalanceActions:
-    """Leases to acquire, in this order; each attempt may fail because another host was faster."""
+    """What to do, in this order; each attempt may fail because another host was faster."""
 
+    hand_over: tuple[Lease, ...] = ()
+    """Own leases that other hosts have asked for."""
     acquire: tuple[tuple[str, Lease | None], ...] = ()
-    """Free partitions: id, and the lease as read (None if there never was one)."""
+    """Free partitions and those offered to this host: id, and the lease as read (None: never had one)."""
     steal: tuple[Lease, ...] = ()
-    """Leases of hosts above their share."""
+    """Leases whose owners know no requests, or have not answered one for a lease duration."""
+    request: tuple[Lease, ...] = ()
+    """Leases of hosts above their share, to ask for."""
+    is_waiting: bool = False
+    """Whether an owner has yet to answer this host's request."""
 
     def __bool__(self) -> bool:
-        return bool(self.acquire or self.steal)
+        return bool(self.hand_over or self.acquire or self.steal or self.request)
 
 
 def decide_balance(
@@ -50,17 +58,25 @@ def decide_balance(
     choice: float,
     pumped: Collection[str] = (),
 ) -> BalanceActions:
-    """Decide which leases host ``me`` acquires and steals.
+    """Decide which leases host ``me`` hands over, acquires, asks for and steals.
 
     partition_ids: all of the hub, in the hub's order; leases of other partitions are ignored. choice: a
     random number in [0, 1), which spreads the actions of hosts that do not know of each other. pumped:
     partitions that this host has a pump for, even one being stopped; never acquired. A lease of ``me`` for
     another partition is left from an earlier run, and is acquired again.
 
-    A single host takes everything at once. Each steal makes the two hosts' numbers of partitions more even.
+    A single host takes everything at once. Each move makes the two hosts' numbers of partitions more even.
     """
     view = _View(snapshot, partition_ids, me, lease_duration_s)
-    reclaimed = [lease for lease in view.owned[me] if lease.partition_id not in pumped]
+    waiting = [lease for lease in view.owned[me] if lease.owner not in ("", me)]
+    unanswered = [
+        lease
+        for lease in waiting
+        if lease.partition_id not in pumped and lease.is_request_overdue(snapshot.now, lease_duration_s)
+    ]
+    reclaimed = [
+        lease for lease in view.owned[me] if lease.owner in ("", me) and lease.partition_id not in pumped
+    ]
     shares = _shares(view.owned, len(partition_ids))
     planned = _plan_free(view, shares)
     mine = [partition for partition in planned[me] if partition not in pumped]
@@ -73,27 +89,32 @@ def decide_balance(
     # Rotated, so that hosts that start at the same time do not all try the same partition first.
     acquire += _rotated(mine, choice) + _rotated(overdue, choice)
     if view.owned[me]:
-        steal = _plan_steals(view.owned, shares, planned)[me]
-        # Overdue partitions were not in the plan; they reduce what must be stolen.
-        steal = steal[: max(0, len(steal) - len(overdue))]
+        moves = _plan_moves(view.owned, shares, planned)[me]
+        # Overdue partitions were not in the plan; they reduce what must be moved.
+        moves = moves[: max(0, len(moves) - len(overdue))]
     elif acquire:
-        steal = []
+        moves = []
     else:
-        steal = _pick_one(view.owned, shares, choice)
+        moves = _pick_one(view.owned, shares, choice)
+    moves = [lease for lease in moves if lease.partition_id not in pumped]
+    request = [lease for lease in moves if lease.requested_by is not None]
     return BalanceActions(
-        tuple((partition, snapshot.leases.get(partition)) for partition in acquire),
-        tuple(lease for lease in steal if lease.partition_id not in pumped),
+        hand_over=tuple(view.requested_of_me),
+        acquire=tuple((partition, snapshot.leases.get(partition)) for partition in acquire),
+        steal=tuple(unanswered + [lease for lease in moves if lease.requested_by is None]),
+        request=tuple(request),
+        is_waiting=bool(request or waiting),
     )
 
 
 def seconds_until_change(
     snapshot: LeaseSnapshot, partition_ids: Sequence[str], me: str, *, lease_duration_s: float
 ) -> float | None:
-    """Seconds until another host's lease, if any, expires or becomes overdue unless renewed."""
+    """Seconds until another host's lease or offer, if any, expires or becomes overdue unless renewed."""
     waits = []
     for partition in partition_ids:
         lease = snapshot.leases.get(partition)
-        if lease is None or lease.owner in ("", me):
+        if lease is None or (lease.owner or lease.requested_by or me) == me:
             continue
         expires_in_s = lease_duration_s - (snapshot.now - lease.renewed_at).total_seconds()
         waits += [expires_in_s, expires_in_s + lease_duration_s * OVERDUE_FRACTION]
@@ -107,16 +128,26 @@ class _View:
         self, snapshot: LeaseSnapshot, partition_ids: Sequence[str], me: str, lease_duration_s: float
     ) -> None:
         self.owned: dict[str, list[Lease]] = {me: []}
-        """Leases by live host, in the hub's order."""
+        """Leases by live host, in the hub's order; if requested or offered, by the host that asked."""
+        self.requested_of_me: list[Lease] = []
         self.free: list[str] = []
         self._snapshot = snapshot
         self._overdue_s = lease_duration_s * (1 + OVERDUE_FRACTION)
         for partition in partition_ids:
-            if (snapshot.state(partition, lease_duration_s), LeaseStep.ACQUIRE) in LEASE_STEPS:
+            state = snapshot.state(partition, lease_duration_s)
+            if (state, LeaseStep.ACQUIRE) in LEASE_STEPS:
                 self.free.append(partition)
-            else:
-                lease = snapshot.leases[partition]
-                self.owned.setdefault(lease.owner, []).append(lease)
+                continue
+            lease = snapshot.leases[partition]
+            owner: str | None = lease.owner
+            if state is not LeaseState.OFFERED:
+                self.owned.setdefault(lease.owner, [])
+            if state in (LeaseState.REQUESTED, LeaseState.OFFERED):
+                owner = lease.requested_by
+            assert owner
+            self.owned.setdefault(owner, []).append(lease)
+            if lease.owner == me and owner != me:
+                self.requested_of_me.append(lease)
 
     def is_overdue(self, partition: str) -> bool:
         """Whether a free partition's lease has been expired so long that any host may take it."""
@@ -142,26 +173,37 @@ def _plan_free(view: _View, shares: Mapping[str, int]) -> dict[str, list[str]]:
     return planned
 
 
-def _plan_steals(
+def _plan_moves(
     owned: Mapping[str, Sequence[Lease]], shares: Mapping[str, int], planned: Mapping[str, Sequence[str]]
 ) -> dict[str, list[Lease]]:
-    """Which host steals which leases: the one that lacks the most steals from the one with the most."""
-    steals: dict[str, list[Lease]] = {host: [] for host in shares}
+    """Which host gets which leases: the one that lacks the most gets one of the host with the most."""
+    moves: dict[str, list[Lease]] = {host: [] for host in shares}
     lacking = {host: shares[host] - len(owned[host]) - len(planned[host]) for host in shares}
-    left = {host: list(leases) for host, leases in owned.items() if len(leases) > shares[host]}
-    while (thief := min(lacking, key=lambda host: (-lacking[host], host))) and lacking[thief] > 0:
-        # There is a victim: other hosts have above their shares what this one lacks.
-        victim = min(left, key=lambda host: (-len(left[host]), host))
-        steals[thief].append(left[victim].pop())
-        lacking[thief] -= 1
-        if len(left[victim]) == shares[victim]:
-            del left[victim]
-    return steals
+    counts = {host: len(leases) for host, leases in owned.items()}
+    movable = _movable(owned, shares)
+    while (to := min(lacking, key=lambda host: (-lacking[host], host))) and lacking[to] > 0:
+        surplus = [host for host in movable if movable[host] and counts[host] > shares[host]]
+        if not surplus:
+            break  # what is above a share has yet to be handed over to it
+        source = min(surplus, key=lambda host: (-counts[host], host))
+        moves[to].append(movable[source].pop())
+        lacking[to] -= 1
+        counts[source] -= 1
+    return moves
+
+
+def _movable(owned: Mapping[str, Sequence[Lease]], shares: Mapping[str, int]) -> dict[str, list[Lease]]:
+    """Leases of hosts above their share, without those that a host has asked for and does not hold yet."""
+    return {
+        host: [lease for lease in owned[host] if lease.owner == host]
+        for host in sorted(owned)
+        if len(owned[host]) > shares[host]
+    }
 
 
 def _pick_one(owned: Mapping[str, Sequence[Lease]], shares: Mapping[str, int], choice: float) -> list[Lease]:
     """One lease of a host above its share; none if no host is."""
-    leases = [lease for host in sorted(owned) if len(owned[host]) > shares[host] for lease in owned[host]]
+    leases = [lease for movable in _movable(owned, shares).values() for lease in movable]
     return leases[int(choice * len(leases)) :][:1]
 
 

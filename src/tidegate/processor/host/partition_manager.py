@@ -1,6 +1,6 @@
 """Holds a host's leases: renews them, balances partitions with other hosts, starts and stops pumps.
 
-``balancer.decide_balance`` decides what to acquire or steal; this module performs it.
+``balancer.decide_balance`` decides what to acquire, ask for, hand over or steal; this module performs it.
 
 Theory of operation. Two tasks share the leases held, and change them only between awaits:
 
@@ -12,7 +12,9 @@ Theory of operation. Two tasks share the leases held, and change them only betwe
   later, so a pump is stopped before other hosts may take its partition.
 
 Pumps are stopped in separate tasks (``PumpControl``): a handler that is slow to end delays
-nothing else, and its partition is not acquired again before it has ended.
+nothing else, and its partition is not acquired again before it has ended. A partition that another host asked
+for is released when its pump has stopped, so no event is handled by both. If that takes longer than a lease,
+the other host steals it.
 """
 
 from __future__ import annotations
@@ -91,6 +93,8 @@ class PartitionManager:
         self._next_renewal = -math.inf
         self._is_renewal_unknown = False
         """Whether a failed renewal may have taken place, so that our versions are old."""
+        self._handing_over: set[str] = set()
+        """Partitions whose pump is being stopped for another host."""
         self._beaten_count = 0
         """Consecutive balancing rounds in which another host was faster."""
         self._is_guarded = False
@@ -247,13 +251,22 @@ class PartitionManager:
             pumped=self._control.pumps.keys() | self._leases.keys(),
         )
         is_beaten = False
+        self._begin_hand_over(actions.hand_over)
         wanted = [*(each for each, _ in actions.acquire), *(lease.partition_id for lease in actions.steal)]
         for partition_id in wanted:
             if self._is_closing.is_set() or self._is_renewal_near:
                 return 0.0
             is_beaten |= not await self._take(partition_id, found.leases.get(partition_id))
+        for lease in actions.request:
+            if self._is_closing.is_set() or self._is_renewal_near:
+                return 0.0
+            async with self._lock:
+                await self._call(
+                    self._store.request(self._group, lease, self._owner), timeout_s=self._time_left_s()
+                )
         self._beaten_count = self._beaten_count + 1 if is_beaten else 0
-        return self._wait_s(snapshot)
+        wait_s = self._wait_s(snapshot)
+        return min(wait_s, self._retry_wait_s()) if actions.is_waiting else wait_s
 
     async def _look(self, *, timeout_s: float) -> LeaseSnapshot:
         """All leases of the group; gives up our leases that another host owns."""
@@ -296,6 +309,33 @@ class PartitionManager:
         del self._fences[partition_id]
         logger.info("%s has lost partition %s, epoch %d", self._owner, partition_id, lease.epoch)
         self._control.stop(partition_id, CloseReason.OWNERSHIP_LOST)
+
+    def _begin_hand_over(self, leases: Sequence[Lease]) -> None:
+        """Stop the pumps of partitions that other hosts asked for, and release each when it has stopped."""
+        for lease in leases:
+            partition_id = lease.partition_id
+            if not self._is_closing.is_set() and partition_id not in self._handing_over:
+                self._handing_over.add(partition_id)
+                logger.info("%s hands partition %s over to %s", self._owner, partition_id, lease.requested_by)
+                self._control.stop(partition_id, CloseReason.SHUTDOWN)
+                self._tasks.start(self._hand_over(lease), name=f"hand over {partition_id}")
+
+    async def _hand_over(self, lease: Lease) -> None:
+        partition_id = lease.partition_id
+        try:
+            await self._control.stopped(partition_id)
+            # Without a pump, it is left from an earlier run, or an earlier release has failed.
+            async with self._lock:
+                held = self._leases.get(partition_id, lease)
+                await self._call(
+                    self._store.release(self._group, [held]), timeout_s=self._options.renew_interval_s
+                )
+                if self._leases.get(partition_id) is held:
+                    del self._leases[partition_id], self._fences[partition_id]
+        except Exception as exc:  # as in _run_cycle; the next look finds the request again
+            self._report(exc, partition_id)
+        finally:
+            self._handing_over.discard(partition_id)
 
     def _start_guard(self) -> None:
         if not self._is_guarded:

@@ -55,6 +55,12 @@ class PumpControl:
         if pump is not None and lease.partition_id not in self._stopping:
             pump.renew_lease(lease)
 
+    async def stopped(self, partition_id: str) -> None:
+        """Wait until the partition has no pump that is being stopped. Cancellation: stopping continues."""
+        task = self._stopping.get(partition_id)
+        if task is not None:
+            await asyncio.wait([task])
+
     async def wait_stopped(self) -> None:
         """Wait until no pump is being stopped. Cancellation: stopping continues."""
         while self._stopping:

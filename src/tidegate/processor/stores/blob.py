@@ -5,12 +5,17 @@
 Tidegate's hosts can thus share a consumer group with .NET, Java, JavaScript and Python processors. Needs the
 extra ``azure``. The layout, with names in lower case and all blobs empty:
 
-    {namespace}/{hub}/{group}/ownership/{partition}     metadata: ownerid
+    {namespace}/{hub}/{group}/ownership/{partition}     metadata: ownerid, and ours: requestedby
     {namespace}/{hub}/{group}/checkpoint/{partition}    metadata: offset, sequencenumber
+    {namespace}/{hub}/{group}/request/{partition}       ours; metadata: ownerid, requestedby
 
 A lease's version is its blob's ETag, its time of renewal Last-Modified, in seconds; all times are the
 service's. A released lease has an empty ownerid. There are no epochs, and no time of acquisition. Source:
 azure-eventhub-checkpointstoreblob-aio 1.2.0 with Azurite 3.35, 2026-11.
+
+A request for a lease is a blob beside it, because official processors do not read it and the lease keeps its
+ETag. An owner that knows requests has the name ``requestedby`` in its metadata, empty until the lease is
+released to the host that asked. Official processors replace all metadata, and thus show that they do not.
 
 By default, official processors renew a lease every 30 s (Python: up to 36 s) and treat it as expired after 2
 minutes (.NET) or 3 (Python): hosts that share their group need a ``lease_duration_s`` of about 120, not 30.
@@ -24,7 +29,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, Final, Self
@@ -84,6 +89,8 @@ class BlobStore:
         self._namespace = fully_qualified_namespace
         self._slots = asyncio.Semaphore(_REQUESTS_AT_ONCE)
         self._known: dict[str, _KnownCheckpoint] = {}
+        self._requested: set[str] = set()
+        """Names of blobs with requests that this store has seen."""
 
     @classmethod
     def from_connection_string(
@@ -124,10 +131,14 @@ class BlobStore:
         """All leases of ``group``, with the Date of the service's response."""
         leases: dict[str, Lease] = {}
         clock = _ServiceClock()
+        # Requests first, so that none is seen with a lease that is older.
+        requests = {_last_name(blob): blob async for blob in self._list(group, "request", clock)}
+        self._requested |= {self._name(group, "request", partition_id) for partition_id in requests}
         async for blob in self._list(group, "ownership", clock):
             partition_id = _last_name(blob)
-            owner = _metadata(blob).get("ownerid", "")
-            leases[partition_id] = _lease(partition_id, owner, str(blob.etag), blob.last_modified)
+            metadata = _metadata(blob)
+            lease = _lease(partition_id, metadata, str(blob.etag), blob.last_modified)
+            leases[partition_id] = _with_request(lease, requests.get(partition_id))
         if clock.now is None:
             raise StoreError(
                 f"The answer of {self._where} has no Date header, so leases cannot be checked for expiry."
@@ -138,18 +149,52 @@ class BlobStore:
         self, group: GroupKey, partition_id: str, owner: str, *, expected: Lease | None
     ) -> Lease | None:
         """See ``LeaseStore``. None, although ``owner`` has it now, if a response was lost and retried."""
-        return await self._claim(group, partition_id, owner, expected)
+        lease = await self._claim(group, partition_id, {"ownerid": owner, "requestedby": ""}, expected)
+        name = self._name(group, "request", partition_id)
+        if lease is not None and name in self._requested:
+            self._requested.discard(name)
+            # Else it would count again if the former owner got the partition back, at the cost of a move.
+            with contextlib.suppress(StoreError):
+                await self._delete(name)
+        return lease
+
+    async def request(self, group: GroupKey, lease: Lease, requester: str) -> None:
+        """See ``LeaseStore``. The request names the owner, and counts only for that."""
+        if not lease.owner or lease.requested_by is None:
+            return
+        blob = self._container.get_blob_client(self._name(group, "request", lease.partition_id))
+        metadata = {"ownerid": lease.owner, "requestedby": requester}
+        async with self._slots:
+            with self._translated_errors():
+                await blob.upload_blob(b"", overwrite=True, metadata=metadata)
 
     async def renew(self, group: GroupKey, leases: Sequence[Lease]) -> Mapping[str, Lease]:
         """See ``LeaseStore``; one request for each lease, some at a time."""
-        held = [lease for lease in leases if lease.owner]
-        claims = [self._claim(group, lease.partition_id, lease.owner, lease) for lease in held]
-        renewed = await _gather(claims)
-        return {lease.partition_id: lease for lease in renewed if lease is not None}
+        claims = [
+            self._claim(group, lease.partition_id, {"ownerid": lease.owner, "requestedby": ""}, lease)
+            for lease in leases
+            if lease.owner
+        ]
+        renewed = {lease.partition_id: lease for lease in await _gather(claims) if lease is not None}
+        # Requests stay, as they are in other blobs.
+        return {
+            old.partition_id: replace(
+                renewed[old.partition_id], requested_by=old.requested_by, requested_at=old.requested_at
+            )
+            for old in leases
+            if old.partition_id in renewed
+        }
 
     async def release(self, group: GroupKey, leases: Sequence[Lease]) -> None:
         """See ``LeaseStore``; one request for each lease, some at a time."""
-        await _gather([self._claim(group, lease.partition_id, "", lease) for lease in leases])
+        await _gather(
+            [
+                self._claim(
+                    group, each.partition_id, {"ownerid": "", "requestedby": each.requested_by or ""}, each
+                )
+                for each in leases
+            ]
+        )
 
     async def list_checkpoints(self, group: GroupKey) -> Mapping[str, ProcessorCheckpoint]:
         """The group's checkpoints by partition id, without enqueued times. Raises StoreError."""
@@ -221,13 +266,18 @@ class BlobStore:
                 yield blob
 
     async def _claim(
-        self, group: GroupKey, partition_id: str, owner: str, expected: Lease | None
+        self, group: GroupKey, partition_id: str, metadata: dict[str, str], expected: Lease | None
     ) -> Lease | None:
-        """Make ``owner`` the owner if the lease is as expected; None if it is not."""
+        """Write a lease if it is as expected; None if it is not."""
         name = self._name(group, "ownership", partition_id)
         version = None if expected is None else expected.version
-        written = await self._write(name, {"ownerid": owner}, version)
-        return None if written is None else _lease(partition_id, owner, *written)
+        written = await self._write(name, metadata, version)
+        return None if written is None else _lease(partition_id, metadata, *written)
+
+    async def _delete(self, name: str) -> None:
+        async with self._slots:
+            with contextlib.suppress(_RefusedError), self._translated_errors():
+                await self._container.get_blob_client(name).delete_blob()
 
     async def _write(
         self, name: str, metadata: dict[str, str], version: str | None
@@ -345,8 +395,20 @@ async def _gather(claims: Sequence[Coroutine[object, object, Lease | None]]) -> 
     return [result for result in results if not isinstance(result, BaseException)]
 
 
-def _lease(partition_id: str, owner: str, etag: str, renewed_at: datetime) -> Lease:
-    return Lease(partition_id, owner, 0, None, renewed_at.astimezone(UTC), _version(etag))
+def _lease(partition_id: str, metadata: Mapping[str, str], etag: str, renewed_at: datetime) -> Lease:
+    owner, requested_by = metadata.get("ownerid", ""), metadata.get("requestedby")
+    return Lease(partition_id, owner, 0, None, renewed_at.astimezone(UTC), _version(etag), requested_by)
+
+
+def _with_request(lease: Lease, request: BlobProperties | None) -> Lease:
+    """A lease with the request for it; one to an earlier owner does not count."""
+    if request is None or lease.requested_by is None:
+        return lease
+    metadata = _metadata(request)
+    if not lease.owner or metadata.get("ownerid") != lease.owner:
+        return lease
+    requested_at = request.last_modified.astimezone(UTC)
+    return replace(lease, requested_by=metadata.get("requestedby", ""), requested_at=requested_at)
 
 
 def _version(etag: str) -> str:

@@ -98,6 +98,11 @@ class DirectoryStore:
             self._lease_threads, lambda: self._acquire(folder, partition_id, owner, expected)
         )
 
+    async def request(self, group: GroupKey, lease: Lease, requester: str) -> None:
+        """See ``LeaseStore``."""
+        folder = self._folder(group)
+        await self._run(self._lease_threads, lambda: self._request(folder, lease, requester))
+
     async def renew(self, group: GroupKey, leases: Sequence[Lease]) -> Mapping[str, Lease]:
         """See ``LeaseStore``; all in one write."""
         folder = self._folder(group)
@@ -169,13 +174,16 @@ class DirectoryStore:
             epoch, now = max(known) + 1, self._clock.now_utc()
             return lease_changes.acquire(leases, partition_id, owner, expected=expected, epoch=epoch, now=now)
 
+    def _request(self, folder: Path, lease: Lease, requester: str) -> None:
+        with self._changed_leases(folder) as leases:
+            lease_changes.request(leases, lease, requester, now=self._clock.now_utc())
+
     def _change(self, folder: Path, wanted: Sequence[Lease], *, is_released: bool) -> dict[str, Lease]:
         """Renew or release leases, and return those that were changed."""
         if not wanted:
             return {}
         with self._changed_leases(folder) as leases:
-            renewed_at = None if is_released else self._clock.now_utc()
-            return lease_changes.change(leases, wanted, renewed_at=renewed_at)
+            return lease_changes.change(leases, wanted, now=self._clock.now_utc(), is_released=is_released)
 
     @contextlib.contextmanager
     def _changed_leases(self, folder: Path) -> Iterator[dict[str, Lease]]:
@@ -288,6 +296,8 @@ class _StoredLease:
     acquired_at: _Time | None
     renewed_at: _Time
     version: Annotated[str, msgspec.Meta(pattern="^[0-9]+$")]
+    requested_by: str | None = None
+    requested_at: _Time | None = None
 
 
 @dataclass(frozen=True, slots=True)

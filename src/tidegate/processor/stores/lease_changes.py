@@ -20,20 +20,31 @@ def acquire(
     if _identity(current) != _identity(expected):
         return None
     version = "1" if current is None else _next_version(current)
-    leases[partition_id] = Lease(partition_id, owner, epoch, now, now, version)
+    leases[partition_id] = Lease(partition_id, owner, epoch, now, now, version, requested_by="")
     return leases[partition_id]
 
 
-def change(leases: Leases, wanted: Sequence[Lease], *, renewed_at: datetime | None) -> dict[str, Lease]:
-    """Renew leases that are unchanged and have an owner; None: release them. Returns these."""
+def request(leases: Leases, lease: Lease, requester: str, *, now: datetime) -> None:
+    """Record a request, if the lease has the same owner and epoch."""
+    current = leases.get(lease.partition_id)
+    if current is None or (current.owner, current.epoch) != (lease.owner, lease.epoch):
+        return
+    if current.owner and current.requested_by is not None:
+        leases[lease.partition_id] = replace(current, requested_by=requester, requested_at=now)
+
+
+def change(
+    leases: Leases, wanted: Sequence[Lease], *, now: datetime, is_released: bool = False
+) -> dict[str, Lease]:
+    """Renew or release leases that are unchanged and have an owner. Returns these."""
     changed: dict[str, Lease] = {}
     for lease in wanted:
         current = leases.get(lease.partition_id)
         if current is not None and current.owner and _identity(current) == _identity(lease):
             changed[lease.partition_id] = replace(
                 current,
-                owner="" if renewed_at is None else current.owner,
-                renewed_at=renewed_at or current.renewed_at,
+                owner="" if is_released else current.owner,
+                renewed_at=now,
                 version=_next_version(current),
             )
     leases.update(changed)

@@ -52,15 +52,22 @@ class MemoryStore:
             now = self._clock.now_utc()
             return lease_changes.acquire(leases, partition_id, owner, expected=expected, epoch=epoch, now=now)
 
+    async def request(self, group: GroupKey, lease: Lease, requester: str) -> None:
+        """See ``LeaseStore``."""
+        with self._lock:
+            now = self._clock.now_utc()
+            lease_changes.request(self._group(group).leases, lease, requester, now=now)
+
     async def renew(self, group: GroupKey, leases: Sequence[Lease]) -> Mapping[str, Lease]:
         """See ``LeaseStore``."""
         with self._lock:
-            return lease_changes.change(self._group(group).leases, leases, renewed_at=self._clock.now_utc())
+            return lease_changes.change(self._group(group).leases, leases, now=self._clock.now_utc())
 
     async def release(self, group: GroupKey, leases: Sequence[Lease]) -> None:
         """See ``LeaseStore``."""
         with self._lock:
-            lease_changes.change(self._group(group).leases, leases, renewed_at=None)
+            now = self._clock.now_utc()
+            lease_changes.change(self._group(group).leases, leases, now=now, is_released=True)
 
     async def list_checkpoints(self, group: GroupKey) -> Mapping[str, ProcessorCheckpoint]:
         """The group's checkpoints by partition id."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
 import sqlalchemy as sa
 
@@ -185,8 +185,11 @@ lease = sa.Table(
     sa.Column("acquired_at", UtcDateTime, nullable=False),
     sa.Column("renewed_at", UtcDateTime, nullable=False),
     sa.Column("version", sa.BigInteger, nullable=False),
+    sa.Column("requested_by", sa.Text),
+    sa.Column("requested_at", UtcDateTime),
 )
-"""Which host processes a partition; an empty owner: it was released. Every change raises the version."""
+"""Which host processes a partition; an empty owner: it was released. Every change but a request raises the
+version. ``requested_by`` is NULL if the owner knows no requests."""
 
 
 def of_consumer(
@@ -213,6 +216,18 @@ def _index(index: sa.Index) -> Callable[[sa.Connection], None]:
     return lambda connection: index.create(connection, checkfirst=True)
 
 
+def _columns(*columns: sa.Column[Any]) -> Callable[[sa.Connection], None]:
+    def add(connection: sa.Connection) -> None:
+        for column in columns:
+            # In a new database the column came with its table.
+            known = {each["name"] for each in sa.inspect(connection).get_columns(column.table.name)}
+            if column.name not in known:
+                kind = column.type.compile(connection.dialect)
+                connection.execute(sa.text(f"ALTER TABLE {column.table.name} ADD {column.name} {kind}"))
+
+    return add
+
+
 def _renew_ledger(connection: sa.Connection) -> None:
     # The ledger before this version knew no query ids, and nothing wrote to it.
     columns = {column["name"] for column in sa.inspect(connection).get_columns(batch_ledger.name)}
@@ -227,6 +242,7 @@ MIGRATIONS: Final[tuple[Callable[[sa.Connection], None], ...]] = (
     _index(open_keys),
     _renew_ledger,
     _index(by_time),
+    _columns(lease.c.requested_by, lease.c.requested_at),
 )
 """Entry ``i`` migrates a database from version ``i`` to ``i + 1``."""
 

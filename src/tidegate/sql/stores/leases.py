@@ -33,6 +33,8 @@ _LEASE: Final = (
     lease.c.acquired_at,
     lease.c.renewed_at,
     lease.c.version,
+    lease.c.requested_by,
+    lease.c.requested_at,
 )
 """The fields of ``Lease``, of which the table has the version as an integer."""
 
@@ -78,7 +80,22 @@ class LeaseTable:
         """
         version = None if expected is None else _version(expected)
         with self._changing("acquiring a lease") as connection:
-            return self._acquire(connection, consumer, LeaseClaim(partition_id, owner, version))
+            claim = LeaseClaim(partition_id, owner, version)
+            return self._acquire(connection, consumer, claim, requested_by="")
+
+    def request(self, consumer: ConsumerKey, wanted: Lease, requester: str) -> None:
+        """Record that ``requester`` wants the partition, if it has the same owner, who knows requests."""
+        row = lease.c
+        here = sa.and_(
+            of_consumer(lease, consumer, wanted.partition_id),
+            row.owner == wanted.owner,
+            row.owner != "",
+            row.epoch == wanted.epoch,
+            row.requested_by.is_not(None),
+        )
+        values = {"requested_by": storable_text(requester), "requested_at": self._now()}
+        with self._changing("requesting a lease") as connection:
+            connection.execute(sa.update(lease).where(here).values(values))
 
     def renew(self, consumer: ConsumerKey, leases: Sequence[Lease]) -> dict[str, Lease]:
         """Renew leases that are unchanged and have an owner, with one statement; returns these."""
@@ -119,7 +136,7 @@ class LeaseTable:
                     wanted.append(each)
             won = self._renew(connection, consumer, kept) | self._release(connection, consumer, released)
             for each in wanted:
-                acquired = self._acquire(connection, consumer, each)
+                acquired = self._acquire(connection, consumer, each, requested_by=None)
                 if acquired is not None:
                     won[each.partition_id] = acquired
             return won
@@ -185,7 +202,15 @@ class LeaseTable:
         )
         return {found[0]: _lease_of(found) for found in self._returned(connection, statement, here)}
 
-    def _acquire(self, connection: sa.Connection, consumer: ConsumerKey, claim: LeaseClaim) -> Lease | None:
+    def _acquire(
+        self,
+        connection: sa.Connection,
+        consumer: ConsumerKey,
+        claim: LeaseClaim,
+        *,
+        requested_by: str | None,
+    ) -> Lease | None:
+        """requested_by: empty; None for an owner that knows no requests."""
         partition_id, version, row = claim.partition_id, claim.version, lease.c
         here = of_consumer(lease, consumer, partition_id)
         moved_under = sa.select(checkpoint.c.lease_epoch).where(
@@ -193,7 +218,13 @@ class LeaseTable:
         )
         checkpoint_epoch = sa.func.coalesce(moved_under.scalar_subquery(), 0)
         now = self._now()
-        new = {"owner": storable_text(claim.owner), "acquired_at": now, "renewed_at": now}
+        new = {
+            "owner": storable_text(claim.owner),
+            "acquired_at": now,
+            "renewed_at": now,
+            "requested_by": requested_by,
+            "requested_at": None,
+        }
         if version is None:
             key = {
                 "event_hub": consumer.event_hub,
@@ -249,8 +280,10 @@ def _unchanged(consumer: ConsumerKey, versions: Sequence[tuple[str, int]]) -> sa
 
 def _lease_of(row: Sequence[Any]) -> Lease:
     """The lease in a row with the columns ``_LEASE``."""
-    partition_id, owner, epoch, acquired_at, renewed_at, version = row
-    return Lease(partition_id, owner, epoch, acquired_at, renewed_at, str(version))
+    partition_id, owner, epoch, acquired_at, renewed_at, version, requested_by, requested_at = row
+    return Lease(
+        partition_id, owner, epoch, acquired_at, renewed_at, str(version), requested_by, requested_at
+    )
 
 
 def _version(lease: Lease) -> int:

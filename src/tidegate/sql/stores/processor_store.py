@@ -80,6 +80,11 @@ class SqlStore:
             lambda: self._leases.acquire(consumer, partition_id, owner, expected=expected),
         )
 
+    async def request(self, group: GroupKey, lease: Lease, requester: str) -> None:
+        """As in ``LeaseStore``."""
+        consumer = self._consumer(group)
+        await self._run(self._lease_threads, lambda: self._leases.request(consumer, lease, requester))
+
     async def renew(self, group: GroupKey, leases: Sequence[Lease]) -> Mapping[str, Lease]:
         """As in ``LeaseStore``, with one statement for all."""
         consumer = self._consumer(group)
