@@ -37,7 +37,9 @@ async def _filled(directory: Path, clock: SetClock) -> Path:
     return directory / "logs" / hub.description.hub_id
 
 
-@pytest.mark.parametrize("damage", ["a segment is missing", "everything is missing", "gaps", "a file"])
+@pytest.mark.parametrize(
+    "damage", ["a segment is missing", "everything is missing", "the manifest", "a file"]
+)
 async def test_a_partition_that_cannot_be_opened_keeps_no_other_from_being_served(
     tmp_path: Path, clock: SetClock, caplog: pytest.LogCaptureFixture, damage: str
 ) -> None:
@@ -48,8 +50,9 @@ async def test_a_partition_that_cannot_be_opened_keeps_no_other_from_being_serve
             next((logs / "0").glob("*.log")).unlink()
         case "everything is missing":
             shutil.rmtree(logs / "0")
-        case "gaps":
-            (logs / "0" / "gaps").write_text("[[1, 2], 3]")
+        case "the manifest":
+            for path in (logs / "0").glob("manifest.*"):
+                path.write_bytes(path.read_bytes()[:4200])
         case "a file":
             shutil.rmtree(logs / "0")
             (logs / "0").write_text("not a directory")

@@ -86,10 +86,10 @@ async def test_few_partitions_are_read_for_a_page(
 
         return counted
 
-    def decode(data: bytes, offset: int, *, salt: int) -> BatchHeader | None:
+    def decode(data: bytes, offset: int, *, seed: int) -> BatchHeader | None:
         nonlocal headers
         headers += 1
-        return decode_header(data, offset, salt=salt)
+        return decode_header(data, offset, seed=seed)
 
     monkeypatch.setattr(Partition, "read", counting(Partition.read))
     monkeypatch.setattr(

@@ -44,7 +44,7 @@ class SimulatedFiles:
         self.directories: set[Path] = set()
         self.pending_entries: list[tuple[Path, _Inode | None]] = []
         self.space_left: int | None = None
-        """Bytes that may still be written before ENOSPC; None: no limit."""
+        """Bytes by which files may still grow before ENOSPC; None: no limit."""
         self.write_bytes_max: int | None = None
         """A write writes at most so many bytes (a short write)."""
         self.sync_error: int | None = None
@@ -241,10 +241,11 @@ class _SimulatedWritable:
         if files.write_bytes_max is not None:
             data = data[: files.write_bytes_max]
         if files.space_left is not None:
-            data = data[: files.space_left]
+            in_place = max(0, len(self._inode.content) - position)
+            data = data[: in_place + files.space_left]
             if not data:
                 raise OSError(errno.ENOSPC, "no space left on device")
-            files.space_left -= len(data)
+            files.space_left -= max(0, len(data) - in_place)
         files.written_bytes += len(data)
         operation = (position, data)
         self._inode.apply(self._inode.content, operation)

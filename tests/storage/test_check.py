@@ -16,9 +16,12 @@ from tests.storage.test_power_loss import read_all
 
 from tidegate.model.errors import DirectoryInUseError, LogCorruptError, LogFormatError
 from tidegate.storage.check import check_log_directory
+from tidegate.storage.examination.findings import TornTail
+from tidegate.storage.files import OsFiles
 from tidegate.storage.log_manager import LogManager
+from tidegate.storage.manifest import ManifestFiles
 from tidegate.storage.options import LogOptions
-from tidegate.storage.snapshot import decode_snapshot
+from tidegate.storage.segment import decode_segment_header
 
 _OPTIONS = LogOptions(segment_bytes_max=2000, index_interval_bytes=300)
 _EVENTS = 60
@@ -99,7 +102,8 @@ async def test_a_repair_keeps_all_that_is_intact(seed: int, tmp_path: Path) -> N
     assert not found.is_sound
     report = check_log_directory(tmp_path, repair=True)
     assert [damage.lost for damage in report.damages] == [damage.lost for damage in found.damages]
-    lost = {number for damage in report.damages if damage.lost for number in range(*damage.lost)}
+    ranges = [damage.lost for damage in report.damages if damage.lost is not None]
+    lost = {number for start, until in ranges for number in range(start, until or start)}
     for damage in report.damages:
         assert damage.set_aside is None or damage.set_aside.exists()
     assert check_log_directory(tmp_path).is_sound
@@ -126,9 +130,10 @@ async def test_a_service_refuses_damage_until_it_is_repaired(tmp_path: Path) -> 
 def _as_of_version(path: Path, version: int, place: str) -> None:
     """Rewrite a header as a later version would have written it, with its checksum."""
     data = bytearray(path.read_bytes())
-    salt = struct.unpack_from("<I", data, 12)[0]
-    start, size, seed = (0, 28, 0) if place == "segment" else (32, 60, salt)
-    struct.pack_into("<H", data, start + (8 if place == "segment" else 4), version)
+    header = decode_segment_header(bytes(data))
+    assert header is not None
+    start, size, at, seed = (0, 60, 24, 0) if place == "segment" else (64, 60, 58, header.seed)
+    struct.pack_into("<H", data, start + at, version)
     crc = google_crc32c.extend(seed, bytes(data[start : start + size]))
     struct.pack_into("<I", data, start + size, crc)
     path.write_bytes(data)
@@ -140,16 +145,19 @@ async def test_a_later_format_is_refused_and_left_alone(place: str, is_last: boo
     """Events of a later version were acknowledged: neither a start nor a repair may take them for a torn
     tail, or for damage."""
     paths = await _write_log(tmp_path)
-    (tmp_path / "logs/hub/0/state").unlink()
     path = paths[-1 if is_last else 0]
-    _as_of_version(path, 2, place)
+    _as_of_version(path, 3, place)
     before = {path: path.read_bytes() for path in paths}
     for repair in (False, True):
-        with pytest.raises(LogFormatError, match=f"A {place} of the log has format 2.*reads format 1"):
-            check_log_directory(tmp_path, repair=repair)
+        report = check_log_directory(tmp_path, repair=repair)
+        (damage,) = report.damages
+        assert f"A {place} of the log has format 3; this version of Tidegate reads format 2" in (
+            damage.description
+        )
+        assert str(tmp_path / "logs/hub/0") in damage.description
+        assert not report.is_repaired
     manager = await LogManager.open(tmp_path, options=_OPTIONS)
-    found = f"format 2.*The log is {tmp_path / 'logs/hub/0'}" if is_last else "format 2"
-    with pytest.raises(LogFormatError, match=found):
+    with pytest.raises(LogFormatError, match="format 3"):
         await read_all(manager.open_log("hub", "0"))
     await manager.close()
     assert {path: path.read_bytes() for path in paths} == before
@@ -157,19 +165,20 @@ async def test_a_later_format_is_refused_and_left_alone(place: str, is_last: boo
 
 @pytest.mark.parametrize("is_busy", [False, True])
 @pytest.mark.parametrize("damage", ["bit", "cut", "batch"])
+@pytest.mark.parametrize("idle_save_s", [0.01, 100], ids=["saved", "marked"])
 async def test_what_was_stored_before_a_pause_is_no_torn_tail(
-    damage: str, is_busy: bool, tmp_path: Path
+    damage: str, is_busy: bool, idle_save_s: float, tmp_path: Path
 ) -> None:
-    """A partition that was idle for a moment has recorded how far it went: neither a start nor a check takes
-    lost events for a write that was never acknowledged, also after a crash."""
+    """D1: a moment after an append the partition has recorded how far it went: neither a start nor a check
+    takes lost events for a write that was never acknowledged, also after a crash."""
     crashed = tmp_path / "crashed"
-    options = replace(_OPTIONS, segment_bytes_max=100_000, idle_snapshot_s=0.01)
+    options = replace(_OPTIONS, segment_bytes_max=100_000, mark_after_s=0.01, idle_save_s=idle_save_s)
     manager = await LogManager.open(tmp_path / "log", options=options)
     await manager.create_logs("hub", 2)
     for number in range(10):
         await manager.open_log("hub", "0").append_nowait(bytes(100), [100], enqueued_time_ms=number)
     deadline = time.monotonic() + 10
-    while _next_of_snapshot(tmp_path / "log") != 10:
+    while _known_end(tmp_path / "log") != 10:
         assert time.monotonic() < deadline
         if is_busy:
             await manager.open_log("hub", "1").append_nowait(bytes(100), [100], enqueued_time_ms=0)
@@ -193,19 +202,18 @@ async def test_what_was_stored_before_a_pause_is_no_torn_tail(
     await manager.close()
 
 
-def _next_of_snapshot(data_directory: Path) -> int | None:
-    try:
-        snapshot = decode_snapshot((data_directory / "logs/hub/0/state").read_bytes())
-    except FileNotFoundError:
-        return None
-    return None if snapshot is None else snapshot.next_sequence_number
+def _known_end(data_directory: Path) -> int:
+    found = ManifestFiles(OsFiles(), data_directory / "logs/hub/0").read()
+    assert found.mark is not None
+    return found.mark.next_sequence_number
 
 
 async def test_a_torn_tail_is_no_damage(tmp_path: Path) -> None:
-    """A write that was cut short before its acknowledgement is reported apart."""
+    """A write that was cut short before its acknowledgement is reported apart, with its size."""
     paths = await _write_log(tmp_path)
+    size = paths[-1].stat().st_size
     with paths[-1].open("ab") as file:
         file.write(b"TGRB" + b"\1" * 80)
     report = check_log_directory(tmp_path)
     assert report.is_sound
-    assert [path for path, _ in report.torn_tails] == [paths[-1]]
+    assert report.torn_tails == [TornTail(paths[-1], size, 84)]

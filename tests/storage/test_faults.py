@@ -333,7 +333,7 @@ async def test_what_a_start_serves_outlasts_a_power_loss() -> None:
 
 
 async def _crashed_log(events: int) -> SimulatedFiles:
-    """A disk as a killed service leaves it: no last snapshot."""
+    """A disk as a killed service leaves it: the manifest as of the first append."""
     files = SimulatedFiles()
     manager, (log, _) = await _open(files)
     for number in range(events):
@@ -363,7 +363,7 @@ async def test_a_torn_tail_is_cut_off_and_told(cut: int, caplog: pytest.LogCaptu
     await manager.close()
 
 
-@pytest.mark.parametrize("position", [40, 70, 110, 198, 202, 260, 300])
+@pytest.mark.parametrize("position", [72, 102, 142, 230, 234, 292, 332])
 async def test_damage_before_acknowledged_events_is_refused(position: int) -> None:
     """A later batch proves that the damaged bytes were durable: nothing is cut off, the error says where
     and what.
@@ -378,7 +378,7 @@ async def test_damage_before_acknowledged_events_is_refused(position: int) -> No
     assert len(content) == size
 
 
-async def test_damage_that_a_snapshot_covers_is_refused() -> None:
+async def test_damage_that_the_manifest_covers_is_refused() -> None:
     """After a clean stop a shorter file is damage, even though nothing follows."""
     files = SimulatedFiles()
     manager, (log, _) = await _open(files)
@@ -390,7 +390,7 @@ async def test_damage_that_a_snapshot_covers_is_refused() -> None:
         await _open(files)
 
 
-async def test_a_clean_start_reads_only_the_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_clean_start_reads_only_the_manifest(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a clean stop no batch is read at start, however large the log is."""
     files = await _crashed_log(20)
     manager, _ = await _open(files)

@@ -24,7 +24,7 @@ from tidegate.storage.partition_log import FilePartitionLog
 from tidegate.storage.partition_writer import AppendRequest
 from tidegate.storage.record import AppendResult, ProducerBatch
 
-_OPTIONS = LogOptions(segment_bytes_max=2000, index_interval_bytes=300, snapshot_interval_bytes=1500)
+_OPTIONS = LogOptions(segment_bytes_max=2000, index_interval_bytes=300, save_interval_bytes=1500)
 OpenLog = Callable[[], AbstractAsyncContextManager[tuple[LogManager, FilePartitionLog]]]
 
 
@@ -170,7 +170,7 @@ async def test_a_cancelled_append_is_wholly_there_or_wholly_absent(open_log: Ope
 
 
 async def test_a_repeated_batch_is_stored_once_also_after_restarts(open_log: OpenLog) -> None:
-    """Producer state comes back from snapshot and headers; a repeat in the same round, too, is answered."""
+    """Producer state comes back from manifest and headers; a repeat in the same round, too, is answered."""
     async with open_log() as (_, log):
         first = log.append_nowait(b"aabb", [2, 2], enqueued_time_ms=1, producer=ProducerBatch(7, 0, 0))
         again = log.append_nowait(b"aabb", [2, 2], enqueued_time_ms=2, producer=ProducerBatch(7, 0, 0))
@@ -217,7 +217,7 @@ async def test_retention_removes_whole_old_segments(open_log: OpenLog, tmp_path:
 
 
 async def test_lost_and_damaged_indexes_are_rebuilt(open_log: OpenLog, tmp_path: Path) -> None:
-    """Without index files, with garbled ones, and without the snapshot, everything is still found."""
+    """Without index files, with garbled ones, and with one copy of the manifest, everything is found."""
     async with open_log() as (_, log):
         for number in range(40):
             await _append(log, number)
@@ -227,7 +227,7 @@ async def test_lost_and_damaged_indexes_are_rebuilt(open_log: OpenLog, tmp_path:
         path.unlink()
     for path in indexes[1::2]:
         path.write_bytes(path.read_bytes()[:-9] + b"\0" * 9)
-    (directory / "state").unlink()
+    (directory / "manifest.0").unlink()
     async with open_log() as (_, log):
         assert [batch.base_sequence_number for batch in (await read_all(log))] == list(range(40))
         assert await log.sequence_number_at_time(1020) == 20

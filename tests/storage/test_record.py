@@ -29,7 +29,7 @@ _PRODUCERS = st.none() | st.builds(
 
 
 def _encode(
-    events: list[bytes], *, salt: int = 7, base: int = 0, producer: ProducerBatch | None = None
+    events: list[bytes], *, seed: int = 7, base: int = 0, producer: ProducerBatch | None = None
 ) -> bytes:
     payload = b"".join(events)
     lengths = encode_lengths(len(payload), [len(event) for event in events])
@@ -37,7 +37,8 @@ def _encode(
         payload,
         lengths,
         len(events),
-        salt=salt,
+        seed=seed,
+        chain=9,
         base_sequence_number=base,
         enqueued_time_ms=base + 1,
         durable_position=32,
@@ -46,13 +47,13 @@ def _encode(
     return header + payload
 
 
-@given(events=_EVENTS, base=_NUMBERS, salt=st.integers(0, 2**32 - 1), producer=_PRODUCERS)
+@given(events=_EVENTS, base=_NUMBERS, seed=st.integers(0, 2**32 - 1), producer=_PRODUCERS)
 def test_a_batch_comes_back_as_it_was(
-    events: list[bytes], base: int, salt: int, producer: ProducerBatch | None
+    events: list[bytes], base: int, seed: int, producer: ProducerBatch | None
 ) -> None:
     """Every field and every event survives the way to disk and back."""
-    data = _encode(events, salt=salt, base=base, producer=producer)
-    header = decode_header(b"xyz" + data, 3, salt=salt)
+    data = _encode(events, seed=seed, base=base, producer=producer)
+    header = decode_header(b"xyz" + data, 3, seed=seed)
     assert header is not None
     assert header.total_length == len(data)
     batch = decode_body(header, data[HEADER_BYTES:])
@@ -72,7 +73,7 @@ def test_any_flipped_bit_is_noticed(events: list[bytes], data: st.DataObject) ->
     encoded = bytearray(_encode(events))
     bit = data.draw(st.integers(0, 8 * len(encoded) - 1))
     encoded[bit // 8] ^= 1 << bit % 8
-    header = decode_header(bytes(encoded), salt=7)
+    header = decode_header(bytes(encoded), seed=7)
     assert header is None or decode_body(header, bytes(encoded[HEADER_BYTES:])) is None
 
 
@@ -81,19 +82,19 @@ def test_a_batch_cut_short_is_noticed(events: list[bytes], data: st.DataObject) 
     """Every prefix of a batch is incomplete, whatever the length."""
     encoded = _encode(events)
     length = data.draw(st.integers(0, len(encoded) - 1))
-    header = decode_header(encoded[:length], salt=7)
+    header = decode_header(encoded[:length], seed=7)
     assert header is None or decode_body(header, encoded[HEADER_BYTES:length]) is None
 
 
 def test_a_header_of_another_segment_is_none_of_ours() -> None:
-    """A copied segment inside an event cannot be taken for batches of this one: the salt differs."""
-    assert decode_header(_encode([b"event"], salt=1), salt=2) is None
+    """A copied segment inside an event cannot be taken for batches of this one: the seed differs."""
+    assert decode_header(_encode([b"event"], seed=1), seed=2) is None
 
 
 @given(data=st.binary(max_size=200))
 def test_random_bytes_are_no_header(data: bytes) -> None:
     """Arbitrary input never raises and never decodes."""
-    assert decode_header(b"TGRB" + data, salt=7) is None
+    assert decode_header(b"TGRB" + data, seed=7) is None
 
 
 @pytest.mark.parametrize(("size", "lengths"), [(0, []), (5, [4]), (3, [4, -1]), (2**27, [2**27])])

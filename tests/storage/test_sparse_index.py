@@ -41,7 +41,7 @@ def test_a_look_up_begins_at_or_before_its_batch(batches: list[tuple[int, int, i
 def test_an_index_comes_back_or_is_known_to_be_damaged(
     batches: list[tuple[int, int, int]], data: st.DataObject
 ) -> None:
-    """Round trip; one flipped bit, or another segment's salt, makes it unusable rather than wrong."""
+    """Round trip; one flipped bit, or another segment's seed, makes it unusable rather than wrong."""
     index, rows = _build(batches)
     encoded = bytearray(index.encode(7))
     decoded = SparseIndex.decode(bytes(encoded), 7)

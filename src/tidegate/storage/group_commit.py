@@ -4,7 +4,8 @@ Theory of operation. The event loop puts appends into a queue and never waits. T
 (an equal share of each partition if it is too much for one round), does one gathered write per partition,
 syncs each written file once, and passes all results to the loop in one call. Meanwhile the next round
 collects in the queue: the slower the disk, the larger the rounds, so throughput does not fall with the time
-of a sync. Between rounds the thread saves snapshots of partitions that are idle.
+of a sync. Between rounds the thread notes how far partitions went (``PartitionWriter.save_mark``), and saves
+the manifests of those that are idle.
 
     loop thread        futures, waiters, listeners, files open for reading, queued bytes
     writer thread      PartitionWriter, files open for writing
@@ -30,8 +31,8 @@ ROUND_MAX = 500
 """Appends and commands per round. Our choice: the event loop answers a round in one go, which takes about a
 millisecond, and everything else waits meanwhile."""
 
-_SNAPSHOT_EVERY_S = 0.02
-"""From one snapshot of an idle partition to the next: they must not delay rounds (our choice)."""
+_SAVE_EVERY_S = 0.02
+"""From one save for an idle partition to the next: they must not delay rounds (our choice)."""
 
 _logger = logging.getLogger(__name__)
 
@@ -59,7 +60,8 @@ class GroupCommit:
         loop: asyncio.AbstractEventLoop,
         deliver: Callable[[Delivery], None],
         *,
-        idle_snapshot_s: float,
+        mark_after_s: float,
+        idle_save_s: float,
     ) -> None:
         """deliver: called on ``loop`` once per round."""
         self._loop = loop
@@ -68,11 +70,14 @@ class GroupCommit:
         self._backlog: dict[PartitionWriter, deque[AppendRequest]] = {}
         self._command: Command | None = None
         """Taken from the queue, but not in a round yet: appends, and the command that comes after them."""
-        self._idle_snapshot_s = idle_snapshot_s
+        self._mark_after_s = mark_after_s
+        self._unmarked: dict[PartitionWriter, float] = {}
+        """When each was first written since its last mark, the longest ago first."""
+        self._idle_save_s = idle_save_s
         self._written: dict[PartitionWriter, float] = {}
-        """When each was last written, the longest ago first; only those that need a snapshot."""
-        self._snapshot_at = 0.0
-        """The earliest time of the next snapshot of an idle partition."""
+        """When each was last written, the longest ago first; only those whose manifest is to be saved."""
+        self._save_at = 0.0
+        """The earliest time of the next save for an idle partition."""
         self._is_stopping = False
         self._thread: threading.Thread | None = None
         self._ended: asyncio.Future[None] = loop.create_future()
@@ -114,10 +119,10 @@ class GroupCommit:
         while not self._is_stopping or self._has_taken or not self._queue.empty():
             delivery = _commit(self._take())
             self._note_written(delivery)
-            self._save_idle()
             # The loop is only closed if a program ended without close(): nothing is left to notify.
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._deliver, delivery)
+            self._save_due()
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._set_ended)
 
@@ -130,23 +135,32 @@ class GroupCommit:
         for writer, _ in delivery[0]:
             self._written.pop(writer, None)
             self._written[writer] = now
+            self._unmarked.setdefault(writer, now)
 
-    def _idle_wait_s(self) -> float | None:
-        """Until the next snapshot of an idle partition is due; None: none is."""
-        if not self._written:
-            return None
-        due = max(self._snapshot_at, next(iter(self._written.values())) + self._idle_snapshot_s)
-        return max(0.0, due - time.monotonic())
+    def _due_wait_s(self) -> float | None:
+        """Until the next mark or save is due; None: none is."""
+        due = []
+        if self._unmarked:
+            due.append(next(iter(self._unmarked.values())) + self._mark_after_s)
+        if self._written:
+            due.append(max(self._save_at, next(iter(self._written.values())) + self._idle_save_s))
+        return max(0.0, min(due) - time.monotonic()) if due else None
 
-    def _save_idle(self) -> None:
-        """Save the snapshot of the partition that has been idle longest, if one is due."""
-        if self._idle_wait_s() != 0.0:
+    def _save_due(self) -> None:
+        """Save the marks that are due, and the manifest of the partition that has been idle longest."""
+        now = time.monotonic()
+        while self._unmarked and next(iter(self._unmarked.values())) + self._mark_after_s <= now:
+            writer = next(iter(self._unmarked))
+            del self._unmarked[writer]
+            writer.save_mark()
+        if not self._written or self._save_at > now:
             return
-        writer = next(iter(self._written))
-        del self._written[writer]
-        if writer.needs_snapshot:
-            writer.save_snapshot(is_durable=False)
-            self._snapshot_at = time.monotonic() + _SNAPSHOT_EVERY_S
+        writer, written_at = next(iter(self._written.items()))
+        if written_at + self._idle_save_s <= now:
+            del self._written[writer]
+            if writer.needs_save:
+                writer.save_manifest()
+                self._save_at = time.monotonic() + _SAVE_EVERY_S
 
     @property
     def _has_taken(self) -> bool:
@@ -157,9 +171,9 @@ class GroupCommit:
         # Empty the queue into the backlog, up to the next command.
         while self._command is None and not (self._has_taken and self._queue.empty()):
             try:
-                item = self._queue.get(timeout=self._idle_wait_s())
+                item = self._queue.get(timeout=self._due_wait_s())
             except Empty:
-                self._save_idle()
+                self._save_due()
                 continue
             if item is None:
                 self._is_stopping = True

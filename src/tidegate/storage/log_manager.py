@@ -2,7 +2,8 @@
 
 <data directory>/lock                                  held while a service runs
 <data directory>/control.log, control.copy             the control log
-<data directory>/logs/<hub id>/<partition id>/         segments, indexes, snapshot (``state``), ``gaps``
+<data directory>/logs/<hub id>/<partition id>/         manifest, segments, indexes
+<data directory>/logs/<hub id>/<partition id>.new/     being created
 <data directory>/logs/<hub id>.deleted/                being removed
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
@@ -24,7 +26,8 @@ from tidegate.storage.line_file import LineFile
 from tidegate.storage.options import LogOptions
 from tidegate.storage.partition_log import FilePartitionLog
 from tidegate.storage.partition_writer import AppendRequest, PartitionWriter
-from tidegate.storage.recovery import recover_log
+from tidegate.storage.recovery import create_log, recover_log
+from tidegate.storage.segment import LOG_ID_BYTES
 from tidegate.storage.segment_reader import SegmentCache
 from tidegate.storage.write_errors import step_error
 
@@ -66,7 +69,12 @@ class LogManager:
             segments_max=options.open_segments_max,
             index_interval_bytes=options.index_interval_bytes,
         )
-        self._commit = GroupCommit(self._loop, self._deliver, idle_snapshot_s=options.idle_snapshot_s)
+        self._commit = GroupCommit(
+            self._loop,
+            self._deliver,
+            mark_after_s=options.mark_after_s,
+            idle_save_s=options.idle_save_s,
+        )
         if is_threaded:
             self._commit.start()
 
@@ -113,7 +121,7 @@ class LogManager:
         return cls(data_directory, lock, control, options=options, files=files, is_threaded=is_threaded)
 
     async def close(self) -> None:
-        """Refuse new appends, finish queued ones, save snapshots, unlock the directory. Harmless twice."""
+        """Refuse new appends, finish queued ones, save manifests, unlock the directory. Harmless twice."""
         self._is_closing = True
         for log in self._logs.values():
             log.close()
@@ -139,8 +147,11 @@ class LogManager:
         """See ``LogEngine``."""
         directory = self._logs_directory / hub_id
         try:
+            self._files.make_directory(directory)
             for index in range(partition_count):
-                self._files.make_directory(directory / str(index))
+                # Only where there is nothing: a log without its manifest is damaged, and no new one.
+                if not self._files.exists(directory / str(index)):
+                    create_log(directory / str(index), os.urandom(LOG_ID_BYTES), files=self._files)
             self._files.sync_directory(directory)
             self._files.sync_directory(self._logs_directory)
         except OSError as error:
@@ -267,7 +278,7 @@ class LogManager:
             files=self._files,
             options=self._options,
             view=recovered.view,
-            salt=recovered.salt,
+            manifest=recovered.manifest,
             producers=recovered.producers,
             unsaved_bytes=recovered.unsaved_bytes,
         )

@@ -13,11 +13,13 @@ class LogOptions:
     """A segment that would exceed this is sealed, and a new one begun. Retention removes whole segments."""
     index_interval_bytes: int = 64 * 1024
     """Bytes of log per index entry: the most that a look-up reads to find its place."""
-    snapshot_interval_bytes: int = 32 * 1024 * 1024
-    """Recovery after a crash reads at most about this much per partition."""
-    idle_snapshot_s: float = 1.0
-    """A partition that has had no append for so long gets a snapshot: what was acknowledged before it is then
-    known to have existed, and its loss is damage instead of a torn write."""
+    save_interval_bytes: int = 32 * 1024 * 1024
+    """The manifest is saved after so many bytes: a start after a crash reads about as much per partition."""
+    mark_after_s: float = 0.5
+    """So long after a write at most, a partition notes how far it went: that the events before it existed is
+    then known, and their loss is damage instead of a torn write."""
+    idle_save_s: float = 1.0
+    """The manifest of a partition that has had no append for so long is saved."""
     queued_bytes_max: int = 256 * 1024 * 1024
     """Appends beyond this raise ServerBusyError."""
     congested_bytes: int = 8 * 1024 * 1024

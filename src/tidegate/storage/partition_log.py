@@ -17,11 +17,10 @@ from typing import Protocol
 from tidegate.model.errors import LogFailedError, ServerBusyError, TidegateError
 from tidegate.storage.engine import Bounds, closed_error, copy_error
 from tidegate.storage.group_commit import GroupCommit
-from tidegate.storage.log_view import LogView
 from tidegate.storage.partition_writer import AppendRequest, PartitionWriter
 from tidegate.storage.producers import ProducerState
 from tidegate.storage.record import AppendResult, ProducerBatch, RecordBatch, encode_lengths
-from tidegate.storage.segment import Segment, corrupt_error, iter_headers
+from tidegate.storage.segment import LogView, Segment, corrupt_error, iter_headers
 from tidegate.storage.segment_reader import SegmentCache, read_batches
 from tidegate.storage.sparse_index import NO_TIME
 from tidegate.storage.write_errors import is_shortage_error, shortage_error
@@ -29,8 +28,8 @@ from tidegate.storage.write_errors import is_shortage_error, shortage_error
 _PLACES_MAX = 256
 """Our choice: places remembered for the next reader, which then begins without a look-up."""
 
-_Place = tuple[Segment, int]
-"""A segment and a position in it, where a batch begins."""
+_Place = tuple[Segment, int, int | None]
+"""A segment, a position in it where a batch begins, and the checksum of the batch before; None: unknown."""
 
 _BASE = attrgetter("base_sequence_number")
 _logger = logging.getLogger(__name__)
@@ -55,7 +54,7 @@ class FilePartitionLog:
         commit: GroupCommit,
         cache: SegmentCache,
         admission: Admission,
-        gaps: frozenset[tuple[int, int]],
+        gaps: tuple[tuple[int, int], ...],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self.directory = directory
@@ -66,7 +65,7 @@ class FilePartitionLog:
         self._commit = commit
         self._cache = cache
         self._admission = admission
-        self._gaps = sorted(gaps)
+        self._gaps = gaps
         self._loop = loop
         self.readers: dict[FileReader, Callable[[], None]] = {}
         """Open readers, and what wakes each."""
@@ -212,8 +211,7 @@ class FilePartitionLog:
             return 0
         count = self._count_removable(view, before_ms, bytes_max)
         until_base = view.segments[count].base_sequence_number
-        active = view.segments[-1].index  # The writer's: it may be older than that, and knows more batches.
-        assert active is not None
+        active = self._cache.index(view.segments[-1])  # The writer's may know more batches than the view.
         is_last_expired = count == len(view.segments) - 1 and NO_TIME < active.last_time_ms < before_ms
         is_rolled = is_last_expired or NO_TIME < active.first_time_ms < seal_before_ms
         if count == 0 and not is_rolled:
@@ -270,10 +268,11 @@ class FilePartitionLog:
         sealed = view.segments[:-1]
         surplus_bytes = 0
         if bytes_max is not None:
-            surplus_bytes = sum(map(self._cache.sealed_bytes, sealed)) + view.end_position - bytes_max
+            surplus_bytes = view.stored_bytes - bytes_max
         for count, segment in enumerate(sealed):
-            surplus_bytes -= self._cache.sealed_bytes(segment) if bytes_max is not None else 1
-            if surplus_bytes < 0 and self._cache.last_time_ms(segment) >= before_ms:
+            surplus_bytes -= segment.stored_bytes if bytes_max is not None else 1
+            last_time_ms = NO_TIME if segment.last_time_ms is None else segment.last_time_ms
+            if surplus_bytes < 0 and last_time_ms >= before_ms:
                 return count
         return len(sealed)
 
@@ -295,22 +294,20 @@ class FilePartitionLog:
     def _read_view(
         self, view: LogView, start: int, place: _Place | None, bytes_max: int
     ) -> tuple[list[RecordBatch], _Place]:
-        segment, position = self._locate(view, start, place)
+        segment, position, chain = self._locate(view, start, place)
         is_last = segment is view.segments[-1]
-        end = view.end_position if is_last else self._cache.index(segment).end_position
-        file, salt = self._cache.file(segment)
-        batches, position = read_batches(
+        batches, position, chain = read_batches(
             segment,
-            file,
-            salt,
+            self._cache.file(segment),
             position=position,
-            end=end,
+            chain=chain,
+            end=view.end_position if is_last else segment.end_position,
             start_sequence_number=start,
             bytes_max=bytes_max,
         )
         if not batches:
             raise corrupt_error(segment.path, position, f"the event {start} is missing")
-        return batches, (segment, position)
+        return batches, (segment, position, chain)
 
     def _skip_gaps(self, sequence_number: int) -> int:
         """The number itself, or the first one after a gap that a repair left."""
@@ -321,16 +318,14 @@ class FilePartitionLog:
 
     def _locate(self, view: LogView, start: int, place: _Place | None) -> _Place:
         if place is not None:
-            segment, position = place
+            segment, position, _ = place
             is_here = segment.base_sequence_number >= view.begin_sequence_number
-            if is_here and (
-                segment is view.segments[-1] or position < self._cache.index(segment).end_position
-            ):
+            if is_here and (segment is view.segments[-1] or position < segment.end_position):
                 return place
         segment = view.segments[max(bisect_right(view.segments, start, key=_BASE) - 1, 0)]
         index = self._cache.index(segment)
         position = index.end_position if index.is_empty else index.find_sequence_number(start)
-        return segment, position
+        return segment, position, None
 
     def _find_time(self, view: LogView, time_ms: int) -> int:
         if view.last_enqueued_time_ms is None or time_ms > view.last_enqueued_time_ms:
@@ -348,13 +343,15 @@ class FilePartitionLog:
             return view.next_sequence_number
         segment = view.segments[low]
         index = self._cache.index(segment)
-        end = view.end_position if low == len(view.segments) - 1 else index.end_position
-        file, salt = self._cache.file(segment)
-        for position, header in iter_headers(file, salt, index.find_time(time_ms), end):
+        end = view.end_position if low == len(view.segments) - 1 else segment.end_position
+        file = self._cache.file(segment)
+        for position, header in iter_headers(file, segment, index.find_time(time_ms), end):
             if header is None:
                 raise corrupt_error(segment.path, position, "no intact batch begins there")
             if header.enqueued_time_ms >= time_ms:
-                self.remember(header.base_sequence_number, (segment, position))  # the reader starts there
+                self.remember(
+                    header.base_sequence_number, (segment, position, None)
+                )  # the reader starts there
                 return header.base_sequence_number
         return view.next_sequence_number
 

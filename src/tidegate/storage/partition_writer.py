@@ -18,13 +18,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tidegate.model.errors import LogFailedError, LogFullError, ServerBusyError, TidegateError
 from tidegate.storage.files import Files, WritableFile, replace_whole, write_all
-from tidegate.storage.log_view import LogView
+from tidegate.storage.manifest_writer import ManifestWriter, note_end
 from tidegate.storage.options import LogOptions
 from tidegate.storage.producers import ProducerState, ProducerTable
 from tidegate.storage.record import (
@@ -33,17 +33,17 @@ from tidegate.storage.record import (
     ProducerBatch,
     body_crc,
     body_crc_of,
+    checksum_of,
     encode_batch,
 )
 from tidegate.storage.segment import (
     SEGMENT_HEADER_BYTES,
+    LogView,
     Segment,
     SegmentHeader,
     encode_segment_header,
-    index_path,
     segment_path,
 )
-from tidegate.storage.snapshot import SNAPSHOT_NAME, Snapshot, encode_snapshot
 from tidegate.storage.sparse_index import SparseIndex
 from tidegate.storage.write_errors import is_full_error, is_shortage_error, shortage_error
 
@@ -82,6 +82,9 @@ class _Written:
     result: AppendResult
     position: int
     length: int
+    chain_before: int
+    chain: int
+    """The checksum of the batch."""
     state_before: ProducerState | None
 
 
@@ -95,12 +98,12 @@ class PartitionWriter:
         files: Files,
         options: LogOptions,
         view: LogView,
-        salt: int,
+        manifest: ManifestWriter,
         producers: ProducerTable,
         unsaved_bytes: int = 0,
     ) -> None:
-        """view: as recovered, all of it durable. salt: of the last segment; 0 if there is none.
-        unsaved_bytes: how much of the view no snapshot covers.
+        """view, manifest: as recovered, all of it durable. unsaved_bytes: how much of the view the saved
+        manifest does not cover.
         """
         self._directory = directory
         self._files = files
@@ -112,12 +115,17 @@ class PartitionWriter:
         self._refusal: TidegateError | None = None
         """The last reason for refusing batches that may be sent again."""
         self._file: WritableFile | None = None
-        self._salt = salt
+        self._manifest = manifest
+        self._is_active = manifest.is_last_active
+        """Whether the last segment takes batches; otherwise the next append begins another."""
+        self._chain = view.chain
         self._position = view.end_position
         self._next_sequence_number = view.next_sequence_number
         self._last_time_ms = view.last_enqueued_time_ms
-        self._snapshot_bytes = unsaved_bytes
-        """Bytes made durable since the last snapshot."""
+        self._unsaved_bytes = unsaved_bytes
+        """Bytes made durable since the manifest was last saved."""
+        self._is_cut = False
+        """Whether bytes were cut off the file since its last sync."""
         self._buffers: list[bytes] = []
         self._buffered: list[_Written] = []
         self._unsynced: list[_Written] = []
@@ -134,6 +142,8 @@ class PartitionWriter:
                 request.error = self.failure
                 continue
             try:
+                if not self._manifest.is_begun:
+                    self._begin_history()
                 self._stage(request)
             except (LogFullError, LogFailedError, ServerBusyError) as error:
                 # Later requests of the round fail with it: none may overtake an earlier one.
@@ -146,11 +156,12 @@ class PartitionWriter:
 
     def sync(self) -> None:
         """Make written batches durable. A failure ends this partition's appends."""
-        if not self._unsynced:
+        if not self._unsynced and not self._is_cut:
             return
         assert self._file is not None
         try:
             self._file.sync()
+            self._is_cut = False
         except OSError as error:
             failure = self._fail(error, "sync")
             self._cut_off(self.view.end_position)
@@ -168,8 +179,8 @@ class PartitionWriter:
             else:
                 request.error = self.failure or self._refusal or self._full_error()
         self._duplicates = []
-        if self._snapshot_bytes >= self._options.snapshot_interval_bytes and self.failure is None:
-            self.save_snapshot(is_durable=False)
+        if self._unsaved_bytes >= self._options.save_interval_bytes and self.failure is None:
+            self.save_manifest()
 
     def abort(self, requests: list[AppendRequest], error: Exception) -> None:
         """Refuse appends after an internal error; requests without a result get an error."""
@@ -190,7 +201,7 @@ class PartitionWriter:
         # Begin a new segment if the batch does not fit into the active one.
         length = HEADER_BYTES + len(request.lengths) + len(request.payload)
         is_first = self._position == SEGMENT_HEADER_BYTES
-        if not self.view.segments or (
+        if not self._is_active or (
             not is_first and self._position + length > self._options.segment_bytes_max
         ):
             self._roll()
@@ -203,7 +214,8 @@ class PartitionWriter:
             request.payload,
             request.lengths,
             request.event_count,
-            salt=self._salt,
+            seed=self.view.segments[-1].seed,
+            chain=self._chain,
             base_sequence_number=start,
             enqueued_time_ms=time_ms,
             durable_position=self.view.end_position,
@@ -215,8 +227,10 @@ class PartitionWriter:
                 request.producer, request.event_count, start, time_ms, body_crc_of(header)
             )
         result = AppendResult(start, until, time_ms)
+        chain = checksum_of(header)
         self._buffers += (header, request.payload)
-        self._buffered.append(_Written(request, result, self._position, length, before))
+        self._buffered.append(_Written(request, result, self._position, length, self._chain, chain, before))
+        self._chain = chain
         self._position += length
         self._next_sequence_number = until
         self._last_time_ms = time_ms
@@ -245,6 +259,7 @@ class PartitionWriter:
             if producer is not None:
                 self._producers.restore(producer.producer_id, written.state_before)
         self._position = buffered[0].position
+        self._chain = buffered[0].chain_before
         self._next_sequence_number = buffered[0].result.start_sequence_number
         last = self._unsynced[-1].result.enqueued_time_ms if self._unsynced else None
         self._last_time_ms = self.view.last_enqueued_time_ms if last is None else last
@@ -263,7 +278,7 @@ class PartitionWriter:
                 written.position,
                 written.length,
             )
-            self._snapshot_bytes += written.length
+            self._unsaved_bytes += written.length
             written.request.result = result
         self._producers.trim()
         last = self._unsynced[-1]
@@ -273,6 +288,7 @@ class PartitionWriter:
             last.position + last.length,
             last.result.until_sequence_number,
             last.result.enqueued_time_ms,
+            last.chain,
         )
 
     def producer_state(self, producer_id: int) -> ProducerState | None:
@@ -292,28 +308,41 @@ class PartitionWriter:
         base = self._next_sequence_number
         path = segment_path(self._directory, base)
         salt = int.from_bytes(os.urandom(4), "little")
+        segment = Segment(path, SegmentHeader(self._manifest.log_id, base, salt, self._chain))
+        segment.is_sealed = False
+        segment.index = SparseIndex(
+            self._options.index_interval_bytes, start_position=SEGMENT_HEADER_BYTES, base_sequence_number=base
+        )
+        view = self.view
         try:
-            file = self._create_segment(path, SegmentHeader(salt, base))
+            file = self._create_segment(path, segment.header)
         except OSError as failure:
-            with contextlib.suppress(OSError):
-                self._files.remove(path)
-            raise (self._passing_error(failure) or self._fail(failure, "new segment")) from failure
+            raise self._not_begun(path, failure) from failure
+        if self._is_active:
+            note_end(view.segments[-1], view)
+            view.segments[-1].is_sealed = True
+        self.view = LogView(
+            (*view.segments, segment), SEGMENT_HEADER_BYTES, base, self._last_time_ms, self._chain
+        )
+        self._is_active = True
+        try:
+            # Before the first batch: a segment that the manifest lists cannot be missing without notice.
+            self._save()
+        except OSError as failure:
+            # A start may find what was written of the manifest: the segment before stays sealed.
+            self.view, self._is_active = view, False
+            file.close()
+            raise self._not_begun(path, failure) from failure
         if self._file is not None:
             self._file.close()
-        segments = self.view.segments
-        if segments:
-            self._seal(segments[-1])
-        segment = Segment(path, base)
-        segment.is_sealed = False
-        segment.salt = salt
-        segment.index = SparseIndex(
-            self._options.index_interval_bytes,
-            start_position=SEGMENT_HEADER_BYTES,
-            base_sequence_number=base,
-        )
-        self._file, self._salt, self._position = file, salt, SEGMENT_HEADER_BYTES
-        self.view = LogView((*segments, segment), SEGMENT_HEADER_BYTES, base, self._last_time_ms)
-        self.save_snapshot(is_durable=True)
+        if view.segments:
+            self._save_index(view.segments[-1])
+        self._file, self._position, self._is_cut = file, SEGMENT_HEADER_BYTES, False
+
+    def _not_begun(self, path: Path, error: OSError) -> TidegateError:
+        with contextlib.suppress(OSError):
+            self._files.remove(path)
+        return self._passing_error(error) or self._fail(error, "new segment")
 
     def _create_segment(self, path: Path, header: SegmentHeader) -> WritableFile:
         file = self._files.create(path)
@@ -326,16 +355,12 @@ class PartitionWriter:
             raise
         return file
 
-    def _seal(self, segment: Segment) -> None:
-        """Note what is final of the active segment, and save its index."""
-        assert segment.index is not None
-        assert segment.salt is not None
-        segment.is_sealed = True
-        segment.sealed_bytes = self.view.end_position
-        segment.last_time_ms = segment.index.last_time_ms
-        encoded = segment.index.encode(segment.salt)
+    def _save_index(self, segment: Segment) -> None:
+        if segment.index is None:
+            return
+        encoded = segment.index.encode(segment.seed)
         try:
-            replace_whole(self._files, index_path(segment.path), encoded, is_durable=False)
+            replace_whole(self._files, segment.index_path, encoded, is_durable=False)
         except OSError as error:
             _logger.warning(
                 "The index of %s was not written (%s); it is rebuilt when needed.", segment, error
@@ -357,58 +382,59 @@ class PartitionWriter:
         if not removed:
             return []
         view = self.view
-        self.view = LogView(
-            view.segments[len(removed) :],
-            view.end_position,
-            view.next_sequence_number,
-            view.last_enqueued_time_ms,
-        )
-        # Snapshot first: a segment that a power loss brings back is then known to be removed.
-        error = self.save_snapshot(is_durable=True)
-        if error is not None:
+        self.view = replace(view, segments=view.segments[len(removed) :])
+        # In both copies first: that they are removed must not be forgotten with one of them.
+        try:
+            begin = self.view.segments[0].base_sequence_number
+            self._save(is_both=True, removed_until=begin)
+        except OSError as error:
             self.view = view
-            raise self._passing_error(error) or self._full_error()
+            raise self._passing_error(error) or self._full_error() from error
+        kept = {segment.path for segment in self.view.segments}
         for segment in removed:
-            self._files.remove(segment.path)
-            self._files.remove(index_path(segment.path))
+            if segment.path not in kept:
+                self._files.remove(segment.path)
+            self._files.remove(segment.index_path)
         return removed
 
-    @property
-    def needs_snapshot(self) -> bool:
-        """Whether events were stored since the last snapshot."""
-        return self.failure is None and self._snapshot_bytes > 0
+    # -- the manifest
 
-    def save_snapshot(self, *, is_durable: bool) -> OSError | None:
-        """Save the durable state; returns the error if that fails (a start then reads more of the log)."""
-        if not self.view.segments:
-            return None
-        index = self.view.segments[-1].index
-        assert index is not None
-        snapshot = Snapshot(
-            segment_bases=tuple(segment.base_sequence_number for segment in self.view.segments),
-            position=self.view.end_position,
-            next_sequence_number=self.view.next_sequence_number,
-            last_enqueued_time_ms=self.view.last_enqueued_time_ms,
-            producers=self._producers.states,
-            index=index,
-        )
-        self._snapshot_bytes = 0
+    def _begin_history(self) -> None:
+        """Raises LogFullError, ServerBusyError, LogFailedError."""
         try:
-            replace_whole(
-                self._files,
-                self._directory / SNAPSHOT_NAME,
-                encode_snapshot(snapshot),
-                is_durable=is_durable,
-            )
+            self._manifest.begin_history(self.view, self._producers)
         except OSError as error:
-            _logger.warning("The snapshot in %s was not written: %s.", self._directory, error)
-            return error
-        return None
+            raise self._passing_error(error) or self._fail(error, "save of the manifest") from error
+
+    def _save(self, *, is_both: bool = False, **changes: Any) -> None:
+        self._manifest.save(self.view, self._producers, is_active=self._is_active, is_both=is_both, **changes)
+        self._unsaved_bytes = 0
+
+    @property
+    def needs_save(self) -> bool:
+        """Whether events were stored since the manifest was last saved."""
+        return self.failure is None and self._unsaved_bytes > 0
+
+    def save_manifest(self) -> None:
+        """Save the durable state; a failure is logged (a start then reads more of the log)."""
+        try:
+            self._save()
+        except OSError as error:
+            self._unsaved_bytes = 1
+            _logger.warning("The manifest in %s was not saved: %s.", self._directory, error)
+
+    def save_mark(self) -> None:
+        """Note how far the log went; see ``ManifestWriter.mark``."""
+        if self.failure is None:
+            self._manifest.mark(self.view)
 
     def close(self) -> None:
-        """Write a last snapshot, so that the next start reads nothing, and release the file."""
-        if self.needs_snapshot:
-            self.save_snapshot(is_durable=True)
+        """Save the manifest a last time, so that the next start reads nothing, and release the file."""
+        if self.failure is None and not self._manifest.is_closed:
+            try:
+                self._save(is_both=True, is_closed=True)
+            except OSError as error:
+                _logger.warning("The manifest in %s was not saved: %s.", self._directory, error)
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -425,6 +451,7 @@ class PartitionWriter:
         if self._file is None:
             return True
         try:
+            self._is_cut = True
             self._file.truncate(size)
         except OSError as error:
             _logger.error("Could not truncate at byte %d of %s: %s.", size, self._directory, error)

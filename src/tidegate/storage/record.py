@@ -5,8 +5,7 @@ never looks into an event. Everything is little endian:
 
     offset size field
     0      4    magic b"TGRB"
-    4      2    format version
-    6      2    flags (0)
+    4      4    checksum of the batch before it (bytes 60..64 of its header); 0 for the first one of a log
     8      4    body length: lengths table + payload, in bytes
     12     4    event count
     16     4    CRC32C of the body
@@ -16,14 +15,15 @@ never looks into an event. Everything is little endian:
     44     8    producer id; -1 = not an idempotent producer's
     52     4    producer sequence of the first event
     56     2    producer epoch
-    58     2    reserved (0)
-    60     4    CRC32C of bytes 0..60, seeded with the segment's salt
+    58     2    format version
+    60     4    CRC32C of bytes 0..60, seeded with the log's id and the segment's base and salt
     64     4×n  length of each event in bytes
     …           payload
 
-The salt keeps bytes that only look like a header (a copy of another segment sent as an event, an old block
-of a reused disk sector) from being accepted as one. The durable position lets recovery distinguish a torn
-write, which was never acknowledged, from damage to acknowledged data (see ``recovery``).
+The seed keeps bytes that only look like a header (another partition's, another segment's, an old block of a
+reused disk sector) from being accepted as one. The checksum of the batch before shows that none is missing
+between the two, and that both are of the same copy. The durable position lets an examination distinguish a
+torn write from damage to acknowledged data (see ``examination``).
 """
 
 from __future__ import annotations
@@ -39,15 +39,17 @@ import google_crc32c
 from tidegate.model.errors import InvalidArgumentError, LogFormatError
 
 MAGIC: Final = b"TGRB"
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 BODY_BYTES_MAX: Final = 64 * 1024 * 1024
 """Our choice: no batch is larger, so a garbled length never allocates more memory than this."""
 
-_FIELDS = struct.Struct("<4sHHIIIqqqqihH")
+_FIELDS = struct.Struct("<4sIIIIqqqqihH")
 _CRC = struct.Struct("<I")
 HEADER_BYTES: Final = _FIELDS.size + _CRC.size
 assert HEADER_BYTES == 64
 NO_PRODUCER_ID: Final = -1
+OTHER_VERSION: Final = "Start the version of Tidegate that wrote it, or a later one. Nothing was changed."
+"""What to do about a format or a feature that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,10 @@ class RecordBatch:
 class BatchHeader:
     """A decoded header; ``decode_header`` has verified its checksum."""
 
+    checksum: int
+    """Its own, which the next batch repeats."""
+    chain: int
+    """The checksum of the batch before it."""
     body_length: int
     event_count: int
     body_crc: int
@@ -147,17 +153,20 @@ def encode_batch(
     lengths: bytes,
     event_count: int,
     *,
-    salt: int,
+    seed: int,
+    chain: int,
     base_sequence_number: int,
     enqueued_time_ms: int,
     durable_position: int,
     producer: ProducerBatch | None,
 ) -> bytes:
-    """The header and lengths table of a batch; the payload follows them in the file unchanged."""
+    """The header and lengths table of a batch; the payload follows them in the file unchanged.
+
+    seed: of the segment. chain: the checksum of the batch before it.
+    """
     fields = _FIELDS.pack(
         MAGIC,
-        FORMAT_VERSION,
-        0,
+        chain,
         len(lengths) + len(payload),
         event_count,
         body_crc(payload, lengths),
@@ -167,9 +176,15 @@ def encode_batch(
         NO_PRODUCER_ID if producer is None else producer.producer_id,
         0 if producer is None else producer.sequence,
         0 if producer is None else producer.epoch,
-        0,
+        FORMAT_VERSION,
     )
-    return fields + _CRC.pack(google_crc32c.extend(salt, fields)) + lengths
+    return fields + _CRC.pack(google_crc32c.extend(seed, fields)) + lengths
+
+
+def checksum_of(encoded_header: bytes) -> int:
+    """The checksum of a batch, from the result of ``encode_batch``."""
+    crc: int = _CRC.unpack_from(encoded_header, _FIELDS.size)[0]
+    return crc
 
 
 def body_crc_of(encoded_header: bytes) -> int:
@@ -184,7 +199,7 @@ def body_crc(payload: bytes, lengths: bytes) -> int:
     return crc
 
 
-def decode_header(data: bytes | memoryview, offset: int = 0, *, salt: int) -> BatchHeader | None:
+def decode_header(data: bytes | memoryview, offset: int = 0, *, seed: int) -> BatchHeader | None:
     """The header at ``offset``; None if there is no intact header of this segment.
 
     Raises LogFormatError for one of another format: it was acknowledged, and must not be taken for damage.
@@ -194,26 +209,33 @@ def decode_header(data: bytes | memoryview, offset: int = 0, *, salt: int) -> Ba
     if len(data) < end or fields[:4] != MAGIC:
         return None
     (crc,) = _CRC.unpack_from(data, end - _CRC.size)
-    if google_crc32c.extend(salt, fields) != crc:
+    if google_crc32c.extend(seed, fields) != crc:
         return None
-    _, version, flags, body_length, count, body_crc, base, time_ms, durable, *producer = _FIELDS.unpack(
-        fields
-    )
-    check_format("A batch", version, FORMAT_VERSION, flags)
-    producer_id, sequence, epoch, _ = producer
+    (
+        _,
+        chain,
+        body_length,
+        count,
+        body_crc,
+        base,
+        time_ms,
+        durable,
+        producer_id,
+        sequence,
+        epoch,
+        version,
+    ) = _FIELDS.unpack(fields)
+    if version != FORMAT_VERSION:
+        raise LogFormatError(
+            f"A batch of the log has format {version}; this version of Tidegate reads format "
+            f"{FORMAT_VERSION}.",
+            next_step=OTHER_VERSION,
+        )
     if not 0 < count <= body_length // 4 or body_length > BODY_BYTES_MAX:
         return None
-    return BatchHeader(body_length, count, body_crc, base, time_ms, durable, producer_id, sequence, epoch)
-
-
-def check_format(what: str, version: int, known: int, flags: int) -> None:
-    """Raise LogFormatError for what another version of Tidegate has written; its checksum was right."""
-    if version != known or flags:
-        raise LogFormatError(
-            f"{what} of the log has format {version} with flags {flags}; this version of Tidegate reads "
-            f"format {known} without any.",
-            next_step="Start the version of Tidegate that wrote it, or a later one. Nothing was changed.",
-        )
+    return BatchHeader(
+        crc, chain, body_length, count, body_crc, base, time_ms, durable, producer_id, sequence, epoch
+    )
 
 
 def decode_body(header: BatchHeader, body: bytes) -> RecordBatch | None:

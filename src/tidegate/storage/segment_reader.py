@@ -8,17 +8,14 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Iterator
-from pathlib import Path
 
 from tidegate.storage.files import Files, ReadableFile, read_whole, replace_whole
 from tidegate.storage.record import HEADER_BYTES, BatchHeader, RecordBatch, decode_body, decode_header
 from tidegate.storage.segment import (
-    SEGMENT_HEADER_BYTES,
     Segment,
+    check_segment_header,
     corrupt_error,
-    index_path,
     iter_headers,
-    read_segment_header,
 )
 from tidegate.storage.sparse_index import SparseIndex
 
@@ -33,100 +30,78 @@ class SegmentCache:
         self._files = files
         self._segments_max = segments_max
         self._index_interval_bytes = index_interval_bytes
-        self._open: OrderedDict[Path, Segment] = OrderedDict()
+        self._open: OrderedDict[Segment, None] = OrderedDict()
 
-    def file(self, segment: Segment) -> tuple[ReadableFile, int]:
-        """The segment's open file and its salt. Raises FileNotFoundError, LogCorruptError."""
-        file = segment.file
-        if file is None:
+    def file(self, segment: Segment) -> ReadableFile:
+        """The segment's open file. Raises FileNotFoundError, LogCorruptError."""
+        if segment.file is None:
             file = self._files.open_readable(segment.path)
             try:
-                if segment.salt is None:
-                    header = read_segment_header(file, segment.path, segment.base_sequence_number)
-                    segment.salt = header.salt
+                check_segment_header(file, segment)
             except BaseException:
                 file.close()
                 raise
             segment.file = file
         self._touch(segment)
-        assert segment.salt is not None
-        return file, segment.salt
+        return segment.file
 
     def index(self, segment: Segment) -> SparseIndex:
         """The index: in memory, from its file, or rebuilt. Raises FileNotFoundError, LogCorruptError."""
         if segment.index is None:
             segment.index = load_index(self._files, segment, self.file(segment), self._index_interval_bytes)
-            segment.sealed_bytes = segment.index.end_position
-            segment.last_time_ms = segment.index.last_time_ms
         self._touch(segment)
         return segment.index
 
-    def sealed_bytes(self, segment: Segment) -> int:
-        """The size of a sealed segment. Raises FileNotFoundError, LogCorruptError."""
-        return self.index(segment).end_position if segment.sealed_bytes is None else segment.sealed_bytes
-
-    def last_time_ms(self, segment: Segment) -> int:
-        """When the last batch of a sealed segment was enqueued. Raises FileNotFoundError, LogCorruptError."""
-        return self.index(segment).last_time_ms if segment.last_time_ms is None else segment.last_time_ms
-
     def forget(self, segment: Segment) -> None:
         """Close a removed segment."""
-        self._open.pop(segment.path, None)
+        self._open.pop(segment, None)
         if segment.file is not None:
             segment.file.close()
             segment.file = None
 
     def close(self) -> None:
-        for segment in list(self._open.values()):
+        for segment in list(self._open):
             self.forget(segment)
 
     def _touch(self, segment: Segment) -> None:
-        self._open[segment.path] = segment
-        self._open.move_to_end(segment.path)
+        self._open[segment] = None
+        self._open.move_to_end(segment)
         while len(self._open) > self._segments_max:
-            oldest = next(iter(self._open.values()))
+            oldest = next(iter(self._open))
             self.forget(oldest)
             if oldest.is_sealed:
                 oldest.index = None
 
 
-def load_index(
-    files: Files, segment: Segment, file_and_salt: tuple[ReadableFile, int], interval_bytes: int
-) -> SparseIndex:
+def load_index(files: Files, segment: Segment, file: ReadableFile, interval_bytes: int) -> SparseIndex:
     """The index of a sealed segment from its file; rebuilt and saved if that is missing or damaged.
 
-    Raises LogCorruptError if the segment is not as long as its index says, or a batch header is damaged.
+    Raises LogCorruptError if a batch header is damaged, or the batches do not end where they should.
     """
-    file, salt = file_and_salt
-    path = index_path(segment.path)
+    path = segment.index_path
     try:
-        index = SparseIndex.decode(read_whole(files, path), salt)
+        index = SparseIndex.decode(read_whole(files, path), segment.seed)
     except FileNotFoundError:
         index = None
-    size = file.size()
-    if index is not None and index.end_position == size:
+    if index is not None and _is_complete(index, segment):
         return index
-    if index is not None and index.end_position > size:
-        raise corrupt_error(segment.path, size, f"the segment ends there and had {index.end_position} bytes")
-    rebuilt = build_index(segment, file, salt, end=size, interval_bytes=interval_bytes)
+    rebuilt = build_index(segment, file, interval_bytes=interval_bytes)
     _logger.warning("The index %s was missing or damaged and has been rebuilt.", path)
     try:
-        replace_whole(files, path, rebuilt.encode(salt), is_durable=False)
+        replace_whole(files, path, rebuilt.encode(segment.seed), is_durable=False)
     except OSError as error:
         _logger.warning("The index %s was not written: %s.", path, error)
     return rebuilt
 
 
-def build_index(
-    segment: Segment, file: ReadableFile, salt: int, *, end: int, interval_bytes: int
-) -> SparseIndex:
-    """The index of the batches up to byte ``end``, from their headers. Raises LogCorruptError."""
+def build_index(segment: Segment, file: ReadableFile, *, interval_bytes: int) -> SparseIndex:
+    """The index of a sealed segment, from the headers of its batches. Raises LogCorruptError."""
     index = SparseIndex(
         interval_bytes,
-        start_position=SEGMENT_HEADER_BYTES,
+        start_position=segment.start_position,
         base_sequence_number=segment.base_sequence_number,
     )
-    for position, header in iter_headers(file, salt, SEGMENT_HEADER_BYTES, end):
+    for position, header in iter_headers(file, segment, segment.start_position, segment.end_position):
         if header is None or header.base_sequence_number != index.until_sequence_number:
             raise corrupt_error(segment.path, position, "no intact batch begins there")
         index.add_batch(
@@ -136,27 +111,39 @@ def build_index(
             position,
             header.total_length,
         )
+    if not _is_complete(index, segment):
+        raise corrupt_error(segment.path, index.end_position, "batches are missing")
     return index
+
+
+def _is_complete(index: SparseIndex, segment: Segment) -> bool:
+    return (index.end_position, index.until_sequence_number) == (
+        segment.end_position,
+        segment.until_sequence_number,
+    )
 
 
 def read_batches(
     segment: Segment,
     file: ReadableFile,
-    salt: int,
     *,
     position: int,
+    chain: int | None,
     end: int,
     start_sequence_number: int,
     bytes_max: int,
-) -> tuple[list[RecordBatch], int]:
-    """Read batches from the one that holds ``start_sequence_number`` on; returns them, and where they end.
+) -> tuple[list[RecordBatch], int, int | None]:
+    """Read batches from the one that holds ``start_sequence_number`` on; returns them, where they end, and
+    the checksum of the last one.
 
-    position: where to start looking. end: durable bytes of the segment. Reads about ``bytes_max`` bytes, at
-    least one batch; none only if the segment holds no such batch. Raises LogCorruptError if a batch read is
-    damaged.
+    position: where to start looking. chain: the checksum of the batch before that; None: unknown. end:
+    durable bytes of the segment. Reads about ``bytes_max`` bytes, at least one batch; none only if the
+    segment holds no such batch. Raises LogCorruptError if a batch read is damaged.
     """
     batches: list[RecordBatch] = []
     expected: int | None = None
+    if position == segment.start_position:
+        chain, expected = segment.chain, segment.base_sequence_number
     needed = HEADER_BYTES
     while not batches and position < end:
         count = min(max(bytes_max, needed), end - position)
@@ -166,8 +153,12 @@ def read_batches(
         needed = HEADER_BYTES
         offset = 0
         while len(chunk) - offset >= HEADER_BYTES:
-            header = decode_header(chunk, offset, salt=salt)
-            if header is None or (expected is not None and header.base_sequence_number != expected):
+            header = decode_header(chunk, offset, seed=segment.seed)
+            if (
+                header is None
+                or (chain is not None and header.chain != chain)
+                or (expected is not None and header.base_sequence_number != expected)
+            ):
                 raise corrupt_error(segment.path, position + offset, "no intact batch begins there")
             total = HEADER_BYTES + header.body_length
             if header.until_sequence_number > start_sequence_number:
@@ -182,17 +173,19 @@ def read_batches(
                 if batch is None:
                     raise corrupt_error(segment.path, position + offset, "the batch fails its checksum")
                 batches.append(batch)
-                expected = header.until_sequence_number
+            chain, expected = header.checksum, header.until_sequence_number
             # Skip batches before the start without reading them.
             offset += total
         if position + offset > end:
             raise corrupt_error(segment.path, position, f"a batch reaches beyond byte {end}")
         position += offset
-    return batches, position
+    if segment.is_sealed and position == segment.end_position and chain != segment.last_chain:
+        raise corrupt_error(segment.path, position, "the segment ends with another batch than it had")
+    return batches, position, chain
 
 
 def iter_batches(
-    file: ReadableFile, salt: int, start: int, end: int
+    file: ReadableFile, seed: int, start: int, end: int
 ) -> Iterator[tuple[int, BatchHeader | None, RecordBatch | None]]:
     """Position, header and verified batch of everything in ``start..end``.
 
@@ -207,7 +200,7 @@ def iter_batches(
         for _ in range(2):  # First the header, then the body, whose length is then known.
             if position + needed > window_start + len(window):
                 window, window_start = file.read_at(max(needed, _CHUNK_BYTES), position), position
-            header = decode_header(window, position - window_start, salt=salt)
+            header = decode_header(window, position - window_start, seed=seed)
             if header is None or position + header.total_length > end:
                 yield position, None, None
                 return

@@ -2,7 +2,7 @@
 
 It only provides a starting point for a search, and can be rebuilt from the segment at any time; a sealed
 segment's index is kept in a file beside it, so that a look-up need not read the segment. Its checksum is
-seeded with the segment's salt, so that the index of another segment counts as damaged.
+that of the segment (log, base and salt), so that the index of another segment counts as damaged.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ class SparseIndex:
         count = len(self._positions)
         return self._positions[max(bisect_left(self._times, time_ms, 0, count) - 1, 0)]
 
-    def encode(self, salt: int) -> bytes:
-        """The index as bytes, with a checksum for the segment of this salt."""
+    def encode(self, seed: int) -> bytes:
+        """The index as bytes, with a checksum for the segment of this seed."""
         header = _HEADER.pack(
             _MAGIC,
             len(self._positions),
@@ -95,15 +95,15 @@ class SparseIndex:
             self.last_time_ms,
         )
         body = self._sequence_numbers.tobytes() + self._times.tobytes() + self._positions.tobytes()
-        return header + body + _CRC.pack(google_crc32c.extend(salt, header + body))
+        return header + body + _CRC.pack(google_crc32c.extend(seed, header + body))
 
     @classmethod
-    def decode(cls, data: bytes, salt: int) -> SparseIndex | None:
+    def decode(cls, data: bytes, seed: int) -> SparseIndex | None:
         """The index in ``data``; None if it is not intact, or of another segment."""
         if len(data) < _HEADER.size + _CRC.size or data[:8] != _MAGIC:
             return None
         content = data[: -_CRC.size]
-        if _CRC.unpack(data[-_CRC.size :])[0] != google_crc32c.extend(salt, content):
+        if _CRC.unpack(data[-_CRC.size :])[0] != google_crc32c.extend(seed, content):
             return None
         _, count, interval, end_position, until, last_time = _HEADER.unpack_from(content)
         if len(content) != _HEADER.size + ENTRY_BYTES * count:

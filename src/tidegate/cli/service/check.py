@@ -18,7 +18,8 @@ from tidegate.model.errors import NotFoundError
 
 if TYPE_CHECKING:
     from tidegate.cli.service.check_catalog import CatalogReport
-    from tidegate.storage.check import CheckReport, Damage
+    from tidegate.storage.check import CheckReport
+    from tidegate.storage.examination.findings import Damage
 
 _CATALOG_ATTRIBUTES = columns_of("file=path position damage=description set_aside")
 _ATTRIBUTES = columns_of("file=path position damage=description set_aside")
@@ -32,7 +33,7 @@ _COLUMNS = ("file", "position", "damage", "lost_from", "lost_until", "set_aside"
     metavar="DIR",
     help="A service's data directory. The service must be stopped.",
 )
-@flag("--repair", "Make damaged logs usable again; damaged files are moved, not deleted.")
+@flag("--repair", "Make damaged logs usable again; no bytes are deleted.")
 @with_output()
 def check(output: Output, directory: Path, repair: bool) -> None:
     """Verify every checksum of a data directory: its catalog and logs.
@@ -108,6 +109,8 @@ def segment_bytes(data_directory: Path) -> int:
 
 def _record(damage: Damage) -> dict[str, object]:
     lost_from, lost_until = damage.lost or (None, None)
+    if damage.lost is not None and lost_until is None:
+        return attributes(damage, _ATTRIBUTES) | {"lost_from": lost_from, "lost_until": "unknown"}
     return attributes(damage, _ATTRIBUTES) | {"lost_from": lost_from, "lost_until": lost_until}
 
 
@@ -117,10 +120,19 @@ def _summary(report: CheckReport, catalog: CatalogReport) -> str:
         f"{report.segments:,} segments, {report.partitions:,} partitions."
     ]
     lines += [
-        f"{path}: an incomplete write at {position}; it contains nothing acknowledged, and the next start "
-        "removes it."
-        for path, position in report.torn_tails
+        f"{torn.path}: an incomplete write at {torn.position}. At most {torn.length:,} bytes may have been "
+        "acknowledged, in the last second before the service stopped; the next start removes them."
+        for torn in report.torn_tails
     ]
+    lines += [f"{path}: {description}." for path, description in report.notes]
+    if report.unproved:
+        lines.append(
+            f"{len(report.unproved):,} partitions were not closed: the service was killed, or the power "
+            "failed. Nothing shows whether more was acknowledged in the last second before that. Their ends: "
+            + ", ".join(f"{path.parent.name}/{path.name} {number}" for path, number in report.unproved[:20])
+            + (", …" if len(report.unproved) > 20 else "")
+            + "."
+        )
     lines += [f"{path}: unexpected file in place of a directory; ignored." for path in report.strays]
     if catalog.lost:
         lines.append(f"The catalog: {catalog.lost}")

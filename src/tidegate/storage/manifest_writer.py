@@ -1,0 +1,112 @@
+"""Keeps the manifest of an open log. Only the writer thread calls it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import replace
+from typing import Any
+
+from tidegate.storage.manifest import Manifest, ManifestFiles, Mark, with_history
+from tidegate.storage.producers import ProducerTable
+from tidegate.storage.segment import LogView, Segment
+
+_logger = logging.getLogger(__name__)
+
+
+class ManifestWriter:
+    """Saves the manifest of one partition, and marks between the saves."""
+
+    def __init__(self, manifest: Manifest, files: ManifestFiles) -> None:
+        """manifest: as recovered."""
+        self._manifest = manifest
+        """As last saved."""
+        self._files = files
+        self._revision = manifest.revision
+        """The highest that was tried: what a failed save has written may be found later."""
+        self._marked = manifest.next_sequence_number
+        self.is_begun = False
+        """Whether ``begin_history`` was called."""
+
+    @property
+    def log_id(self) -> bytes:
+        """The partition's."""
+        return self._manifest.log_id
+
+    @property
+    def is_last_active(self) -> bool:
+        """Whether the last segment took batches when the manifest was saved."""
+        return self._manifest.is_last_active
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the manifest says that nothing is appended."""
+        return self._manifest.is_closed
+
+    def begin_history(self, view: LogView, producers: ProducerTable) -> None:
+        """Before the first append after a start: note that what follows may be more than the manifest knows.
+
+        Raises OSError.
+        """
+        noted = with_history(
+            replace(self._manifest, next_sequence_number=view.next_sequence_number), os.urandom(16).hex()
+        )
+        is_active = self._manifest.is_last_active
+        self.save(view, producers, is_active=is_active, histories=noted.histories, is_closed=False)
+        self.is_begun = True
+
+    def save(
+        self,
+        view: LogView,
+        producers: ProducerTable,
+        *,
+        is_active: bool,
+        is_both: bool = False,
+        **changes: Any,
+    ) -> None:
+        """Save the durable part of the log durably. Raises OSError: the other copy then stands.
+
+        is_active: whether the last segment takes batches. is_both: both copies, for what may not be forgotten
+        with one of them. changes: other fields of the manifest.
+        """
+        if is_active:
+            note_end(view.segments[-1], view)
+        self._revision += 1
+        manifest = replace(
+            self._manifest,
+            revision=self._revision,
+            segments=view.segments,
+            is_last_active=is_active,
+            next_sequence_number=view.next_sequence_number,
+            chain=view.chain,
+            last_enqueued_time_ms=view.last_enqueued_time_ms,
+            producers=producers.states,
+            index=view.segments[-1].index if view.segments else None,
+            **changes,
+        )
+        self._files.save(manifest, is_both=is_both)
+        self._manifest = replace(manifest, producers=None, index=None)
+        self._marked = view.next_sequence_number
+
+    def mark(self, view: LogView) -> None:
+        """Note how far the log went: what is before that is then known to have existed.
+
+        A failure is logged.
+        """
+        if view.next_sequence_number == self._marked:
+            return
+        try:
+            self._files.save_mark(self.log_id, Mark(self._revision, view.next_sequence_number, view.chain))
+        except OSError as error:
+            _logger.warning("The mark of %s was not saved: %s.", self._manifest.place, error)
+        else:
+            self._marked = view.next_sequence_number
+
+
+def note_end(segment: Segment, view: LogView) -> None:
+    """Note how far the active segment went."""
+    assert segment.index is not None
+    segment.end_position = segment.file_bytes = view.end_position
+    segment.until_sequence_number = view.next_sequence_number
+    segment.last_chain = view.chain
+    segment.last_time_ms = None if segment.index.is_empty else segment.index.last_time_ms
