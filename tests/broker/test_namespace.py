@@ -50,6 +50,9 @@ async def test_everything_is_there_after_a_restart(tmp_path: Path, clock: SetClo
     assert description.consumer_groups == ("$Default", "Tail")
     assert description.partition_ids == ("0", "1", "2")
     assert description.created_at_ms == 1795176000500
+    assert len(description.namespace_id) == 32
+    other = await broker.create_event_hub("other", partition_count=1)
+    assert other.description.namespace_id == description.namespace_id
     assert broker.authorizer.policies == policies
     assert (
         bytes((await broker.event_hub("flights").partition("2").read(0, bytes_max=1))[0].payload) == b"event"

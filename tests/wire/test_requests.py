@@ -35,7 +35,9 @@ from tidegate.wire.management import (
 )
 from tidegate.wire.request_response import Request, Response, encode_response, successful_value
 
-HUB = EventHubProperties("hub", time_of(1_700_000_000_000), ("0", "1"), retention_hours=24)
+HUB = EventHubProperties(
+    "hub", time_of(1_700_000_000_000), ("0", "1"), namespace_id="0123abcd", retention_hours=24
+)
 PARTITION = PartitionEnds("hub", "0", 5, 17, "16", 1_700_000_000_000)
 
 
@@ -137,7 +139,7 @@ def _answered(value: object) -> object:
 
 def test_descriptions_come_back() -> None:
     """Protects the answers of every operation."""
-    azure = replace(HUB, retention_hours=None)
+    azure = replace(HUB, retention_hours=None, namespace_id=None)
     for hub in (HUB, azure):
         assert event_hub_from_map(_answered(event_hub_to_map(hub))) == hub
     assert partition_from_map(_answered(partition_to_map(PARTITION))) == PARTITION

@@ -1,6 +1,6 @@
 """The catalog: a namespace, its event hubs and policies, as JSON values of the engine's control log.
 
-    namespace    the policies of the namespace, its tier and its throughput units
+    namespace    the id of the namespace, its policies, its tier and its throughput units
     hub/ID       an event hub with its settings, consumer groups, policies and revoked publishers
 
 Each value says who changed it last, and when. The rule: memory changes only after the control log, so that
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import wraps
@@ -79,6 +80,8 @@ class EventHubRecord(HubSettings):
 class NamespaceRecord:
     """The namespace in the catalog."""
 
+    namespace_id: str
+    """32 hexadecimal digits, random: the namespace's identity, by whatever name and port it is reached."""
     policies: tuple[SharedAccessPolicy, ...]
     tier: Tier = TIER_DEFAULT
     throughput_units: int | None = None
@@ -112,7 +115,7 @@ class Catalog:
 
     @classmethod
     async def open(cls, control: ControlLog, clock: Clock) -> Catalog:
-        """Read the catalog, or create one with a root policy that has random keys.
+        """Read the catalog, or create one with a random id and a root policy that has random keys.
 
         Raises LogCorruptError (a value does not parse, or is missing), LogFullError, ServerBusyError,
         LogFailedError.
@@ -120,7 +123,8 @@ class Catalog:
         cells = await control.read_all("")
         if not cells:
             root = SharedAccessPolicy.generate(ROOT_POLICY_NAME, Claim)
-            catalog = cls(control, CatalogContents(NamespaceRecord((root,)), {}), {}, clock)
+            namespace = NamespaceRecord(secrets.token_hex(16), (root,))
+            catalog = cls(control, CatalogContents(namespace, {}), {}, clock)
             await catalog.replace_namespace(catalog.namespace)
             return catalog
         versions = {key: cell.version for key, cell in cells.items()}

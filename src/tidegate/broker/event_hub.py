@@ -45,6 +45,8 @@ class EventHubDescription(HubSettings):
     """An event hub and its effective settings at one moment."""
 
     name: str
+    namespace_id: str
+    """See ``NamespaceRecord``."""
     hub_id: str
     created_at_ms: int
     """Milliseconds since 1970-01-01 UTC."""
@@ -135,6 +137,7 @@ class EventHub:
         return EventHubDescription(
             **settings,
             name=record.name,
+            namespace_id=self._catalog.namespace.namespace_id,
             hub_id=record.hub_id,
             created_at_ms=record.created_at_ms,
             partition_ids=tuple(self._by_id),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from tidegate.model.errors import NotFoundError
@@ -20,6 +20,9 @@ class EventHubProperties(HubSettings):
     """Aware, in UTC."""
     partition_ids: tuple[str, ...]
     """In the order of their numbers: "0", "1", …"""
+    namespace_id: str | None = field(default=None, kw_only=True)
+    """The namespace's identity, the same by whatever name and port it is reached; None: the service (Azure)
+    does not say."""
 
     @property
     def created_at_ms(self) -> int:

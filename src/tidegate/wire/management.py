@@ -73,9 +73,8 @@ class ManagementRequest:
 
 def event_hub_to_map(event_hub: EventHubProperties) -> dict[object, object]:
     """An event hub in the form that ``$management`` sends."""
-    known: dict[object, object] = {
-        name: value for name, value in event_hub.settings().items() if value is not None
-    }
+    extensions = {**event_hub.settings(), "namespace_id": event_hub.namespace_id}
+    known: dict[object, object] = {name: value for name, value in extensions.items() if value is not None}
     return {
         "name": event_hub.name,
         "type": EVENT_HUB_ENTITY,
@@ -96,6 +95,7 @@ def event_hub_from_map(value: object) -> EventHubProperties:
         _text(entries, "name"),
         time_of(_integer(entries, "created_at")),
         tuple(str(item) for item in items),
+        namespace_id=None if entries.get("namespace_id") is None else _text(entries, "namespace_id"),
         **hub_changes_in({str(name): item for name, item in entries.items()}),
     )
 

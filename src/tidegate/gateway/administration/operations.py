@@ -368,6 +368,7 @@ def _event_hub(event_hub: EventHub) -> dict[str, object]:
         "name": description.name,
         "created_at": _time_text(description.created_at_ms),
         "partition_ids": list(description.partition_ids),
+        "namespace_id": description.namespace_id,
         **description.settings(),
         "consumer_groups": list(description.consumer_groups),
         "capture": None if description.capture is None else description.capture.to_mapping(),

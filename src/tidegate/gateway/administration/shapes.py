@@ -147,6 +147,7 @@ EventHub: Final = _shape(
         "name": Annotated[str, _says("As its creator spelled it; case-insensitive.")],
         "created_at": Annotated[str, _says("When it was created: ISO 8601, UTC.")],
         "partition_ids": Annotated[list[str], _says('"0", "1", … in order.')],
+        "namespace_id": Annotated[str, _says("Of the namespace, the same by whatever name it is reached.")],
         **{setting.name: _setting(setting) for setting in HUB_SETTINGS},
         "consumer_groups": Annotated[list[str], _says("Their names, $Default first.")],
         "capture": Annotated[Capture | None, _says("Null: not captured.")],

@@ -115,5 +115,9 @@ def properties_of(event_hub: EventHub) -> EventHubProperties:
     """An event hub as ``$management`` describes it."""
     found = event_hub.description
     return EventHubProperties(
-        found.name, time_of(found.created_at_ms), found.partition_ids, **found.settings()
+        found.name,
+        time_of(found.created_at_ms),
+        found.partition_ids,
+        namespace_id=found.namespace_id,
+        **found.settings(),
     )
