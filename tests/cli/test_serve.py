@@ -74,6 +74,7 @@ def test_first_start_prints_what_people_need(tmp_path: Path, lonely: dict[str, s
         assert str(ready[name]) in text, name
     assert ready["https"] is None
     assert "First start" in text
+    assert "--tier Standard" in text
     plain = ConnectionString.parse(str(ready["connection_string_plain"]))
     assert plain.use_development_emulator
     assert plain.shared_access_key
@@ -99,6 +100,26 @@ def test_data_survives_a_restart(tmp_path: Path, lonely: dict[str, str]) -> None
             out, _ = process.communicate(timeout=60)
         assert (b"First start" in out) == (number == 0)
     assert keys[0] == keys[1]
+
+
+@pytest.mark.slow
+def test_a_tier_is_set_at_the_start(tmp_path: Path, lonely: dict[str, str]) -> None:
+    """By option or variable; its limits apply then, and nothing is said of tiers."""
+    ready_file = tmp_path / "ready.json"
+    options = ["--data-dir", str(tmp_path / "data"), "--amqp-port", "0", "--http-port", "0"]
+    for tier, chosen, variables in (
+        ("Basic", ["--tier", "basic"], {}),
+        ("Standard", [], {"TIDEGATE_TIER": "Standard"}),
+    ):
+        with _start(lonely | variables, *options, *chosen, "--ready-file", str(ready_file)) as process:
+            _wait_for(ready_file, process)
+            shown = run_tidegate("tier", "show", "--nl", environment=lonely)
+            assert json.loads(shown.out)["tier"] == tier
+            refused = run_tidegate("hub", "create", "wide", "--partitions", "33", environment=lonely)
+            assert (refused.code, "33" in refused.err) == (2, True)
+            process.send_signal(signal.SIGTERM)
+            out, _ = process.communicate(timeout=60)
+        assert b"--tier" not in out
 
 
 @pytest.mark.slow
@@ -145,8 +166,9 @@ def test_every_option_is_a_variable_as_well() -> None:
         "TIDEGATE_CONFIG",
         "TIDEGATE_EPHEMERAL",
         "TIDEGATE_LOG_FORMAT",
+        "TIDEGATE_TIER",
     }
-    assert len(own) == 3
+    assert len(own) == 4
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ import click
 from tidegate.cli.shell.decorators import FILE, option, require_at_most_one
 from tidegate.cli.shell.interrupt import run_interruptible
 from tidegate.cli.shell.options import PORT
+from tidegate.model.limits import TIER_DEFAULT, Tier
 from tidegate.server.log_format import LogFormat
 
 if TYPE_CHECKING:
@@ -58,6 +59,14 @@ if TYPE_CHECKING:
     "Key of RootManageSharedAccessKey; use SAS_KEY_VALUE for the official emulator's connection "
     "strings. Other users of this machine can see the command line, so set TIDEGATE_ROOT_KEY instead for "
     "a secret key.",
+)
+@click.option(
+    "--tier",
+    type=click.Choice([each.value for each in Tier], case_sensitive=False),
+    envvar="TIDEGATE_TIER",
+    show_envvar=True,
+    help="Set the tier of Event Hubs whose limits apply, also for later starts. A new namespace has "
+    f"{TIER_DEFAULT.value}; use your own on Azure in tests.",
 )
 @option(
     "--ready-file",
@@ -116,6 +125,7 @@ def serve(
     config: Path | None,
     ephemeral: bool,
     log_format: str,
+    tier: str | None,
     capture_destinations: tuple[str, ...],
     **options: Any,
 ) -> None:
@@ -148,13 +158,21 @@ def serve(
     require_at_most_one({"--ephemeral": ephemeral, "--data-dir": "data_dir" in given})
     temporary = tempfile.TemporaryDirectory(prefix="tidegate-") if ephemeral else None
     settings = _settings(config, given, None if temporary is None else Path(temporary.name))
+    if tier is not None:
+        settings = replace(settings, declared=replace(settings.declared, tier=Tier(tier)))
     start_logging(LogFormat(log_format), sys.stderr, clock=SystemClock())
-    is_first_start = temporary is None and not settings.data_dir.exists()
+    is_new = temporary is not None or not settings.data_dir.exists()
+    is_first_start = is_new and temporary is None
 
     def announce(ready: ReadyInformation) -> None:
         # The message contains a key. A log for programs usually shares its destination with this stream.
         if log_format == LogFormat.TEXT.value:
-            _announce(ready, is_first_start=is_first_start, is_profile_written=settings.is_profile_written)
+            _announce(
+                ready,
+                is_first_start=is_first_start,
+                is_tier_told=is_new and settings.declared.tier is None,
+                is_profile_written=settings.is_profile_written,
+            )
 
     async def serve_until_stopped() -> None:
         # A service ordinarily ends by being stopped.
@@ -189,7 +207,9 @@ def _settings(config: Path | None, options: dict[str, Any], temporary: Path | No
     return replace(load_settings(config, data_dir=default_data_dir(), is_any_port=is_ephemeral), **given)
 
 
-def _announce(ready: ReadyInformation, *, is_first_start: bool, is_profile_written: bool) -> None:
+def _announce(
+    ready: ReadyInformation, *, is_first_start: bool, is_tier_told: bool, is_profile_written: bool
+) -> None:
     rows = [
         ("data", ready.data_dir),
         ("AMQP", ready.amqp),
@@ -203,6 +223,11 @@ def _announce(ready: ReadyInformation, *, is_first_start: bool, is_profile_writt
     lines += [f"  {name:<14}{value}" for name, value in rows if value is not None]
     if is_first_start:
         lines.append("First start: created the data directory and a random key.")
+    if is_tier_told:
+        lines.append(
+            f"The tier is {TIER_DEFAULT.value}, which allows what smaller ones refuse. To test code for "
+            "Azure, add the tier you have there: --tier Standard"
+        )
     lines.append("Connection string for any Event Hubs SDK (contains the key; treat it as a password):")
     lines.append(f"  {ready.connection_string}")
     if ready.connection_string_plain not in (None, ready.connection_string):
