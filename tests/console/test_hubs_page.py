@@ -308,6 +308,19 @@ def test_a_hubs_manager_adds_no_partitions(service: HubService) -> None:
     assert "needs Manage of the namespace" not in _signed_in(service, None, Claim.MANAGE).get(path).text
 
 
+def test_user_metadata_is_shown_in_its_order(service: HubService, plain_browser: PlainBrowser) -> None:
+    """Who manages one hub writes it, and the namespace's managers read it in the audit trail; the form that
+    edits it has it as it is."""
+    hub = service.create_hub(partition_count=1)
+    manager = _signed_in(service, hub, Claim.MANAGE)
+    assert "user_metadata" in manager.get(f"/hubs/{hub}/settings").text
+    assert manager.post(f"/hubs/{hub}/settings", {"user_metadata": "pay \u202e001\x9b"}).status == 303
+    audit = plain_browser.get("/audit").text
+    assert "pay \\u202e001\ufffd" in audit
+    assert "\u202e" not in audit
+    assert "pay \u202e001\x9b</textarea>" in plain_browser.get(f"/hubs/{hub}/settings").text
+
+
 def test_a_live_page_of_a_hub_that_goes_ends(service: HubService, plain_browser: PlainBrowser) -> None:
     """Its stream says that it is over, so that the browser does not ask again and again."""
     hub = service.create_hub(partition_count=1)

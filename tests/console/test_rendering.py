@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jinja2 import nodes
 
 from tidegate.console.frame.forms import FieldError, optional_number, start_of, whole_number
 from tidegate.console.frame.live import format_event
@@ -23,6 +25,12 @@ from tidegate.console.frame.rendering import (
 )
 
 NOW = datetime(2026, 11, 22, 7, 25, 1, tzinfo=UTC)
+
+TEMPLATES = environment().list_templates(extensions=["html"])
+HTML_MAKERS = {"ago", "utc", "sparkline", "exact", "tojson", "forceescape", "form_token", "caller", "super"}
+FIELDS = re.compile(
+    r'<input\b(?:(?!<input)[\s\S])*? value="{{ ((?:(?!}})[\s\S])*) }}"|{{ ((?:(?!}})[\s\S])*) }}</textarea>'
+)
 
 
 @pytest.mark.parametrize(
@@ -117,6 +125,48 @@ def test_what_an_event_says_is_in_its_order() -> None:
     """Protects a reader from text that looks other than it is: characters that reorder it are escaped."""
     assert visible("pay \u202e001\u202c \u2066x\u2069") == "pay \\u202e001\\u202c \\u2066x\\u2069"
     assert visible("a\tb\r\nשלום \u200f\x1b\x7f\x9b") == "a\tb\r\nשלום \u200f\u241b\u2421\ufffd"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ text }}",
+        "{{ text | truncate(9) }}",
+        "{{ error }}",
+        '<p title="{{ text }}">',
+        "{% macro row(cell) %}{{ cell }}{% endmacro %}{{ row(text) }}",
+        "{% set words = 'of ' ~ text %}{{ words }}",
+        "{{ [text] | join }}",
+    ],
+)
+def test_no_template_shows_text_in_another_order(source: str) -> None:
+    """Not by a filter that its author must remember."""
+    text = "a\u202eb\x9bc"
+    page = environment().from_string(source).render(text=text, error=ValueError(text))
+    assert "a\\u202eb\ufffdc" in page
+    field = environment().from_string('<input value="{{ text | exact }}">').render(text=text + "<")
+    assert field == f'<input value="{text}&lt;">'
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_template_does_not_go_around_that(name: str) -> None:
+    """Only fields of forms are exact; no text is declared HTML, or joined with HTML and so taken for it."""
+    loader = environment().loader
+    assert loader is not None
+    source = loader.get_source(environment(), name)[0]
+    tree = environment().parse(source)
+    assert not {each.name for each in tree.find_all(nodes.Filter)} & {"safe", "e", "escape"}
+    assert source.count("forceescape") == source.count("tojson | forceescape")
+    assert not list(tree.find_all(nodes.EvalContextModifier))
+    makers = HTML_MAKERS | {each.name for each in tree.find_all(nodes.Macro)}
+    joined = [*tree.find_all(nodes.Concat), *tree.find_all(nodes.Add), *tree.find_all(nodes.Mod)]
+    for each in joined:
+        assert not {found.name for found in each.find_all(nodes.Filter)} & makers
+        assert not {found.name for found in each.find_all(nodes.Name)} & makers
+    fields = [first or second for first, second in FIELDS.findall(source)]
+    assert source.count("| exact }}") == sum(field.endswith("| exact") for field in fields)
+    # What was wrong at a sign-in is shown again: no policy and no hub has such characters in its name.
+    assert name.startswith("sign_in/") or all(field.endswith("| exact") for field in fields)
 
 
 def test_numbers_of_fields() -> None:

@@ -27,7 +27,7 @@ from tidegate.console.frame.errors import problem_page, status_of
 from tidegate.console.frame.forms import digits_of
 from tidegate.console.frame.pages import Pages, attachment, get, post
 from tidegate.console.frame.paging import PAGE_SIZE
-from tidegate.console.frame.rendering import fragment, page, visible
+from tidegate.console.frame.rendering import fragment, page
 from tidegate.console.frame.sessions import (
     actor_of,
     form_of,
@@ -247,7 +247,7 @@ class DeadLetterPages(Pages):
         try:
             event = await self.letters.event(letter)
             given = islice(event.contents.properties.items(), PROPERTIES_SHOWN_MAX)
-            properties = [(visible(name), visible(property_text(value))) for name, value in given]
+            properties = [(name, property_text(value)) for name, value in given]
             shown = await asyncio.to_thread(body_texts, event.contents)
         except TidegateError as error:
             missing = error
@@ -295,15 +295,15 @@ def body_texts(contents: EventContents) -> dict[str, str | None]:
     text: str | None
     if contents.body_value is not None and not body:
         text = property_text(contents.body_value)[:BODY_SHOWN_MAX]
-        return {"json": None, "text": visible(text), "hex": None}
+        return {"json": None, "text": text, "hex": None}
     try:
         text = body.decode()
     except UnicodeDecodeError:
         text = None
     pretty = None if text is None or len(body) > BODY_SHOWN_MAX else pretty_json(text)
     return {
-        "json": None if pretty is None else visible(pretty),
-        "text": None if text is None else visible(text[:BODY_SHOWN_MAX]),
+        "json": pretty,
+        "text": None if text is None else text[:BODY_SHOWN_MAX],
         "hex": hex_lines(body[:HEX_SHOWN_MAX], 0),
     }
 

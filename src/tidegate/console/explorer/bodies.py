@@ -16,7 +16,6 @@ from enum import Enum
 from typing import Final
 
 from tidegate.console.explorer.values import property_text
-from tidegate.console.frame.rendering import visible
 from tidegate.model.events import EventContents
 
 PREVIEW_CHARACTERS: Final = 200
@@ -100,7 +99,7 @@ def body_view(contents: EventContents, wanted: Look | None, at: int) -> BodyView
         )
     shown = pretty if look is Look.JSON else text
     assert shown is not None
-    return BodyView(look, looks, visible(shown), note)
+    return BodyView(look, looks, shown, note)
 
 
 def body_bytes(contents: EventContents) -> bytes:
@@ -189,7 +188,7 @@ def _text_of(data: bytes, *, is_whole: bool = True) -> str | None:
 
 
 def _one_line(text: str) -> str:
-    line = visible(" ".join(text.split()))
+    line = " ".join(text.split())
     return line if len(line) <= PREVIEW_CHARACTERS else f"{line[:PREVIEW_CHARACTERS]}…"
 
 

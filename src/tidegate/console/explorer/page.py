@@ -42,7 +42,7 @@ from tidegate.console.explorer.values import (
 from tidegate.console.frame.errors import problem_page
 from tidegate.console.frame.forms import digits_of, start_of
 from tidegate.console.frame.pages import Pages, attachment, get
-from tidegate.console.frame.rendering import fragment, page, visible
+from tidegate.console.frame.rendering import fragment, page
 from tidegate.console.frame.sessions import require_listen, require_session
 from tidegate.model.errors import (
     InvalidArgumentError,
@@ -167,7 +167,7 @@ class ExplorerPages(Pages):
             contents=contents,
             view=view,
             properties=_properties(detail),
-            system={visible(name): visible(value) for name, value in _shown(system)},
+            system=dict(_shown(system)),
             system_count=len(system),
             properties_max=PROPERTIES_SHOWN_MAX,
             around=max(0, detail.event.sequence_number - _AROUND),
@@ -243,7 +243,7 @@ def _row(event: ExploredEvent) -> Mapping[str, Any]:
     body, is_text = (event.problem, True) if contents is None else preview(contents)
     properties = [] if contents is None else list(contents.properties.items())
     shown = [
-        f"{visible(name)}={visible(property_text(value))}"[:_PROPERTY_CHARACTERS]
+        f"{name}={property_text(value)}"[:_PROPERTY_CHARACTERS]
         for name, value in properties[:_PROPERTIES_SHOWN]
     ]
     return {
@@ -294,7 +294,7 @@ def _properties(detail: EventDetail) -> Mapping[str, tuple[str, str]]:
         return {}
     types = {} if detail.message is None else detail.message.application_properties
     return {
-        visible(name): (visible(property_text(value)), type_name(types[name]) if name in types else "")
+        name: (property_text(value), type_name(types[name]) if name in types else "")
         for name, value in _shown(detail.event.contents.properties)
     }
 

@@ -45,7 +45,7 @@ from tidegate.console.explorer.values import (
 from tidegate.console.frame.errors import error_page, problem_page
 from tidegate.console.frame.forms import digits_of
 from tidegate.console.frame.pages import Pages, done, get, post, see_other
-from tidegate.console.frame.rendering import page, visible
+from tidegate.console.frame.rendering import page
 from tidegate.console.frame.sessions import form_of, require_listen, require_send, rights_of, session_of
 from tidegate.model.errors import InvalidArgumentError, NotFoundError, TidegateError
 from tidegate.model.json_path import JsonPath
@@ -199,7 +199,7 @@ class SendPages(Pages):
             fields=fields,
             is_single=is_single,
             copied=copied,
-            left_out=[visible(words) for words in left_out],
+            left_out=left_out,
             type_names=TYPE_NAMES,
             message_names=MESSAGE_NAMES,
             may_send=rights_of(request).may_send(hub),

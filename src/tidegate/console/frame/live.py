@@ -21,6 +21,7 @@ from markupsafe import escape
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from tidegate.console.frame.rendering import shown
 from tidegate.console.frame.sessions import Session, Sessions, first_of_most, session_of
 from tidegate.model.errors import ServerBusyError, TidegateError
 
@@ -38,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 Render = Callable[[], Awaitable[Mapping[str, str] | None]]
 """Returns fragments by event name; None ends the stream. Browsers treat them as HTML, so strings that are not
-``Markup`` (see ``rendering.fragment``) are escaped."""
+``Markup`` (see ``rendering.fragment``) are shown as text."""
 
 
 @dataclass(slots=True, eq=False)
@@ -131,8 +132,8 @@ class LiveStreams:
                 if fragments is None:
                     yield format_event(END_EVENT, "")
                     return
-                shown = {name: str(escape(text)) for name, text in fragments.items()}
-                news = {name: text for name, text in shown.items() if sent.get(name) != text}
+                parts = {name: str(escape(shown(text))) for name, text in fragments.items()}
+                news = {name: text for name, text in parts.items() if sent.get(name) != text}
                 sent |= news
                 pause_s, quiet_s = every_s, 0.0 if news else quiet_s + every_s
                 if news:

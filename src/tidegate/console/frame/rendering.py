@@ -1,8 +1,9 @@
 """Pages from templates: the Jinja environment, its filters, and ``page``.
 
 A template is in its page's folder, and named by its path below ``console/``: ``hubs/table.html``.
-Autoescaping is always on. Filters format numbers with grouped digits, sizes in powers of 1,024, and times in
-UTC.
+Autoescaping is always on, and control characters and those that reorder text are shown as ``visible`` has
+them: no template can forget either. The fields of forms are ``exact``, so that what is sent back is what was
+there. Filters format numbers with grouped digits, sizes in powers of 1,024, and times in UTC.
 """
 
 from __future__ import annotations
@@ -100,6 +101,7 @@ def environment() -> jinja2.Environment:
     loaded = jinja2.Environment(
         loader=jinja2.FileSystemLoader(STATIC_DIRECTORY.parent),
         autoescape=True,
+        finalize=shown,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -115,7 +117,7 @@ def environment() -> jinja2.Environment:
         "utc": utc,
         "sparkline": sparkline,
         "for_users": for_users,
-        "visible": visible,
+        "exact": escape,
     }
     loaded.globals |= {"static": static_url, "absent": ABSENT}
     return loaded
@@ -130,10 +132,15 @@ def number(value: float | None) -> str:
     return f"{round(value):,}"
 
 
+def shown(value: object) -> str:
+    """A value as every page shows it: text ``visible``, HTML as it is."""
+    return value if isinstance(value, Markup) else visible(str(value))
+
+
 def visible(text: str) -> str:
-    """Text of an event with a symbol for each control character, except line ends and tabs, and an escape for
-    each that reorders text."""
-    return _UNSEEN.sub(lambda found: _PICTURES[found[0]], text)
+    """Text with a symbol for each control character, except line ends and tabs, and an escape for each that
+    reorders text."""
+    return text if text.isprintable() else _UNSEEN.sub(lambda found: _PICTURES[found[0]], text)
 
 
 def counted(value: int, noun: str) -> str:

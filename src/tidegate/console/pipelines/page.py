@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from tidegate.console.frame.pages import Pages, get, post, see_other
 from tidegate.console.frame.paging import PAGE_SIZE, Page
-from tidegate.console.frame.rendering import counted, fragments, page, visible
+from tidegate.console.frame.rendering import counted, fragments, page
 from tidegate.console.frame.rights import Rights
 from tidegate.console.frame.sessions import (
     form_of,
@@ -244,7 +244,7 @@ def _problem(entry: PipelineEntry) -> str | None:
     if status.state is PipelineState.KILLED:
         return f"Its process {status.process.pid} is gone and reported no end."
     if status.error is not None:
-        return visible(status.error)
+        return status.error
     if entry.silent_s is not None:
         return f"Its process runs but has reported nothing for {entry.silent_s:,.0f} s."
     return None

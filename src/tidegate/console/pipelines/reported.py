@@ -17,7 +17,6 @@ from functools import partial
 from typing import Final, NamedTuple, Self
 
 from tidegate.broker import Action, AuditTrail
-from tidegate.console.frame.rendering import visible
 from tidegate.model.clock import Clock
 from tidegate.model.errors import InvalidArgumentError, NotFoundError, StoreUnavailableError, TidegateError
 from tidegate.model.pipeline_status import PipelineState, PipelineStatus, ProcessIdentity
@@ -255,7 +254,7 @@ class ReportedPipelines:
             return str(path), ""
         if start:
             content = content.partition(b"\n")[2]
-        return str(path), visible(content.decode(errors="replace"))
+        return str(path), content.decode(errors="replace")
 
 
 def absent_pipeline(name: str) -> NotFoundError:
