@@ -12,7 +12,7 @@ from tidegate.amqp.performatives import decode_performative
 from tidegate.amqp.sasl import decode_sasl
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.hub_properties import PartitionEnds
-from tidegate.wire.batch import BATCH_MESSAGE_FORMAT, split_message, with_event_numbers
+from tidegate.wire.batch import split_batch, split_single, with_event_numbers
 from tidegate.wire.capture import system_properties
 from tidegate.wire.delivery import encode_runtime_metrics, event_deliveries
 from tidegate.wire.encoded_events import events_of_batch, events_of_deliveries
@@ -54,13 +54,13 @@ def _requests(data: bytes) -> None:
 
 
 def _numbered(data: bytes) -> None:
-    with_event_numbers(split_message(data, BATCH_MESSAGE_FORMAT))
+    with_event_numbers(split_batch(data))
 
 
 def _published(data: bytes) -> None:
     with suppress(InvalidArgumentError):  # another partition key
-        list(published_events(split_message(data, BATCH_MESSAGE_FORMAT), "publisher"))
-    list(unpublished_events(split_message(data, BATCH_MESSAGE_FORMAT)))
+        list(published_events(split_batch(data), "publisher"))
+    list(unpublished_events(split_batch(data)))
 
 
 def _captured(data: bytes) -> None:
@@ -68,8 +68,8 @@ def _captured(data: bytes) -> None:
 
 
 def _batches(data: bytes) -> None:
-    for message_format in (BATCH_MESSAGE_FORMAT, 0):
-        sections = split_message(data, message_format)
+    for split in (split_batch, split_single):
+        sections = split(data)
         assert sum(sections.lengths) == len(sections.payload)
         _deliver(sections.payload, list(sections.lengths))
 

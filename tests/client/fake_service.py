@@ -295,7 +295,8 @@ class FakeService:
         return True
 
     def _store(self, node: NodeAddress, payload: bytes, message_format: int) -> TidegateError | None:
-        batch = split_message(payload, message_format)
+        *_, batch = split_message(payload, message_format)
+        assert batch is not None
         partition = self.partitions[int(node.partition_id or 0)]
         self.batch_sizes.append(len(batch.lengths))
         if batch.producer_id is not None:

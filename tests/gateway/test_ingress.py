@@ -13,8 +13,10 @@ from tidegate.amqp.message import Message, encode_message
 from tidegate.amqp.performatives import Accepted, Rejected
 from tidegate.amqp.types import ULong
 from tidegate.broker import AppendResult, Broker, Claim
+from tidegate.gateway.amqp.ingress import IngressLink
 from tidegate.model.errors import ClosedError
 from tidegate.model.limits import EVENT_BYTES_MAX
+from tidegate.wire import batch as wire_batch
 from tidegate.wire.batch import BATCH_MESSAGE_FORMAT, batch_envelope, iter_events, wrap_event
 from tidegate.wire.names import IDEMPOTENT_BATCH_CAPABILITY, PARTITION_KEY
 
@@ -232,6 +234,45 @@ async def test_many_tiny_events_that_wait_count_for_what_they_take(pair: Pair) -
     assert not pair.is_reading
     await pair.wait_for(lambda: bool(pair.settled(link)) and pair.settled(link)[-1].last_delivery_id == 399)
     assert pair.is_reading
+
+
+async def test_a_batch_of_very_many_events_is_stored_in_steps(
+    pair: Pair, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Protects neighbours from as many empty events as the official client for Python puts into a megabyte;
+    they are stored all the same, and what was sent after them comes after them."""
+    found = 0
+    unpack = wire_batch._two_u32
+
+    def counting_unpack(view: memoryview, offset: int) -> tuple[int, int]:
+        nonlocal found
+        found += 1
+        return unpack(view, offset)
+
+    monkeypatch.setattr(wire_batch, "_two_u32", counting_unpack)
+    link = _sender(pair, "hub/Partitions/1")
+    events = wrap_event(b"") * 104_000
+    link.send(batch_envelope() + events, message_format=BATCH_MESSAGE_FORMAT)
+    link.send(_batch("first", "last"), message_format=BATCH_MESSAGE_FORMAT)
+    pair.exchange()
+    assert 0 < found < 5_000
+    await pair.wait_for(lambda: bool(pair.settled(link)) and pair.settled(link)[-1].last_delivery_id == 1)
+    assert all(isinstance(event.state, Accepted) for event in pair.settled(link))
+    stored = await _stored(broker, "1")
+    assert (len(stored), stored[-1]) == (104_002, _event("last"))
+
+
+async def test_small_batches_that_come_together_are_stored_in_steps(pair: Pair, broker: Broker) -> None:
+    """Sixty batches of a thousand events are as much work as one of sixty thousand."""
+    link = _sender(pair, "hub/Partitions/1")
+    for _ in range(60):
+        link.send(batch_envelope() + wrap_event(b"") * 1_000, message_format=BATCH_MESSAGE_FORMAT)
+    pair.exchange()
+    assert pair.handler is not None
+    (node,) = (each for each in pair.handler._nodes.values() if isinstance(each, IngressLink))
+    assert len(node._unwritten) >= 40
+    await pair.wait_for(lambda: bool(pair.settled(link)) and pair.settled(link)[-1].last_delivery_id == 59)
+    assert broker.event_hub("hub").partition("1").next_sequence_number == 60_000
 
 
 async def test_reading_pauses_while_too_much_waits_for_the_disk(pair: Pair) -> None:

@@ -37,6 +37,21 @@ async def test_others_have_their_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert turns >= 100
 
 
+async def test_addresses_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects the one piece of work of a peer from the many of another."""
+    monkeypatch.setattr(sliced_work, "SLICE_S", 0.0)
+    work, order = SlicedWork(), list[str]()
+
+    def items(name: str) -> Iterator[int]:
+        for number in range(20):
+            order.append(name)
+            yield number
+
+    many = [work.collect(items("many"), address=1) for _ in range(10)]
+    await asyncio.gather(*many, work.collect(items("one"), address=2))
+    assert order[:40].count("one") >= 19
+
+
 async def test_a_failure_frees_the_way() -> None:
     """What raises in the middle is told to who asked, and others go on."""
     work = SlicedWork()

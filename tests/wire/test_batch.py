@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 
 import pytest
 from azure.eventhub._pyamqp.message import Message
@@ -10,10 +11,12 @@ from tests.wire.official_client import batch_payload, event, message_payload
 
 from tidegate.amqp.encode import encode_value
 from tidegate.amqp.errors import DecodeError
-from tidegate.amqp.message import decode_message
+from tidegate.amqp.message import Section, decode_message, iter_sections
 from tidegate.amqp.types import Symbol
+from tidegate.wire import batch
 from tidegate.wire.batch import (
     BATCH_MESSAGE_FORMAT,
+    BatchSections,
     batch_envelope,
     iter_events,
     split_batch,
@@ -29,7 +32,8 @@ SIZES = [0, 1, 2, 3, 4, 247, 255, 256, 257, 70_000]
 def test_the_official_clients_batch_is_found_and_not_copied() -> None:
     """Protects ingest of azure-eventhub 5.15.1's batches: each event's bytes, in order, as views."""
     payload = batch_payload([event(b"x" * size, n=size) for size in SIZES], partition_key="device-1")
-    sections = split_message(payload, BATCH_MESSAGE_FORMAT)
+    (sections,) = split_message(payload, BATCH_MESSAGE_FORMAT)
+    assert sections is not None
     assert sections.partition_key == "device-1"
     assert sections.producer_sequence_number is None
     assert sections.payload.obj is payload
@@ -49,6 +53,56 @@ def test_sections_of_any_size_are_found_wherever_they_end(sizes: list[int]) -> N
         assert sum(sections.lengths) == len(stored)
         assert sections.lengths.typecode == "I"
         assert [bytes(item) for item in iter_events(sections.payload, sections.lengths)] == events
+
+
+@pytest.mark.parametrize(
+    ("section", "most"),
+    [
+        (wrap_event(b""), 2 * batch.STEP_SECTIONS),
+        (b"\x00\x80\x00\x00\x00\x00\x00\x00\x00\x75\xa0\x00", batch.STEP_SECTIONS / 10),
+        (b"\x00\x53\x78\xc1\x01\x00" + wrap_event(b"x"), batch.STEP_SECTIONS / 5),
+    ],
+    ids=["data", "in another encoding", "of other kinds"],
+)
+def test_many_sections_are_found_in_steps(
+    section: bytes, most: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Protects neighbours: a message of 1 MB can have 200,000 events, the work of a tenth of a second."""
+    counted = _counted(monkeypatch)
+    count = 120_000 if section == wrap_event(b"") else 9_000
+    work, steps = list[int](), list[BatchSections | None]()
+    for step in split_message(section * count, BATCH_MESSAGE_FORMAT):
+        steps.append(step)
+        work.append(sum(counted) - sum(work))
+    sections = steps[-1]
+    assert sections is not None
+    assert len(sections.lengths) == count
+    assert max(work) <= most
+    assert len(work) >= 30
+
+
+def _counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """An item for each section looked at from now on."""
+    counted = list[int]()
+    unpack = batch._two_u32
+
+    def counting_unpack(view: memoryview, offset: int) -> tuple[int, int]:
+        counted.append(1)
+        return unpack(view, offset)
+
+    def counting_sections(payload: memoryview) -> Iterator[Section]:
+        counted.append(1)
+        return iter_sections(payload)
+
+    monkeypatch.setattr(batch, "_two_u32", counting_unpack)
+    monkeypatch.setattr(batch, "iter_sections", counting_sections)
+    return counted
+
+
+def test_a_batch_has_few_other_sections() -> None:
+    """Those of a message are limited, and so are those of a batch."""
+    with pytest.raises(DecodeError, match="more than 10000 sections that are not data"):
+        split_batch(wrap_event(b"x") + b"\x00\x53\x78\xc1\x01\x00" * 10_001)
 
 
 def test_data_sections_that_lie_apart_are_brought_together() -> None:
@@ -78,7 +132,8 @@ def test_a_single_message_becomes_one_section() -> None:
     payload = message_payload(
         Message(data=[b"a", b"b"], message_annotations={b"x-opt-partition-key": "k"}, footer={b"f": 1})
     )
-    sections = split_message(payload, 0)
+    (sections,) = split_message(payload, 0)
+    assert sections is not None
     assert sections.partition_key == "k"
     assert list(sections.lengths) == [len(sections.payload)]
     assert unwrap(sections.payload) == payload

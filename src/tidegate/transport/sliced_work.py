@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Iterator
 from typing import Final, TypeVar
+from weakref import WeakValueDictionary
 
 SLICE_S: Final = 0.001
 """Work between two turns of the event loop (our choice)."""
@@ -19,21 +20,25 @@ T = TypeVar("T")
 
 class SlicedWork:
     """Consumes iterators in turn, a slice of each, so that many cost no more per turn than one, and a short
-    one does not wait for the end of a long one.
+    one does not wait for the end of a long one. Addresses take turns, and then the iterators of each.
     """
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
+        self._lock_of_address: WeakValueDictionary[object, asyncio.Lock] = WeakValueDictionary()
 
-    async def collect(self, items: Iterator[T]) -> list[T]:
+    async def collect(self, items: Iterator[T], *, address: object = None) -> list[T]:
         """All items of an iterator. Each step should be short; a slice runs without interruption.
 
+        address: any hashable; the peer whose work it is. None: of no peer in particular.
         Raises what ``items`` raises. Cancellation: ``items`` is not advanced further.
         """
         found: list[T] = []
+        own_turn = self._lock_of_address.setdefault(address, asyncio.Lock())
         append, clock = found.append, time.perf_counter
         while True:
-            async with self._lock:
+            # In this order: of each address, one waits for the common lock, and they get it in turn.
+            async with own_turn, self._lock:
                 until = clock() + SLICE_S
                 for item in items:
                     append(item)

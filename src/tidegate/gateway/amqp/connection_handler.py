@@ -14,10 +14,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from tidegate.amqp import events
 from tidegate.amqp.connection import Connection
@@ -46,7 +46,7 @@ from tidegate.model.errors import (
 )
 from tidegate.transport.driver import AmqpDriver
 from tidegate.transport.memory import MemoryBudget
-from tidegate.transport.peers import address_in
+from tidegate.transport.peers import address_in, site_in
 from tidegate.transport.sliced_work import SlicedWork
 from tidegate.wire.conditions import error_description, to_amqp_error
 from tidegate.wire.names import TRACKING_ID
@@ -68,6 +68,8 @@ _TOLD_AT_ONCE = 20
 """Links that are checked again, and links that are detached, in one turn: less than 1 ms (our choice)."""
 
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class ConnectionOwner(Protocol):
@@ -231,10 +233,9 @@ class ConnectionHandler:
             return False
         return self._driver is not None and self._driver.is_writable
 
-    @property
-    def sliced_work(self) -> SlicedWork:
-        """Runs long work."""
-        return self._owner.sliced_work
+    async def work_in_slices(self, items: Iterator[T]) -> list[T]:
+        """``SlicedWork.collect``, on behalf of the client's address."""
+        return await self._owner.sliced_work.collect(items, address=site_in(self._peer_name))
 
     @property
     def is_memory_short(self) -> bool:

@@ -46,6 +46,8 @@ _CREDIT = 500
 _ENTRY_BYTES = 512
 """Approximate memory of a pending delivery without its payload, so that many tiny ones count as well."""
 
+_SECTIONS_AT_ONCE = 2_000
+"""Events of the deliveries that arrive together that are found immediately: about 1 ms."""
 _EVENTS_AT_ONCE = 200
 _BYTES_AT_ONCE = 16 * 1024
 """Events, and their bytes, that are rewritten immediately: about 1 ms."""
@@ -91,7 +93,8 @@ class IngressLink(LinkNode):
         self._publisher = publisher
         self._pending: deque[_Pending] = deque()
         self._unwritten: deque[_Unwritten] = deque()
-        """Batches whose events are not rewritten yet; the first is being rewritten."""
+        """Batches whose events are not found or rewritten yet; work on the first is being done."""
+        self._sections_left = 0
         self._is_closed = False
 
     async def open_producer(
@@ -138,6 +141,7 @@ class IngressLink(LinkNode):
         if self._event_hub.is_deleted and not self._has_followed_name():
             self._refuse(deliveries)
             return
+        self._sections_left = _SECTIONS_AT_ONCE
         for delivery in deliveries:
             outcome: asyncio.Future[AppendResult] | TidegateError
             try:
@@ -201,13 +205,16 @@ class IngressLink(LinkNode):
                 f"limit ({bytes_max} bytes) currently allowed on the link.",
                 next_step="Send fewer events per batch, or smaller ones.",
             )
-        sections = split_message(delivery.payload, delivery.message_format)
+        steps = split_message(delivery.payload, delivery.message_format)
         is_as_sent = self._publisher is None and not may_pretend(delivery.payload)
-        is_long = len(sections.lengths) > _EVENTS_AT_ONCE or size > _BYTES_AT_ONCE
-        if self._unwritten or (not is_as_sent and is_long):
-            return self._write_later(sections)
+        if self._unwritten or self._sections_left <= 0 or (sections := next(steps)) is None:
+            self._sections_left = 0
+            return self._write_later(steps, is_as_sent)
+        self._sections_left -= len(sections.lengths)
         if is_as_sent:
             return self._store(sections)
+        if len(sections.lengths) > _EVENTS_AT_ONCE or size > _BYTES_AT_ONCE:
+            return self._write_later(iter((sections,)), is_as_sent)
         return self._store_rewritten(sections, list(self._rewritten(sections)))
 
     def _rewritten(self, sections: BatchSections) -> Iterator[bytes]:
@@ -222,32 +229,42 @@ class IngressLink(LinkNode):
         batch = rewritten_batch(sections, events, self._publisher)
         return self._store(batch, sent_bytes=len(sections.payload))
 
-    def _write_later(self, sections: BatchSections) -> asyncio.Future[AppendResult]:
-        """Rewrite many events in slices; batches stay in their order."""
+    def _write_later(
+        self, steps: Iterator[BatchSections | None], is_as_sent: bool
+    ) -> asyncio.Future[AppendResult]:
+        """Find, and rewrite, many events in slices; batches stay in their order."""
         stored: asyncio.Future[AppendResult] = asyncio.get_running_loop().create_future()
         check = self._owner.claims.checked_later(self._entity, Claim.SEND)
-        self._unwritten.append(_Unwritten(sections, stored, check))
+        self._unwritten.append(_Unwritten(steps, is_as_sent, stored, check))
         if len(self._unwritten) == 1:
-            self._owner.start_task(self._write_all(), "publisher's batches")
+            self._owner.start_task(self._write_all(), "batches of many events")
         return stored
 
     async def _write_all(self) -> None:
         while self._unwritten:
             batch = self._unwritten[0]
             try:
-                events = await self._owner.sliced_work.collect(self._rewritten(batch.sections))
+                sections = await self._sections(batch.steps)
+                events = None
+                if not batch.is_as_sent:
+                    events = await self._owner.work_in_slices(self._rewritten(sections))
                 # Again, because other batches may come first: a lost right must not store anything.
                 batch.check()
                 if self._producer is not None and self._producer.stolen_error is not None:
                     raise self._producer.stolen_error
                 if self._publisher is not None:
                     self._event_hub.check_publisher(self._publisher)
-                self._store_rewritten(batch.sections, events).add_done_callback(
-                    partial(_hand_on, batch.stored)
-                )
+                stored = self._store(sections) if events is None else self._store_rewritten(sections, events)
+                stored.add_done_callback(partial(_hand_on, batch.stored))
             except Exception as error:  # Any failure is reported to the client, and logged by ``amqp_error``.
                 batch.stored.set_exception(error)
             self._unwritten.popleft()
+            await asyncio.sleep(0)  # many short ones are long work, too
+
+    async def _sections(self, steps: Iterator[BatchSections | None]) -> BatchSections:
+        sections = (await self._owner.work_in_slices(steps))[-1]
+        assert sections is not None
+        return sections
 
     def _store(
         self, sections: BatchSections, *, sent_bytes: int | None = None
@@ -329,9 +346,12 @@ class IngressLink(LinkNode):
 
 @dataclass(frozen=True, slots=True)
 class _Unwritten:
-    """A batch whose events are rewritten in slices."""
+    """A batch whose events are found, and rewritten, in slices."""
 
-    sections: BatchSections
+    steps: Iterator[BatchSections | None]
+    """See ``split_message``."""
+    is_as_sent: bool
+    """Whether its events are stored as they were sent, not rewritten."""
     stored: asyncio.Future[AppendResult]
     check: Callable[[], None]
     """Raises UnauthorizedError if the connection's right to send it is gone."""

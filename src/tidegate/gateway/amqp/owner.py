@@ -5,14 +5,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import Any, Protocol, TypeVar
 
 from tidegate.amqp.events import Delivery
 from tidegate.amqp.link import SenderLink
 from tidegate.amqp.performatives import Error
 from tidegate.gateway.amqp.claims import ConnectionClaims
-from tidegate.transport.sliced_work import SlicedWork
+
+T = TypeVar("T")
 
 
 class LinkNode:
@@ -50,9 +51,8 @@ class NodeOwner(Protocol):
     claims: ConnectionClaims
     """The rights of the connection."""
 
-    @property
-    def sliced_work(self) -> SlicedWork:
-        """Runs long work."""
+    async def work_in_slices(self, items: Iterator[T]) -> list[T]:
+        """``SlicedWork.collect``, on behalf of the client's address."""
 
     @property
     def is_writable(self) -> bool:
