@@ -42,6 +42,10 @@ def _json_batch() -> bytes:
     return _post(json.dumps(events).encode(), b"application/vnd.microsoft.servicebus.json")
 
 
+_SLOW_EVENT: Final = b'[{"Body": "x", "X": [' + b"[]," * 600_000 + b"0]}]"
+"""It took the standard library's decoder 0.2 s."""
+
+
 def _asking(connections: int, request: bytes, *, is_repeated: bool = True) -> Program:
     """Connections that send a request and read the answer, again and again or once."""
 
@@ -111,6 +115,12 @@ FLOODS: Final = (
         7,
         "10 connections that post batches of 8,000 events in JSON",
         _asking(10, _json_batch()),
+    ),
+    Flood(
+        "slow-json",
+        7,
+        "10 connections that post an event of 2 MB with a list of lists",
+        _asking(10, _post(_SLOW_EVENT, b"application/vnd.microsoft.servicebus.json")),
     ),
     Flood("slow-http", 8, "1,100 connections that send a byte of a header each second", _SLOW),
     Flood("slow-http-network", 8, "the same, as from another machine", _SLOW, settings=FROM_NETWORK),

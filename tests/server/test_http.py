@@ -538,8 +538,10 @@ def test_what_was_taken_away_while_a_batch_is_parsed_counts(
     async def create_policy(server: TidegateServer) -> str:
         collect = SlicedWork.collect
 
-        async def collect_and_take_away(work: SlicedWork, items: Iterator[bytes]) -> list[bytes]:
-            found = await collect(work, items)
+        async def collect_and_take_away(
+            work: SlicedWork, items: Iterator[bytes | None], *, address: object
+        ) -> list[bytes]:
+            found = await collect(work, items, address=address)
             await server.broker.regenerate_key(event_hub, "sender")
             return found
 

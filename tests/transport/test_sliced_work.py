@@ -7,20 +7,37 @@ from collections.abc import Iterator
 
 import pytest
 
-from tidegate.transport import sliced_work
 from tidegate.transport.sliced_work import SlicedWork
 from tidegate.transport.tasks import TaskOwner
+from tidegate.transport.turns import Turns
 
 
-async def test_others_have_their_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between slices the loop runs, whoever works; two pieces of work have a slice each in turn."""
-    monkeypatch.setattr(sliced_work, "SLICE_S", 0.0)
-    work, order, turns = SlicedWork(), list[str](), 0
+class _SteppingClock:
+    """Passes a little more than a slice each time that somebody looks."""
 
-    def items(name: str) -> Iterator[int]:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def monotonic(self) -> float:
+        """Seconds."""
+        self.now_s += 0.00101
+        return self.now_s
+
+
+def _sliced_work() -> SlicedWork:
+    """Work in which each item takes a slice."""
+    call_soon = asyncio.get_running_loop().call_soon
+    return SlicedWork(Turns(monotonic=_SteppingClock().monotonic, call_soon=call_soon))
+
+
+async def test_others_have_their_turns() -> None:
+    """Between slices the loop runs, and other addresses' work has a slice each in turn."""
+    work, order, turns = _sliced_work(), list[str](), 0
+
+    def items(name: str) -> Iterator[int | None]:
         for number in range(50):
             order.append(name)
-            yield number
+            yield None if number % 2 else number
 
     async def count() -> None:
         nonlocal turns
@@ -30,31 +47,39 @@ async def test_others_have_their_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 
     tasks = TaskOwner("test")
     tasks.start(count(), name="count")
-    first, second = await asyncio.gather(work.collect(items("a")), work.collect(items("b")))
+    first, second = await asyncio.gather(
+        work.collect(items("a"), address=1), work.collect(items("b"), address=2)
+    )
     await tasks.close()
-    assert first == second == list(range(50))
-    assert order == ["a", "b"] * 50
+    assert first == second == list(range(0, 50, 2))
+    assert all(abs(order[:end].count("a") - order[:end].count("b")) <= 2 for end in range(len(order)))
     assert turns >= 100
 
 
-async def test_addresses_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Protects the one piece of work of a peer from the many of another."""
-    monkeypatch.setattr(sliced_work, "SLICE_S", 0.0)
-    work, order = SlicedWork(), list[str]()
+async def test_an_address_with_much_work_waits_for_another() -> None:
+    """Twenty pieces of work of one address have together as much as the only one of another."""
+    work, done = _sliced_work(), dict[str, int]()
+    pieces = {f"many-{number}": 1 for number in range(20)} | {"one": 2}
+    steps = 0
 
-    def items(name: str) -> Iterator[int]:
-        for number in range(20):
-            order.append(name)
-            yield number
+    async def collect(name: str) -> None:
+        def items() -> Iterator[int]:
+            nonlocal steps
+            for number in range(50):
+                steps += 1
+                yield number
 
-    many = [work.collect(items("many"), address=1) for _ in range(10)]
-    await asyncio.gather(*many, work.collect(items("one"), address=2))
-    assert order[:40].count("one") >= 19
+        await work.collect(items(), address=pieces[name])
+        done[name] = steps
+
+    await asyncio.gather(*map(collect, pieces))
+    assert done["one"] <= 50 + 50 + 21
+    assert min(done[name] for name in pieces if name != "one") > 500
 
 
 async def test_a_failure_frees_the_way() -> None:
     """What raises in the middle is told to who asked, and others go on."""
-    work = SlicedWork()
+    work = _sliced_work()
 
     def failing() -> Iterator[int]:
         yield 1
@@ -65,10 +90,28 @@ async def test_a_failure_frees_the_way() -> None:
     assert await work.collect(iter([1, 2])) == [1, 2]
 
 
-async def test_short_work_does_not_wait_for_long_work(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cancelled_work_is_not_continued() -> None:
+    """Who gives up leaves nothing behind that takes turns."""
+    work, steps = _sliced_work(), list[int]()
+
+    def items() -> Iterator[int]:
+        for number in range(1000):
+            steps.append(number)
+            yield number
+
+    async with TaskOwner("test") as tasks:
+        task = tasks.start(work.collect(items()), name="given up")
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        before = len(steps)
+        assert await work.collect(iter([1, 2, 3])) == [1, 2, 3]
+        assert len(steps) == before
+
+
+async def test_short_work_does_not_wait_for_long_work() -> None:
     """Somebody who signs in does not wait until another's form of megabytes is read."""
-    monkeypatch.setattr(sliced_work, "SLICE_S", 0.0)
-    work = SlicedWork()
+    work = _sliced_work()
     async with TaskOwner("test") as tasks:
         long = tasks.start(work.collect(iter(range(1000))), name="long")
         await asyncio.sleep(0)

@@ -84,8 +84,18 @@ class ConsoleApp:
     To stop: ``end_streams``, then close the gateway, then ``close``.
     """
 
-    def __init__(self, views: Views, *, clock: Clock, proxies: TrustedProxies, budget: MemoryBudget) -> None:
-        """proxies: trusted to report their clients' addresses. budget: counts the memory of forms."""
+    def __init__(
+        self,
+        views: Views,
+        *,
+        clock: Clock,
+        proxies: TrustedProxies,
+        budget: MemoryBudget,
+        sliced_work: SlicedWork,
+    ) -> None:
+        """proxies: trusted to report their clients' addresses. budget: counts the memory of forms.
+        sliced_work: decodes them.
+        """
         sessions = Sessions(views.access, clock, proxies)
         tasks = TaskOwner("console pages")
         self.console = Console(views.access, sessions, LiveStreams(sessions), clock, tasks)
@@ -94,7 +104,10 @@ class ConsoleApp:
         routes += page_routes(self.console, views)
         self.application = Starlette(
             routes=routes,
-            middleware=[Middleware(_Headers), Middleware(_SignedIn, console=self.console, budget=budget)],
+            middleware=[
+                Middleware(_Headers),
+                Middleware(_SignedIn, console=self.console, budget=budget, sliced_work=sliced_work),
+            ],
             exception_handlers={
                 HTTPException: answer_of_exception,
                 TidegateError: answer_of_exception,
@@ -195,11 +208,11 @@ class _Headers:
 class _SignedIn:
     """Requires a session, except for signing in."""
 
-    def __init__(self, app: ASGIApp, console: Console, budget: MemoryBudget) -> None:
+    def __init__(self, app: ASGIApp, console: Console, budget: MemoryBudget, sliced_work: SlicedWork) -> None:
         self._app = app
         self._console = console
         self._budget = budget
-        self._sliced_work = SlicedWork()
+        self._sliced_work = sliced_work
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope)

@@ -250,7 +250,9 @@ class TidegateServer:
                 settings.redrive_pipelines,
             )
             views = await stack.enter_async_context(open_views(parts))
-            console = ConsoleApp(views, clock=self._clock, proxies=proxies, budget=amqp.budget)
+            console = ConsoleApp(
+                views, clock=self._clock, proxies=proxies, budget=amqp.budget, sliced_work=amqp.sliced_work
+            )
             # Closed after the HTTP server: a page that is still being served may start a task.
             stack.push_async_callback(console.close)
         http = HttpGateway(

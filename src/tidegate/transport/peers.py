@@ -143,6 +143,12 @@ def site_of(address: IpAddress) -> tuple[int, int]:
     return address.version, bits if address.version == 4 else bits >> _IPV6_HOST_BITS
 
 
+def site_at(host: str | None) -> tuple[int, int] | None:
+    """``site_of`` an address that ``parse_address`` takes; None if invalid."""
+    address = parse_address(host)
+    return None if address is None else site_of(address)
+
+
 def peer_name_of(transport: asyncio.BaseTransport) -> str:
     """The peer for logs: ``address:port``."""
     peer = transport.get_extra_info("peername")
@@ -157,8 +163,7 @@ def address_in(peer_name: str) -> str:
 
 def site_in(peer_name: str) -> tuple[int, int] | None:
     """``site_of`` the address in a stream's ``peer_name``; None without an address."""
-    address = parse_address(address_in(peer_name))
-    return None if address is None else site_of(address)
+    return site_at(address_in(peer_name))
 
 
 def is_from_this_machine(

@@ -1,4 +1,4 @@
-"""Long work on the event loop, a millisecond at a time, so that other connections do not wait longer.
+"""Long work on the event loop, in the turns of the address that causes it, so that others do not wait longer.
 
 A thread would not help: such work holds the interpreter's lock, and each turn of the event loop would wait 5
 ms for it (``sys.getswitchinterval``).
@@ -7,44 +7,50 @@ ms for it (``sys.getswitchinterval``).
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator
-from typing import Final, TypeVar
-from weakref import WeakValueDictionary
+from typing import TypeVar
 
-SLICE_S: Final = 0.001
-"""Work between two turns of the event loop (our choice)."""
+from tidegate.transport.turns import Share, Turns
 
 T = TypeVar("T")
 
 
 class SlicedWork:
-    """Consumes iterators in turn, a slice of each, so that many cost no more per turn than one, and a short
-    one does not wait for the end of a long one. Addresses take turns, and then the iterators of each.
+    """Consumes iterators, a slice of each at a time. A short one does not wait for the end of a long one, and
+    an address that causes much of such work waits for the others.
     """
 
-    def __init__(self) -> None:
-        self._lock = asyncio.Lock()
-        self._lock_of_address: WeakValueDictionary[object, asyncio.Lock] = WeakValueDictionary()
+    def __init__(self, turns: Turns | None = None) -> None:
+        """turns: None does all work immediately."""
+        self._turns = turns
 
-    async def collect(self, items: Iterator[T], *, address: object = None) -> list[T]:
-        """All items of an iterator. Each step should be short; a slice runs without interruption.
+    async def collect(self, items: Iterator[T | None], *, address: object = None) -> list[T]:
+        """All items of an iterator but None, which is a step without one. Each step should be short; a slice
+        runs without interruption. address: as of ``Share.join``, of the client that caused the work.
 
-        address: any hashable; the peer whose work it is. None: of no peer in particular.
         Raises what ``items`` raises. Cancellation: ``items`` is not advanced further.
         """
         found: list[T] = []
-        own_turn = self._lock_of_address.setdefault(address, asyncio.Lock())
-        append, clock = found.append, time.perf_counter
-        while True:
-            # In this order: of each address, one waits for the common lock, and they get it in turn.
-            async with own_turn, self._lock:
-                until = clock() + SLICE_S
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def work() -> bool:
+            try:
                 for item in items:
-                    append(item)
-                    if clock() >= until:
-                        break
-                else:
-                    return found
-                # Within the lock: one slice per turn of the event loop, for all callers together.
-                await asyncio.sleep(0)
+                    if item is not None:
+                        found.append(item)
+                    if share.is_time_over:
+                        return True
+            except Exception as error:  # whatever it is, the caller gets it
+                done.set_exception(error)
+            else:
+                done.set_result(None)
+            return False
+
+        share = Share(self._turns, work)
+        share.join(address)
+        share.serve()
+        try:
+            await done
+        finally:
+            share.close()
+        return found

@@ -21,6 +21,7 @@ from starlette.types import Message, Receive
 
 from tidegate.model.errors import InvalidArgumentError, ServerBusyError
 from tidegate.transport.memory import MemoryBudget
+from tidegate.transport.peers import site_at
 from tidegate.transport.sliced_work import SlicedWork
 
 _FIELDS_MAX: Final = 100
@@ -66,7 +67,7 @@ async def read_form(request: Request, *, bytes_max: int) -> FormData:
                 )
                 return await parser.parse()
         if kind == b"application/x-www-form-urlencoded":
-            fields = await _urlencoded(await request.body(), request.state.sliced_work)
+            fields = await _urlencoded(await request.body(), request)
             return FormData([*fields])
         return FormData()
     except MultiPartException as error:
@@ -126,13 +127,15 @@ class _Parser(MultiPartParser):
         super().on_headers_finished()
 
 
-async def _urlencoded(body: bytes, sliced_work: SlicedWork) -> list[tuple[str, str]]:
+async def _urlencoded(body: bytes, request: Request) -> list[tuple[str, str]]:
     if body.count(b"&") >= _FIELDS_MAX:
         raise InvalidArgumentError(f"The form has more than {_FIELDS_MAX} fields.")
     fields = [field.partition(b"=")[::2] for field in body.split(b"&") if field]
     encoded = [part for field in fields for part in field]
     found = [bytearray() for _ in encoded]
-    for index, piece in await sliced_work.collect(_decoded_pieces(encoded)):
+    sliced_work: SlicedWork = request.state.sliced_work
+    address = None if request.client is None else site_at(request.client.host)
+    for index, piece in await sliced_work.collect(_decoded_pieces(encoded), address=address):
         found[index] += piece
     decoded = [part.decode(errors="replace") for part in found]
     return list(zip(decoded[::2], decoded[1::2], strict=True))

@@ -233,7 +233,7 @@ class ConnectionHandler:
             return False
         return self._driver is not None and self._driver.is_writable
 
-    async def work_in_slices(self, items: Iterator[T]) -> list[T]:
+    async def work_in_slices(self, items: Iterator[T | None]) -> list[T]:
         """``SlicedWork.collect``, on behalf of the client's address."""
         return await self._owner.sliced_work.collect(items, address=site_in(self._peer_name))
 

@@ -262,9 +262,7 @@ class IngressLink(LinkNode):
             await asyncio.sleep(0)  # many short ones are long work, too
 
     async def _sections(self, steps: Iterator[BatchSections | None]) -> BatchSections:
-        sections = (await self._owner.work_in_slices(steps))[-1]
-        assert sections is not None
-        return sections
+        return (await self._owner.work_in_slices(steps))[-1]
 
     def _store(
         self, sections: BatchSections, *, sent_bytes: int | None = None

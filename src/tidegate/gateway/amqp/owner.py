@@ -51,7 +51,7 @@ class NodeOwner(Protocol):
     claims: ConnectionClaims
     """The rights of the connection."""
 
-    async def work_in_slices(self, items: Iterator[T]) -> list[T]:
+    async def work_in_slices(self, items: Iterator[T | None]) -> list[T]:
         """``SlicedWork.collect``, on behalf of the client's address."""
 
     @property

@@ -82,8 +82,6 @@ class AmqpGateway:
         self.idle_limits = idle_limits
         self.admission = admission or Admission()
         self.budget = MemoryBudget(sys.maxsize) if budget is None else budget
-        self.sliced_work = SlicedWork()
-        """Runs long work of all clients, whatever their protocol."""
         self._connection_unacknowledged_bytes_max = unacknowledged_bytes_max
         self._unacknowledged_bytes = 0
         self._tasks = TaskOwner("AMQP gateway")
@@ -101,6 +99,8 @@ class AmqpGateway:
         )
         self.turns = self._server.turns
         """The turns in which connections are served."""
+        self.sliced_work = SlicedWork(self.turns)
+        """Runs long work of all clients, whatever their protocol."""
         self._is_stopping = False
         self._opened_connections = 0
         self._handlers: set[ConnectionHandler] = set()

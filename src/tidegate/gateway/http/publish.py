@@ -27,9 +27,10 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from tidegate.amqp.encode import encode_value
-from tidegate.broker import Broker, Claim, EventHub, Partition
-from tidegate.gateway.http.authorization import RequestAuthorizer
+from tidegate.broker import Broker, Claim, EventHub, Partition, Peer
+from tidegate.gateway.http.authorization import RequestAuthorizer, peer_of
 from tidegate.gateway.http.errors import XML, error_response, response_for
+from tidegate.gateway.http.json_batch import batch_items, partition_key
 from tidegate.gateway.http.server import HEADER_NAMES
 from tidegate.model.audience import beneath
 from tidegate.model.clock import Clock
@@ -40,8 +41,8 @@ from tidegate.model.errors import (
     TidegateError,
 )
 from tidegate.model.events import EventData, PropertyValue
-from tidegate.model.validation import utf8
 from tidegate.transport.memory import MemoryBudget
+from tidegate.transport.peers import site_at
 from tidegate.transport.sliced_work import SlicedWork
 from tidegate.wire.addresses import NodeAddress
 from tidegate.wire.batch import wrap_event
@@ -63,12 +64,6 @@ _OWN_HEADER = re.compile(
     "trailer|transfer-encoding|upgrade(-.*)?|user-agent|via|x-forwarded-.*|x-ms-retrypolicy"
 )
 """Headers with a meaning in HTTP or for proxies; the others are properties of the event."""
-
-_PROPERTIES_MAX: Final = 1000
-"""Maximum UserProperties of one event (our choice: the maximum entries of a map over AMQP)."""
-
-_DECODER: Final = json.JSONDecoder()
-_SPACE = re.compile(r"[ \t\n\r]*")
 
 _log = logging.getLogger(__name__)
 
@@ -129,7 +124,7 @@ class Publishing:
         body = await self._read_body(request, bytes_max, deadline)
         encode = _encoder(publisher)
         if is_batch:
-            sections, key = await self._parse_batch(body, encode)
+            sections, key = await self._parse_batch(body, encode, peer_of(request))
         else:
             sections, key = _parse_single(body, request, encode)
         # Again: body and parsing may take long, and a right that was lost meanwhile must not store anything.
@@ -166,16 +161,20 @@ class Publishing:
         finally:
             account.close()
 
-    async def _parse_batch(self, body: bytes, encode: _Encode) -> _Publication:
+    async def _parse_batch(self, body: bytes, encode: _Encode, peer: Peer) -> _Publication:
         keys: set[str | None] = set()
 
-        def sections() -> Iterator[bytes]:
+        def sections() -> Iterator[bytes | None]:
             # Encoded immediately: hundreds of thousands of objects would make garbage collections slow.
-            for event, key in _batch_items(_batch_text(body)):
+            for item in batch_items(body):
+                if item is None:
+                    yield None
+                    continue
+                event, key = item
                 keys.add(key)
                 yield encode(event, key)
 
-        found = await self._sliced_work.collect(sections())
+        found = await self._sliced_work.collect(sections(), address=site_at(peer.address))
         if not found:
             raise InvalidArgumentError("The batch is not a JSON list of at least one event.")
         if len(keys) > 1:
@@ -249,82 +248,8 @@ def _parse_single(body: bytes, request: Request, encode: _Encode) -> _Publicatio
     }
     text = headers.get("brokerproperties")
     broker_properties = None if text is None else _parse_json(text, "The header BrokerProperties")
-    key = _partition_key(broker_properties)
+    key = partition_key(broker_properties)
     return [encode(EventData(body, properties), key)], key
-
-
-def _batch_text(body: bytes) -> str:
-    try:
-        return body.decode(json.detect_encoding(body))
-    except UnicodeDecodeError as error:
-        raise InvalidArgumentError(f"The batch is not JSON: {error}.") from error
-
-
-def _batch_items(text: str) -> Iterator[tuple[EventData, str | None]]:
-    """The events of a batch, each with its partition key, one at a time; accepts what ``json.loads`` does."""
-    position = _skip_space(text, 0)
-    if text[position : position + 1] != "[":
-        _parse_json(text, "The batch")
-        raise InvalidArgumentError("The batch is not a JSON list of at least one event.")
-    position = _skip_space(text, position + 1)
-    number, closing = 0, text[position : position + 1]
-    while closing != "]":
-        try:
-            item, position = _DECODER.raw_decode(text, position)
-        except (ValueError, RecursionError) as error:
-            raise InvalidArgumentError(f"The batch is not JSON: {error}.") from error
-        yield _batch_item(number, item)
-        number += 1
-        position = _skip_space(text, position)
-        closing = text[position : position + 1]
-        if closing not in (",", "]"):
-            raise InvalidArgumentError(f"The batch is not JSON: ',' or ']' is missing at {position}.")
-        if closing == ",":
-            position = _skip_space(text, position + 1)
-    position = _skip_space(text, position + 1)
-    if position < len(text):
-        raise InvalidArgumentError(f"The batch is not JSON: something follows its end at {position}.")
-
-
-def _batch_item(number: int, item: object) -> tuple[EventData, str | None]:
-    if not isinstance(item, dict) or not isinstance(item.get("Body"), str):
-        raise InvalidArgumentError(f"The Body of event {number} of the batch must be a string.")
-    properties = item.get("UserProperties") or {}
-    if not isinstance(properties, dict) or any(
-        isinstance(value, (list, dict)) for value in properties.values()
-    ):
-        raise InvalidArgumentError(
-            f"The UserProperties of event {number} of the batch are not an object of plain values."
-        )
-    if len(properties) > _PROPERTIES_MAX:
-        raise InvalidArgumentError(
-            f"Event {number} of the batch has {len(properties)} UserProperties, more than {_PROPERTIES_MAX}."
-        )
-    for text in (*properties, *properties.values()):
-        if isinstance(text, str):
-            utf8(text, f"A UserProperty of event {number}")
-    event = EventData(utf8(item["Body"], f"The Body of event {number}"), properties)
-    return event, _partition_key(item.get("BrokerProperties"))
-
-
-def _skip_space(text: str, position: int) -> int:
-    match = _SPACE.match(text, position)
-    assert match is not None  # it may be empty
-    return match.end()
-
-
-def _partition_key(broker_properties: object) -> str | None:
-    if broker_properties is None:
-        return None
-    if not isinstance(broker_properties, dict):
-        raise InvalidArgumentError("BrokerProperties is not a JSON object.")
-    key = broker_properties.get("PartitionKey")
-    if key is None:
-        return None
-    if not isinstance(key, str):
-        raise InvalidArgumentError("The PartitionKey must be a string.")
-    utf8(key, "The PartitionKey")
-    return key
 
 
 def _parse_json(text: str | bytes, what: str) -> object:
