@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import socket
 import threading
 from collections.abc import Iterator, Sequence
 from datetime import datetime
@@ -25,6 +26,7 @@ from tidegate.model.errors import (
     BrokenError,
     DatabaseUnavailableError,
     EventHubReplacedError,
+    PartitionPausedError,
     PartitionStoppedError,
 )
 from tidegate.model.events import ReceivedEvent
@@ -39,7 +41,7 @@ from tidegate.processor import (
     TransactionalProcessor,
     TransactionContext,
 )
-from tidegate.sql import Database, SqlStore
+from tidegate.sql import Database, DeadLetters, SqlStore
 from tidegate.testing.hub import HubService
 
 metadata = MetaData()
@@ -99,6 +101,36 @@ async def test_rows_and_checkpoint_are_committed_together(
                 await until(lambda: _rows(database) == list(range(10 * round_)))  # noqa: B023
                 await until(lambda: subject.host.statistics().events_processed == 10)  # noqa: B023
             assert subject.reported == []
+    finally:
+        await store.close()
+
+
+async def test_an_outage_of_what_a_handler_calls_pauses_its_partition(
+    hub_service: HubService, hub: str, database: Database
+) -> None:
+    """Nobody listens, for a while: the partition says so, makes no dead letter, and continues by itself."""
+    service = socket.create_server(("127.0.0.1", 0))
+    address = service.getsockname()
+
+    def call(context: TransactionContext, events: Sequence[ReceivedEvent]) -> None:
+        for event in events:
+            _write(context, [event])
+            socket.create_connection(address, timeout=30).close()
+
+    store = SqlStore(database)
+    subject = Subject(hub_service, hub, store, transactional=True)
+    service.close()
+    await publish(hub_service, hub, 500)
+    try:
+        async with subject.host.running(call):
+            await until(lambda: subject.state is PartitionState.PAUSED)
+            (found,) = subject.host.statistics().partitions.values()
+            assert isinstance(found.error, PartitionPausedError)
+            async with await asyncio.start_server(lambda reader, writer: writer.close(), *address):
+                await until(lambda: _rows(database) == list(range(500)))
+                await until(lambda: subject.state is PartitionState.RUNNING)
+        assert [type(error) for error in subject.reported] == [PartitionPausedError]
+        assert DeadLetters(database).list() == []
     finally:
         await store.close()
 

@@ -95,7 +95,7 @@ MACHINES: Final[tuple[Machine, ...]] = (
         "The states that `HostStatistics` reports. A pump ends when its lease is lost or the host stops.",
         _P.STARTING.value,
         _steps(PUMP_STEPS),
-        rows=((_P.STARTING,), (_P.RUNNING,), (_P.STOPPED, _P.STALLED)),
+        rows=((_P.STARTING,), (_P.RUNNING, _P.PAUSED), (_P.STOPPED, _P.STALLED)),
     ),
     Machine(
         "pipeline",

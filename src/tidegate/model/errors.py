@@ -198,6 +198,10 @@ class EventHubReplacedError(TidegateError, fault=Fault.STATE):
     """The event hub was deleted and recreated: the checkpoint's sequence numbers belong to the old one."""
 
 
+class PartitionPausedError(TidegateError, is_transient=True):
+    """A partition pauses: what its handler calls does not answer, or too many of its events fail."""
+
+
 class PartitionStoppedError(TidegateError, fault=Fault.CALLER):
     """A handler failed and the policy is to stop: the partition's checkpoint stays before that event."""
 

@@ -25,13 +25,32 @@ class FailureAction(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FailurePolicy:
-    """Retries, then an action. The default writes a dead letter without retrying."""
+    """What is the event's fault: retries, then an action. The default writes a dead letter without retrying.
+
+    An outage of what the handler calls is not: after one of ``outage_errors``, or an error caused by one, the
+    transaction is rolled back, the partition pauses, and one event is tried, until it succeeds. An event that
+    still fails so while most others succeed is at fault.
+    """
 
     action: FailureAction = FailureAction.DEAD_LETTER
     retry: RetryPolicy = field(default=NO_RETRY)
     """Retries of a failed batch. Its transaction is rolled back before each wait, so it holds no locks."""
     is_payload_copied: bool = False
     """Whether a dead letter keeps a copy of its event, which outlives the log's retention."""
+    outage_errors: tuple[type[BaseException], ...] = ()
+    """Types of errors that mean an outage, besides ConnectionError and TimeoutError; such as
+    ``psycopg.OperationalError``."""
+    dead_letters_per_minute: int | None = 1000
+    """Failed events of a partition that become dead letters in a minute; with more, the partition pauses
+    (our choice: a fault in the handler would otherwise dead-letter everything). None: no limit."""
+
+    def __post_init__(self) -> None:
+        check_positive("dead_letters_per_minute", self.dead_letters_per_minute)
+
+    @property
+    def outages(self) -> tuple[type[BaseException], ...]:
+        """All types of errors that mean an outage."""
+        return (ConnectionError, TimeoutError, *self.outage_errors)
 
 
 class PositionLostPolicy(StrEnum):

@@ -17,6 +17,8 @@ class PartitionState(StrEnum):
     """Its handler or receiver is being opened, for the first time or again."""
     RUNNING = "running"
     """Events are read and handled."""
+    PAUSED = "paused"
+    """What its handler calls does not answer, or too many events failed; it continues by itself."""
     STOPPED = "stopped"
     """An error stopped it; the host keeps the lease, because another host would get the same error."""
     STALLED = "stalled"

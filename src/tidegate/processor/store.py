@@ -60,8 +60,9 @@ class PartitionTransactions(Protocol):
 
         is_gap_allowed: the events between the checkpoint and ``start`` are known to be lost.
         Raises FencedError (a newer owner has committed: nothing was written), ``PartitionStoppedError`` (the
-        policy is to stop), DatabaseUnavailableError (nothing was written unless the message says so; the same
-        batch may be run again), DatabaseError.
+        policy is to stop), PartitionPausedError (an outage, or too many dead letters: run the same batch
+        again later; its first events may be committed), DatabaseUnavailableError (nothing was written unless
+        the message says so; the same batch may be run again), DatabaseError.
         Cancellation: waits for the running transaction to end, so that transactions never overlap.
         """
         ...

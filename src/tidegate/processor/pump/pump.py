@@ -111,7 +111,7 @@ class PartitionPump:
     async def _run(self) -> None:
         tries = 0
         while self._stop_reason is None:
-            session = PartitionSession(self._environment, self._lease, self._progress, self._receiver_opened)
+            session = PartitionSession(self._environment, self._lease, self._progress, self._session_stepped)
             error, is_abandoned = await self._attend(session)
             if self._stop_reason is not None:
                 await self._close(session, self._stop_reason, None, is_abandoned=is_abandoned)
@@ -138,9 +138,9 @@ class PartitionPump:
     def _take(self, step: PumpStep) -> None:
         self._state = PUMP_STEPS.get((self._state, step), self._state)
 
-    def _receiver_opened(self, session: PartitionSession) -> None:
+    def _session_stepped(self, session: PartitionSession, step: PumpStep) -> None:
         if session is self.session:  # not abandoned
-            self._take(PumpStep.OPEN)
+            self._take(step)
 
     async def _attend(self, session: PartitionSession) -> tuple[Exception | None, bool]:
         """Run a session; returns its error (None: stopped), and whether it was abandoned."""

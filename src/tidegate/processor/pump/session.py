@@ -33,6 +33,7 @@ from tidegate.model.errors import (
     EventHubReplacedError,
     FencedError,
     InvalidArgumentError,
+    PartitionPausedError,
     PartitionStoppedError,
     PositionOutOfRangeError,
     StoreError,
@@ -56,6 +57,7 @@ from tidegate.processor.pump.starting import (
     find_loss,
     refused_position,
 )
+from tidegate.processor.pump.states import PumpStep
 from tidegate.processor.registration import Processor, Registration
 from tidegate.processor.store import ProcessorStore, TransactionalStore
 from tidegate.transport.tasks import TaskOwner
@@ -125,10 +127,10 @@ class PartitionSession:
         environment: PumpEnvironment,
         lease: Lease,
         progress: PartitionProgress,
-        on_open: Callable[[PartitionSession], None],
+        on_step: Callable[[PartitionSession, PumpStep], None],
     ) -> None:
-        """on_open: called with this session each time its receiver is open."""
-        self._on_open = on_open
+        """on_step: called with this session when its receiver is open, it pauses or resumes."""
+        self._on_step = on_step
         self.progress = progress
         self.partition_id = lease.partition_id
         self.has_read = False
@@ -150,6 +152,7 @@ class PartitionSession:
         self._receiver: PartitionReceiver | None = None
         self._task: asyncio.Task[None] | None = None
         self._is_stopping = False
+        self._is_paused = False
         self._call_depth = 0
         self._event_hub_created_at_ms = 0
         self._checkpointed_at = environment.clock.monotonic()
@@ -269,7 +272,7 @@ class PartitionSession:
         self.progress.next_sequence_number = start.next_sequence_number
         self._remember_first()
         self.has_read = True
-        self._on_open(self)
+        self._on_step(self, PumpStep.OPEN)
         self.activity += 1
         self._environment.served()
 
@@ -350,12 +353,20 @@ class PartitionSession:
                 await self._after_failure(error, tries)
         if events:
             self._note_processed(events)
+        if self._is_paused:
+            self._is_paused = False
+            _logger.warning("Partition %s of %s continues", self.partition_id, self._environment.group)
+            self._on_step(self, PumpStep.RESUME)
         if self._context is not None and self._context.fenced is not None:
             raise self._context.fenced
 
     async def _after_failure(self, error: Exception, tries: int) -> None:
         environment = self._environment
         self.progress.error = error
+        if isinstance(error, PartitionPausedError) and not self._is_paused:
+            self._is_paused = True
+            self._on_step(self, PumpStep.PAUSE)
+            environment.report(error, self.partition_id)
         _logger.warning(
             "Partition %s of %s: a batch failed (%s: %s) and comes again",
             self.partition_id,

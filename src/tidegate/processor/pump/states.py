@@ -29,6 +29,8 @@ class PumpStep(StrEnum):
     """A transition of a pump; the value is its label in the diagram."""
 
     OPEN = "receiver is open"
+    PAUSE = "outage"
+    RESUME = "outage is over"
     STALL = "no progress"
     RESTART = "session ended"
     REACQUIRE = "new epoch"
@@ -47,6 +49,10 @@ PUMP_STEPS: Final[Mapping[tuple[PartitionState, PumpStep], PartitionState]] = {
     (_S.STARTING, _P.LOSE): _S.STOPPED,
     (_S.RUNNING, _P.STALL): _S.STALLED,
     (_S.RUNNING, _P.RESTART): _S.STARTING,
+    (_S.RUNNING, _P.PAUSE): _S.PAUSED,
+    (_S.PAUSED, _P.RESUME): _S.RUNNING,
+    (_S.PAUSED, _P.STALL): _S.STALLED,
+    (_S.PAUSED, _P.RESTART): _S.STARTING,
     (_S.STALLED, _P.REACQUIRE): _S.STARTING,
     (_S.STALLED, _P.LOSE): _S.STOPPED,
 }

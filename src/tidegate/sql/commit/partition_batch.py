@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -40,10 +40,17 @@ class PartitionBatch:
         return self.table, replace(self.scope, partition_id="", start=0, until=0, is_gap_allowed=False)
 
 
-def handled_batch(pipeline: Pipeline, scope: BatchScope, events: Sequence[ReceivedEvent]) -> PartitionBatch:
+def handled_batch(
+    pipeline: Pipeline,
+    scope: BatchScope,
+    events: Sequence[ReceivedEvent],
+    *,
+    on_failure: Callable[[BaseException], None] | None = None,
+) -> PartitionBatch:
     """Run the pipeline's handler over ``events``; those for which it fails become dead letters.
 
-    events: ascending, within ``scope``, not necessarily all of it.
+    events: ascending, within ``scope``, not necessarily all of it. on_failure: called with each failure;
+    what it raises ends the run.
     Raises InvalidArgumentError (events out of order or range), BatchResultError (see ``ArrowHandler``).
     """
     scope.check_events(events)
@@ -51,6 +58,8 @@ def handled_batch(pipeline: Pipeline, scope: BatchScope, events: Sequence[Receiv
     letters: list[NewDeadLetter] = []
 
     def fail(event: ReceivedEvent, error: BaseException) -> None:
+        if on_failure is not None:
+            on_failure(error)
         letters.append(NewDeadLetter.from_exception(event, error, is_payload_copied=copied))
 
     groups = handle_events(pipeline, events, fail)

@@ -5,6 +5,10 @@ cannot commit. ``process`` has ``engine`` run a transaction with the handler in 
 transaction is rolled back and retried after the policy's delays. After the last retry, a careful transaction
 finds the events that fail (``event_runs``); the policy's action applies to them.
 
+If it fails because of an outage (``outages``), nothing is committed and ``process`` raises; the next call
+tries one event, and the others only if the outage is over. If the first event fails again and another one
+succeeds, the first is at fault, not an outage.
+
 A ``Pipeline`` whose failed events simply become dead letters runs before anything is locked (``batch``).
 """
 
@@ -19,9 +23,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Final, TypeVar
 
-from tidegate.model.errors import PartitionStoppedError
+from tidegate.model.errors import PartitionPausedError, PartitionStoppedError
 from tidegate.model.events import ReceivedEvent
 from tidegate.processor.checkpoint import check_same_hub
 from tidegate.processor.handlers import PartitionContext
@@ -44,6 +48,7 @@ from tidegate.sql.handlers.event_runs import (
     repeat_carefully,
 )
 from tidegate.sql.handlers.forms import HandlerForm
+from tidegate.sql.handlers.outages import DeadLetterBudget, OutageError, OutageWatch
 from tidegate.sql.handlers.pipeline import Pipeline
 
 T = TypeVar("T")
@@ -76,6 +81,10 @@ class SqlTransactions:
         self._event_hub_created_at_ms = event_hub_created_at_ms
         self._random = random_ or random.Random()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"tidegate partition {lease.partition_id}")
+        self._budget = DeadLetterBudget(self._policy.dead_letters_per_minute)
+        self._has_outage = False
+        self._done_until = 0
+        """One past the last sequence number that was committed here."""
         self._running: UnitOfWork | None = None
         """The running transaction, for ``abandon``."""
         self._is_abandoned = False
@@ -111,23 +120,100 @@ class SqlTransactions:
             self._form.name,
         )
         scope.check_events(events)
+        try:
+            outcome = await (self._resume if self._has_outage else self._attempt)(scope, events)
+        except OutageError as outage:
+            self._has_outage = True
+            raise self._paused(outage) from outage.__cause__
+        self._has_outage = False
+        return outcome
+
+    async def _attempt(
+        self, scope: BatchScope, events: Sequence[ReceivedEvent], *, is_outage_over: bool = False
+    ) -> TransactionOutcome:
+        """Commit a batch. Raises OutageError.
+
+        is_outage_over: True: an event that fails as in an outage may be at fault.
+        """
         pipeline, retry = self._form.pipeline, self._policy.retry
+        watched = len(events) if is_outage_over else None
         is_simple = self._policy.action is FailureAction.DEAD_LETTER and not retry.retries_max
-        if pipeline is not None and is_simple:
-            return await self._in_thread(partial(self._commit_rows, pipeline, scope, events))
+        if pipeline is not None and is_simple and not is_outage_over:
+            done = await self._in_thread(partial(self._commit_rows, pipeline, scope, events))
+            if done is not None:
+                return done
         for retries_done in range(retry.retries_max + 1):
             is_last = retries_done == retry.retries_max
             try:
-                return await self._in_thread(partial(self._run, scope, events, is_last=is_last))
+                return await self._in_thread(
+                    partial(self._run, scope, events, is_last=is_last, watched=watched)
+                )
             except (EventsFailedError, RowsRefusedError) as failed:
                 last_failure = failed
+            except OutageError:
+                if is_last:
+                    raise
             if not is_last:
                 fraction = self._random.random()
                 await asyncio.sleep(retry.delay_before(retries_done + 1, jitter_fraction=fraction))
         return await self._in_thread(
             partial(
-                repeat_carefully, lambda why: self._run(scope, events, is_last=True, failed=why), last_failure
+                repeat_carefully,
+                lambda why: self._run(scope, events, is_last=True, failed=why, watched=watched),
+                last_failure,
             )
+        )
+
+    async def _resume(self, scope: BatchScope, events: Sequence[ReceivedEvent]) -> TransactionOutcome:
+        """Commit a batch after an outage: its first event, and the others if that succeeds."""
+        done = _index_of(events, self._done_until)
+        scope, events = (
+            replace(scope, start=max(scope.start, min(self._done_until, scope.until))),
+            events[done:],
+        )
+        if not events:
+            return await self._attempt(scope, events)
+        until = events[0].sequence_number + 1
+        try:
+            first = await self._attempt(replace(scope, until=until), events[:1])
+        except OutageError:
+            others = events[1:]
+            if not others or not await self._in_thread(partial(self._succeeds, self._random.choice(others))):
+                raise
+            first = TransactionOutcome(0, 0, 0, 0, scope.start)
+        else:
+            scope, events = replace(scope, start=until), events[1:]
+        if not events:
+            return replace(first, skipped=first.skipped + done)
+        rest = await self._attempt(scope, events, is_outage_over=True)
+        return TransactionOutcome(
+            first.processed + rest.processed,
+            first.dead_letters + rest.dead_letters,
+            first.parked + rest.parked,
+            first.skipped + rest.skipped + done,
+            rest.next_sequence_number,
+        )
+
+    def _succeeds(self, event: ReceivedEvent) -> bool:
+        """Whether the handler succeeds for an event; its effects are rolled back."""
+        unit = UnitOfWork(
+            self._database, self._consumer, owner=self._lease.owner, lease_epoch=self._lease.epoch
+        )
+        with unit, self._abandonable(unit):
+            try:
+                self._event_run(unit, None, None).run_whole([event], is_failure_accepted=False)
+            except (EventsFailedError, OutageError):
+                return False
+            finally:
+                unit.rollback()
+        return True
+
+    def _paused(self, outage: OutageError) -> PartitionPausedError:
+        error = outage.__cause__
+        return PartitionPausedError(
+            f"Partition {self._lease.partition_id} of {self._consumer} pauses: its handler failed with "
+            f"{type(error).__name__}: {error}. It is taken for an outage of what it calls.",
+            next_step="One event is tried until it succeeds; then the partition continues.",
         )
 
     def close(self) -> None:
@@ -179,9 +265,16 @@ class SqlTransactions:
 
     def _commit_rows(
         self, pipeline: Pipeline, scope: BatchScope, events: Sequence[ReceivedEvent]
-    ) -> TransactionOutcome:
+    ) -> TransactionOutcome | None:
+        """None: more events failed than may become dead letters."""
         pipeline = replace(pipeline, is_payload_copied=self._is_payload_copied)
-        (result,) = commit_batches(self._database, [handled_batch(pipeline, scope, events)])
+        watch = OutageWatch(self._policy)
+        batch = handled_batch(pipeline, scope, events, on_failure=watch.failed)
+        left = self._budget.left(self._database.clock.monotonic())
+        if left is not None and len(batch.dead_letters) > left:
+            return None
+        (result,) = commit_batches(self._database, [batch])
+        self._budget.spend(result.dead_letters, self._database.clock.monotonic())
         skipped = _index_of(events, result.start_sequence_number)
         processed = len(events) - skipped - result.dead_letters
         return TransactionOutcome(processed, result.dead_letters, 0, skipped, result.until_sequence_number)
@@ -193,19 +286,24 @@ class SqlTransactions:
         *,
         is_last: bool,
         failed: TransactionFailure | None = None,
+        watched: int | None = None,
     ) -> TransactionOutcome:
         """Run the handler in one transaction. Raises a TransactionFailure if it has to be run again.
 
-        is_last: no retry is left. failed: why the previous one failed, which makes this one careful.
+        is_last: no retry is left. failed: why the previous one failed, which makes this one careful. watched:
+        see ``OutageWatch``.
         """
         outcome = RunOutcome()
         skipped = len(events)
+        is_stopping = self._policy.action is FailureAction.STOP
+        failures_max = 0 if is_stopping else self._budget.left(self._database.clock.monotonic())
 
         def write(unit: UnitOfWork, shares: list[Share]) -> None:
             nonlocal outcome, skipped
             (share,) = shares
             skipped = _index_of(events, share.first)
-            run, todo = self._event_run(unit), events[skipped:]
+            todo = events[skipped:]
+            run = self._event_run(unit, failures_max, OutageWatch(self._policy, watched))
             if failed is None:
                 outcome = run.run_whole(todo, is_failure_accepted=is_last)
             else:
@@ -222,8 +320,15 @@ class SqlTransactions:
         if share.is_done:
             assert share.checkpoint is not None
             return TransactionOutcome(0, 0, 0, len(events), share.checkpoint)
-        if outcome.stopped_by is not None:
+        self._done_until = share.until
+        if outcome.stopped_by is not None and is_stopping:
             raise self._stopped(outcome.stopped_by) from outcome.stopped_by.error
+        now = self._database.clock.monotonic()
+        self._budget.spend(outcome.failures, now)
+        if outcome.stopped_by is not None:
+            raise self._over_budget(
+                outcome.stopped_by, self._budget.wait_s(now)
+            ) from outcome.stopped_by.error
         return TransactionOutcome(
             outcome.processed, len(outcome.dead_lettered), len(outcome.held), skipped, share.until
         )
@@ -244,7 +349,7 @@ class SqlTransactions:
         finally:
             self._running = None
 
-    def _event_run(self, unit: UnitOfWork) -> EventRun:
+    def _event_run(self, unit: UnitOfWork, failures_max: int | None, outages: OutageWatch | None) -> EventRun:
         order: KeyOrder | None = None
         if self._policy.action is FailureAction.PARK_KEY:
             with unit.translating("looking for parked keys"):
@@ -261,13 +366,25 @@ class SqlTransactions:
             self._context,
             order=order,
             is_payload_copied=self._is_payload_copied,
-            is_stopped_by_failure=self._policy.action is FailureAction.STOP,
+            failures_max=failures_max,
+            outages=outages,
         )
 
     @property
     def _is_payload_copied(self) -> bool:
         pipeline = self._form.pipeline
         return self._policy.is_payload_copied or (pipeline is not None and pipeline.is_payload_copied)
+
+    def _over_budget(self, stopped_by: DeadLettered, wait_s: float) -> PartitionPausedError:
+        letter = stopped_by.letter
+        return PartitionPausedError(
+            f"Partition {self._lease.partition_id} of {self._consumer} pauses before event "
+            f"{letter.sequence_number}: {self._policy.dead_letters_per_minute} of its events became dead "
+            f"letters within a minute, and this one failed with {letter.error_type}: {letter.reason}.",
+            next_step="It continues when the minute is over. Correct the handler, or raise "
+            "dead_letters_per_minute.",
+            retry_after_s=min(wait_s, _PAUSE_S_MAX),
+        )
 
     def _stopped(self, stopped_by: DeadLettered) -> PartitionStoppedError:
         letter = stopped_by.letter
@@ -276,6 +393,9 @@ class SqlTransactions:
             f"{letter.sequence_number}, which its handler failed for: {letter.error_type}: {letter.reason}.",
             next_step="Correct the handler or the data and start again; everything before it is committed.",
         )
+
+
+_PAUSE_S_MAX: Final = 10.0
 
 
 def _index_of(events: Sequence[ReceivedEvent], number: int) -> int:

@@ -28,6 +28,7 @@ from tidegate.sql.core.parked_keys import KeyOrder
 from tidegate.sql.core.unit_of_work import RowsRefusedError, UnitOfWork
 from tidegate.sql.core.values import NewDeadLetter
 from tidegate.sql.handlers.context import DeadLettered, TransactionCall, TransactionGuard, misused
+from tidegate.sql.handlers.outages import OutageError, OutageWatch
 
 _Outcome = TypeVar("_Outcome")
 
@@ -80,10 +81,12 @@ class RunOutcome:
     rows: int = 0
     dead_lettered: list[DeadLettered] = field(default_factory=list)
     """Events that failed, or that the handler dead-lettered."""
+    failures: int = 0
+    """Those that failed."""
     held: list[tuple[ReceivedEvent, int]] = field(default_factory=list)
     """Events that were not run, each with the number of the event for which it waits."""
     stopped_by: DeadLettered | None = None
-    """The failed event before which the run ended (``is_stopped_by_failure``)."""
+    """The failed event before which the run ended (``failures_max``)."""
 
 
 class EventRun:
@@ -97,18 +100,21 @@ class EventRun:
         *,
         order: KeyOrder | None = None,
         is_payload_copied: bool = False,
-        is_stopped_by_failure: bool = False,
+        failures_max: int | None = None,
+        outages: OutageWatch | None = None,
     ) -> None:
         """order: keeps the order of each key; None: events are independent.
 
-        is_stopped_by_failure: stop before the first event that fails, instead of dead-lettering it.
+        failures_max: stop before the next event that fails, instead of dead-lettering it. outages: gets
+        each failure, and may end the run with OutageError.
         """
         self._unit = unit
         self._handler = handler
         self._context = context
         self._order = order
         self._is_payload_copied = is_payload_copied
-        self._is_stopped_by_failure = is_stopped_by_failure
+        self._failures_left = failures_max
+        self._outages = outages
         self._guard = TransactionGuard(unit.connection)
         self._outcome = RunOutcome()
 
@@ -195,13 +201,15 @@ class EventRun:
         except RowsRefusedError as error:
             self._undo(savepoint)
             raise EventsFailedError from error
-        except (MemoryError, DatabaseError):
+        except (MemoryError, DatabaseError, OutageError):
             raise
         except EventsFailedError:
             self._undo(savepoint)
             raise
         except Exception as error:  # whatever a user's handler raises
             self._raise_if_environment(error)
+            if self._outages is not None:
+                self._outages.failed(error, len(events))
             self._undo(savepoint)
             is_reported = has_returned and len(events) == 1
             reported = call.dead_lettered.get(events[0].sequence_number) if is_reported else None
@@ -211,10 +219,18 @@ class EventRun:
         return call
 
     def _check_call(self, call: TransactionCall, events: Sequence[ReceivedEvent]) -> None:
-        """Raises EventsFailedError if the call's dead letters require smaller calls."""
+        """Raises EventsFailedError if the call's dead letters require smaller calls, OutageError if they are
+        due to an outage.
+        """
+        failures = [each for each in call.dead_lettered.values() if each.is_failure]
+        if self._outages is not None:
+            for each in failures:
+                self._outages.failed(each.error)
+            if len(failures) < len(events):
+                self._outages.succeeded()
         if len(events) == 1 or not call.dead_lettered:
             return
-        if self._is_stopped_by_failure and any(each.is_failure for each in call.dead_lettered.values()):
+        if self._failures_left is not None and len(failures) > self._failures_left:
             raise EventsFailedError
         if self._order is not None and self._order.is_overtaken(call.dead_lettered, events):
             raise EventsFailedError
@@ -245,9 +261,13 @@ class EventRun:
         self._dead_letter(event, DeadLettered(letter, reason, is_failure=True))
 
     def _dead_letter(self, event: ReceivedEvent, dead_lettered: DeadLettered) -> None:
-        if dead_lettered.is_failure and self._is_stopped_by_failure:
-            self._outcome.stopped_by = dead_lettered
-            return
+        if dead_lettered.is_failure:
+            if self._failures_left == 0:
+                self._outcome.stopped_by = dead_lettered
+                return
+            if self._failures_left is not None:
+                self._failures_left -= 1
+            self._outcome.failures += 1
         self._outcome.dead_lettered.append(dead_lettered)
         if self._order is not None:
             self._order.failed(event)
