@@ -228,18 +228,18 @@ async def test_a_batch_that_waits_is_stored_with_its_right(broker: Broker, clock
     assert _stored_count(broker) == 900
 
 
-async def test_a_batch_that_waits_goes_to_no_later_hub(broker: Broker, clock: SetClock) -> None:
+async def test_a_batch_that_waits_goes_to_no_later_hub(prompt_broker: Broker, clock: SetClock) -> None:
     """Protects a hub that was created again: what was sent to the deleted one, by its policy, stays out."""
-    pair = _connect(broker, clock, await broker.create_policy("hub", "both", [Claim.SEND]))
+    pair = _connect(prompt_broker, clock, await prompt_broker.create_policy("hub", "both", [Claim.SEND]))
     link = _send_waiting(pair)
-    pair.owner.start_task(broker.delete_event_hub("hub"), "deletion")
+    pair.owner.start_task(prompt_broker.delete_event_hub("hub"), "deletion")
     await asyncio.sleep(0)
-    await broker.create_event_hub("hub", partition_count=1)
+    await prompt_broker.create_event_hub("hub", partition_count=1)
     link.send(LARGE_BATCH, message_format=BATCH_MESSAGE_FORMAT)
     pair.exchange()
     await _finish_tasks(pair)
     await pair.wait_for(lambda: not pair.owner.unacknowledged_bytes)
-    assert _stored_count(broker) == 0
+    assert _stored_count(prompt_broker) == 0
 
 
 async def test_an_attach_that_waits_is_refused_without_its_right(broker: Broker, clock: SetClock) -> None:

@@ -381,23 +381,23 @@ async def test_an_append_under_way_to_a_deleted_hub(
     assert settled.state.error.condition == "amqp:not-found"
 
 
-async def test_a_policy_of_a_deleted_hub_is_good_for_no_other(broker: Broker, clock: SetClock) -> None:
+async def test_a_policy_of_a_deleted_hub_is_good_for_no_other(prompt_broker: Broker, clock: SetClock) -> None:
     """Protects a hub that was created again: who held a policy of the deleted one sends nothing to it."""
-    policy = await broker.create_policy("hub", "senders", [Claim.SEND])
-    pair = Pair(broker, clock)
+    policy = await prompt_broker.create_policy("hub", "senders", [Claim.SEND])
+    pair = Pair(prompt_broker, clock)
     audience = f"sb://{HOST}/hub"
-    assert pair.put_token(broker, audience, key=policy.key, policy_name="senders").status_code == 202
+    assert pair.put_token(prompt_broker, audience, key=policy.key, policy_name="senders").status_code == 202
     link = _sender(pair, "hub/Partitions/0")
-    pair.owner.start_task(broker.delete_event_hub("hub"), "deletion")
+    pair.owner.start_task(prompt_broker.delete_event_hub("hub"), "deletion")
     await asyncio.sleep(0)
-    await broker.create_event_hub("hub", partition_count=1)
+    await prompt_broker.create_event_hub("hub", partition_count=1)
     link.send(_event("not allowed"))
     await pair.wait_for(lambda: not link.is_open)
     error = pair.error_of(link)
     assert error is not None
     assert error.condition == "amqp:unauthorized-access"
     await asyncio.gather(*pair.owner.tasks)
-    assert await _stored(broker, "0") == []
+    assert await _stored(prompt_broker, "0") == []
 
 
 async def test_stop_answers_what_came_in(pair: Pair, broker: Broker) -> None:

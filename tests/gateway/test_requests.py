@@ -240,14 +240,17 @@ async def test_administration_over_amqp(pair: Pair, broker: Broker) -> None:
     links = pair.request_links("$management")
     settings = {"partition_count": 3, "retention_hours": 2}
     create = AdministrationRequest("createEventHub", values={"name": "made", **settings})
-    assert pair.request(*links, create.to_message()).status_code == 201
+    sender, receiver = links
+    sender.send(encode_message(create.to_message()))
+    await pair.wait_for(lambda: len(pair.deliveries(receiver)) == 1)
+    created = Response.from_message(decode_message(pair.deliveries(receiver)[0].payload))
+    assert created.status_code == 201
     assert pair.request(*links, create.to_message()).status_code == 409
     response = pair.request(*links, AdministrationRequest("listEventHubs").to_message())
     assert isinstance(response.value, list)
     last = response.value[-1]
     assert isinstance(last, dict)
     assert (last["name"], len(last["partition_ids"]), last["retention_hours"]) == ("made", 3, 2)
-    sender, receiver = links
     seen = len(pair.deliveries(receiver))
     sender.send(encode_message(AdministrationRequest("deleteEventHub", {"hub": "made"}).to_message()))
     await pair.wait_for(lambda: len(pair.deliveries(receiver)) > seen)

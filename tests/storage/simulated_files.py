@@ -276,11 +276,17 @@ class _SimulatedWritable:
         self._inode.apply(self._inode.content, size)
         self._inode.pending.append(size)
 
+    def reader(self) -> ReadableFile:
+        self._files.open()
+        return _SimulatedReadable(self._files, self._inode)
+
     def close(self) -> None:
         pass
 
 
 class _SimulatedReadable:
+    is_cache_known = True
+
     def __init__(self, files: SimulatedFiles, inode: _Inode) -> None:
         self._files = files
         self._inode = inode
@@ -289,6 +295,11 @@ class _SimulatedReadable:
         if self._files.read_error is not None:
             raise OSError(self._files.read_error, "injected")
         return bytes(self._inode.content[position : position + count])
+
+    def read_cached(self, into: memoryview, position: int) -> int | None:
+        data = self.read_at(len(into), position)
+        into[: len(data)] = data
+        return len(data)
 
     def size(self) -> int:
         return len(self._inode.content)

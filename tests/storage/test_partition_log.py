@@ -143,6 +143,7 @@ async def test_a_reader_is_woken_when_its_event_can_be_read(open_log: OpenLog) -
         await asyncio.gather(_append(log, 1), _append(log, 2))
         assert log.view.next_sequence_number == 2
         assert calls[-1] == 2
+        await log.read(0, bytes_max=1)  # so that the file is open
         assert [batch.base_sequence_number for batch in reader.take(1000)] == [0, 1]
         reader.close()
         reader.close()

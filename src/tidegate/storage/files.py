@@ -7,11 +7,14 @@ The rule: nothing else in ``storage`` and ``broker`` touches the file system, so
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
 import sys
+import threading
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -43,6 +46,12 @@ class WritableFile(Protocol):
         """Cut the file to ``size`` bytes. Raises OSError."""
         ...
 
+    def reader(self) -> ReadableFile | None:
+        """Open the same file for reading, without a look at the disk; None if it is closed. Any thread may
+        call it. Raises OSError.
+        """
+        ...
+
     def close(self) -> None:
         """Release the descriptor, without a sync."""
         ...
@@ -53,6 +62,19 @@ class ReadableFile(Protocol):
 
     def read_at(self, count: int, position: int) -> bytes:
         """Up to ``count`` bytes from ``position``; fewer only at the end of the file. Raises OSError."""
+        ...
+
+    def read_cached(self, into: memoryview, position: int) -> int | None:
+        """Read from ``position`` without waiting for the disk; returns how many bytes.
+
+        They are fewer than ``into`` takes only at the end of the file. None if that would wait, or perhaps
+        would. Raises OSError.
+        """
+        ...
+
+    @property
+    def is_cache_known(self) -> bool:
+        """False: the system does not know what is cached, and ``read_cached`` is None."""
         ...
 
     def size(self) -> int:
@@ -186,6 +208,9 @@ _BUFFERS_PER_WRITE_MAX = 1024
 class _OsWritableFile:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
+        self._is_closed = False
+        self._lock = threading.Lock()
+        """Held to close and to copy the descriptor."""
 
     def write_at(self, buffers: Sequence[bytes], position: int) -> int:
         return os.pwritev(self._descriptor, buffers, position)
@@ -200,16 +225,55 @@ class _OsWritableFile:
     def truncate(self, size: int) -> None:
         os.ftruncate(self._descriptor, size)
 
+    def reader(self) -> ReadableFile | None:
+        with self._lock:
+            return None if self._is_closed else _OsReadableFile(os.dup(self._descriptor))
+
     def close(self) -> None:
-        os.close(self._descriptor)
+        with self._lock:
+            self._is_closed = True
+            os.close(self._descriptor)
+
+
+@cache
+def _memory_devices() -> frozenset[int]:
+    """Device numbers of file systems without a disk, which do not say what is cached (Linux's tmpfs)."""
+    devices: set[int] = set()
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():
+            fields, _, kind = line.partition(" - ")
+            if kind.split(" ")[0] in ("tmpfs", "ramfs"):
+                devices.add(os.makedev(*map(int, fields.split(" ")[2].split(":"))))
+    return frozenset(devices)
 
 
 class _OsReadableFile:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
+        self.is_cache_known = sys.platform == "linux"
+        self._is_in_memory = False
 
     def read_at(self, count: int, position: int) -> bytes:
         return os.pread(self._descriptor, count, position)
+
+    def read_cached(self, into: memoryview, position: int) -> int | None:
+        if self._is_in_memory:
+            return os.preadv(self._descriptor, [into], position)
+        if not self.is_cache_known:
+            return None
+        try:
+            read = os.preadv(self._descriptor, [into], position, os.RWF_NOWAIT)
+        except OSError as error:
+            if error.errno == errno.EOPNOTSUPP:
+                self._is_in_memory = os.fstat(self._descriptor).st_dev in _memory_devices()
+                self.is_cache_known = self._is_in_memory
+                return self.read_cached(into, position)
+            if error.errno != errno.EAGAIN:
+                raise
+            return None
+        if read < len(into) and position + read < self.size():
+            return None
+        return read
 
     def size(self) -> int:
         return os.fstat(self._descriptor).st_size
@@ -242,11 +306,11 @@ class OsFiles:
             make_private_directory(directory)
 
     def create(self, path: Path) -> WritableFile:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
         return _OsWritableFile(os.open(path, flags, PRIVATE_MODE))
 
     def open_writable(self, path: Path) -> WritableFile:
-        return _OsWritableFile(os.open(path, os.O_WRONLY | os.O_CLOEXEC))
+        return _OsWritableFile(os.open(path, os.O_RDWR | os.O_CLOEXEC))
 
     def open_readable(self, path: Path) -> ReadableFile:
         return _OsReadableFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))

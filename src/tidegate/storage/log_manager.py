@@ -12,11 +12,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from tidegate.model.errors import ClosedError, LogFailedError, ServerBusyError, TidegateError
+from tidegate.storage.cold_reads import InlineExecutor
 from tidegate.storage.control.log import FileControlLog
 from tidegate.storage.engine import PartitionLog
 from tidegate.storage.failed_log import FailedLog
@@ -26,7 +28,7 @@ from tidegate.storage.line_file import LineFile
 from tidegate.storage.options import LogOptions
 from tidegate.storage.partition_log import FilePartitionLog
 from tidegate.storage.partition_writer import AppendRequest, PartitionWriter
-from tidegate.storage.recovery import create_log, recover_log
+from tidegate.storage.recovery import RecoveredLog, create_log, recover_log
 from tidegate.storage.segment import LOG_ID_BYTES
 from tidegate.storage.segment_reader import SegmentCache
 from tidegate.storage.write_errors import step_error
@@ -34,6 +36,10 @@ from tidegate.storage.write_errors import step_error
 LOGS_NAME: Final = "logs"
 LOCK_NAME: Final = "lock"
 _DELETED_SUFFIX = ".deleted"
+_THREADS_MAX: Final = 8
+"""Our choice: a stuck file keeps one busy for each partition that is read, and the creation of its hub."""
+
+T = TypeVar("T")
 _logger = logging.getLogger(__name__)
 
 
@@ -69,6 +75,9 @@ class LogManager:
             segments_max=options.open_segments_max,
             index_interval_bytes=options.index_interval_bytes,
         )
+        self._executor: Executor = InlineExecutor()
+        if is_threaded:
+            self._executor = ThreadPoolExecutor(_THREADS_MAX, thread_name_prefix="tidegate-log-disk")
         self._commit = GroupCommit(
             self._loop,
             self._deliver,
@@ -128,12 +137,19 @@ class LogManager:
         for failed in self._failed.values():
             failed.close()
         await self._commit.stop()
-        # The writer thread has ended, so its half may be used here.
-        for log in self._logs.values():
-            log.writer.close()
+        # The writer thread has ended, so its half may be used.
+        writers = [log.writer for log in self._logs.values()]
+
+        def close_writers() -> None:
+            for writer in writers:
+                writer.close()
+
+        if writers:
+            await self._run(close_writers)
         self._logs.clear()
         self._by_writer.clear()
         self._cache.close()
+        self._executor.shutdown(wait=False)
         await self.control.close()
         self._lock.release()
 
@@ -146,7 +162,11 @@ class LogManager:
     async def create_logs(self, hub_id: str, partition_count: int) -> None:
         """See ``LogEngine``."""
         directory = self._logs_directory / hub_id
-        try:
+        keys = [(hub_id, str(index)) for index in range(partition_count)]
+        # A failed partition refuses everything until a restart.
+        missing = [key for key in keys if key not in self._logs and key not in self._failed]
+
+        def create() -> list[RecoveredLog]:
             self._files.make_directory(directory)
             for index in range(partition_count):
                 # Only where there is nothing: a log without its manifest is damaged, and no new one.
@@ -154,11 +174,16 @@ class LogManager:
                     create_log(directory / str(index), os.urandom(LOG_ID_BYTES), files=self._files)
             self._files.sync_directory(directory)
             self._files.sync_directory(self._logs_directory)
+            return [self._recover(directory / partition_id) for _, partition_id in missing]
+
+        try:
+            recovered = await self._run(create)
         except OSError as error:
             raise step_error(error, "create the logs", directory) from error
-        for index in range(partition_count):
-            if (hub_id, str(index)) not in self._failed:  # its partition refuses everything until a restart
-                self.open_log(hub_id, str(index))
+        if self._is_closing:
+            raise _stopping_error()
+        for key, found in zip(missing, recovered, strict=True):
+            self._logs[key] = self._log_of(directory / key[1], found)
 
     def open_log(self, hub_id: str, partition_id: str) -> FilePartitionLog:
         """The log of a partition, recovered on first use. Raises LogCorruptError, LogFullError,
@@ -169,7 +194,7 @@ class LogManager:
         if log is None:
             directory = self._logs_directory / hub_id / partition_id
             try:
-                log = self._logs[key] = self._recover(directory)
+                log = self._logs[key] = self._log_of(directory, self._recover(directory))
             except OSError as error:
                 raise step_error(error, "open the log", directory) from error
         return log
@@ -225,7 +250,7 @@ class LogManager:
             for log in logs:
                 self._by_writer.pop(log.writer, None)
 
-        removal = self._commit.put_command(remove)
+        removal = self._commit.put_command(remove, [log.writer for log in logs])
         removal.add_done_callback(forget)
         await asyncio.shield(removal)
 
@@ -237,7 +262,7 @@ class LogManager:
 
     def admit(self, payload_bytes: int) -> None:
         if self._is_closing:
-            raise ClosedError("The service is stopping and accepts no more events.")
+            raise _stopping_error()
         if self._queued_bytes + payload_bytes > self._options.queued_bytes_max:
             raise ServerBusyError(
                 f"{self._queued_bytes} bytes are already waiting to be written to disk.",
@@ -271,8 +296,14 @@ class LogManager:
     def _logs_of(self, hub_id: str) -> list[FilePartitionLog]:
         return [log for key, log in self._logs.items() if key[0] == hub_id]
 
-    def _recover(self, directory: Path) -> FilePartitionLog:
-        recovered = recover_log(directory, files=self._files, options=self._options)
+    async def _run(self, work: Callable[[], T]) -> T:
+        """The result of ``work`` on another thread."""
+        return await self._loop.run_in_executor(self._executor, work)
+
+    def _recover(self, directory: Path) -> RecoveredLog:
+        return recover_log(directory, files=self._files, options=self._options)
+
+    def _log_of(self, directory: Path, recovered: RecoveredLog) -> FilePartitionLog:
         writer = PartitionWriter(
             directory,
             files=self._files,
@@ -287,6 +318,7 @@ class LogManager:
             writer,
             commit=self._commit,
             cache=self._cache,
+            executor=self._executor,
             admission=self,
             gaps=recovered.gaps,
             loop=self._loop,
@@ -308,6 +340,10 @@ class LogManager:
 
     def __repr__(self) -> str:
         return f"<LogManager logs={len(self._logs)} queued_bytes={self._queued_bytes}>"
+
+
+def _stopping_error() -> ClosedError:
+    return ClosedError("The service is stopping and accepts no more events.")
 
 
 def _payload_bytes(requests: list[AppendRequest]) -> int:

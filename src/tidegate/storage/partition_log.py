@@ -1,6 +1,7 @@
 """The log of one partition in files.
 
-Everything is called on the event loop's thread, and nothing waits but appends and commands.
+Everything is called on the event loop's thread. Nothing waits but appends, commands, and reads of what is not
+in memory.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ import asyncio
 import logging
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from tidegate.model.errors import LogFailedError, ServerBusyError, TidegateError
+from tidegate.storage.cold_reads import RECENT_BYTES, ColdReads, NotInMemory, Warmed
 from tidegate.storage.engine import Bounds, closed_error, copy_error
 from tidegate.storage.group_commit import GroupCommit
 from tidegate.storage.partition_writer import AppendRequest, PartitionWriter
@@ -28,7 +31,8 @@ from tidegate.storage.write_errors import is_shortage_error, shortage_error
 _PLACES_MAX = 256
 """Our choice: places remembered for the next reader, which then begins without a look-up."""
 
-_Place = tuple[Segment, int, int | None]
+T = TypeVar("T")
+Place = tuple[Segment, int, int | None]
 """A segment, a position in it where a batch begins, and the checksum of the batch before; None: unknown."""
 
 _BASE = attrgetter("base_sequence_number")
@@ -53,6 +57,7 @@ class FilePartitionLog:
         *,
         commit: GroupCommit,
         cache: SegmentCache,
+        executor: Executor,
         admission: Admission,
         gaps: tuple[tuple[int, int], ...],
         loop: asyncio.AbstractEventLoop,
@@ -64,12 +69,13 @@ class FilePartitionLog:
         """True once the hub is deleted or the service stops: no more events will come."""
         self._commit = commit
         self._cache = cache
+        self._cold_reads = ColdReads(executor, loop)
         self._admission = admission
         self._gaps = gaps
         self._loop = loop
         self.readers: dict[FileReader, Callable[[], None]] = {}
         """Open readers, and what wakes each."""
-        self._places: dict[int, _Place] = {}
+        self._places: dict[int, Place] = {}
         self._appended_events = 0
         self._appended_bytes = 0
 
@@ -106,7 +112,9 @@ class FilePartitionLog:
         """See ``PartitionLog``."""
         if self.is_closed:
             raise closed_error()
-        state = await self._commit.put_command(partial(self.writer.producer_state, producer_id))
+        state = await self._commit.put_command(
+            partial(self.writer.producer_state, producer_id), [self.writer]
+        )
         assert state is None or isinstance(state, ProducerState)
         return state
 
@@ -149,51 +157,65 @@ class FilePartitionLog:
 
     async def read(self, start_sequence_number: int, *, bytes_max: int) -> list[RecordBatch]:
         """See ``PartitionLog``."""
-        batches, place = self.read_from(
-            start_sequence_number, self._places.get(start_sequence_number), bytes_max
+        place, warmed = self._places.get(start_sequence_number), Warmed()
+        batches, place = await self._look(
+            lambda view: self.read_view(view, start_sequence_number, place, bytes_max, warmed)
         )
         if batches and place is not None:
             self.remember(batches[-1].until_sequence_number, place)
         return batches
 
-    def read_from(
-        self, start_sequence_number: int, place: _Place | None, bytes_max: int
-    ) -> tuple[list[RecordBatch], _Place | None]:
+    def read_view(
+        self, view: LogView, start_sequence_number: int, place: Place | None, bytes_max: int, warmed: Warmed
+    ) -> tuple[list[RecordBatch], Place | None]:
         """About ``bytes_max`` bytes of batches from ``start_sequence_number`` on, and the place after them.
 
-        place: where the first batch begins, if known.
-
-        A read ends with its segment, so it may be short. See ``LogReader.take``.
+        place: where the first batch begins, if known. A read ends with its segment, so it may be short.
+        Raises LogCorruptError, NotInMemory, OSError.
         """
-        while True:
-            view = self.writer.view
-            start = self._skip_gaps(max(start_sequence_number, view.begin_sequence_number))
-            if start >= view.next_sequence_number:
-                return [], place
-            try:
-                return self._read_view(
-                    view, start, place if start == start_sequence_number else None, bytes_max
-                )
-            except FileNotFoundError as error:
-                # Retention may delete a segment after the view was read and before the file is opened.
-                if self.writer.view.segments[:1] == view.segments[:1]:
-                    raise corrupt_error(Path(str(error.filename)), 0, "the file is missing") from error
-            except OSError as error:
-                raise self._unreadable(error) from error
+        start = self._skip_gaps(max(start_sequence_number, view.begin_sequence_number))
+        if start >= view.next_sequence_number:
+            return [], place
+        return self._read(view, start, place if start == start_sequence_number else None, bytes_max, warmed)
 
     async def sequence_number_at_time(self, time_ms: int) -> int:
         """See ``PartitionLog``."""
+        warmed = Warmed()
+        return await self._look(lambda view: self._find_time(view, time_ms, warmed))
+
+    async def _look(self, look: Callable[[LogView], T]) -> T:
+        """The result of ``look``, which is called again once what it misses is in memory."""
         while True:
             view = self.writer.view
             try:
-                return self._find_time(view, time_ms)
-            except FileNotFoundError as error:
-                if self.writer.view.segments[:1] == view.segments[:1]:
-                    raise corrupt_error(Path(str(error.filename)), 0, "the file is missing") from error
-            except OSError as error:
-                raise self._unreadable(error) from error
+                try:
+                    return look(view)
+                except NotInMemory as missing:
+                    loaded: asyncio.Future[Exception | None] = self._loop.create_future()
+                    self.load(missing, partial(_set_unless_done, loaded))
+                if error := await loaded:
+                    raise error
+            except OSError as failure:
+                if error := self.read_error(failure, view):
+                    raise error from failure
 
-    def remember(self, sequence_number: int, place: _Place) -> None:
+    def load(self, missing: NotInMemory, done: Callable[[Exception | None], None]) -> None:
+        """Read what is missing on another thread, then call ``done`` on the loop with the error, or None."""
+        if self.is_closed:
+            self._loop.call_soon(done, closed_error())
+        else:
+            self._cold_reads.load(missing, done)
+
+    def read_error(self, error: Exception, view: LogView) -> Exception | None:
+        """The error for a reader of ``view``; None: try again, since retention has removed a segment after
+        the view was taken, and before its file was opened."""
+        if isinstance(error, FileNotFoundError):
+            if self.writer.view.segments[:1] != view.segments[:1]:
+                return None
+            return corrupt_error(Path(str(error.filename)), 0, "the file is missing")
+        return self._unreadable(error) if isinstance(error, OSError) else error
+
+    def remember(self, sequence_number: int, place: Place) -> None:
         """Let the next reader from this number begin at ``place``."""
         self._places.pop(sequence_number, None)
         self._places[sequence_number] = place
@@ -211,7 +233,8 @@ class FilePartitionLog:
             return 0
         count = self._count_removable(view, before_ms, bytes_max)
         until_base = view.segments[count].base_sequence_number
-        active = self._cache.index(view.segments[-1])  # The writer's may know more batches than the view.
+        active = view.segments[-1].index  # The writer's: it may know more batches than the view.
+        assert active is not None
         is_last_expired = count == len(view.segments) - 1 and NO_TIME < active.last_time_ms < before_ms
         is_rolled = is_last_expired or NO_TIME < active.first_time_ms < seal_before_ms
         if count == 0 and not is_rolled:
@@ -225,7 +248,7 @@ class FilePartitionLog:
                 is_rolled=is_rolled,
             )
 
-        removed = await self._commit.put_command(remove)
+        removed = await self._commit.put_command(remove, [self.writer])
         assert isinstance(removed, list)
         for segment in removed:
             self._cache.forget(segment)
@@ -285,23 +308,31 @@ class FilePartitionLog:
         )
 
     def _wake(self) -> None:
-        for wake in list(self.readers.values()):
-            try:
-                wake()
-            except Exception:  # one reader's error must not cost the others their call
-                _logger.exception("A reader of the log %s failed.", self.directory)
+        for reader in list(self.readers):
+            self.wake(reader)
 
-    def _read_view(
-        self, view: LogView, start: int, place: _Place | None, bytes_max: int
-    ) -> tuple[list[RecordBatch], _Place]:
+    def wake(self, reader: FileReader) -> None:
+        """Wake a reader, unless it was closed."""
+        wake = self.readers.get(reader)
+        if wake is None:
+            return
+        try:
+            wake()
+        except Exception:  # one reader's error must not cost the others their call
+            _logger.exception("A reader of the log %s failed.", self.directory)
+
+    def _read(
+        self, view: LogView, start: int, place: Place | None, bytes_max: int, warmed: Warmed
+    ) -> tuple[list[RecordBatch], Place]:
         segment, position, chain = self._locate(view, start, place)
         is_last = segment is view.segments[-1]
+        end = view.end_position if is_last else segment.end_position
         batches, position, chain = read_batches(
             segment,
-            self._cache.file(segment),
+            self._cache.file(segment, warmed, recent_from=end - RECENT_BYTES if is_last else None),
             position=position,
             chain=chain,
-            end=view.end_position if is_last else segment.end_position,
+            end=end,
             start_sequence_number=start,
             bytes_max=bytes_max,
         )
@@ -316,7 +347,7 @@ class FilePartitionLog:
                 return until
         return sequence_number
 
-    def _locate(self, view: LogView, start: int, place: _Place | None) -> _Place:
+    def _locate(self, view: LogView, start: int, place: Place | None) -> Place:
         if place is not None:
             segment, position, _ = place
             is_here = segment.base_sequence_number >= view.begin_sequence_number
@@ -327,7 +358,7 @@ class FilePartitionLog:
         position = index.end_position if index.is_empty else index.find_sequence_number(start)
         return segment, position, None
 
-    def _find_time(self, view: LogView, time_ms: int) -> int:
+    def _find_time(self, view: LogView, time_ms: int, warmed: Warmed) -> int:
         if view.last_enqueued_time_ms is None or time_ms > view.last_enqueued_time_ms:
             return view.next_sequence_number
         low, high = 0, len(view.segments)
@@ -343,8 +374,9 @@ class FilePartitionLog:
             return view.next_sequence_number
         segment = view.segments[low]
         index = self._cache.index(segment)
-        end = view.end_position if low == len(view.segments) - 1 else segment.end_position
-        file = self._cache.file(segment)
+        is_last = segment is view.segments[-1]
+        end = view.end_position if is_last else segment.end_position
+        file = self._cache.file(segment, warmed, recent_from=end - RECENT_BYTES if is_last else None)
         for position, header in iter_headers(file, segment, index.find_time(time_ms), end):
             if header is None:
                 raise corrupt_error(segment.path, position, "no intact batch begins there")
@@ -363,22 +395,54 @@ class FilePartitionLog:
 
 
 class FileReader:
-    """A ``LogReader``: everything that is durable is here now."""
+    """A ``LogReader``: everything that is durable is here now, or is being read into memory."""
 
-    def __init__(self, log: FilePartitionLog, start_sequence_number: int, place: _Place | None) -> None:
+    def __init__(self, log: FilePartitionLog, start_sequence_number: int, place: Place | None) -> None:
         """place: where the batch of the start begins, if known."""
         self._log = log
         self._next = start_sequence_number
         self._place = place
+        self._warmed = Warmed()
+        self._is_loading = False
+        self._error: Exception | None = None
+        """Of the last load, for the next ``take``."""
 
     def take(self, bytes_max: int) -> list[RecordBatch]:
         """See ``LogReader``."""
-        batches, self._place = self._log.read_from(self._next, self._place, bytes_max)
+        if self._is_loading:
+            return []
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+        log = self._log
+        while True:
+            view = log.view
+            try:
+                batches, self._place = log.read_view(view, self._next, self._place, bytes_max, self._warmed)
+            except NotInMemory as missing:
+                self._is_loading = True
+                log.load(missing, partial(self._on_loaded, view))
+                return []
+            except OSError as error:
+                if translated := log.read_error(error, view):
+                    raise translated from error
+            else:
+                break
         if batches:
             self._next = batches[-1].until_sequence_number
         return batches
+
+    def _on_loaded(self, view: LogView, error: Exception | None) -> None:
+        self._is_loading = False
+        self._error = None if error is None else self._log.read_error(error, view)
+        self._log.wake(self)
 
     def close(self) -> None:
         """See ``LogReader``."""
         if self._log.readers.pop(self, None) is not None and self._place is not None:
             self._log.remember(self._next, self._place)
+
+
+def _set_unless_done(future: asyncio.Future[Exception | None], error: Exception | None) -> None:
+    if not future.done():
+        future.set_result(error)

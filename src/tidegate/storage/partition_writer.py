@@ -315,7 +315,7 @@ class PartitionWriter:
         )
         view = self.view
         try:
-            file = self._create_segment(path, segment.header)
+            file = segment.written = self._create_segment(path, segment.header)
         except OSError as failure:
             raise self._not_begun(path, failure) from failure
         if self._is_active:
@@ -439,11 +439,15 @@ class PartitionWriter:
             self._file.close()
             self._file = None
 
+    def __repr__(self) -> str:
+        return f"<PartitionWriter {self._directory}>"
+
     # -- failures
 
     def _open_file(self) -> WritableFile:
         if self._file is None:
-            self._file = self._files.open_writable(self.view.segments[-1].path)
+            active = self.view.segments[-1]
+            self._file = active.written = self._files.open_writable(active.path)
         return self._file
 
     def _cut_off(self, size: int) -> bool:

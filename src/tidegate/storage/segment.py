@@ -25,7 +25,8 @@ from typing import Final
 import google_crc32c
 
 from tidegate.model.errors import LogCorruptError, LogFormatError
-from tidegate.storage.files import ReadableFile
+from tidegate.storage.cold_reads import CachedFile
+from tidegate.storage.files import ReadableFile, WritableFile
 from tidegate.storage.record import HEADER_BYTES, OTHER_VERSION, BatchHeader, decode_header
 from tidegate.storage.sparse_index import SparseIndex
 
@@ -78,6 +79,7 @@ class Segment:
         "file_bytes",
         "header",
         "index",
+        "is_removed",
         "is_sealed",
         "last_chain",
         "last_time_ms",
@@ -85,6 +87,7 @@ class Segment:
         "seed",
         "start_position",
         "until_sequence_number",
+        "written",
     )
 
     def __init__(
@@ -108,6 +111,8 @@ class Segment:
         self.chain = header.chain if chain is None else chain
         self.is_sealed = True
         """False for the active segment, whose index belongs to the writer and stays in memory."""
+        self.is_removed = False
+        """Whether retention removed it, or its hub was deleted: it must not be opened any more."""
         # Final once it is sealed:
         self.end_position = start_position
         self.until_sequence_number = self.base_sequence_number
@@ -119,6 +124,8 @@ class Segment:
         """The size of the file, with what is damaged in it."""
         self.index: SparseIndex | None = None
         self.file: ReadableFile | None = None
+        self.written: WritableFile | None = None
+        """The file as the writer has opened it, perhaps closed since."""
 
     @property
     def stored_bytes(self) -> int:
@@ -234,7 +241,7 @@ def check_segment_header(file: ReadableFile, segment: Segment) -> None:
 
 
 def iter_headers(
-    file: ReadableFile, segment: Segment, start: int, end: int
+    file: ReadableFile | CachedFile, segment: Segment, start: int, end: int
 ) -> Iterator[tuple[int, BatchHeader | None]]:
     """Positions and headers of the batches in ``start..end``, without reading their bodies.
 
@@ -242,7 +249,8 @@ def iter_headers(
     a batch would extend beyond ``end``.
     """
     position = start
-    window, window_start = b"", start
+    window: bytes | memoryview = b""
+    window_start = start
     before: BatchHeader | None = None
     while position < end:
         offset = position - window_start

@@ -1,6 +1,6 @@
 """Reading segments: a bounded number of open files and indexes, and batches from the page cache.
 
-Everything runs on the event loop's thread, which is also the only one that closes files open for reading.
+``SegmentCache`` belongs to the event loop's thread, which is also the only one that closes its files.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Iterator
 
+from tidegate.storage.cold_reads import CachedFile, NotInMemory, Warmed
 from tidegate.storage.files import Files, ReadableFile, read_whole, replace_whole
 from tidegate.storage.record import HEADER_BYTES, BatchHeader, RecordBatch, decode_body, decode_header
 from tidegate.storage.segment import (
@@ -31,44 +32,75 @@ class SegmentCache:
         self._segments_max = segments_max
         self._index_interval_bytes = index_interval_bytes
         self._open: OrderedDict[Segment, None] = OrderedDict()
+        self._is_closed = False
+        self._buffer = memoryview(bytearray(_CHUNK_BYTES))
 
-    def file(self, segment: Segment) -> ReadableFile:
-        """The segment's open file. Raises FileNotFoundError, LogCorruptError."""
+    def file(self, segment: Segment, warmed: Warmed, *, recent_from: int | None) -> CachedFile:
+        """What is cached of the segment's file; see ``CachedFile``. Raises NotInMemory, OSError."""
         if segment.file is None:
-            file = self._files.open_readable(segment.path)
-            try:
-                check_segment_header(file, segment)
-            except BaseException:
-                file.close()
-                raise
-            segment.file = file
+            written = segment.written
+            segment.file = None if written is None else written.reader()
+        if segment.file is None:
+            raise self._missing(segment)
         self._touch(segment)
-        return segment.file
+        return CachedFile(
+            self._files, segment.path, segment.file, warmed, recent_from=recent_from, buffer=self._buffer
+        )
 
     def index(self, segment: Segment) -> SparseIndex:
-        """The index: in memory, from its file, or rebuilt. Raises FileNotFoundError, LogCorruptError."""
+        """The index. Raises NotInMemory, whose ``load`` raises FileNotFoundError, LogCorruptError."""
         if segment.index is None:
-            segment.index = load_index(self._files, segment, self.file(segment), self._index_interval_bytes)
+            raise self._missing(segment)
         self._touch(segment)
         return segment.index
 
     def forget(self, segment: Segment) -> None:
-        """Close a removed segment."""
+        """Close a removed segment for good."""
+        segment.is_removed = True
+        self._close(segment)
+
+    def close(self) -> None:
+        self._is_closed = True
+        for segment in list(self._open):
+            self._close(segment)
+
+    def _close(self, segment: Segment) -> None:
         self._open.pop(segment, None)
         if segment.file is not None:
             segment.file.close()
             segment.file = None
 
-    def close(self) -> None:
-        for segment in list(self._open):
-            self.forget(segment)
+    def _missing(self, segment: Segment) -> NotInMemory:
+        """Opens a segment, and reads the index of a sealed one."""
+
+        def load() -> tuple[ReadableFile, SparseIndex]:
+            file = self._files.open_readable(segment.path)
+            try:
+                check_segment_header(file, segment)
+                index = segment.index
+                if index is None:
+                    index = load_index(self._files, segment, file, self._index_interval_bytes)
+            except BaseException:
+                file.close()
+                raise
+            return file, index
+
+        def install(loaded: tuple[ReadableFile, SparseIndex]) -> None:
+            self._close(segment)
+            segment.file, segment.index = loaded
+            if segment.is_removed or self._is_closed:
+                self._close(segment)
+            else:
+                self._touch(segment)
+
+        return NotInMemory(load, install)
 
     def _touch(self, segment: Segment) -> None:
         self._open[segment] = None
         self._open.move_to_end(segment)
         while len(self._open) > self._segments_max:
             oldest = next(iter(self._open))
-            self.forget(oldest)
+            self._close(oldest)
             if oldest.is_sealed:
                 oldest.index = None
 
@@ -125,7 +157,7 @@ def _is_complete(index: SparseIndex, segment: Segment) -> bool:
 
 def read_batches(
     segment: Segment,
-    file: ReadableFile,
+    file: ReadableFile | CachedFile,
     *,
     position: int,
     chain: int | None,
@@ -138,7 +170,7 @@ def read_batches(
 
     position: where to start looking. chain: the checksum of the batch before that; None: unknown. end:
     durable bytes of the segment. Reads about ``bytes_max`` bytes, at least one batch; none only if the
-    segment holds no such batch. Raises LogCorruptError if a batch read is damaged.
+    segment holds no such batch. Raises LogCorruptError if a batch read is damaged, and what ``file`` raises.
     """
     batches: list[RecordBatch] = []
     expected: int | None = None
@@ -169,7 +201,7 @@ def read_batches(
                     raise corrupt_error(
                         segment.path, position + offset, f"the event {start_sequence_number} is missing"
                     )
-                batch = decode_body(header, chunk[offset + HEADER_BYTES : offset + total])
+                batch = decode_body(header, bytes(chunk[offset + HEADER_BYTES : offset + total]))
                 if batch is None:
                     raise corrupt_error(segment.path, position + offset, "the batch fails its checksum")
                 batches.append(batch)

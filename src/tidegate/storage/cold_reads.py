@@ -1,0 +1,145 @@
+"""What a reader needs and is not in memory: other threads read it, so that no disk stops the event loop.
+
+A look that would have to wait for the disk raises ``NotInMemory``; the caller hands that to ``ColdReads``,
+and looks again once it is there. A stuck file keeps the readers of its partition waiting, and one thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from typing import Any
+
+from tidegate.storage.files import Files, ReadableFile
+
+RECENT_BYTES = 4 * 1024 * 1024
+"""Our choice: so much of a log's end counts as cached where the system does not know."""
+
+_LOAD_BYTES = 1024 * 1024
+"""Our choice: so much is read at a time, for the next looks as well."""
+
+_Done = Callable[[Exception | None], None]
+
+
+class NotInMemory(Exception):  # noqa: N818 - not an error
+    """A look must wait for the disk."""
+
+    def __init__(self, load: Callable[[], Any], install: Callable[[Any], None]) -> None:
+        """load: gets it, on any thread; may raise. install: takes its result, on the event loop's thread."""
+        super().__init__()
+        self.load = load
+        self.install = install
+
+
+class Warmed:
+    """A range of a file that its reader has just read on another thread."""
+
+    def __init__(self) -> None:
+        self._path = Path()
+        self._start = self._until = 0
+
+    def covers(self, path: Path, position: int, count: int) -> bool:
+        return self._start <= position and position + count <= self._until and path == self._path
+
+    def add(self, path: Path, position: int, count: int) -> None:
+        """Extend the range; a range elsewhere replaces it."""
+        if path != self._path or not self._start <= position <= self._until:
+            self._path, self._start, self._until = path, position, position
+        self._until = max(self._until, position + count)
+
+
+class CachedFile:
+    """A file of which only what is in the page cache is read; for the rest, ``read_at`` raises
+    ``NotInMemory``."""
+
+    def __init__(
+        self,
+        files: Files,
+        path: Path,
+        file: ReadableFile,
+        warmed: Warmed,
+        *,
+        recent_from: int | None,
+        buffer: memoryview,
+    ) -> None:
+        """recent_from: from this byte on, it was written a moment ago. buffer: used for results."""
+        self._files = files
+        self._path = path
+        self._file = file
+        self._warmed = warmed
+        self._recent_from = recent_from
+        self._buffer = buffer
+
+    def read_at(self, count: int, position: int) -> bytes | memoryview:
+        """See ``ReadableFile``; the result is good until the next call for a file of the same buffer."""
+        into = self._buffer if count <= len(self._buffer) else memoryview(bytearray(count))
+        read = self._file.read_cached(into[:count], position)
+        if read is not None:
+            return into[:read]
+        is_recent = self._recent_from is not None and position >= self._recent_from
+        if (is_recent and not self._file.is_cache_known) or self._warmed.covers(self._path, position, count):
+            return self._file.read_at(count, position)
+        raise self._missing(count, position)
+
+    def _missing(self, count: int, position: int) -> NotInMemory:
+        files, path, warmed = self._files, self._path, self._warmed
+
+        def load() -> int:
+            file = files.open_readable(path)  # of its own: the other one may be closed meanwhile
+            try:
+                return len(file.read_at(max(count, _LOAD_BYTES), position))
+            finally:
+                file.close()
+
+        # At the end of the file there are fewer bytes than wanted, and the look finds that.
+        return NotInMemory(load, lambda read: warmed.add(path, position, max(count, read)))
+
+
+class InlineExecutor(Executor):
+    """Runs everything at once on the caller's thread; for tests that run the log without threads."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:  # any error belongs to the waiter
+            future.set_exception(error)
+        return future
+
+
+class ColdReads:
+    """The loads of one partition, one after another."""
+
+    def __init__(self, executor: Executor, loop: asyncio.AbstractEventLoop) -> None:
+        self._executor = executor
+        self._loop = loop
+        self._waiting: deque[tuple[NotInMemory, _Done]] = deque()
+        self._is_busy = False
+
+    def load(self, missing: NotInMemory, done: _Done) -> None:
+        """Load what is missing, then call ``done`` on the loop with the error, or None."""
+        self._waiting.append((missing, done))
+        if not self._is_busy:
+            self._start()
+
+    def _start(self) -> None:
+        self._is_busy = True
+        self._executor.submit(self._waiting[0][0].load).add_done_callback(self._pass_on)
+
+    def _pass_on(self, loaded: Future[Any]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits
+            self._loop.call_soon_threadsafe(self._finish, loaded)
+
+    def _finish(self, loaded: Future[Any]) -> None:
+        missing, done = self._waiting.popleft()
+        self._is_busy = False
+        error = loaded.exception()
+        if error is None:
+            missing.install(loaded.result())
+        if self._waiting:
+            self._start()
+        done(error if isinstance(error, Exception) else None)
