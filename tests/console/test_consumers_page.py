@@ -76,7 +76,7 @@ def service(tmp_path_factory: pytest.TempPathFactory, database: Database) -> Ite
     """A service with 3 partitions of 10 events; nothing that it has read is kept for the next page."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(consumers, "_LOOK_S", 0.0)
-        patch.setattr(shared_answers, "_WORK_SHARE", 0)
+        patch.setattr(shared_answers, "WORK_SHARE", 0)
         # A busy machine takes its time, and the test's browser has no scripts to wait with.
         patch.setattr(consumers_page, "FIRST_PAINT_S", 30.0)
         with console_service(tmp_path_factory.mktemp("console"), database=database.url) as started:

@@ -129,7 +129,7 @@ def service(tmp_path_factory: pytest.TempPathFactory, place: Place) -> Iterator[
         # What one test has asked for is not kept for the next.
         patch.setattr(dead_letters, "_PAGES_S", 0.0)
         patch.setattr(dead_letters, "_SUMS_S", 0.0)
-        patch.setattr(shared_answers, "_WORK_SHARE", 0)
+        patch.setattr(shared_answers, "WORK_SHARE", 0)
         # A busy machine takes its time, and the plain browser has no scripts to wait with.
         patch.setattr(dead_letters_page, "FIRST_PAINT_S", 30.0)
         with console_service(directory, database=place.database_url, redrive_pipelines=pipelines) as started:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from starlette.requests import Request
 from tests.console.support import PlainBrowser, assert_accessible
 
 from tidegate.broker import Claim
 from tidegate.client import EventHubConsumer, EventHubProducer, run_blocking
+from tidegate.console.frame import shared_answers
+from tidegate.console.frame.rendering import fragments
+from tidegate.console.frame.sessions import rights_of
 from tidegate.model.errors import LogCorruptError
 from tidegate.model.events import EventData
 from tidegate.model.hub_settings import HUB_SETTINGS
@@ -306,6 +312,31 @@ def test_a_hubs_manager_adds_no_partitions(service: HubService) -> None:
     assert manager.post(path, fields).status == 403
     assert manager.post(path, fields | {"partition_count": "2"}).status == 303
     assert "needs Manage of the namespace" not in _signed_in(service, None, Claim.MANAGE).get(path).text
+
+
+def test_live_pages_are_drawn_once_for_all_viewers(
+    service: HubService, plain_browser: PlainBrowser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Protects the event loop from sixty pages of a policy; other rights and other pages are drawn apart."""
+    monkeypatch.setattr(shared_answers._Answer, "is_kept", lambda *_: True)
+    drawn = Counter[tuple[str, str]]()
+
+    def counted(request: Request, *given: Any) -> Mapping[str, str]:
+        drawn[request.scope["path"], rights_of(request).policy_name] += 1
+        return fragments(request, *given)
+
+    monkeypatch.setattr("tidegate.console.frame.pages.fragments", counted)
+    hub = service.create_hub(partition_count=2)
+    plain_browser.get("/hubs")
+    listener = _signed_in(service, None, Claim.LISTEN)
+    path = f"/console/live/hubs/{hub}"
+    for browser, address in ((plain_browser, path), (listener, path), (listener, "/console/live/hubs")):
+        for _ in range(4):
+            with browser.open(address) as stream:
+                assert stream.readline().startswith(b"event: ")
+    assert sorted((address, count) for (address, _), count in drawn.items()) == [
+        ("/console/live/hubs", 1), (path, 1), (path, 1),
+    ]  # fmt: skip
 
 
 def test_user_metadata_is_shown_in_its_order(service: HubService, plain_browser: PlainBrowser) -> None:

@@ -79,7 +79,7 @@ def service(
         patch.setattr(letters, "_PAGES_S", 0.0)
         patch.setattr(letters, "_SUMS_S", 0.0)
         patch.setattr(groups, "_LOOK_S", 0.0)
-        patch.setattr(shared_answers, "_WORK_SHARE", 0)
+        patch.setattr(shared_answers, "WORK_SHARE", 0)
         for module in (dead_letters_page, consumers_page):
             patch.setattr(module, "FIRST_PAINT_S", 30.0)
         settings = {"database": database_url, "redrive_pipelines": [pipeline]}

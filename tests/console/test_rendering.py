@@ -18,6 +18,7 @@ from tidegate.console.frame.rendering import (
     counted,
     duration,
     environment,
+    is_personal,
     number,
     rate,
     sparkline,
@@ -148,12 +149,26 @@ def test_no_template_shows_text_in_another_order(source: str) -> None:
     assert field == f'<input value="{text}&lt;">'
 
 
+def test_what_is_of_one_session_is_known() -> None:
+    """Protects a form's token: live parts are drawn for all viewers, unless they, or what they include, have
+    something of the session."""
+    personal = {name for name in TEMPLATES if is_personal(name)}
+    assert personal >= {"jobs/job_actions.html", "explorer/progress.html", "frame/base.html", "hubs/hub.html"}
+    assert not personal & {"hubs/hub_figures.html", "hubs/hub_partitions.html", "hubs/table.html"}
+    for name in TEMPLATES:
+        assert ("form_token" in _source(name)) <= (name in personal)
+
+
+def _source(name: str) -> str:
+    loader = environment().loader
+    assert loader is not None
+    return loader.get_source(environment(), name)[0]
+
+
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_a_template_does_not_go_around_that(name: str) -> None:
     """Only fields of forms are exact; no text is declared HTML, or joined with HTML and so taken for it."""
-    loader = environment().loader
-    assert loader is not None
-    source = loader.get_source(environment(), name)[0]
+    source = _source(name)
     tree = environment().parse(source)
     assert not {each.name for each in tree.find_all(nodes.Filter)} & {"safe", "e", "escape"}
     assert source.count("forceescape") == source.count("tojson | forceescape")

@@ -37,11 +37,11 @@ class FakeOwner:
     def __init__(self, broker: Broker, clock: Clock, idle_limits: IdleLimits) -> None:
         self.broker = broker
         self.clock = clock
-        self.management = ManagementService(broker)
         self.unacknowledged_bytes_max = 100_000
         self.idle_limits = idle_limits
         self.budget = MemoryBudget(1 << 40)
         self.sliced_work = SlicedWork()
+        self.management = ManagementService(broker, self.sliced_work)
         self.unacknowledged_bytes = 0
         self.ended: list[ConnectionHandler] = []
         self.congestions = 0

@@ -9,6 +9,7 @@ from typing import cast
 import pytest
 from tests.gateway.support import HOST, WAIT_S, Pair
 from tests.support.clocks import SetClock
+from tests.support.partition_turns import partition_turns
 
 from tidegate.amqp.events import ConnectionClosed, DeliveriesReceived
 from tidegate.amqp.message import Message, MessageId, Properties, decode_message, encode_message
@@ -478,6 +479,19 @@ async def test_any_message_id_can_be_answered(stranger: Pair, node: str, message
     answered = decode_message(delivery.payload).properties
     assert answered is not None
     assert answered.correlation_id == message_id
+
+
+async def test_a_long_list_of_partitions_leaves_turns(
+    pair: Pair, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Protects neighbours from a request about 1,024 partitions."""
+    await broker.create_event_hub("wide", partition_count=40)
+    turns = partition_turns(monkeypatch)
+    sender, receiver = pair.request_links("$management")
+    sender.send(encode_message(ManagementRequest(Operation.QUERY_PARTITIONS, "wide").to_message()))
+    pair.exchange()
+    await pair.wait_for(lambda: bool(pair.deliveries(receiver)))
+    assert len(set(turns)) == len(turns) == 40
 
 
 async def test_a_hubs_manager_reaches_no_operation_of_the_namespace(broker: Broker) -> None:

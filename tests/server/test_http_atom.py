@@ -9,12 +9,14 @@ from xml.sax.saxutils import escape
 
 import pytest
 from tests.server.test_http_admin import KEYS, Client
+from tests.support.partition_turns import partition_turns
 
 from tidegate.broker import Claim
 from tidegate.client import EventHubAdministrator, run_blocking
 from tidegate.model.sas import make_sas_token
 from tidegate.server.app import TidegateServer
 from tidegate.testing.hub import HubService
+from tidegate.wire.atom import AtomEntry
 
 NAMES = {
     "atom": "http://www.w3.org/2005/Atom",
@@ -217,6 +219,24 @@ def test_bad_descriptions_are_refused(atom: Atom, body: bytes) -> None:
 def test_large_bodies_are_refused(atom: Atom) -> None:
     """Before they are parsed."""
     assert atom.ask("PUT", "/atom-bad", b"<a>" * 30_000)[0] == 413
+
+
+def test_a_long_feed_of_partitions_leaves_turns(
+    service: HubService, atom: Atom, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Protects neighbours: a feed of 1,024 partitions has 700 KB, and takes 30 ms."""
+    wide = service.create_hub(partition_count=40)
+    turns, formatted = partition_turns(monkeypatch), list[int]()
+    format_entry = AtomEntry.format
+
+    def noted(entry: AtomEntry, host: str, *, is_whole: bool = True) -> str:
+        formatted.append(len(turns))
+        return format_entry(entry, host, is_whole=is_whole)
+
+    monkeypatch.setattr(AtomEntry, "format", noted)
+    assert atom.names(f"/{wide}/partitions") == [*map(str, range(40))]
+    assert len(set(turns)) == 40
+    assert formatted == [*range(1, 41)], "each was formatted in its turn"
 
 
 def test_who_may(service: HubService) -> None:

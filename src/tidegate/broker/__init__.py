@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from tidegate.broker.audit import AuditRecord as AuditRecord
     from tidegate.broker.audit import AuditTrail as AuditTrail
     from tidegate.broker.audit import acting_as as acting_as
+    from tidegate.broker.audit import current_actor as current_actor
     from tidegate.broker.peers import Door as Door
     from tidegate.broker.peers import Peer as Peer
     from tidegate.broker.peers import UNKNOWN_PEER as UNKNOWN_PEER

@@ -172,6 +172,11 @@ class Partition:
         """One past the last readable event, as last seen."""
         return self._known_bounds.next_sequence_number
 
+    @property
+    def known_bounds(self) -> Bounds | None:
+        """The sequence numbers held, as last seen; None if it could not be opened."""
+        return self._log.known_bounds
+
     def known_ends(self) -> PartitionEnds:
         """The beginning and end of the log, as last seen."""
         return self._ends(self._known_bounds)

@@ -8,6 +8,7 @@ Errors under the console's paths are shown as pages; the gateway's other paths a
 from __future__ import annotations
 
 import logging
+from collections.abc import Hashable
 from typing import Final
 from urllib.parse import quote
 
@@ -30,7 +31,7 @@ from tidegate.console.frame.absent import AbsentPages
 from tidegate.console.frame.errors import answer_of_exception, error_page
 from tidegate.console.frame.form_reading import counted
 from tidegate.console.frame.live import LiveStreams
-from tidegate.console.frame.pages import Console, Pages, see_other
+from tidegate.console.frame.pages import Console, Drawn, Pages, see_other
 from tidegate.console.frame.rendering import STATIC_DIRECTORY, STATIC_PATH
 from tidegate.console.frame.sessions import (
     Session,
@@ -40,6 +41,7 @@ from tidegate.console.frame.sessions import (
     session_id_in,
     set_cookie,
 )
+from tidegate.console.frame.shared_answers import SharedAnswers
 from tidegate.console.hubs.capture import CapturePages
 from tidegate.console.hubs.hub import HubPages
 from tidegate.console.hubs.page import HubListPages
@@ -64,6 +66,9 @@ PLACES: Final = ("hubs", "consumers", "dead-letters", "pipelines", "audit", "con
 METHODS: Final = ("GET", "HEAD", "POST")
 
 _OPEN_PATHS: Final = (STATIC_PATH, "/console/sign-in", "/console/sign-out")
+_DRAWN_S: Final = 0.5
+"""Seconds for which live parts are used again, at least: half of the time between two samples."""
+
 _LIVE_PATH: Final = "/console/live/"
 
 SECURITY_HEADERS: Final = {
@@ -98,7 +103,8 @@ class ConsoleApp:
         """
         sessions = Sessions(views.access, clock, proxies)
         tasks = TaskOwner("console pages")
-        self.console = Console(views.access, sessions, LiveStreams(sessions), clock, tasks)
+        drawn: SharedAnswers[Hashable, Drawn] = SharedAnswers(clock, kept_s=_DRAWN_S, is_work_counted=False)
+        self.console = Console(views.access, sessions, LiveStreams(sessions), clock, tasks, drawn)
         static: ASGIApp = StaticFiles(directory=STATIC_DIRECTORY)
         routes: list[BaseRoute] = [Mount(STATIC_PATH, static, name="static")]
         routes += page_routes(self.console, views)
@@ -129,6 +135,7 @@ class ConsoleApp:
         """End all work that pages have started; no page is served afterwards. Idempotent."""
         self.end_streams()
         self.console.sessions.close()
+        await self.console.drawn.close()
         await self.console.tasks.close()
 
 

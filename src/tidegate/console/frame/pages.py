@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -12,9 +12,10 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from tidegate.console.frame.live import LiveStreams
-from tidegate.console.frame.rendering import fragments
+from tidegate.console.frame.rendering import fragments, is_personal
 from tidegate.console.frame.rights import Access
-from tidegate.console.frame.sessions import Sessions, session_of
+from tidegate.console.frame.sessions import Sessions, rights_of, session_of
+from tidegate.console.frame.shared_answers import SharedAnswers
 from tidegate.model.clock import Clock
 from tidegate.model.errors import TidegateError
 from tidegate.transport.tasks import TaskOwner
@@ -22,6 +23,14 @@ from tidegate.transport.tasks import TaskOwner
 _ADDRESSES: Final = "addresses"
 
 Handler = TypeVar("Handler", bound=Callable[[Any, Request], Awaitable[Response]])
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """The live parts of a page at one moment."""
+
+    parts: Mapping[str, str]
+    is_over: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +43,8 @@ class Console:
     clock: Clock
     tasks: TaskOwner
     """For background tasks that pages start."""
+    drawn: SharedAnswers[Hashable, Drawn]
+    """Live parts of pages, drawn once for all their viewers."""
 
 
 @dataclass(eq=False)
@@ -64,22 +75,34 @@ class Pages:
         words: the value that is sent as it is, in whose place errors are shown; None: none, and an error ends
         the stream. It also ends after values with a true ``is_over``. The caller has checked the user's
         rights.
+
+        Viewers with the same rights and query share what is drawn, unless it has forms, which are of one
+        session. So ``context`` must depend on nothing else of the request.
         """
-        is_over = False
+        is_over, drawn = False, self.console.drawn
+        # A session has its own token.
+        session = session_of(request).form_token if any(map(is_personal, parts.values())) else ""
+        key = (request.scope["path"], request.url.query, rights_of(request), session)
+
+        async def draw() -> Drawn:
+            values = await context(request)
+            said = {} if words is None else {words: values[words]}
+            found = await self.console.streams.draw(lambda: fragments(request, parts, values))
+            return Drawn(found | said, values.get("is_over", False))
 
         async def render() -> Mapping[str, str] | None:
             nonlocal is_over
             if is_over:
                 return None
             try:
-                values = await context(request)
+                found = await drawn.ask(key, draw, at_most_s=None)
             except TidegateError as error:
                 if words is None:
                     raise
                 return {words: str(error)}
-            is_over = values.get("is_over", False)
-            said = {} if words is None else {words: values[words]}
-            return fragments(request, parts, values) | said
+            assert found is not None
+            is_over = found.is_over
+            return found.parts
 
         return self.console.streams.stream(request, render, every_s=every_s)
 

@@ -18,6 +18,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 import jinja2
+from jinja2.meta import find_referenced_templates, find_undeclared_variables
 from markupsafe import Markup, escape
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
@@ -88,6 +89,18 @@ def fragment(request: Request, template: str, **context: Any) -> Markup:
 def fragments(request: Request, parts: Mapping[str, str], context: Mapping[str, Any]) -> dict[str, str]:
     """Several fragments by name, from templates by name."""
     return {name: fragment(request, template, **context) for name, template in parts.items()}
+
+
+@cache
+def is_personal(template: str) -> bool:
+    """Whether a template, or one that it includes, shows something of the viewer's session, such as a form's
+    token."""
+    loader = environment().loader
+    assert loader is not None
+    tree = environment().parse(loader.get_source(environment(), template)[0])
+    if not {"session", "form_token"}.isdisjoint(find_undeclared_variables(tree)):
+        return True
+    return any(each is None or is_personal(each) for each in find_referenced_templates(tree))
 
 
 def for_users(error: TidegateError) -> TidegateError:

@@ -10,6 +10,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from tidegate.model.clock import Clock
 from tidegate.model.errors import ServerBusyError, TidegateError
+from tidegate.transport.reused import WORK_SHARE
 from tidegate.transport.tasks import TaskOwner
 
 K = TypeVar("K", bound=Hashable)
@@ -17,8 +18,6 @@ T = TypeVar("T")
 
 _ANSWERS_MAX: Final = 64
 """Maximum answers cached, least recently used dropped first; also the maximum computed concurrently."""
-_WORK_SHARE: Final = 10
-"""An answer is cached for this many times its computing time: a page uses at most a tenth of a core."""
 
 
 @dataclass(slots=True)
@@ -27,19 +26,24 @@ class _Answer(Generic[T]):
     started_s: float
     ended_s: float | None = None
 
-    def is_kept(self, now_s: float, kept_s: float) -> bool:
+    def is_kept(self, now_s: float, kept_s: float, work_share: int) -> bool:
         if self.ended_s is None:
             return True
         if self.task.cancelled() or self.task.exception() or isinstance(self.task.result(), TidegateError):
             return False
-        return now_s - self.ended_s < max(kept_s, _WORK_SHARE * (self.ended_s - self.started_s))
+        return now_s - self.ended_s < max(kept_s, work_share * (self.ended_s - self.started_s))
 
 
 class SharedAnswers(Generic[K, T]):
     """Answers by key. Used on the event loop."""
 
-    def __init__(self, clock: Clock, *, kept_s: float, tasks: TaskOwner | None = None) -> None:
-        """kept_s: minimum seconds for which an answer is cached. tasks: compute them; None: its own."""
+    def __init__(
+        self, clock: Clock, *, kept_s: float, is_work_counted: bool = True, tasks: TaskOwner | None = None
+    ) -> None:
+        """kept_s: minimum seconds for which an answer is cached. is_work_counted: cache it for 10 times its
+        computing time if that is longer. tasks: compute them; None: its own.
+        """
+        self._is_work_counted = is_work_counted
         self._clock = clock
         self._kept_s = kept_s
         self._tasks = tasks or TaskOwner("console answers")
@@ -54,7 +58,8 @@ class SharedAnswers(Generic[K, T]):
         """
         now_s = self._clock.monotonic()
         answer = self._answers.get(key)
-        if answer is None or not answer.is_kept(now_s, self._kept_s):
+        share = WORK_SHARE if self._is_work_counted else 0
+        if answer is None or not answer.is_kept(now_s, self._kept_s, share):
             if self._tasks.task_count >= _ANSWERS_MAX:
                 raise ServerBusyError(
                     f"{_ANSWERS_MAX} questions to the database wait for their answers, the most that the "

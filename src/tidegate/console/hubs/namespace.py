@@ -6,12 +6,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Self
+from weakref import WeakKeyDictionary
 
 from tidegate.broker import EventHub, EventHubDescription, Partition, PublisherActivity
 from tidegate.console.frame.paging import PAGE_SIZE, Page, page_at, page_of
 from tidegate.console.frame.parts import ConsoleParts
 from tidegate.console.hubs.sampler import HubSamples, Sampler
 from tidegate.model.capture import CapturedFile, CaptureProgress, CaptureStatistics
+from tidegate.transport.reused import Reused
 from tidegate.transport.tasks import TaskOwner
 
 
@@ -43,6 +45,25 @@ class PublisherRow:
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """What an event hub's log holds. Partitions that could not be opened do not count."""
+
+    events: int
+    last_enqueued_ms: int | None
+    """None: there never was an event."""
+
+    @classmethod
+    def of(cls, event_hub: EventHub) -> Held:
+        """What it holds now."""
+        bounds = [found for each in event_hub.partitions if (found := each.known_bounds) is not None]
+        times = [each.last_enqueued_time_ms for each in bounds]
+        return cls(
+            sum(each.next_sequence_number - each.begin_sequence_number for each in bounds),
+            max((time_ms for time_ms in times if time_ms is not None), default=None),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Hub:
     """An event hub for templates; what its partitions hold is read when it is asked for."""
 
@@ -51,6 +72,7 @@ class Hub:
     samples: HubSamples
     capture: CaptureStatistics | None
     """None: not captured now."""
+    held: Reused[Held]
 
     @property
     def name(self) -> str:
@@ -64,8 +86,8 @@ class Hub:
 
     @property
     def events_held(self) -> int:
-        """Events in the log; those of partitions that could not be opened do not count."""
-        return sum(each.next_sequence_number - each.begin_sequence_number for each in self._opened)
+        """Events in the log."""
+        return self._held_now.events
 
     @property
     def stored_bytes(self) -> int:
@@ -75,8 +97,7 @@ class Hub:
     @property
     def last_enqueued_ms(self) -> int | None:
         """When the last event was enqueued; None if there never was one."""
-        found = [each.known_ends().last_enqueued_time_ms for each in self._opened]
-        return max((time_ms for time_ms in found if time_ms is not None), default=None)
+        return self._held_now.last_enqueued_ms
 
     @property
     def failed_partitions(self) -> list[Partition]:
@@ -84,8 +105,8 @@ class Hub:
         return [partition for partition in self.event_hub.partitions if partition.is_failed]
 
     @property
-    def _opened(self) -> list[Partition]:
-        return [partition for partition in self.event_hub.partitions if partition.open_error is None]
+    def _held_now(self) -> Held:
+        return self.held.get(lambda: Held.of(self.event_hub))
 
     @property
     def policy_names(self) -> list[str]:
@@ -98,9 +119,9 @@ class Hub:
         receivers: Counter[str] = Counter()
         partitions: Counter[str] = Counter()
         for partition in self.event_hub.partitions:
-            groups = [each.consumer_group for each in partition.receivers()]
-            receivers.update(groups)
-            partitions.update(set(groups))
+            if groups := [each.consumer_group for each in partition.receivers()]:
+                receivers.update(groups)
+                partitions.update(set(groups))
         names = self.description.consumer_groups
         return [ConsumerGroupRow(name, receivers[name], partitions[name]) for name in names]
 
@@ -127,6 +148,7 @@ class Namespace:
         """AMQP connections that are open, over all transports."""
         self.sampler = Sampler(parts.broker, parts.clock, parts.data_dir)
         self._tasks = TaskOwner("console")
+        self._held: WeakKeyDictionary[EventHub, Reused[Held]] = WeakKeyDictionary()
 
     async def __aenter__(self) -> Self:
         self._tasks.start(self.sampler.run(), name="sampler")
@@ -210,7 +232,8 @@ class Namespace:
 
     def _hub(self, event_hub: EventHub, captures: Mapping[str, CaptureStatistics]) -> Hub:
         samples, capture = self.sampler.hub(event_hub), captures.get(event_hub.name)
-        return Hub(event_hub, event_hub.description, samples, capture)
+        held = self._held.setdefault(event_hub, Reused())
+        return Hub(event_hub, event_hub.description, samples, capture, held)
 
 
 def _publisher(event_hub: EventHub, name: str, seen: PublisherActivity | None) -> PublisherRow:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ from starlette.responses import Response
 from tidegate.console.consumers.groups import Consumers
 from tidegate.console.dead_letters.letters import DeadLetterView
 from tidegate.console.frame.pages import Pages, get, see_other
-from tidegate.console.frame.rendering import bytes_text, duration, fragments, listed, number, page
+from tidegate.console.frame.rendering import bytes_text, duration, listed, number, page
 from tidegate.console.frame.sessions import require_listen, rights_of
 from tidegate.console.frame.shared_answers import SharedAnswers
 from tidegate.console.hubs.namespace import Namespace
@@ -27,9 +27,6 @@ _PROCESSING_S: Final = 5.0
 """Seconds between queries of the database."""
 _PATIENCE_S: Final = 0.1
 """Seconds that a page waits for the database; later results are sent live."""
-
-_SHARED_S: Final = 0.5
-"""Seconds for which rendered parts are reused: half of the time between two samples."""
 
 _PARTS: Final = {name: f"overview/{name}.html" for name in ("notices", "figures", "load", "hubs")}
 _SERIES: Final = {"incoming": "in", "outgoing": "out"}
@@ -75,7 +72,6 @@ class OverviewPages(Pages):
             clock, kept_s=_PROCESSING_S, tasks=tasks
         )
         self._last = _unknown("is being asked for")
-        self._drawn: dict[bool, tuple[float, Mapping[str, str]]] = {}
 
     @get("/")
     async def show(self, request: Request) -> Response:
@@ -84,23 +80,14 @@ class OverviewPages(Pages):
             return see_other(f"/hubs/{rights.hub}")
         if not rights.can_listen:
             return see_other("/hubs")
-        return page(request, "overview/page.html", **await self._context())
+        return page(request, "overview/page.html", **await self._context(request))
 
     @get("/console/live/overview")
     async def stream(self, request: Request) -> Response:
         require_listen(request)
-        return self.console.streams.stream(request, lambda: self._fragments(request))
+        return self.live(request, self._context, _PARTS)
 
-    async def _fragments(self, request: Request) -> Mapping[str, str]:
-        """The live parts, rendered once for all viewers, because they do not depend on the session."""
-        is_manager, now = rights_of(request).may_manage(), self.console.clock.monotonic()
-        drawn_at, drawn = self._drawn.get(is_manager, (float("-inf"), {}))
-        if now - drawn_at >= _SHARED_S:
-            drawn = fragments(request, _PARTS, await self._context())
-            self._drawn[is_manager] = now, drawn
-        return drawn
-
-    async def _context(self) -> dict[str, Any]:
+    async def _context(self, request: Request) -> dict[str, Any]:
         namespace, sampler, processing = self.namespace, self.namespace.sampler, await self._processing()
         hubs = namespace.broker.list_event_hubs()
         partitions = [partition for hub in hubs for partition in hub.partitions]

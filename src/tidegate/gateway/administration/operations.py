@@ -7,7 +7,7 @@ between plain values and one call of the broker. ``$management`` carries the sam
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Final, TypeVar, cast
@@ -22,11 +22,13 @@ from tidegate.broker import (
     SharedAccessPolicy,
 )
 from tidegate.gateway.administration import shapes
+from tidegate.gateway.administration.partition_lists import each_partition
 from tidegate.gateway.administration.shapes import Shape
 from tidegate.model.capture import CaptureSettings, CaptureStatistics
 from tidegate.model.errors import NotFoundError
 from tidegate.model.hub_settings import PARTITION_COUNT_DEFAULT, hub_changes_in
 from tidegate.model.times import time_of
+from tidegate.transport.sliced_work import SlicedWork
 
 S = TypeVar("S", bound=Shape)
 
@@ -59,6 +61,8 @@ class Call:
     """Of the operation's shape; None: it has none."""
     is_manager: bool
     """Whether the token also has Manage here."""
+    sliced_work: SlicedWork
+    """For long lists."""
 
     @property
     def event_hub(self) -> EventHub:
@@ -297,7 +301,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     ),
     Operation(
         "GET", f"{_HUB}/partitions", "listPartitions", "The partitions' beginnings and ends.", Needs.SEE,
-        lambda call: _partitions(call.event_hub.partitions),
+        lambda call: each_partition(call.event_hub, _partition, call.sliced_work),
         answer=shapes.Partition, is_list=True,
     ),
     Operation(
@@ -373,10 +377,6 @@ def _event_hub(event_hub: EventHub) -> dict[str, object]:
         "consumer_groups": list(description.consumer_groups),
         "capture": None if description.capture is None else description.capture.to_mapping(),
     }
-
-
-async def _partitions(partitions: Iterable[Partition]) -> list[dict[str, object]]:
-    return [await _partition(partition) for partition in partitions]
 
 
 async def _partition(partition: Partition) -> dict[str, object]:

@@ -10,8 +10,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Final
 
 from tidegate.amqp.message import MessageId
-from tidegate.broker import Actor, Broker, EventHub, acting_as
+from tidegate.broker import Actor, Broker, EventHub, Partition, acting_as
 from tidegate.gateway.administration.operations import OPERATIONS, Call, Operation
+from tidegate.gateway.administration.partition_lists import each_partition
 from tidegate.gateway.amqp.claims import ConnectionClaims
 from tidegate.model.audience import NAMESPACE, entity_path
 from tidegate.model.capture import CaptureStatistics
@@ -20,6 +21,7 @@ from tidegate.model.hub_properties import EventHubProperties
 from tidegate.model.times import time_of
 from tidegate.model.validation import validated
 from tidegate.transport.at_once import at_once
+from tidegate.transport.sliced_work import SlicedWork
 from tidegate.wire import management
 from tidegate.wire.addresses import NodeAddress, NodeKind
 from tidegate.wire.administration import AdministrationRequest
@@ -34,9 +36,13 @@ class ManagementService:
     """Answers the requests of all connections."""
 
     def __init__(
-        self, broker: Broker, capture_statistics: Callable[[], Mapping[str, CaptureStatistics]] = dict
+        self,
+        broker: Broker,
+        sliced_work: SlicedWork,
+        capture_statistics: Callable[[], Mapping[str, CaptureStatistics]] = dict,
     ) -> None:
-        """capture_statistics: of each hub that is captured now, by name."""
+        """sliced_work: for long lists. capture_statistics: of each hub that is captured now, by name."""
+        self._sliced_work = sliced_work
         self._broker = broker
         self._capture_statistics = capture_statistics
 
@@ -60,7 +66,14 @@ class ManagementService:
         actor = claims.actor(path, token=request.security_token)
         with acting_as(actor):
             wanted = None if operation.request is None else validated(request.values, operation.request)
-            call = Call(self._broker, self._capture_statistics, request.parameters, wanted, is_manager=True)
+            call = Call(
+                self._broker,
+                self._capture_statistics,
+                request.parameters,
+                wanted,
+                is_manager=True,
+                sliced_work=self._sliced_work,
+            )
             answer = operation.handler(call)
             if isinstance(answer, Coroutine):
                 answer = at_once(answer)
@@ -76,18 +89,23 @@ class ManagementService:
         # Java's processor puts no token to $cbs before its request, which has one (observed: 5.21.0).
         claims.require(path, None, token=wanted.security_token)
         event_hub = self._broker.event_hub(wanted.event_hub)
-        return at_once(_read_entity(event_hub, wanted, message_id))
+        return at_once(self._read_entity(event_hub, wanted, message_id))
+
+    async def _read_entity(
+        self, event_hub: EventHub, wanted: ManagementRequest, message_id: MessageId | None
+    ) -> bytes:
+        match wanted.operation:
+            case management.Operation.READ_EVENT_HUB:
+                answer: object = event_hub_to_map(properties_of(event_hub))
+            case management.Operation.READ_PARTITION:
+                answer = await _partition(event_hub.partition(wanted.partition_id or ""))
+            case management.Operation.QUERY_PARTITIONS:
+                answer = await each_partition(event_hub, _partition, self._sliced_work)
+        return encode_response(message_id, 200, answer)
 
 
-async def _read_entity(event_hub: EventHub, wanted: ManagementRequest, message_id: MessageId | None) -> bytes:
-    match wanted.operation:
-        case management.Operation.READ_EVENT_HUB:
-            answer: object = event_hub_to_map(properties_of(event_hub))
-        case management.Operation.READ_PARTITION:
-            answer = partition_to_map(await event_hub.partition(wanted.partition_id or "").ends())
-        case management.Operation.QUERY_PARTITIONS:
-            answer = [partition_to_map(await partition.ends()) for partition in event_hub.partitions]
-    return encode_response(message_id, 200, answer)
+async def _partition(partition: Partition) -> object:
+    return partition_to_map(await partition.ends())
 
 
 def _operation_of(request: AdministrationRequest) -> Operation:

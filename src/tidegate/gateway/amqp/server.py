@@ -78,7 +78,6 @@ class AmqpGateway:
         capture_statistics: of each hub that is captured now, by name."""
         self.broker = broker
         self.clock = clock
-        self.management = ManagementService(broker, capture_statistics)
         self.idle_limits = idle_limits
         self.admission = admission or Admission()
         self.budget = MemoryBudget(sys.maxsize) if budget is None else budget
@@ -101,6 +100,7 @@ class AmqpGateway:
         """The turns in which connections are served."""
         self.sliced_work = SlicedWork(self.turns)
         """Runs long work of all clients, whatever their protocol."""
+        self.management = ManagementService(broker, self.sliced_work, capture_statistics)
         self._is_stopping = False
         self._opened_connections = 0
         self._handlers: set[ConnectionHandler] = set()

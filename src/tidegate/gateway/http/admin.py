@@ -34,6 +34,7 @@ from tidegate.model.errors import (
     TidegateError,
 )
 from tidegate.model.validation import decoded
+from tidegate.transport.sliced_work import SlicedWork
 from tidegate.wire.conditions import condition_for, error_description, http_status_for
 
 BODY_BYTES_MAX: Final = 65_536
@@ -102,9 +103,11 @@ class Administration:
         *,
         clock: Clock,
         capture_statistics: Callable[[], Mapping[str, CaptureStatistics]],
+        sliced_work: SlicedWork,
     ) -> None:
-        """capture_statistics: of each hub that is captured now, by name."""
+        """capture_statistics: of each hub that is captured now, by name. sliced_work: for long lists."""
         self._broker = broker
+        self._sliced_work = sliced_work
         self._capture_statistics = capture_statistics
         self._endpoint = AdministrationEndpoint(broker, clock, admin_error_response)
         self._document = json.dumps(openapi_document())
@@ -132,7 +135,14 @@ class Administration:
             wanted = None if operation.request is None else decoded(body or b"{}", operation.request)
             is_manager = Claim.MANAGE in grant.claims
             value = operation.handler(
-                Call(self._broker, self._capture_statistics, parameters, wanted, is_manager)
+                Call(
+                    self._broker,
+                    self._capture_statistics,
+                    parameters,
+                    wanted,
+                    is_manager,
+                    self._sliced_work,
+                )
             )
             value = await value if isinstance(value, Awaitable) else value
             if operation.answer is None:

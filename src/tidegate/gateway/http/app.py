@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -36,11 +35,8 @@ from tidegate.model.capture import CaptureStatistics
 from tidegate.model.clock import Clock
 from tidegate.model.errors import ServerBusyError, UnauthorizedError
 from tidegate.transport.peers import TrustedProxies, is_from_this_machine
+from tidegate.transport.reused import Reused
 from tidegate.transport.tasks import TaskOwner
-
-_WORK_SHARE: Final = 10
-"""The report of ``/health`` is used for this many times its computing time: anyone may ask for it, and a
-thousand partitions take a millisecond."""
 
 
 class HttpGateway:
@@ -86,18 +82,22 @@ class HttpGateway:
         self._tasks = TaskOwner("HTTP gateway")
         self._servers: list[HttpServer] = []
         self._hsts_max_age_s = hsts_max_age_s
-        self._health_report: Mapping[str, object] = {}
-        self._health_until = 0.0
-        """Until when the report is used again, on the loop's clock."""
+        # Anyone may ask for it, and a thousand partitions take a millisecond.
+        self._health_report: Reused[Mapping[str, object]] = Reused()
         self._application = Starlette(
             routes=[
                 Route("/health", self._health, methods=["GET"]),
                 Route("/ready", self._ready, methods=["GET"]),
                 Route("/metrics", self._show_metrics, methods=["GET"]),
-                *Administration(broker, clock=clock, capture_statistics=capture_statistics).routes(),
+                *Administration(
+                    broker,
+                    clock=clock,
+                    capture_statistics=capture_statistics,
+                    sliced_work=amqp.sliced_work,
+                ).routes(),
                 *Publishing(broker, clock=clock, budget=amqp.budget, sliced_work=amqp.sliced_work).routes(),
                 *further_routes,
-                *AtomAdministration(broker, clock=clock).routes(),
+                *AtomAdministration(broker, clock=clock, sliced_work=amqp.sliced_work).routes(),
             ],
             exception_handlers={HTTPException: _on_http_exception, Exception: _on_failure},
         )
@@ -140,12 +140,10 @@ class HttpGateway:
         return self._origins.admits(origin, host, self._broker.authorizer.host_names)
 
     async def _health(self, request: Request) -> Response:
-        loop = asyncio.get_running_loop()
-        if (now := loop.time()) >= self._health_until:
-            self._health_report = health_report(self._broker, self._amqp.admission, now)
-            ended = loop.time()
-            self._health_until = ended + _WORK_SHARE * (ended - now)
-        return JSONResponse(self._health_report)
+        def look() -> Mapping[str, object]:
+            return health_report(self._broker, self._amqp.admission, asyncio.get_running_loop().time())
+
+        return JSONResponse(self._health_report.get(look))
 
     async def _ready(self, request: Request) -> Response:
         if self._is_ready():

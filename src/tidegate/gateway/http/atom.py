@@ -28,11 +28,13 @@ from starlette.routing import BaseRoute, Route
 
 from tidegate.broker import Broker, EventHub, Grant, Partition
 from tidegate.gateway.administration.operations import Needs
+from tidegate.gateway.administration.partition_lists import each_partition
 from tidegate.gateway.http.admin import AdministrationEndpoint
 from tidegate.gateway.http.errors import response_for
 from tidegate.model.clock import Clock
 from tidegate.model.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 from tidegate.model.hub_settings import HubChanges
+from tidegate.transport.sliced_work import SlicedWork
 from tidegate.wire.atom import (
     ENTRY_TYPE,
     FEED_TYPE,
@@ -55,6 +57,10 @@ class _Call:
     body: bytes
     is_update: bool
     """Whether it only changes existing entities."""
+    sliced_work: SlicedWork
+    """For long feeds."""
+    host: str
+    """As the client named it."""
 
     @property
     def event_hub(self) -> EventHub:
@@ -71,8 +77,8 @@ class _Call:
         raise NotFoundError(f"The event hub {self.event_hub.name!r} has no such consumer group.")
 
 
-Contents = AtomEntry | Sequence[AtomEntry] | None
-"""An entry, a feed, or nothing."""
+Contents = AtomEntry | Sequence[AtomEntry | str] | None
+"""An entry, a feed (of entries that may be formatted already), or nothing."""
 
 Answer = Contents | Awaitable[Contents]
 
@@ -91,7 +97,9 @@ class AtomOperation:
 class AtomAdministration:
     """Answers the requests of old SDKs and tools."""
 
-    def __init__(self, broker: Broker, *, clock: Clock) -> None:
+    def __init__(self, broker: Broker, *, clock: Clock, sliced_work: SlicedWork) -> None:
+        """sliced_work: for long feeds."""
+        self._sliced_work = sliced_work
         self._broker = broker
         self._clock = clock
         self._endpoint = AdministrationEndpoint(broker, clock, response_for)
@@ -111,7 +119,10 @@ class AtomAdministration:
         parameters: dict[str, str] = dict(request.path_params)
 
         async def perform(body: bytes, grant: Grant) -> Response:
-            answer = operation.handler(_Call(self._broker, parameters, body, "if-match" in request.headers))
+            is_update, host = "if-match" in request.headers, request.headers.get("host", "")
+            answer = operation.handler(
+                _Call(self._broker, parameters, body, is_update, self._sliced_work, host)
+            )
             contents = await answer if isinstance(answer, Awaitable) else answer
             return self._response(request, contents)
 
@@ -234,8 +245,11 @@ def _consumer_group(call: _Call, name: str) -> AtomEntry:
     )
 
 
-async def _partitions(call: _Call) -> Sequence[AtomEntry]:
-    return [await _partition(call, partition) for partition in call.event_hub.partitions]
+async def _partitions(call: _Call) -> Sequence[str]:
+    async def row(partition: Partition) -> str:
+        return (await _partition(call, partition)).format(call.host, is_whole=False)
+
+    return await each_partition(call.event_hub, row, call.sliced_work)
 
 
 async def _partition(call: _Call, partition: Partition) -> AtomEntry:

@@ -1,0 +1,41 @@
+"""Live pages leave the event loop to others."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tidegate.console.frame import live
+from tidegate.console.frame.live import LiveStreams
+
+
+async def test_live_pages_take_a_tenth_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many there are, and whatever differs between them: one is drawn after the other, with pauses of
+    nine times the work; after a failure, too."""
+    now, drawn = 100.0, list[float]()
+    sleep = asyncio.sleep
+
+    async def pass_time(seconds: float) -> None:
+        nonlocal now
+        now += max(0.0, seconds)
+        await sleep(0)
+
+    def draw() -> int:
+        nonlocal now
+        drawn.append(now)
+        now += 0.5
+        if len(drawn) == 2:
+            raise ValueError("not this one")
+        return len(drawn)
+
+    sessions: Any = SimpleNamespace(call_at_end=lambda call: None)
+    streams = LiveStreams(sessions)
+    monkeypatch.setattr(live, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(asyncio, "sleep", pass_time)
+    found = await asyncio.gather(*(streams.draw(draw) for _ in range(4)), return_exceptions=True)
+    assert [found[0], *found[2:]] == [1, 3, 4]
+    assert isinstance(found[1], ValueError)
+    assert drawn == [100.0, 105.0, 110.0, 115.0]
