@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from array import array
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from tidegate.model.errors import TidegateError
+from tidegate.model.history import History
 from tidegate.storage.engine import (
     Bounds,
     Cell,
@@ -136,14 +138,17 @@ class MemoryLog:
         self._next = 0
         self._last_ms: int | None = None
         self._producers = ProducerTable(PRODUCERS_MAX)
+        self._histories: tuple[History, ...] = (History(secrets.token_hex(16), 0),)
 
     def reopen(self) -> None:
         self.is_closed, self.appended = False, (0, 0)
+        kept = tuple(each for each in self._histories if each.first_sequence_number < self._next)
+        self._histories = (*kept, History(secrets.token_hex(16), self._next))
 
     @property
     def known_bounds(self) -> Bounds:
         begin = self._batches[0].base_sequence_number if self._batches else self._next
-        return Bounds(begin, self._next, self._last_ms)
+        return Bounds(begin, self._next, self._last_ms, self._histories)
 
     @property
     def stored_bytes(self) -> int:

@@ -21,6 +21,7 @@ from tidegate.model.errors import (
     RemoteProtocolError,
     UnauthorizedError,
 )
+from tidegate.model.history import History
 from tidegate.model.hub_properties import EventHubProperties, PartitionEnds
 from tidegate.model.times import time_of
 from tidegate.wire.cbs import ACCEPTED, SAS_TOKEN_TYPE, PutToken, put_token_request
@@ -38,7 +39,7 @@ from tidegate.wire.request_response import Request, Response, encode_response, s
 HUB = EventHubProperties(
     "hub", time_of(1_700_000_000_000), ("0", "1"), namespace_id="0123abcd", retention_hours=24
 )
-PARTITION = PartitionEnds("hub", "0", 5, 17, "16", 1_700_000_000_000)
+PARTITION = PartitionEnds("hub", "0", 5, 17, "16", 1_700_000_000_000, (History("a1", 3), History("b2", 16)))
 
 
 def _over_the_wire(message: Message) -> Message:

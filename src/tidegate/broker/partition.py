@@ -20,6 +20,7 @@ from tidegate.model.errors import (
     ServerBusyError,
     TidegateError,
 )
+from tidegate.model.history import find_divergence
 from tidegate.model.hub_properties import PartitionEnds
 from tidegate.model.position import EventPosition, PositionKind
 from tidegate.model.times import milliseconds_of, time_of
@@ -201,6 +202,7 @@ class Partition:
             next_sequence_number=bounds.next_sequence_number,
             last_enqueued_offset=str(bounds.next_sequence_number - 1),
             last_enqueued_time_ms=bounds.last_enqueued_time_ms,
+            histories=bounds.histories,
         )
 
     async def resolve(self, position: EventPosition, *, is_lost_refused: bool = False) -> int:
@@ -208,8 +210,8 @@ class Partition:
 
         At the end of the log, this is ``next_sequence_number``. A sequence number or offset that retention
         removed resolves to the first event held, or (is_lost_refused) is an error that names it.
-        Raises PositionOutOfRangeError for that and for a position beyond the end, InvalidArgumentError for an
-        invalid offset.
+        Raises PositionOutOfRangeError for that and for a position beyond the end, LogDivergedError for one
+        whose history is another, InvalidArgumentError for an invalid offset.
         """
         bounds = await self._log.bounds()
         begin, until = bounds.begin_sequence_number, bounds.next_sequence_number
@@ -236,6 +238,10 @@ class Partition:
                     return begin
                 sequence_number, noun = _parse_offset(value), "offset"
         start = sequence_number if position.is_inclusive else sequence_number + 1
+        where = f"Partition {self.partition_id} of {self.event_hub!r}"
+        diverged = find_divergence(start, position.history_id, bounds.histories, where=where)
+        if diverged is not None:
+            raise diverged
         if start > until:
             raise PositionOutOfRangeError(
                 f"The supplied {noun} '{sequence_number}' is invalid. "

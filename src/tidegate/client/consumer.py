@@ -11,6 +11,7 @@ from tidegate.client.namespace import ConnectionOptions, Namespace, event_hub_of
 from tidegate.client.receiver import PREFETCH_BYTES, PREFETCH_EVENTS, PartitionReceiver
 from tidegate.model.clock import Clock
 from tidegate.model.connection_string import ConnectionString
+from tidegate.model.history import history_of
 from tidegate.model.hub_properties import EventHubProperties, PartitionEnds
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
 from tidegate.model.position import EventPosition, PositionKind
@@ -108,7 +109,8 @@ class EventHubConsumer(AsyncClosing):
         number, instead of starting at the first event held. until_sequence_number: fetch little beyond it.
 
         Raises NotFoundError, UnauthorizedError, ReceiverStolenError (a higher level reads),
-        QuotaExceededError (a 6th shared receiver), PositionOutOfRangeError (beyond the end), BrokenError,
+        QuotaExceededError (a 6th shared receiver), PositionOutOfRangeError (beyond the end),
+        LogDivergedError (the position has a history that is not the log's), BrokenError,
         OperationTimeoutError.
         """
         if position.kind is PositionKind.LATEST:
@@ -147,6 +149,6 @@ class EventHubConsumer(AsyncClosing):
         properties = await self.get_partition_properties(partition_id)
         if properties.last_enqueued_sequence_number < 0:
             return EventPosition.earliest()
-        return EventPosition.from_sequence_number(
-            properties.last_enqueued_sequence_number, is_inclusive=False
-        )
+        last = properties.last_enqueued_sequence_number
+        history_id = history_of(last, properties.histories)
+        return EventPosition.from_sequence_number(last, is_inclusive=False, history_id=history_id)

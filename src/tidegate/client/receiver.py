@@ -38,11 +38,20 @@ from tidegate.model.errors import (
     UnauthorizedError,
 )
 from tidegate.model.events import ReceivedEvent
+from tidegate.model.history import History, history_of
 from tidegate.model.limits import EVENT_BYTES_MAX
 from tidegate.model.position import EventPosition, PositionKind
 from tidegate.wire.encoded_events import EncodedEvents, events_of_batch, events_of_deliveries
 from tidegate.wire.event_codec import decode_event, event_body
-from tidegate.wire.names import BATCH_DELIVERY_CAPABILITY, EPOCH, RECEIVER_NAME
+from tidegate.wire.management import histories_from_list
+from tidegate.wire.names import (
+    BATCH_DELIVERY_CAPABILITY,
+    EPOCH,
+    HISTORIES,
+    HISTORY_CAPABILITY,
+    HISTORY_ID,
+    RECEIVER_NAME,
+)
 from tidegate.wire.selector import selector_filter
 
 PREFETCH_EVENTS: Final = 3000
@@ -94,6 +103,8 @@ class PartitionReceiver(LinkHandler, AsyncClosing):
         self.is_batched = False
         """Whether the service delivers parts of batches (Tidegate) instead of single events."""
         self._until = until_sequence_number
+        self._histories: tuple[History, ...] = ()
+        """Of the events that the link delivers, and of those before; empty: the service reports none."""
         self._buffer = ReceiveBuffer()
         self._window = self._new_window()
         self._next: int | None = None
@@ -128,7 +139,8 @@ class PartitionReceiver(LinkHandler, AsyncClosing):
 
         max_wait_s: seconds; None waits forever. Contents are decoded when first accessed.
         Raises ReceiverStolenError immediately; after the buffered events, PositionOutOfRangeError (retention
-        overtook this reader) and the final error of a reconnection.
+        overtook this reader), LogDivergedError (a backup was restored, which does not have what this reader
+        has read, and has grown since) and the final error of a reconnection.
         Cancellation: no event is lost; the next call returns it.
         """
         events: list[ReceivedEvent] = []
@@ -175,6 +187,14 @@ class PartitionReceiver(LinkHandler, AsyncClosing):
         while True:
             for event in await self.receive():
                 yield event
+
+    def history_of(self, sequence_number: int) -> str | None:
+        """The id of the history in which an event up to the last received one was stored.
+
+        With it, ``EventPosition.from_sequence_number`` proves to be of the same log. None: the service
+        (Azure) has none, or no longer knows it.
+        """
+        return history_of(sequence_number, self._histories)
 
     def go_on(
         self, until_sequence_number: int | None, prefetch_bytes: int, *, from_sequence_number: int = 0
@@ -300,7 +320,10 @@ class PartitionReceiver(LinkHandler, AsyncClosing):
         self._distrust_token = partial(authorized.distrust_token, self._audience)
         if self._failure is not None:
             raise self._failure  # closed meanwhile
+        position = self._resume_position()
         properties: dict[str, object] = {}
+        if position.history_id is not None:
+            properties[HISTORY_ID] = position.history_id
         if self._owner_level is not None:
             properties[EPOCH] = self._owner_level
         if self._receiver_name is not None:
@@ -311,10 +334,13 @@ class PartitionReceiver(LinkHandler, AsyncClosing):
         self._unwanted = 0  # the new link starts at ``_next``
         self._connection = authorized.connection
         self._link = authorized.connection.attach_receiver(
-            Source(address=self._address, filter=selector_filter(self._resume_position())),
+            Source(address=self._address, filter=selector_filter(position)),
             self,
             properties=properties,
-            desired_capabilities=(BATCH_DELIVERY_CAPABILITY,) if self._is_batch_delivery_wanted else (),
+            desired_capabilities=(
+                *((BATCH_DELIVERY_CAPABILITY,) if self._is_batch_delivery_wanted else ()),
+                HISTORY_CAPABILITY,
+            ),
         )
         try:
             while not self._is_attached:
@@ -333,7 +359,9 @@ class PartitionReceiver(LinkHandler, AsyncClosing):
     def _resume_position(self) -> EventPosition:
         if self._next is None:
             return self._position
-        return EventPosition.from_sequence_number(self._next)
+        # Before the first event, the position is the one wanted, and so is its history.
+        history_id = self.history_of(self._next - 1) if self._histories else self._position.history_id
+        return EventPosition.from_sequence_number(self._next, history_id=history_id)
 
     async def _look_into_jump(self) -> None:
         """Continue after a hole in the log. Raises PositionOutOfRangeError if retention caused the gap."""
@@ -372,6 +400,8 @@ class PartitionReceiver(LinkHandler, AsyncClosing):
         """Note how the service delivers, and request events."""
         self._is_attached = self._may_token_be_over = True
         self.is_batched = BATCH_DELIVERY_CAPABILITY in attach.offered_capabilities
+        if HISTORY_CAPABILITY in attach.offered_capabilities and HISTORIES in attach.properties:
+            self._histories = histories_from_list(attach.properties[HISTORIES])
         self._window = self._new_window()
         self._renew_credit()
         self._link_changed.set()

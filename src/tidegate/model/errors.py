@@ -121,6 +121,11 @@ class PositionOutOfRangeError(TidegateError, fault=Fault.STATE):
     """A position outside the log: beyond its end, or older than the oldest retained event."""
 
 
+class LogDivergedError(PositionOutOfRangeError):
+    """A position in a history that the log does not have, or that ended before it, as in a restored backup:
+    the log gives its numbers again, to other events."""
+
+
 class FencedError(TidegateError, fault=Fault.STATE):
     """The checkpoint or lease moved to another owner: the transaction was rolled back."""
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from tidegate.model.errors import NotFoundError
+from tidegate.model.history import History
 from tidegate.model.hub_settings import HubSettings
 from tidegate.model.times import milliseconds_of, time_of
 
@@ -44,6 +45,8 @@ class PartitionEnds:
     """"-1" if no event was ever enqueued."""
     last_enqueued_time_ms: int | None = None
     """Milliseconds since 1970-01-01 UTC; None if no event was ever enqueued."""
+    histories: tuple[History, ...] = ()
+    """In order; empty: the service (Azure) does not report them."""
 
     @property
     def last_enqueued_sequence_number(self) -> int:

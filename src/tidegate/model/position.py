@@ -35,6 +35,9 @@ class EventPosition:
     """The offset (str, opaque), the sequence number (int) or the enqueued time (aware, UTC)."""
     is_inclusive: bool = False
     """True: an event exactly at the position is delivered, too."""
+    history_id: str | None = None
+    """The history in which the events before a sequence number were read: a log that does not have it, or has
+    other events under the same numbers, raises LogDivergedError. None: not checked."""
 
     def __post_init__(self) -> None:
         expected: dict[PositionKind, type] = {
@@ -66,9 +69,11 @@ class EventPosition:
         return cls(PositionKind.OFFSET, offset, is_inclusive)
 
     @classmethod
-    def from_sequence_number(cls, sequence_number: int, *, is_inclusive: bool = True) -> EventPosition:
+    def from_sequence_number(
+        cls, sequence_number: int, *, is_inclusive: bool = True, history_id: str | None = None
+    ) -> EventPosition:
         """At the event with this sequence number (or after it, when not inclusive)."""
-        return cls(PositionKind.SEQUENCE_NUMBER, sequence_number, is_inclusive)
+        return cls(PositionKind.SEQUENCE_NUMBER, sequence_number, is_inclusive, history_id)
 
     @classmethod
     def from_enqueued_time(cls, time_utc: datetime, *, is_inclusive: bool = True) -> EventPosition:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tidegate.model.errors import ClosedError, LogFailedError, ServerBusyError, TidegateError
+from tidegate.model.history import History
 from tidegate.storage.producers import ProducerState
 from tidegate.storage.record import AppendResult, ProducerBatch, RecordBatch
 
@@ -34,6 +35,8 @@ class Bounds:
     """One past the last readable event."""
     last_enqueued_time_ms: int | None
     """Milliseconds since 1970-01-01 UTC; None if no event was ever enqueued."""
+    histories: tuple[History, ...]
+    """In order. The last one is of all that is appended until the log is closed; another opening adds one."""
 
 
 class LogReader(Protocol):

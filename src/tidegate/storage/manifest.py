@@ -25,6 +25,7 @@ from typing import Final
 import google_crc32c
 
 from tidegate.model.errors import LogFormatError
+from tidegate.model.history import HISTORIES_MAX, History
 from tidegate.storage.files import Files, read_whole, write_all
 from tidegate.storage.producers import ProducerState, StoredBatch
 from tidegate.storage.record import OTHER_VERSION
@@ -79,7 +80,7 @@ class Manifest:
     """Retention removed every segment that begins before this number."""
     gaps: tuple[tuple[int, int], ...] = ()
     """Half-open ranges of numbers that a repair gave up."""
-    histories: tuple[tuple[str, int], ...] = ()
+    histories: tuple[History, ...] = ()
     """A random id for each start and each repair after which events were stored, with the first number."""
     is_closed: bool = True
     """Whether nothing was appended since: a stopped service closed the log."""
@@ -249,7 +250,7 @@ def decode_manifest(data: bytes, directory: Path) -> Manifest | None:
         last_enqueued_time_ms=document["last_enqueued_time_ms"],
         removed_until=document["removed_until"],
         gaps=tuple((start, until) for start, until in document["gaps"]),
-        histories=tuple((history, first) for history, first in document["histories"]),
+        histories=tuple(History(*each) for each in document["histories"]),
         is_closed=document["is_closed"],
         optional_features=tuple(document["optional_features"]),
         producers={
@@ -263,13 +264,14 @@ def decode_manifest(data: bytes, directory: Path) -> Manifest | None:
 def with_history(manifest: Manifest, history: str) -> Manifest:
     """The manifest with a history that begins at its next number.
 
-    Left out: histories without an event, and those whose events retention has removed.
+    Left out: histories without an event, those whose events retention has removed, and the oldest of more
+    than ``HISTORIES_MAX``.
     """
     first = manifest.next_sequence_number
-    histories = [each for each in manifest.histories if each[1] < first]
-    ends = [*(each[1] for each in histories), first][1:]
+    histories = [each for each in manifest.histories if each.first_sequence_number < first]
+    ends = [*(each.first_sequence_number for each in histories), first][1:]
     kept = [each for each, end in zip(histories, ends, strict=True) if end > manifest.removed_until]
-    return replace(manifest, histories=(*kept, (history, first)))
+    return replace(manifest, histories=(*kept, History(history, first))[-HISTORIES_MAX:])
 
 
 def merged(gaps: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:

@@ -7,6 +7,7 @@ import os
 from dataclasses import replace
 from typing import Any
 
+from tidegate.model.history import History
 from tidegate.storage.manifest import Manifest, ManifestFiles, Mark, with_history
 from tidegate.storage.producers import ProducerTable
 from tidegate.storage.segment import LogView, Segment
@@ -25,8 +26,10 @@ class ManifestWriter:
         self._revision = manifest.revision
         """The highest that was tried: what a failed save has written may be found later."""
         self._marked = manifest.next_sequence_number
+        self.histories: tuple[History, ...] = with_history(manifest, os.urandom(16).hex()).histories
+        """The last one is of the events that are appended from now on."""
         self.is_begun = False
-        """Whether ``begin_history`` was called."""
+        """Whether ``begin_history`` was called: until then, the last history is not saved."""
 
     @property
     def log_id(self) -> bytes:
@@ -48,11 +51,8 @@ class ManifestWriter:
 
         Raises OSError.
         """
-        noted = with_history(
-            replace(self._manifest, next_sequence_number=view.next_sequence_number), os.urandom(16).hex()
-        )
         is_active = self._manifest.is_last_active
-        self.save(view, producers, is_active=is_active, histories=noted.histories, is_closed=False)
+        self.save(view, producers, is_active=is_active, histories=self.histories, is_closed=False)
         self.is_begun = True
 
     def save(

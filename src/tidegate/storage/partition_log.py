@@ -129,7 +129,12 @@ class FilePartitionLog:
     def known_bounds(self) -> Bounds:
         """See ``PartitionLog``; exact."""
         view = self.writer.view
-        return Bounds(view.begin_sequence_number, view.next_sequence_number, view.last_enqueued_time_ms)
+        return Bounds(
+            view.begin_sequence_number,
+            view.next_sequence_number,
+            view.last_enqueued_time_ms,
+            self.writer.histories,
+        )
 
     async def bounds(self) -> Bounds:
         """See ``PartitionLog``."""

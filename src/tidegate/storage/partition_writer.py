@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tidegate.model.errors import LogFailedError, LogFullError, ServerBusyError, TidegateError
+from tidegate.model.history import History
 from tidegate.storage.files import Files, WritableFile, replace_whole, write_all
 from tidegate.storage.manifest_writer import ManifestWriter, note_end
 from tidegate.storage.options import LogOptions
@@ -398,6 +399,11 @@ class PartitionWriter:
         return removed
 
     # -- the manifest
+
+    @property
+    def histories(self) -> tuple[History, ...]:
+        """See ``Bounds``; the same until the log is closed."""
+        return self._manifest.histories
 
     def _begin_history(self) -> None:
         """Raises LogFullError, ServerBusyError, LogFailedError."""

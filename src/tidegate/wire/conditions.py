@@ -52,6 +52,7 @@ CONDITIONS: Final[tuple[ConditionRow, ...]] = (
     ConditionRow(errors.InvalidArgumentError, amqp.INVALID_FIELD, 400),
     ConditionRow(errors.PositionOutOfRangeError, _microsoft("argument-out-of-range"), 416),
     ConditionRow(errors.PositionOutOfRangeError, _microsoft("georeplication:invalid-offset"), 416),
+    ConditionRow(errors.LogDivergedError, Symbol("tidegate:log-diverged"), 416),
     # At amqp:not-found official clients retry, and the third generation of the Java SDK hangs for a minute.
     # It also does at status 404 of $management, unless the text says that the messaging entity could not be
     # found.

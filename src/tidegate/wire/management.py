@@ -2,6 +2,7 @@
 
 **Tidegate's extension** is QUERY of ``com.microsoft:partition`` with ``name=hub``: a list of the maps of all
 its partitions, under the same claim as READ. All other administration is in ``wire.administration``.
+A partition's map also has ``histories``.
 ``retention_hours`` in a hub's map identifies Tidegate: Azure does not report it.
 """
 
@@ -15,6 +16,7 @@ from typing import Final
 from tidegate.amqp.message import Message
 from tidegate.amqp.types import Array, Int, Timestamp
 from tidegate.model.errors import InvalidArgumentError, RemoteProtocolError
+from tidegate.model.history import History
 from tidegate.model.hub_properties import EventHubProperties, PartitionEnds
 from tidegate.model.hub_settings import hub_changes_in
 from tidegate.model.times import milliseconds_of, time_of
@@ -114,6 +116,7 @@ def partition_to_map(ends: PartitionEnds) -> dict[object, object]:
         "last_enqueued_offset": ends.last_enqueued_offset,
         "last_enqueued_time_utc": Timestamp(NEVER_ENQUEUED_MS if last_ms is None else last_ms),
         "is_partition_empty": ends.is_empty,
+        **({"histories": histories_to_list(ends.histories)} if ends.histories else {}),
     }
 
 
@@ -135,6 +138,7 @@ def partition_from_map(value: object) -> PartitionEnds:
         last + 1,
         _text(entries, "last_enqueued_offset"),
         None if last_ms is None or last_ms <= NEVER_ENQUEUED_MS else last_ms,
+        histories_from_list(entries.get("histories", [])),
     )
 
 
@@ -143,6 +147,23 @@ def partitions_from_list(value: object) -> list[PartitionEnds]:
     if not isinstance(value, list):
         raise RemoteProtocolError("Expected a list of partitions from $management.")
     return [partition_from_map(item) for item in value]
+
+
+def histories_to_list(histories: Sequence[History]) -> list[object]:
+    """Histories as they are sent: each one's id and first sequence number, in turn."""
+    return [item for history in histories for item in history]
+
+
+def histories_from_list(value: object) -> tuple[History, ...]:
+    """Raises RemoteProtocolError if ``value`` is not a list of histories."""
+    if not isinstance(value, list) or len(value) % 2:
+        raise RemoteProtocolError("Expected a list of histories.")
+    histories = []
+    for history_id, first in zip(value[::2], value[1::2], strict=True):
+        if not isinstance(history_id, str) or not isinstance(first, int):
+            raise RemoteProtocolError("Expected the id and the first sequence number of a history.")
+        histories.append(History(str(history_id), int(first)))
+    return tuple(histories)
 
 
 def _entries(value: object) -> Mapping[object, object]:

@@ -42,6 +42,14 @@ BATCH_DELIVERY_CAPABILITY: Final = Symbol("tidegate:batch-delivery")
 """A receiver that desires it, and is offered it, gets slices of record batches (``wire.delivery``)."""
 IDEMPOTENT_BATCH_CAPABILITY: Final = Symbol("tidegate:idempotent-batch")
 """A sender that desires it, and is offered it, numbers its batches in their envelopes (``wire.batch``)."""
+HISTORY_CAPABILITY: Final = Symbol("tidegate:history")
+"""A receiver that desires it, and is offered it, learns the partition's histories (``model.history``)."""
+HISTORIES: Final = Symbol("tidegate:histories")
+"""Property of such a receiver's link, from the service: see ``histories_to_list``. They are those of every
+event that the link delivers."""
+HISTORY_ID: Final = Symbol("tidegate:history-id")
+"""Property of such a receiver's link, from the client: the history in which it read the events before its
+position."""
 EVENT_COUNT: Final = Symbol("tidegate:event-count")
 """Message annotation of a batched delivery: the number of its events (int)."""
 

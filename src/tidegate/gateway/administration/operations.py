@@ -389,6 +389,7 @@ async def _partition(partition: Partition) -> dict[str, object]:
         "last_enqueued_offset": ends.last_enqueued_offset,
         "last_enqueued_time": None if last_ms is None else _time_text(last_ms),
         "is_empty": ends.is_empty,
+        "histories": [history._asdict() for history in ends.histories],
     }
 
 

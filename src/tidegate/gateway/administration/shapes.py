@@ -169,6 +169,11 @@ EventHubUpdate: Final = _shape(
 )
 
 
+class History(Shape):
+    history_id: Annotated[str, _says("Random: of one start of the service, or one repair.")]
+    first_sequence_number: Annotated[int, _says("It lasts until the next history begins.")]
+
+
 class Partition(Shape):
     partition_id: Annotated[str, _says('"0", "1", …')]
     begin_sequence_number: Annotated[
@@ -178,6 +183,7 @@ class Partition(Shape):
     last_enqueued_offset: Annotated[str, _says('"-1" if there never was an event.')]
     last_enqueued_time: Annotated[str | None, _says("ISO 8601, UTC; null if there never was an event.")]
     is_empty: Annotated[bool, _says("Whether the log has no events.")]
+    histories: Annotated[list[History], _says("In order; at most the last 100.")]
 
 
 _KEY: Final = "Shown only with a Manage claim."

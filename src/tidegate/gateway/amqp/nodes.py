@@ -6,7 +6,7 @@ Refusals are errors; the connection handler answers them as Event Hubs does (nul
 from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from tidegate.amqp.link import Link, ReceiverLink, SenderLink
@@ -19,11 +19,16 @@ from tidegate.gateway.amqp.owner import LinkNode, NodeOwner
 from tidegate.gateway.amqp.request_node import RequestLink, RequestNodes, ResponseLink
 from tidegate.model.clock import Clock
 from tidegate.model.errors import ClosedError, InvalidArgumentError
+from tidegate.model.position import EventPosition
 from tidegate.transport.at_once import at_once
 from tidegate.wire.addresses import NodeAddress, NodeKind
+from tidegate.wire.management import histories_to_list
 from tidegate.wire.names import (
     BATCH_DELIVERY_CAPABILITY,
     EPOCH,
+    HISTORIES,
+    HISTORY_CAPABILITY,
+    HISTORY_ID,
     IDEMPOTENT_BATCH_CAPABILITY,
     IDEMPOTENT_PRODUCER_CAPABILITY,
     PRODUCER_EPOCH,
@@ -65,8 +70,8 @@ class NodeOpener:
         """The node for an attach, or (if that takes time) an awaitable of it.
 
         Raises InvalidArgumentError (address, filter, link property), NotFoundError, UnauthorizedError,
-        ReceiverStolenError, ProducerEpochStolenError, QuotaExceededError, PositionOutOfRangeError; the
-        awaitable raises the same, and ClosedError; nothing is left open then.
+        ReceiverStolenError, ProducerEpochStolenError, QuotaExceededError, PositionOutOfRangeError,
+        LogDivergedError; the awaitable raises the same, and ClosedError; nothing is left open then.
         """
         # Our end of a link on which the client sends is the receiving one.
         if isinstance(link, ReceiverLink):
@@ -159,7 +164,8 @@ class NodeOpener:
         event_hub = self._broker.event_hub(address.event_hub)
         partition = event_hub.partition(address.partition_id)
         filters = honoured_filters(attach.source.filter)
-        positions = positions_from_filters(filters)
+        positions = _positions(attach, filters)
+        is_history_wanted = HISTORY_CAPABILITY in attach.desired_capabilities
         are_metrics_wanted = RUNTIME_METRIC_CAPABILITY in attach.desired_capabilities
         # Slices of batches carry no metrics: a client that wants both gets single events.
         is_batched = BATCH_DELIVERY_CAPABILITY in attach.desired_capabilities and not are_metrics_wanted
@@ -192,10 +198,13 @@ class NodeOpener:
             for name, is_offered in (
                 (BATCH_DELIVERY_CAPABILITY, is_batched),
                 (RUNTIME_METRIC_CAPABILITY, are_metrics_wanted),
+                (HISTORY_CAPABILITY, is_history_wanted),
             )
             if is_offered
         ]
-        return OpenedNode(node, None, tuple(offered), filters=filters)
+        histories = histories_to_list(partition.known_ends().histories)
+        properties: dict[str, object] = {HISTORIES: histories} if is_history_wanted else {}
+        return OpenedNode(node, None, tuple(offered), properties, filters=filters)
 
 
 def _owner_level(attach: Attach) -> int | None:
@@ -205,6 +214,16 @@ def _owner_level(attach: Attach) -> int | None:
     if not isinstance(level, int) or isinstance(level, bool) or not 0 <= level < 1 << 63:
         raise InvalidArgumentError(f"The owner level must be an integer of 0 or more, got {level!r:.40}.")
     return int(level)
+
+
+def _positions(attach: Attach, filters: Mapping[object, object]) -> tuple[EventPosition, ...]:
+    positions = positions_from_filters(filters)
+    history_id = attach.properties.get(HISTORY_ID)
+    if history_id is None or HISTORY_CAPABILITY not in attach.desired_capabilities:
+        return positions
+    if not isinstance(history_id, str):
+        raise InvalidArgumentError(f"The id of a history must be a string, got {history_id!r:.40}.")
+    return tuple(replace(position, history_id=history_id) for position in positions)
 
 
 def _number(attach: Attach, name: str) -> int | None:
