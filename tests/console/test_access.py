@@ -9,6 +9,7 @@ import logging
 import queue
 import socket
 import ssl
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -85,6 +86,36 @@ def test_the_root_key_signs_in_and_signing_out_ends_it(plain_browser: PlainBrows
     assert plain_browser.post("/console/sign-out").status == 303
     plain_browser.cookies = kept
     assert plain_browser.get("/").status == 303
+
+
+@pytest.mark.parametrize(
+    ("cookies", "found"),
+    [
+        ([";" * 16_000], ""),
+        (["a=1;tidegate-console-80=one"], "one"),
+        (["tidegate-console-80=one; tidegate-console-80=two ;", "b=;"], "two"),
+        (["tidegate-console-80=one", ";\ttidegate-console-80=two=3"], "two=3"),
+        (["xtidegate-console-80=one; tidegate-console-80 =two; \xa0tidegate-console-80=three"], ""),
+        (["; " * 5_000 + "tidegate-console-80=one" + "; " * 2_000], "one"),
+    ],
+)
+def test_the_cookie_is_found_at_once(cookies: list[str], found: str) -> None:
+    """Protects the event loop from a stranger's header with thousands of cookies: it is not taken apart."""
+    headers = [(b"host", b"a:80"), *((b"cookie", text.encode("latin-1")) for text in cookies)]
+    request = Request({"type": "http", "scheme": "http", "headers": headers})
+    calls = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        session_id = access.session_id_in(request)
+    finally:
+        sys.setprofile(None)
+    assert session_id == found
+    assert calls < 2_000  # compiling the pattern
 
 
 def test_the_cookie_is_the_hosts_own_over_https(tmp_path: Path) -> None:

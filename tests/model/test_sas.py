@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.model.errors import UnauthorizedError
-from tidegate.model.sas import SharedAccessSignature, make_sas_token
+from tidegate.model.sas import SharedAccessSignature, key_name_in, make_sas_token
 
 
 @given(audience=st.text(min_size=1), key_name=st.text(min_size=1), key=st.text(min_size=1))
@@ -50,10 +50,13 @@ def test_an_altered_field_breaks_the_signature(field: str) -> None:
         "SharedAccessSignature sr=a&sig=TOP&se=x&skn=p",
         "SharedAccessSignature sr=a&sig=TOP&skn=p&se=" + "9" * 5000,
         *(f"SharedAccessSignature sr=a&sig=TOP&skn=p&se=1&{twice}=b" for twice in ("sr", "sig", "se", "skn")),
+        "SharedAccessSignature sr=" + "%41" * 3000 + "&sig=TOP&skn=p&se=1",
+        "SharedAccessSignature sr=a&sig=TOP&skn=p&se=1" + "".join(f"&{number}=" for number in range(20)),
     ],
 )
 def test_a_malformed_token_is_refused_without_being_repeated(token: str) -> None:
     """The error is for logs: the token is not."""
+    assert key_name_in(token) == ""
     with pytest.raises(UnauthorizedError) as caught:
         SharedAccessSignature.parse(token)
     assert "TOP" not in str(caught.value)

@@ -11,11 +11,18 @@ import base64
 import hashlib
 import hmac
 from dataclasses import dataclass, field
-from urllib.parse import quote, unquote
+from typing import Final
+from urllib.parse import quote, unquote_to_bytes
 
 from tidegate.model.errors import UnauthorizedError
 
 SIGNATURE_PREFIX = "SharedAccessSignature "
+TOKEN_CHARACTERS_MAX: Final = 8192
+"""Our choice: more than the longest audience needs with each byte percent-encoded. Decoding takes 0.8 ms."""
+
+_FIELDS_MAX: Final = 20
+"""Of a token (our choice: it has four)."""
+
 _EXPIRY_DIGITS_MAX = 18
 """Digits of an expiry (our choice): more than any date needs, few enough for all computations."""
 
@@ -40,27 +47,14 @@ class SharedAccessSignature:
 
         Raises UnauthorizedError; the message never holds the token.
         """
-        if not token.startswith(SIGNATURE_PREFIX):
-            raise UnauthorizedError("InvalidSignature: The token is not a SharedAccessSignature.")
-        fields: dict[str, str] = {}
-        for part in token[len(SIGNATURE_PREFIX) :].split("&"):
-            name, _, value = part.partition("=")
-            if name in fields:
-                raise UnauthorizedError(f"MalformedToken: The token has {name[:20]!r} twice.")
-            fields[name] = value
-        missing = [name for name in ("sr", "sig", "se", "skn") if not fields.get(name)]
-        if missing:
-            raise UnauthorizedError(f"MalformedToken: The token lacks {', '.join(missing)}.")
-        expiry = fields["se"]
-        if not expiry.isascii() or not expiry.isdigit() or len(expiry) > _EXPIRY_DIGITS_MAX:
-            raise UnauthorizedError("MalformedToken: The token's expiry (se) is not a Unix time in seconds.")
+        fields = _fields_of(token)
         return cls(
-            resource=unquote(fields["sr"]),
+            resource=_unquote(fields["sr"]),
             encoded_resource=fields["sr"],
-            key_name=unquote(fields["skn"]),
-            expiry=int(expiry),
-            signature=unquote(fields["sig"]),
-            encoded_expiry=expiry,
+            key_name=_unquote(fields["skn"]),
+            expiry=int(fields["se"]),
+            signature=_unquote(fields["sig"]),
+            encoded_expiry=fields["se"],
         )
 
     def is_signed_with(self, key: str) -> bool:
@@ -84,6 +78,33 @@ def _sign(key: str, encoded_resource: str, encoded_expiry: str) -> str:
 def key_name_in(token: str) -> str:
     """The policy that an unverified token names; empty if it names none."""
     try:
-        return SharedAccessSignature.parse(token).key_name
+        return _unquote(_fields_of(token)["skn"])
     except UnauthorizedError:
         return ""
+
+
+def _fields_of(token: str) -> dict[str, str]:
+    """The fields of a token, percent-encoded, with all that it needs. Raises UnauthorizedError."""
+    if not token.startswith(SIGNATURE_PREFIX):
+        raise UnauthorizedError("InvalidSignature: The token is not a SharedAccessSignature.")
+    if len(token) > TOKEN_CHARACTERS_MAX or token.count("&") >= _FIELDS_MAX:
+        most = f"{TOKEN_CHARACTERS_MAX} characters or {_FIELDS_MAX} fields"
+        raise UnauthorizedError(f"MalformedToken: The token has more than {most}.")
+    fields: dict[str, str] = {}
+    for part in token[len(SIGNATURE_PREFIX) :].split("&"):
+        name, _, value = part.partition("=")
+        if name in fields:
+            raise UnauthorizedError(f"MalformedToken: The token has {name[:20]!r} twice.")
+        fields[name] = value
+    missing = [name for name in ("sr", "sig", "se", "skn") if not fields.get(name)]
+    if missing:
+        raise UnauthorizedError(f"MalformedToken: The token lacks {', '.join(missing)}.")
+    expiry = fields["se"]
+    if not expiry.isascii() or not expiry.isdigit() or len(expiry) > _EXPIRY_DIGITS_MAX:
+        raise UnauthorizedError("MalformedToken: The token's expiry (se) is not a Unix time in seconds.")
+    return fields
+
+
+def _unquote(text: str) -> str:
+    """As ``urllib.parse.unquote``, which takes four times as long where other characters are in between."""
+    return unquote_to_bytes(text.encode(errors="replace")).decode(errors="replace")
