@@ -12,7 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tidegate.model.errors import DirectoryInUseError
-from tidegate.storage.files import DirectoryLock, ReadableFile, RenameInDoubtError, WritableFile
+from tidegate.storage.files import (
+    DirectoryLock,
+    ReadableFile,
+    RenameInDoubtError,
+    WritableFile,
+    write_all,
+)
 
 _SECTOR_BYTES = 512
 _Pending = tuple[int, bytes] | int
@@ -275,6 +281,11 @@ class _SimulatedWritable:
             raise OSError(self._files.truncate_error, "injected")
         self._inode.apply(self._inode.content, size)
         self._inode.pending.append(size)
+
+    def allocate(self, size: int) -> None:
+        missing = size - len(self._inode.content)
+        if missing > 0:
+            write_all(self, [bytes(missing)], size - missing)
 
     def reader(self) -> ReadableFile:
         self._files.open()

@@ -78,7 +78,7 @@ class _StuckFiles(OsFiles):
 class _StuckWritable:
     def __init__(self, files: _StuckFiles, path: Path, file: WritableFile) -> None:
         self._files, self._path, self._file = files, path, file
-        self.truncate, self.close = file.truncate, file.close
+        self.truncate, self.allocate, self.close = file.truncate, file.allocate, file.close
 
     def write_at(self, buffers: Sequence[bytes], position: int) -> int:
         self._files.wait_for(self._path)

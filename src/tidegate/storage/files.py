@@ -46,6 +46,10 @@ class WritableFile(Protocol):
         """Cut the file to ``size`` bytes. Raises OSError."""
         ...
 
+    def allocate(self, size: int) -> None:
+        """Make the file at least ``size`` bytes long, and take that space of the disk. Raises OSError."""
+        ...
+
     def reader(self) -> ReadableFile | None:
         """Open the same file for reading, without a look at the disk; None if it is closed. Any thread may
         call it. Raises OSError.
@@ -224,6 +228,12 @@ class _OsWritableFile:
 
     def truncate(self, size: int) -> None:
         os.ftruncate(self._descriptor, size)
+
+    def allocate(self, size: int) -> None:
+        if sys.platform == "linux":
+            os.posix_fallocate(self._descriptor, 0, size)
+        else:
+            os.pwrite(self._descriptor, bytes(size), 0)
 
     def reader(self) -> ReadableFile | None:
         with self._lock:

@@ -2,6 +2,7 @@
 
 <data directory>/lock                                  held while a service runs
 <data directory>/control.log, control.copy             the control log
+<data directory>/reserve                               space for deletions on a full disk
 <data directory>/logs/<hub id>/<partition id>/         manifest, segments, indexes
 <data directory>/logs/<hub id>/<partition id>.new/     being created
 <data directory>/logs/<hub id>.deleted/                being removed
@@ -31,10 +32,11 @@ from tidegate.storage.partition_writer import AppendRequest, PartitionWriter
 from tidegate.storage.recovery import RecoveredLog, create_log, recover_log
 from tidegate.storage.segment import LOG_ID_BYTES
 from tidegate.storage.segment_reader import SegmentCache
-from tidegate.storage.write_errors import step_error
+from tidegate.storage.write_errors import Reserve, step_error
 
 LOGS_NAME: Final = "logs"
 LOCK_NAME: Final = "lock"
+RESERVE_NAME: Final = "reserve"
 _DELETED_SUFFIX = ".deleted"
 _THREADS_MAX: Final = 8
 """Our choice: a stuck file keeps one busy for each partition that is read, and the creation of its hub."""
@@ -51,6 +53,7 @@ class LogManager:
         data_directory: Path,
         lock: DirectoryLock,
         control: FileControlLog,
+        reserve: Reserve,
         *,
         options: LogOptions,
         files: Files,
@@ -63,6 +66,7 @@ class LogManager:
         self._options = options
         self._files = files
         self.control = control
+        self._reserve = reserve
         self._loop = asyncio.get_running_loop()
         self._logs: dict[tuple[str, str], FilePartitionLog] = {}
         self._failed: dict[tuple[str, str], FailedLog] = {}
@@ -117,17 +121,21 @@ class LogManager:
                 names = files.list_names(logs_directory)
             except OSError as error:
                 raise step_error(error, "list the logs", logs_directory) from error
-            control = FileControlLog.open(
-                files, data_directory, is_used=bool(names), is_threaded=is_control_threaded
-            )
             for name in names:
                 if name.endswith(_DELETED_SUFFIX):
                     _remove_deleted(files, logs_directory / name)
+            options = options or LogOptions()
+            reserve = Reserve(files, data_directory / RESERVE_NAME, options.reserve_bytes)
+            control = FileControlLog.open(
+                files, data_directory, is_used=bool(names), is_threaded=is_control_threaded, reserve=reserve
+            )
+            reserve.is_whole()
         except BaseException:
             lock.release()
             raise
-        options = options or LogOptions()
-        return cls(data_directory, lock, control, options=options, files=files, is_threaded=is_threaded)
+        return cls(
+            data_directory, lock, control, reserve, options=options, files=files, is_threaded=is_threaded
+        )
 
     async def close(self) -> None:
         """Refuse new appends, finish queued ones, save manifests, unlock the directory. Harmless twice."""
@@ -151,6 +159,7 @@ class LogManager:
         self._cache.close()
         self._executor.shutdown(wait=False)
         await self.control.close()
+        self._reserve.close()
         self._lock.release()
 
     # -- logs
@@ -308,6 +317,7 @@ class LogManager:
             directory,
             files=self._files,
             options=self._options,
+            reserve=self._reserve,
             view=recovered.view,
             manifest=recovered.manifest,
             producers=recovered.producers,

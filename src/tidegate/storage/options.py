@@ -20,6 +20,8 @@ class LogOptions:
     then known, and their loss is damage instead of a torn write."""
     idle_save_s: float = 1.0
     """The manifest of a partition that has had no append for so long is saved."""
+    reserve_bytes: int = 1024 * 1024
+    """Disk space that is kept for deletions on a full disk; see ``Reserve``."""
     queued_bytes_max: int = 256 * 1024 * 1024
     """Appends beyond this raise ServerBusyError."""
     congested_bytes: int = 8 * 1024 * 1024

@@ -19,6 +19,7 @@ import contextlib
 import logging
 import os
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +47,7 @@ from tidegate.storage.segment import (
     segment_path,
 )
 from tidegate.storage.sparse_index import SparseIndex
-from tidegate.storage.write_errors import is_full_error, is_shortage_error, shortage_error
+from tidegate.storage.write_errors import Reserve, is_full_error, is_shortage_error, shortage_error
 
 if TYPE_CHECKING:
     import asyncio
@@ -98,6 +99,7 @@ class PartitionWriter:
         *,
         files: Files,
         options: LogOptions,
+        reserve: Reserve,
         view: LogView,
         manifest: ManifestWriter,
         producers: ProducerTable,
@@ -109,6 +111,7 @@ class PartitionWriter:
         self._directory = directory
         self._files = files
         self._options = options
+        self._reserve = reserve
         self._producers = producers
         self.view = view
         self.failure: TidegateError | None = None
@@ -136,6 +139,11 @@ class PartitionWriter:
 
     def write(self, requests: list[AppendRequest]) -> None:
         """Write the requests in order; afterwards each has an error, or waits for ``sync`` and ``finish``."""
+        if not self._reserve.is_whole():
+            full = self.failure or self._full_error()
+            for request in requests:
+                request.error = full
+            return
         for number, request in enumerate(requests):
             if request.future.cancelled():
                 continue
@@ -373,6 +381,9 @@ class PartitionWriter:
         is_rolled: begin a new segment first, so that the active one can be removed, now or later.
         Raises LogFullError, ServerBusyError, LogFailedError.
         """
+        return self._reserve.lend(partial(self._remove_segments, until_base, is_rolled=is_rolled))
+
+    def _remove_segments(self, until_base: int, *, is_rolled: bool) -> list[Segment]:
         if self.failure is not None:
             raise self.failure
         if is_rolled and self.view.end_position > SEGMENT_HEADER_BYTES:

@@ -18,6 +18,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -31,7 +32,7 @@ from tidegate.storage.control.records import (
 )
 from tidegate.storage.engine import Cell, ChangeInDoubtError, ControlConflictError, copy_error
 from tidegate.storage.files import Files, RenameInDoubtError, WritableFile, write_all
-from tidegate.storage.write_errors import step_error
+from tidegate.storage.write_errors import Reserve, step_error
 
 OUTDATED_BYTES_MIN: Final = 64 * 1024
 """A file with fewer outdated bytes is not compacted (our choice)."""
@@ -57,8 +58,17 @@ class _Copy:
 class FileControlLog:
     """A ``ControlLog``; reading is answered without waiting."""
 
-    def __init__(self, files: Files, directory: Path, state: ControlFile, *, is_threaded: bool) -> None:
+    def __init__(
+        self,
+        files: Files,
+        directory: Path,
+        state: ControlFile,
+        *,
+        is_threaded: bool,
+        reserve: Reserve | None = None,
+    ) -> None:
         """Use ``open``."""
+        self._reserve = reserve
         self.failure: LogFailedError | None = None
         self._files = files
         self._directory = directory
@@ -73,16 +83,23 @@ class FileControlLog:
 
     @classmethod
     def open(
-        cls, files: Files, directory: Path, *, is_used: bool, is_threaded: bool = True
+        cls,
+        files: Files,
+        directory: Path,
+        *,
+        is_used: bool,
+        is_threaded: bool = True,
+        reserve: Reserve | None = None,
     ) -> FileControlLog:
         """Open the control log of a data directory, which is this process's alone; a new directory gets one.
 
         is_used: whether the directory has logs. is_threaded: False writes within the call, for tests.
+        reserve: space for changes on a full disk.
         Raises as ``read_files``, LogCorruptError if neither file counts, and LogFullError.
         """
         found = read_files(files, directory, is_used=is_used)
         best = ControlFile(directory) if found.is_new else found.best()
-        log = cls(files, directory, best, is_threaded=is_threaded)
+        log = cls(files, directory, best, is_threaded=is_threaded, reserve=reserve)
         log._open_copies(found.found)
         return log
 
@@ -132,6 +149,10 @@ class FileControlLog:
     # -- in the thread
 
     def _change(self, key: str, value: bytes | None, expected_version: int) -> int:
+        change = partial(self._change_once, key, value, expected_version)
+        return change() if self._reserve is None else self._reserve.lend(change)
+
+    def _change_once(self, key: str, value: bytes | None, expected_version: int) -> int:
         if self.failure is not None:
             # Not in doubt: this change was not begun.
             raise LogFailedError(self.failure.message, next_step=self.failure.next_step)
