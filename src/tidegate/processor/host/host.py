@@ -27,6 +27,7 @@ from tidegate.model.errors import ClosedError, InvalidArgumentError, TidegateErr
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
 from tidegate.processor.handlers import EventHandler, ProcessorFactory, TransactionalHandler
 from tidegate.processor.host.partition_manager import PartitionManager
+from tidegate.processor.host.termination import ended_by_sigterm
 from tidegate.processor.host.watchdog import Watchdog
 from tidegate.processor.lease import GroupKey
 from tidegate.processor.options import EventProcessorOptions, PartitionManagerOptions
@@ -211,16 +212,26 @@ class EventProcessorHost:
 
     @contextlib.asynccontextmanager
     async def running(
-        self, handler: Handler | None = None, *, factory: ProcessorFactory | None = None
+        self,
+        handler: Handler | None = None,
+        *,
+        factory: ProcessorFactory | None = None,
+        is_sigterm_handled: bool = True,
     ) -> AsyncIterator[Self]:
-        """``register`` on entry, ``unregister`` on exit, which raises the host's failure."""
+        """``register`` on entry, ``unregister`` on exit, which raises the host's failure.
+
+        is_sigterm_handled: on the main thread, SIGTERM ends the block: what it waits for is cancelled, and
+        the program continues after it, when running calls have ended and the leases are released. A program
+        that handles SIGTERM itself keeps its handler.
+        """
         await self.register(handler, factory=factory)
         run = self._run
         assert run is not None
-        try:
-            yield self
-        finally:
-            await self.unregister()
+        with ended_by_sigterm() if is_sigterm_handled else contextlib.nullcontext():
+            try:
+                yield self
+            finally:
+                await self.unregister()
         if run.failure is not None:
             raise run.failure
 

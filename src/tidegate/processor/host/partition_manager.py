@@ -409,9 +409,9 @@ class PartitionManager:
         return max(0.0, self._next_renewal - self._clock.monotonic())
 
     def _wait_s(self, snapshot: LeaseSnapshot) -> float:
-        """Until the next cycle: the next renewal, or earlier if a lease may become free earlier."""
+        """Until the next cycle: the next look or renewal, or earlier if a lease may become free earlier."""
         jitter_s = self._options.lease_duration_s * JITTER_FRACTION * self._random.uniform(0.5, 1.0)
-        waits = [self._time_left_s()]
+        waits = [self._time_left_s(), self._options.look_interval_s * self._random.uniform(0.8, 1.0)]
         if self._beaten_count:
             waits.append(jitter_s * 2 ** min(self._beaten_count - 1, 8))
         changes_in_s = seconds_until_change(
