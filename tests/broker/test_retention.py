@@ -84,7 +84,9 @@ async def test_numbers_and_producers_outlive_the_events(tmp_path: Path, clock: S
         await broker.close()
         broker = await open_broker(tmp_path, clock=clock)
         partition = broker.event_hub("hub").partitions[0]
-        assert (await partition.ends()) == ends
+        again = await partition.ends()
+        assert (again.begin_sequence_number, again.next_sequence_number) == (restarts + 1, restarts + 1)
+        assert again.last_enqueued_time_ms == ends.last_enqueued_time_ms
         assert await _append(partition, restarts) == restarts
         with pytest.raises(OutOfOrderSequenceError):
             await _append(partition, restarts + 2)
