@@ -18,7 +18,6 @@ from tests.cli.support import COMMAND, Result, run_tidegate
 from tests.support.azurite import AzuriteServer
 
 from tidegate.client import BlockingConsumer
-from tidegate.model.connection_string import ConnectionString
 from tidegate.model.events import ReceivedEvent
 from tidegate.model.hub_properties import PartitionEnds
 from tidegate.processor.checkpoint import ProcessorCheckpoint
@@ -108,7 +107,9 @@ def _place(kind: str, path: Path, hub: str, environment: dict[str, str]) -> Plac
     lines = "\n".join(map(str, range(10))).encode()
     sent = run_tidegate("send", hub, "--partition", "0", environment=environment, input_bytes=lines)
     assert sent.code == 0, sent.err
-    host = ConnectionString.parse(environment["TIDEGATE_CONNECTION_STRING"]).host
+    with BlockingConsumer(environment["TIDEGATE_CONNECTION_STRING"], hub) as consumer:
+        namespace_id = consumer.get_event_hub_properties().namespace_id
+    assert namespace_id is not None
     directory = path / "checkpoints"
     directory.mkdir()
     Database.open(f"sqlite:///{path}/hosts.db").close()
@@ -116,7 +117,7 @@ def _place(kind: str, path: Path, hub: str, environment: dict[str, str]) -> Plac
         "sql": ("--database", f"sqlite:///{path}/hosts.db"),
         "directory": ("--checkpoint-dir", str(directory)),
     }[kind]
-    return Place(hub, GroupKey(host, hub, "$Default"), options, directory, environment)
+    return Place(hub, GroupKey(namespace_id, hub, "$Default"), options, directory, environment)
 
 
 @pytest.fixture(params=["sql", "directory"])

@@ -101,11 +101,7 @@ class Surroundings:
 
     def open_store(self) -> BlobStore:
         """Our store in the container."""
-        return BlobStore.from_connection_string(
-            self.place.storage_connection_string,
-            self.place.container,
-            fully_qualified_namespace=self.namespace,
-        )
+        return BlobStore.from_connection_string(self.place.storage_connection_string, self.place.container)
 
     @contextlib.asynccontextmanager
     async def official_processor(self, who: str) -> AsyncIterator[None]:

@@ -9,13 +9,14 @@ from typing import Any
 
 from tests.client.fake_service import until as until_within
 
-from tidegate.client import EventHubProducer
+from tidegate.client import EventHubConsumer, EventHubProducer, Namespace
 from tidegate.model.events import EventData, ReceivedEvent
 from tidegate.processor import (
     CloseReason,
     EventProcessor,
     EventProcessorHost,
     EventProcessorOptions,
+    GroupKey,
     MemoryStore,
     PartitionContext,
     PartitionManagerOptions,
@@ -131,6 +132,14 @@ def delete_hub(service: HubService, hub: str) -> None:
         await server.broker.delete_event_hub(hub)
 
     service.call(delete)
+
+
+async def group_of(service: HubService, hub: str) -> GroupKey:
+    """The hub's default group, as a host knows it once it is registered."""
+    namespace = Namespace.from_connection_string(service.connection_string)
+    async with EventHubConsumer(namespace, hub) as consumer:
+        found = await consumer.get_event_hub_properties()
+    return GroupKey.of(found, "$Default", host=namespace.host, authority=namespace.authority)
 
 
 async def never() -> None:

@@ -49,6 +49,42 @@ async def official(azurite: AzuriteServer, container: str) -> AsyncIterator[Blob
         yield store
 
 
+async def test_hosts_agree_on_the_name_of_a_namespace(azurite: AzuriteServer, container: str) -> None:
+    """By whatever names hosts reach a service, they use one: that of the first, with its port, as the
+    official Python package names it; a later service on that address has names of its own."""
+    stores = [BlobStore.from_connection_string(azurite.connection_string(), container) for _ in range(3)]
+    by_port = GroupKey("0123abcd", "Flights", "$Default", "localhost:5672")
+    by_name = GroupKey("0123abcd", "Flights", "$Default", "127.0.0.1:5671")
+    lease = await acquire(stores[0], by_port, "0", "host-a")
+    assert dict((await stores[1].list_leases(by_name)).leases) == {"0": lease}
+    async with AsyncContainerClient.from_connection_string(azurite.connection_string(), container) as client:
+        names = [blob.name async for blob in client.list_blobs()]
+    assert names == [
+        "localhost:5672/flights/$default/ownership/0",
+        "tidegate.names/0123abcd/flights/$default",
+    ]
+    other = GroupKey("4567cdef", "Flights", "$Default", "127.0.0.1:5671")
+    assert not (await stores[2].list_leases(other)).leases
+    for store in stores:
+        await store.close()
+
+
+@pytest.mark.parametrize("name", ["localhost:5672", "localhost"])
+async def test_the_name_that_official_processors_use_is_found(
+    azurite: AzuriteServer, container: str, official: BlobCheckpointStore, name: str
+) -> None:
+    """With the port, as Python and Go, or without, as JavaScript: who came first decides."""
+    claim = official_claim("0", "theirs") | {"fully_qualified_namespace": name}
+    assert len(list(await official.claim_ownership([claim]))) == 1
+    store = BlobStore.from_connection_string(azurite.connection_string(), container)
+    group = GroupKey("0123abcd", "Flights", "$Default", "LocalHost:5672")
+    assert [lease.owner for lease in (await store.list_leases(group)).leases.values()] == ["theirs"]
+    await acquire(store, group, "1", "ours")
+    names = (name, *OFFICIAL[1:])
+    assert {each["owner_id"] for each in await official.list_ownership(*names)} == {"theirs", "ours"}
+    await store.close()
+
+
 class TestBlobStore(ProcessorStoreConformance):
     """All that a host relies on, without epochs."""
 

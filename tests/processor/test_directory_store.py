@@ -285,6 +285,18 @@ async def test_odd_names_stay_in_the_directory(tmp_path: Path) -> None:
     assert len(list((tmp_path / "store").glob("*/*/*/checkpoint-*"))) == 1
 
 
+async def test_leases_by_a_hosts_name_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What an earlier version kept is not used, and not passed over in silence."""
+    store = DirectoryStore(tmp_path)
+    await acquire(store, GROUP, "0", "host-a")
+    assert not caplog.records
+    by_id = GroupKey("0123abcd", GROUP.event_hub, GROUP.consumer_group)
+    for _ in range(2):
+        assert not (await store.list_leases(by_id)).leases
+    (record,) = caplog.records
+    assert "in other namespaces (localhost) are not used" in record.getMessage()
+
+
 async def test_epochs_go_on_when_the_lease_file_is_deleted(store: DirectoryStore, folder: Path) -> None:
     """As the error for a garbled one advises: nobody is fenced by the checkpoints that are still there."""
     old = await acquire(store, GROUP, "0", "host-a")

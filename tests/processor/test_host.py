@@ -34,6 +34,7 @@ from tidegate.processor import (
     ProcessorStore,
     TransactionalProcessor,
 )
+from tidegate.processor.stores.directory import DirectoryStore
 from tidegate.sql import Database, SqlStore
 from tidegate.sql.handlers.forms import form_of
 from tidegate.testing.hub import HubService
@@ -46,6 +47,39 @@ IMPATIENT = RetryPolicy(retries_max=3, delay_s=0.01, delay_s_max=0.05)
 def _host(service: HubService, hub: str, store: ProcessorStore, **arguments: Any) -> EventProcessorHost:
     given: dict[str, Any] = {"manager_options": QUICK, "options": PLAIN, **arguments}
     return EventProcessorHost(connection_string=service.hub_connection_string(hub), store=store, **given)
+
+
+# --- the group --------------------------------------------------------------------------------------------
+
+
+async def test_one_service_by_two_names_has_one_group(
+    hub_service: HubService, event_hub: str, tmp_path: Path
+) -> None:
+    """Hosts share the partitions, each of which one of them owns: with the service's id, not its name."""
+    text = hub_service.hub_connection_string(event_hub)
+    hosts = [
+        EventProcessorHost(
+            connection_string=text.replace("127.0.0.1", name),
+            store=DirectoryStore(tmp_path),
+            manager_options=QUICK,
+            options=PLAIN,
+        )
+        for name in ("127.0.0.1", "localhost")
+    ]
+    assert hosts[0].group != hosts[1].group
+    journal = Journal()
+
+    def owned() -> list[list[str]]:
+        return [sorted(host.statistics().partitions) for host in hosts]
+
+    async with (
+        hosts[0].running(factory=lambda context: Recorder(journal)),
+        hosts[1].running(factory=lambda context: Recorder(journal)),
+    ):
+        assert hosts[0].group == hosts[1].group
+        assert hosts[0].group.namespace not in ("127.0.0.1", "localhost")
+        await until(lambda: sorted(owned()) == [["0"], ["1"]])
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 # --- kinds of handlers ------------------------------------------------------------------------------------

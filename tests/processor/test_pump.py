@@ -16,6 +16,7 @@ from tests.processor.hosts import (
     Subject,
     checkpoint_all,
     delete_hub,
+    group_of,
     publish,
     remove_events,
     until,
@@ -234,7 +235,7 @@ async def test_any_one_position_is_enough_to_go_on(
     }
     first = {"sequence number": 4, "offset": 4, "enqueued time": 3, "nothing processed": 0}[kind]
     subject = Subject(hub_service, hub, store, checkpoint_all)
-    await store.update_checkpoint(subject.host.group, checkpoints[kind], lease=None)
+    await store.update_checkpoint(await group_of(hub_service, hub), checkpoints[kind], lease=None)
     async with subject.running():
         await until(lambda: subject.numbers == list(range(first, 6)))
 
@@ -315,7 +316,7 @@ async def test_a_lost_position_stops_the_partition_with_one_error(
 ) -> None:
     """It is told once, names what was wanted and what is there; the partition stays owned, not retried."""
     subject = Subject(hub_service, hub, store)
-    await _lose_position(hub_service, hub, store, subject.host.group, how)
+    await _lose_position(hub_service, hub, store, await group_of(hub_service, hub), how)
     async with subject.running():
         await until(lambda: subject.state is PartitionState.STOPPED)
         epoch = subject.host.statistics().partitions["0"].epoch
@@ -341,7 +342,7 @@ async def test_a_lost_position_is_gone_on_from_as_the_policy_says(
 ) -> None:
     """It is reported once, and the checkpoint is set at once, so that no later start meets the loss again."""
     subject = Subject(hub_service, hub, store, on_position_lost=policy)
-    await _lose_position(hub_service, hub, store, subject.host.group, how)
+    await _lose_position(hub_service, hub, store, await group_of(hub_service, hub), how)
     first = 10 if how == "overtaken" else 0
     expected = list(range(first, first + 6))
     if policy is PositionLostPolicy.LATEST:

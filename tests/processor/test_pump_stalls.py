@@ -16,6 +16,7 @@ from tests.processor.hosts import (
     Recorder,
     Subject,
     checkpoint_all,
+    group_of,
     never,
     publish,
     until,
@@ -310,7 +311,8 @@ async def test_a_checkpoint_that_is_fenced_though_the_lease_is_ours_stops_the_pa
     """Somebody else moves this group's checkpoint under a higher epoch: going on would be for nothing."""
     subject = Subject(hub_service, hub, store, checkpoint_all)
     intruder = Lease("0", "intruder", 99, None, datetime(2026, 1, 1, tzinfo=UTC), "")
-    await store.update_checkpoint(subject.host.group, ProcessorCheckpoint("0", -1), lease=intruder)
+    group = await group_of(hub_service, hub)
+    await store.update_checkpoint(group, ProcessorCheckpoint("0", -1), lease=intruder)
     await publish(hub_service, hub, 3)
     async with subject.running():
         await until(lambda: subject.state is PartitionState.STOPPED)

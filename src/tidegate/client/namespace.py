@@ -48,6 +48,8 @@ class Namespace:
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     timeout_s: float = 60.0
     """How long one try of an operation may take before it fails with OperationTimeoutError."""
+    authority: str = ""
+    """Host, and port if the connection string gives one, as official processors name a namespace."""
 
     def __post_init__(self) -> None:
         if self.timeout_s <= 0:
@@ -74,6 +76,7 @@ class Namespace:
             ssl_context=context,
             retry=options.get("retry", RetryPolicy()),
             timeout_s=options.get("timeout_s", 60.0),
+            authority=parsed.authority,
         )
 
     @classmethod

@@ -37,6 +37,12 @@ class ConnectionString:
             return self.port
         return _AMQP_PORT if self.use_development_emulator else _AMQPS_PORT
 
+    @property
+    def authority(self) -> str:
+        """Host, and port if one is given, as in the endpoint."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port is None else f"{host}:{self.port}"
+
     @classmethod
     def parse(cls, text: str) -> ConnectionString:
         """Parse a connection string; keys are case-insensitive, in any order.
@@ -61,9 +67,7 @@ class ConnectionString:
 
     def format(self) -> str:
         """The string itself, secrets included; parses back to an equal value."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        port = "" if self.port is None else f":{self.port}"
-        parts = [f"Endpoint=sb://{host}{port}"]
+        parts = [f"Endpoint=sb://{self.authority}"]
         if self.shared_access_key_name is not None:
             parts.append(f"SharedAccessKeyName={self.shared_access_key_name}")
             parts.append(f"SharedAccessKey={self.shared_access_key}")

@@ -7,12 +7,15 @@ what has expired.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from tidegate.model.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from tidegate.model.hub_properties import EventHubProperties
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,19 +26,27 @@ class GroupKey:
     layout.
     """
 
-    fully_qualified_namespace: str
-    """The namespace's host name without port, such as ``name.servicebus.windows.net`` or ``localhost``."""
+    namespace: str
+    """The namespace's id, which is the same by whatever name and port it is reached. If the service has none
+    (Azure): its host name without port, such as ``name.servicebus.windows.net``."""
     event_hub: str
     consumer_group: str
+    authority: str = field(default="", compare=False)
+    """The namespace's host name, and port if its connection string gives one: how official processors may
+    name it. Empty: as ``namespace``."""
 
     def __post_init__(self) -> None:
-        for name in ("fully_qualified_namespace", "event_hub", "consumer_group"):
+        for name in ("namespace", "event_hub", "consumer_group"):
             value: str = getattr(self, name)
             if not value:
-                raise InvalidArgumentError(
-                    f"The {name.replace('_', ' ')} of a consumer group must not be empty."
-                )
+                raise InvalidArgumentError(f"The {name.replace('_', ' ')} of a consumer group is empty.")
             object.__setattr__(self, name, value.lower())
+        object.__setattr__(self, "authority", (self.authority or self.namespace).lower())
+
+    @classmethod
+    def of(cls, event_hub: EventHubProperties, consumer_group: str, *, host: str, authority: str) -> GroupKey:
+        """A group of a hub that the service at ``host`` has described."""
+        return cls(event_hub.namespace_id or host, event_hub.name, consumer_group, authority)
 
     def __str__(self) -> str:
         return f"{self.event_hub}/{self.consumer_group}"

@@ -274,14 +274,12 @@ class LeaseStoreConformance(_Suite):
     async def test_groups_do_not_meet(self) -> None:
         """Each namespace, hub and group is a separate location; different spellings of a name are not."""
         async with self.open_group() as (group, store, other):
-            elsewhere = replace(group, fully_qualified_namespace="other.servicebus.windows.net")
+            elsewhere = replace(group, namespace="other.servicebus.windows.net", authority="")
             others = [
                 replace(group, event_hub=group.event_hub + "-2"),
                 replace(group, consumer_group="$Default2"),
             ]
-            shouted = GroupKey(
-                group.fully_qualified_namespace.upper(), group.event_hub.upper(), group.consumer_group.upper()
-            )
+            shouted = GroupKey(group.namespace.upper(), group.event_hub.upper(), group.consumer_group.upper())
             lease = await acquire(store, group, "0", "Host-A")
             await store.update_checkpoint(group, _checkpoint("0", 5), lease=lease)
             assert dict((await other.list_leases(shouted)).leases) == {"0": lease}

@@ -28,7 +28,6 @@ from tidegate.model.times import time_of
 
 if TYPE_CHECKING:
     from tidegate.model.position import EventPosition
-    from tidegate.processor.lease import GroupKey
     from tidegate.processor.moves import MovePlan
 
 checkpoint_group = CommandGroup("checkpoint", help="List checkpoints, and move them.")
@@ -54,7 +53,7 @@ def list_checkpoints(
     """List the last processed event of each partition.
 
     checkpoint is its sequence number (-1: none yet). A partition without a checkpoint is not listed. The
-    service is not contacted.
+    service is contacted only for its namespace's id, which a directory or a container needs.
 
     Example:
       tidegate checkpoint list telemetry --group reports --database sqlite:///reports.db
@@ -145,9 +144,6 @@ def set_checkpoint(
         is_earliest=earliest,
         is_latest=latest,
     )
-    from tidegate.processor.lease import GroupKey
-
-    key = GroupKey(store.group_namespace(service), hub, group)
     plan = run_interruptible(
         _find_plan(
             service,
@@ -165,7 +161,7 @@ def set_checkpoint(
     if not dry_run:
         if not yes and sys.stdin.isatty():
             click.confirm(f"{summary} Set {len(plan.moves)} checkpoints?", abort=True, err=True)
-        done = run_interruptible(_carry_out(store, key, plan, is_rewind_allowed=rewind))
+        done = run_interruptible(_carry_out(service, store, (hub, group), plan, is_rewind_allowed=rewind))
     records = (
         attributes(each, _MOVE_ATTRIBUTES) | {"consumer_group": group, "is_set": each.partition_id in done}
         for each in plan.moves
@@ -213,14 +209,16 @@ async def _find_plan(
         moves = await plan_moves(
             consumer, partitions or None, target, is_offset_needed=store.is_offset_needed
         )
-        ((_, view),) = await view_groups(opened, store.group_namespace(service), hub, [group])
+        key = await store.key(service, hub, group)
+        ((_, view),) = await view_groups(opened, key, [group])
     return MovePlan(tuple(compared_with(move, view, lease_duration_s=lease_duration_s) for move in moves))
 
 
 async def _carry_out(
-    store: StoreChoice, key: GroupKey, plan: MovePlan, *, is_rewind_allowed: bool
+    service: Service, store: StoreChoice, of: tuple[str, str], plan: MovePlan, *, is_rewind_allowed: bool
 ) -> set[str]:
-    """Set the checkpoints; the partitions whose checkpoint then has the new value."""
+    """Set the checkpoints; the partitions whose checkpoint then has the new value. of: hub and group."""
+    key = await store.key(service, *of)
     async with store.open(may_create=True) as opened:
         for each in plan.moves:
             await opened.update_checkpoint(key, each.after, lease=None, is_rewind_allowed=is_rewind_allowed)

@@ -41,7 +41,8 @@ def list_leases(
 ) -> None:
     """List each partition's owner, and the age of its lease.
 
-    A partition that was never owned is not listed; a released one has no owner. The service is not contacted.
+    A partition that was never owned is not listed; a released one has no owner. The service is contacted
+    only for its namespace's id, which a directory or a container needs.
 
     Example:
       tidegate lease list telemetry --group reports --database sqlite:///reports.db
@@ -90,7 +91,6 @@ def lag(
     if watch and not is_redrawn and output.format is not OutputFormat.NL:
         raise InvalidArgumentError("--watch requires a terminal or --nl.", next_step="Add --nl.")
     connection = service.connection()
-    namespace = store.group_namespace(service)
 
     async def work() -> None:
         import asyncio
@@ -99,13 +99,14 @@ def lag(
 
         # Watching ordinarily ends by being interrupted.
         with suppress(asyncio.CancelledError) if watch else nullcontext():
+            key = await store.key(service, hub)
             async with (
                 store.open() as opened,
                 EventHubConsumer(impatient_namespace(connection), hub) as consumer,
             ):
                 while True:
                     # The groups first: the log only grows, so no checkpoint appears to be beyond its end.
-                    views = await view_groups(opened, namespace, hub, groups)
+                    views = await view_groups(opened, key, groups)
                     properties = await consumer.get_event_hub_properties()
                     partitions = await consumer.get_all_partition_properties(properties)
                     if watch and is_redrawn:

@@ -64,8 +64,9 @@ _store_options = all_of(
     ),
     option(
         "--namespace",
-        "HOST",
-        "The namespace used in directory and blob names. Default: the connection's host name.",
+        "NAME",
+        "The namespace used in directory and blob names, for a service that cannot be reached. Default: what "
+        "the service reports.",
     ),
 )
 

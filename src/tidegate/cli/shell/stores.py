@@ -7,19 +7,19 @@ import os
 import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tidegate.cli.shell.connection import Service, impatient_namespace
 from tidegate.cli.shell.decorators import require_at_most_one
-from tidegate.cli.shell.exit_codes import NoConnectionError
 from tidegate.cli.shell.interrupt import run_interruptible
 from tidegate.model.errors import InvalidArgumentError, NotFoundError, StoreError
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
 
 if TYPE_CHECKING:
     from tidegate.processor.group_view import GroupView
+    from tidegate.processor.lease import GroupKey
     from tidegate.processor.store import ProcessorStore
     from tidegate.sql import Database
 
@@ -28,7 +28,7 @@ STORAGE_VARIABLE = "AZURE_STORAGE_CONNECTION_STRING"
 """The variable of Azure's own command line."""
 
 _ANY_NAMESPACE = "localhost"
-"""A SQL store does not record namespaces, so any name will do."""
+"""A database does not record namespaces, so any name will do."""
 
 
 def open_database(url: str | None, *, may_create: bool = False) -> Database:
@@ -67,7 +67,7 @@ class StoreChoice:
     blob_container: str | None = None
     """The URL of a container, or its name in the environment's storage account."""
     namespace: str | None = None
-    """As in the store; None: the connection's host."""
+    """As in the store; None: the service's."""
 
     def __post_init__(self) -> None:
         options = ("--database", "--checkpoint-dir", "--blob-container")
@@ -103,27 +103,31 @@ class StoreChoice:
             finally:
                 await store.close()
 
-    def group_namespace(self, service: Service) -> str:
-        """The namespace in the store's keys; the service is not contacted.
+    async def key(self, service: Service, hub: str, group: str = DEFAULT_CONSUMER_GROUP) -> GroupKey:
+        """The key of a group in the store.
 
-        Raises NoConnectionError if nothing names the namespace and the store is not a database.
+        Asks the service for the namespace's id, unless the store is a database (which has one namespace) or
+        the namespace is given. Raises NoConnectionError, and as ``get_event_hub_properties``.
         """
+        from tidegate.client import EventHubConsumer
+        from tidegate.processor.lease import GroupKey
+
         if self.namespace is not None:
-            return self.namespace
-        try:
-            return impatient_namespace(service.connection()).host
-        except NoConnectionError:
-            if self.directory is not None or self.blob_container is not None:
-                raise
-            return _ANY_NAMESPACE
+            return GroupKey(self.namespace, hub, group)
+        if self.directory is None and self.blob_container is None:
+            return GroupKey(_ANY_NAMESPACE, hub, group)
+        namespace = impatient_namespace(service.connection())
+        async with EventHubConsumer(namespace, hub) as consumer:
+            found = await consumer.get_event_hub_properties()
+        return GroupKey.of(found, group, host=namespace.host, authority=namespace.authority)
 
     def read(self, service: Service, hub: str, groups: Sequence[str]) -> list[tuple[str, GroupView]]:
         """See ``view_groups``; opens the store and closes it."""
-        namespace = self.group_namespace(service)
 
         async def work() -> list[tuple[str, GroupView]]:
+            key = await self.key(service, hub)
             async with self.open() as store:
-                return await view_groups(store, namespace, hub, groups)
+                return await view_groups(store, key, groups)
 
         return run_interruptible(work())
 
@@ -156,14 +160,13 @@ def _blob_store(container: str) -> ProcessorStore:
 
 
 async def view_groups(
-    store: ProcessorStore, namespace: str, hub: str, groups: Sequence[str]
+    store: ProcessorStore, key: GroupKey, groups: Sequence[str]
 ) -> list[tuple[str, GroupView]]:
-    """The groups named by ``--group``, each with its name; without any, the default group."""
+    """The groups named by ``--group``, each with its name; without any, the default group. key: of any."""
     from tidegate.processor.group_view import view_group
-    from tidegate.processor.lease import GroupKey
 
     names = groups or [DEFAULT_CONSUMER_GROUP]
-    return [(name, await view_group(store, GroupKey(namespace, hub, name))) for name in names]
+    return [(name, await view_group(store, replace(key, consumer_group=name))) for name in names]
 
 
 def default_actor() -> str:

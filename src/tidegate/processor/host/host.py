@@ -94,7 +94,8 @@ class EventProcessorHost:
             raise InvalidArgumentError("host_name must not be empty: it is the owner of the host's leases.")
         self.event_hub = event_hub
         self.consumer_group = consumer_group
-        self.group = GroupKey(namespace.host, event_hub, consumer_group)
+        self.group = GroupKey(namespace.host, event_hub, consumer_group, namespace.authority)
+        """The consumer group; its namespace is known by its id once ``register`` has read the hub."""
         self._namespace = namespace
         self._store = store
         self._options = options
@@ -182,6 +183,12 @@ class EventProcessorHost:
             raise
         finally:
             self._is_registering = False
+        self.group = GroupKey.of(
+            properties,
+            self.consumer_group,
+            host=self._namespace.host,
+            authority=self._namespace.authority,
+        )
         self._run = _HostRun(self, consumer, registration, properties.partition_ids)
         self._run.start()
 

@@ -8,6 +8,7 @@ extra ``azure``. The layout, with names in lower case and all blobs empty:
     {namespace}/{hub}/{group}/ownership/{partition}     metadata: ownerid, and ours: requestedby
     {namespace}/{hub}/{group}/checkpoint/{partition}    metadata: offset, sequencenumber
     {namespace}/{hub}/{group}/request/{partition}       ours; metadata: ownerid, requestedby
+    tidegate.names/{id}/{hub}/{group}                   ours; metadata: namespace, as in the other names
 
 A lease's version is its blob's ETag, its time of renewal Last-Modified, in seconds; all times are the
 service's. A released lease has an empty ownerid. There are no epochs, and no time of acquisition. Source:
@@ -28,6 +29,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -63,6 +65,8 @@ _ATTEMPTS_MAX: Final = 20
 _TIMEOUT_S: Final = 10
 """Time-out of connections and responses: a lease must not expire while a request waits (our choice)."""
 _BUSY: Final = (408, 429)
+_NAMES: Final = "tidegate.names"
+_NAME: Final = "namespace"
 _START: Final = "-1"
 """The offset before the first event, as official processors write it."""
 
@@ -78,15 +82,18 @@ class BlobStore:
     ) -> None:
         """container_client: has its own retries and time-outs; the caller closes it.
 
-        fully_qualified_namespace: as in the blob names of the group's official processors. None: the
-        connection string's host name, which all of them use on Azure. If the connection string has a port (a
-        local service), the official Python package includes it, as in ``localhost:5672``; processors that
-        disagree do not see each other, and each reads all partitions.
+        fully_qualified_namespace: as in the blob names of the group's official processors. None: the name
+        under which the group is in the container already, and else that of the connection string, with the
+        port if it gives one, as the official packages for Python and Go name it (JavaScript's leaves the port
+        out; on Azure there is none). Hosts of one namespace agree on it, whatever their connection strings.
         """
         self._container = container_client
         self._is_container_owned = False
         self._is_closed = False
         self._namespace = fully_qualified_namespace
+        self._names: dict[GroupKey, str] = {}
+        """The names of namespaces in blobs' names, by group."""
+        self._naming = asyncio.Lock()
         self._slots = asyncio.Semaphore(_REQUESTS_AT_ONCE)
         self._known: dict[str, _KnownCheckpoint] = {}
         self._requested: set[str] = set()
@@ -133,7 +140,8 @@ class BlobStore:
         clock = _ServiceClock()
         # Requests first, so that none is seen with a lease that is older.
         requests = {_last_name(blob): blob async for blob in self._list(group, "request", clock)}
-        self._requested |= {self._name(group, "request", partition_id) for partition_id in requests}
+        prefix = await self._prefix(group, "request")
+        self._requested |= {prefix + partition_id.lower() for partition_id in requests}
         async for blob in self._list(group, "ownership", clock):
             partition_id = _last_name(blob)
             metadata = _metadata(blob)
@@ -150,7 +158,7 @@ class BlobStore:
     ) -> Lease | None:
         """See ``LeaseStore``. None, although ``owner`` has it now, if a response was lost and retried."""
         lease = await self._claim(group, partition_id, {"ownerid": owner, "requestedby": ""}, expected)
-        name = self._name(group, "request", partition_id)
+        name = await self._name(group, "request", partition_id)
         if lease is not None and name in self._requested:
             self._requested.discard(name)
             # Else it would count again if the former owner got the partition back, at the cost of a move.
@@ -162,7 +170,7 @@ class BlobStore:
         """See ``LeaseStore``. The request names the owner, and counts only for that."""
         if not lease.owner or lease.requested_by is None:
             return
-        blob = self._container.get_blob_client(self._name(group, "request", lease.partition_id))
+        blob = self._container.get_blob_client(await self._name(group, "request", lease.partition_id))
         metadata = {"ownerid": lease.owner, "requestedby": requester}
         async with self._slots:
             with self._translated_errors():
@@ -218,7 +226,7 @@ class BlobStore:
         both (-1 needs no offset).
         """
         metadata = _checkpoint_metadata(checkpoint)
-        name = self._name(group, "checkpoint", checkpoint.partition_id)
+        name = await self._name(group, "checkpoint", checkpoint.partition_id)
         known = self._known.setdefault(name, _KnownCheckpoint())
         async with known.lock:
             for _ in range(_ATTEMPTS_MAX):
@@ -250,17 +258,54 @@ class BlobStore:
     def _where(self) -> str:
         return f"the blob container {self._container.container_name}"
 
-    def _prefix(self, group: GroupKey, kind: str) -> str:
-        namespace = self._namespace or group.fully_qualified_namespace
+    async def _prefix(self, group: GroupKey, kind: str) -> str:
+        namespace = self._namespace or await self._namespace_of(group)
         return f"{namespace}/{group.event_hub}/{group.consumer_group}/{kind}/".lower()
 
-    def _name(self, group: GroupKey, kind: str, partition_id: str) -> str:
-        return self._prefix(group, kind) + partition_id.lower()
+    async def _name(self, group: GroupKey, kind: str, partition_id: str) -> str:
+        return await self._prefix(group, kind) + partition_id.lower()
+
+    async def _namespace_of(self, group: GroupKey) -> str:
+        """The name of the namespace in the names of the group's blobs: the same for all hosts."""
+        async with self._naming:
+            if group not in self._names:
+                self._names[group] = await self._agree_on_name(group)
+            return self._names[group]
+
+    async def _agree_on_name(self, group: GroupKey) -> str:
+        if group.namespace in (group.authority, _without_port(group.authority)):
+            return await self._found_name(group)  # it has no id by which hosts could agree
+        place = f"{_NAMES}/{group.namespace}/{group.event_hub}/{group.consumer_group}"
+        blob = self._container.get_blob_client(place)
+        async with self._slots:
+            for _ in range(2):
+                with contextlib.suppress(_RefusedError), self._translated_errors():
+                    return _metadata(await blob.get_blob_properties())[_NAME]
+                name = await self._found_name(group)
+                with contextlib.suppress(_RefusedError), self._translated_errors():
+                    await blob.upload_blob(b"", overwrite=False, metadata={_NAME: name})
+                    return name
+        raise StoreUnavailableError(f"The blob {place} in {self._where} appeared, and is not there.")
+
+    async def _found_name(self, group: GroupKey) -> str:
+        """The name under which the group has blobs, with the port of the connection string or without it; of
+        two, the one used last. Without any, the one with the port."""
+        names = dict.fromkeys((group.authority, _without_port(group.authority)))
+        if len(names) == 1:
+            return group.authority
+        used: dict[datetime, str] = {}
+        for name in names:
+            prefix = f"{name}/{group.event_hub}/{group.consumer_group}/"
+            with self._translated_errors():
+                async for blob in self._container.list_blobs(name_starts_with=prefix):
+                    used[blob.last_modified] = name
+        return used[max(used)] if used else group.authority
 
     async def _list(self, group: GroupKey, kind: str, clock: _ServiceClock) -> AsyncIterator[BlobProperties]:
+        prefix = await self._prefix(group, kind)
         with self._translated_errors():
             blobs = self._container.list_blobs(
-                name_starts_with=self._prefix(group, kind), include=["metadata"], raw_response_hook=clock.hear
+                name_starts_with=prefix, include=["metadata"], raw_response_hook=clock.hear
             )
             async for blob in blobs:
                 yield blob
@@ -269,7 +314,7 @@ class BlobStore:
         self, group: GroupKey, partition_id: str, metadata: dict[str, str], expected: Lease | None
     ) -> Lease | None:
         """Write a lease if it is as expected; None if it is not."""
-        name = self._name(group, "ownership", partition_id)
+        name = await self._name(group, "ownership", partition_id)
         version = None if expected is None else expected.version
         written = await self._write(name, metadata, version)
         return None if written is None else _lease(partition_id, metadata, *written)
@@ -409,6 +454,10 @@ def _with_request(lease: Lease, request: BlobProperties | None) -> Lease:
         return lease
     requested_at = request.last_modified.astimezone(UTC)
     return replace(lease, requested_by=metadata.get("requestedby", ""), requested_at=requested_at)
+
+
+def _without_port(authority: str) -> str:
+    return re.sub(r":\d+$", "", authority)
 
 
 def _version(etag: str) -> str:

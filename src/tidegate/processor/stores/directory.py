@@ -18,6 +18,7 @@ import asyncio
 import contextlib
 import errno
 import fcntl
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,6 +47,7 @@ from tidegate.transport.clock import SystemClock
 
 T = TypeVar("T")
 
+_logger: Final = logging.getLogger(__name__)
 _PAUSE_S: Final = 0.002
 _LEASE_THREADS: Final = 2
 _CHECKPOINT_THREADS: Final = 4
@@ -78,6 +80,7 @@ class DirectoryStore:
         self._lock_wait_s = lock_wait_s
         self._lease_threads = ThreadPoolExecutor(_LEASE_THREADS, "tidegate-leases")
         self._checkpoint_threads = ThreadPoolExecutor(_CHECKPOINT_THREADS, "tidegate-checkpoints")
+        self._listed: set[Path] = set()
         self._is_closed = False
 
     def __repr__(self) -> str:
@@ -85,8 +88,8 @@ class DirectoryStore:
 
     async def list_leases(self, group: GroupKey) -> LeaseSnapshot:
         """All leases of ``group``, with the machine's time."""
-        path = self._folder(group) / "leases.json"
-        leases = await self._run(self._lease_threads, lambda: _read_leases(path))
+        folder = self._folder(group)
+        leases = await self._run(self._lease_threads, lambda: self._list_leases(folder))
         return LeaseSnapshot(leases, self._clock.now_utc())
 
     async def acquire(
@@ -161,8 +164,28 @@ class DirectoryStore:
     # Everything below runs in a thread, except what ``update_checkpoint`` calls.
 
     def _folder(self, group: GroupKey) -> Path:
-        names = (group.fully_qualified_namespace, group.event_hub, group.consumer_group)
+        names = (group.namespace, group.event_hub, group.consumer_group)
         return self._path.joinpath(*map(file_name, names))
+
+    def _list_leases(self, folder: Path) -> dict[str, Lease]:
+        if folder not in self._listed:
+            self._listed.add(folder)
+            self._warn_of_others(folder)
+        return _read_leases(folder / "leases.json")
+
+    def _warn_of_others(self, folder: Path) -> None:
+        """Say that a group begins here which another namespace has as well."""
+        if folder.exists() or not self._path.is_dir():
+            return
+        place = folder.relative_to(folder.parents[1])
+        names = [each.name for each in self._path.iterdir() if (each / place).is_dir()]
+        if names:
+            _logger.warning(
+                "The leases and checkpoints in %s of this hub and group in other namespaces (%s) are not "
+                "used. They are another service's, or of a version that named a namespace by its host.",
+                self._path,
+                ", ".join(sorted(names)),
+            )
 
     def _acquire(self, folder: Path, partition_id: str, owner: str, expected: Lease | None) -> Lease | None:
         with self._changed_leases(folder) as leases:

@@ -129,7 +129,8 @@ class SqlStore:
 
     def form_of(self, group: GroupKey, handler: object) -> HandlerForm:
         """As in ``TransactionalStore``; also accepts a ``Pipeline`` or ``TransactionalPipeline``."""
-        return form_of(handler, self._consumer(group))
+        # The group may be asked about before the hub has reported its namespace's id.
+        return form_of(handler, ConsumerKey(group.event_hub, group.consumer_group))
 
     def open_transactions(
         self,
@@ -182,11 +183,11 @@ class OneNamespace:
         """The database's key for ``group``. Raises InvalidArgumentError for a second namespace."""
         with self._lock:
             if self._name is None:
-                self._name = group.fully_qualified_namespace
-            if self._name != group.fully_qualified_namespace:
+                self._name = group.namespace
+            if self._name != group.namespace:
                 raise InvalidArgumentError(
                     f"This store keeps the leases and checkpoints of the namespace {self._name}, and was "
-                    f"asked for {group} of {group.fully_qualified_namespace}: hubs of the same name would be "
+                    f"asked for {group} of {group.namespace}: hubs of the same name would be "
                     "confused.",
                     next_step="Use a database for each namespace, and one name for each service.",
                 )
