@@ -31,7 +31,7 @@ quick: $(STAMP)  ## lint, types, import contracts, tests without Spark, browsers
 	$(BIN)/mypy & types=$$!; \
 	$(BIN)/lint-imports && \
 	$(PYTEST) -q $(ARGS) \
-		-m "not (spark or postgresql or browser or azurite or sdk or faults or slow)"; \
+		-m "not (spark or postgresql or mariadb or browser or azurite or sdk or faults or slow)"; \
 	tests=$$?; wait $$types && exit $$tests
 
 npm: $(NPM)  ## install what tests need of npm: Azure Storage's emulator, the JavaScript SDK, axe-core
@@ -62,7 +62,7 @@ floods: $(STAMP)  ## attack a service of our own on loopback: what a quiet user 
 
 chaos: chaos-hosts chaos-spark  ## a million events each through hosts and through a Spark cluster under faults
 
-chaos-hosts: $(STAMP)  ## hosts that are killed, paused and cut off; on SQLite and PostgreSQL
+chaos-hosts: $(STAMP)  ## hosts that are killed, paused and cut off; on each database
 	$(BIN)/python -m tests.processor.faults $(ARGS)
 
 chaos-spark: $(STAMP)  ## executors, driver, service and database killed, speculation on; per event and aggregated

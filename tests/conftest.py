@@ -16,6 +16,7 @@ from tests.support.quick_spark import use_quick_spark
 
 if TYPE_CHECKING:
     from tests.support.azurite import AzuriteServer
+    from tests.support.mariadb import MariadbServer
     from tests.support.postgresql import PostgresqlServer
 
     from tidegate.testing.hub import HubService
@@ -72,6 +73,15 @@ def postgresql() -> Iterator[PostgresqlServer]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def mariadb() -> Iterator[MariadbServer]:
+    """One MariaDB server for the whole run; skips loudly where it is not installed."""
+    from tests.support.mariadb import required_mariadb
+
+    with required_mariadb() as server:
+        yield server
+
+
 @pytest.fixture
 def sqlite_url(tmp_path: Path) -> str:
     """A SQLite file that does not exist yet."""
@@ -84,7 +94,13 @@ def postgresql_url(postgresql: PostgresqlServer) -> str:
     return postgresql.create_schema()
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture
+def mariadb_url(mariadb: MariadbServer) -> str:
+    """An empty database in MariaDB."""
+    return mariadb.create_database()
+
+
+@pytest.fixture(params=["sqlite", "postgresql", "mariadb"])
 def database_url(request: pytest.FixtureRequest) -> str:
     """An empty database, once of each kind."""
     url: str = request.getfixturevalue(f"{request.param}_url")

@@ -1,9 +1,9 @@
 """What a test uses beyond Python and a folder: markers, set from its fixtures and folder, held while it runs.
 
 `make quick` leaves out every test with one of these markers, so a missing marker costs everybody minutes.
-Hence a test that starts a JVM, PostgreSQL, Chromium or Azurite, or that connects with an official SDK, fails
-unless it carries a marker. One that has any is left out already and is not watched. What child processes
-start is held for Spark alone, by an environment in which pyspark does not find its home.
+Hence a test that starts a JVM, PostgreSQL, MariaDB, Chromium or Azurite, or that connects with an official
+SDK, fails unless it carries a marker. One that has any is left out already and is not watched. What child
+processes start is held for Spark alone, by an environment in which pyspark does not find its home.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from typing import Final
 
 import pytest
 
-MARKERS: Final = frozenset({"spark", "postgresql", "browser", "azurite", "sdk", "faults", "slow"})
+MARKERS: Final = frozenset({"spark", "postgresql", "mariadb", "browser", "azurite", "sdk", "faults", "slow"})
 """Those that `make quick` leaves out; pyproject.toml says what each means."""
 
 _OF_FIXTURE: Final = {
     "azurite": "azurite",
     "chromium": "browser",
     "javascript": "sdk",
+    "mariadb": "mariadb",
     "postgresql": "postgresql",
     "spark": "spark",
     "spark_cluster": "spark",
@@ -39,6 +40,8 @@ _OF_PROGRAM: Final = {
     "go": {"sdk"},
     "initdb": {"postgresql"},
     "java": {"spark", "sdk"},
+    "mariadb-install-db": {"mariadb"},
+    "mariadbd": {"mariadb"},
     "mvn": {"sdk"},
     "postgres": {"postgresql"},
     "spark-submit": {"spark"},
@@ -49,11 +52,11 @@ _ROOT: Final = Path(__file__).parents[1]
 
 
 def add_markers(item: pytest.Item) -> None:
-    """Mark what the item's fixtures, its parameter ``postgresql`` and its folder say."""
+    """Mark what the item's fixtures, its parameters that name a server, and its folder say."""
     wanted = {_OF_FIXTURE[name] for name in getattr(item, "fixturenames", ()) if name in _OF_FIXTURE}
     parameters = getattr(item, "callspec", None)
-    if parameters is not None and "postgresql" in parameters.params.values():
-        wanted.add("postgresql")
+    if parameters is not None:
+        wanted |= {server for server in ("postgresql", "mariadb") if server in parameters.params.values()}
     folder = item.path.parent.relative_to(_ROOT).as_posix() if item.path.is_relative_to(_ROOT) else ""
     wanted |= {marker for place, marker in _OF_FOLDER.items() if f"{folder}/".startswith(f"{place}/")}
     for name in sorted(wanted):

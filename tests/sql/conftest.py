@@ -1,4 +1,4 @@
-"""Databases of both kinds for the tests of the transactional core."""
+"""Databases of each kind for the tests of the transactional core."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 from tests.sql.cutting_proxy import CuttingProxy
 from tests.sql.support import flights
+from tests.support.mariadb import MariadbServer
 from tests.support.postgresql import PostgresqlServer
 
 from tidegate.sql import Database
@@ -20,9 +21,28 @@ def database(database_url: str) -> Iterator[Database]:
         yield database
 
 
+@pytest.fixture(params=["postgresql", "mariadb"])
+def server(request: pytest.FixtureRequest) -> PostgresqlServer | MariadbServer:
+    """The run's server, once of each kind."""
+    server: PostgresqlServer | MariadbServer = request.getfixturevalue(request.param)
+    return server
+
+
 @pytest.fixture
-def proxy(postgresql: PostgresqlServer) -> Iterator[CuttingProxy]:
-    """A line to the run's PostgreSQL that can be cut around a COMMIT."""
-    proxy = CuttingProxy(postgresql.port)
+def server_url(server: PostgresqlServer | MariadbServer) -> str:
+    """An empty database of it."""
+    return server.create_schema()
+
+
+@pytest.fixture
+def proxy(server: PostgresqlServer | MariadbServer) -> Iterator[CuttingProxy]:
+    """A line to the server that can be cut around a COMMIT."""
+    proxy = CuttingProxy(server.port)
     yield proxy
     proxy.close()
+
+
+@pytest.fixture
+def proxied_url(server: PostgresqlServer | MariadbServer, server_url: str, proxy: CuttingProxy) -> str:
+    """An empty database behind the proxy."""
+    return server_url.replace(f":{server.port}/", f":{proxy.port}/")

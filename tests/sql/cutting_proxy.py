@@ -1,9 +1,10 @@
-"""A proxy in front of PostgreSQL that cuts the line around a COMMIT."""
+"""A proxy in front of PostgreSQL or MariaDB that cuts the line around a COMMIT."""
 
 from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum
 
@@ -19,8 +20,10 @@ class Cut(Enum):
 class CuttingProxy:
     """Forwards TCP connections; when armed, cuts the one that sends COMMIT after it wrote, once."""
 
-    def __init__(self, target_port: int) -> None:
+    def __init__(self, target_port: int, *, on_cut: Callable[[], None] = lambda: None) -> None:
+        """on_cut: called once it has cut, before the client notices."""
         self._target_port = target_port
+        self._on_cut = on_cut
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self.armed: Cut | None = None
@@ -46,7 +49,11 @@ class CuttingProxy:
                 client, _ = self._listener.accept()
             except OSError:
                 return
-            server = socket.create_connection(("127.0.0.1", self._target_port))
+            try:
+                server = socket.create_connection(("127.0.0.1", self._target_port))
+            except OSError:
+                _cut(client)
+                continue
             self._sockets += [client, server]
             swallowing = threading.Event()
             for forward in (self._to_server, self._to_client):
@@ -59,7 +66,7 @@ class CuttingProxy:
         while data := _receive(client):
             armed = self.armed
             has_written = has_written or b"INSERT" in data or b"UPDATE" in data or b"COPY" in data
-            if armed is not None and has_written and b"COMMIT\0" in data:
+            if armed is not None and has_written and (b"COMMIT\0" in data or data.endswith(b"\x03COMMIT")):
                 self.armed = None
                 self.cuts += 1
                 if armed is Cut.AFTER_COMMIT:
@@ -68,6 +75,7 @@ class CuttingProxy:
                     with suppress(OSError):
                         server.sendall(data)
                 if armed is not Cut.AFTER_COMMIT:
+                    self._on_cut()
                     break
             else:
                 with suppress(OSError):
@@ -80,6 +88,7 @@ class CuttingProxy:
         while data := _receive(server):
             if swallowing.is_set():
                 # This is the answer to COMMIT: the transaction is done, and the client never hears of it.
+                self._on_cut()
                 break
             with suppress(OSError):
                 client.sendall(data)

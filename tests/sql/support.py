@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 
-from sqlalchemy import BigInteger, Column, Integer, MetaData, Table, Text, func, select
+from sqlalchemy import BigInteger, Column, Connection, Integer, MetaData, String, Table, Text, func, select
 
 from tidegate.model.errors import PositionOutOfRangeError
 from tidegate.model.events import EventContents, ReceivedEvent
@@ -18,7 +18,7 @@ flights = Table(
     "flights",
     MetaData(),
     Column("sequence_number", BigInteger, primary_key=True, autoincrement=False),
-    Column("partition_id", Text, primary_key=True),
+    Column("partition_id", String(64), primary_key=True),
     Column("delay", Integer, nullable=False),
     Column("note", Text),
 )
@@ -57,6 +57,17 @@ def rows_in(database: Database, table: Table = flights) -> list[tuple[object, ..
     """All rows of a table, ordered by its columns."""
     with database.read() as connection:
         return [tuple(row) for row in connection.execute(select(table).order_by(*table.columns))]
+
+
+def kill(database: Database, connection: Connection) -> None:
+    """End a connection, as an administrator would."""
+    own, statement = {
+        "postgresql": ("pg_backend_pid()", "SELECT pg_terminate_backend({id}, 10000)"),
+        "mariadb": ("CONNECTION_ID()", "KILL {id}"),
+    }[database.dialect.name]
+    number = connection.exec_driver_sql(f"SELECT {own}").scalar_one()
+    with database.writing() as other, other.begin():
+        other.exec_driver_sql(statement.format(id=number))
 
 
 def row_count(database: Database, table: Table = flights) -> int:

@@ -205,7 +205,7 @@ def test_wrong_words_get_one_clear_error(database: Database) -> None:
         audit_table(database, CONSUMER, log, "flight")
     with pytest.raises(InvalidArgumentError, match="no column 'seq'; it has sequence_number, partition_id"):
         audit_table(database, CONSUMER, log, "flights", sequence_column="seq")
-    with pytest.raises(InvalidArgumentError, match="column partition_id of the table flights is TEXT"):
+    with pytest.raises(InvalidArgumentError, match="column partition_id of the table flights is VARCHAR"):
         audit_table(database, CONSUMER, log, "flights", sequence_column="partition_id")
     with pytest.raises(NotFoundError, match=r"flights/other.*There are some of: flights/\$Default"):
         audit_table(database, ConsumerKey("flights", "other"), log, "flights")

@@ -250,10 +250,11 @@ def test_values_that_the_database_refuses_are_dead_letters(database: Database, d
     assert next_number(database) == 10
 
 
-def test_text_that_a_database_cannot_hold_is_a_dead_letter(postgresql_url: str) -> None:
+def test_text_that_a_database_cannot_hold_is_a_dead_letter(server_url: str) -> None:
     """NUL characters and lone surrogates come from real devices; their reason must be storable, too."""
-    with Database.open(postgresql_url) as database:
+    with Database.open(server_url) as database:
         database.ensure_table(flights)
+        has_nul = database.dialect.name == "mariadb"
         notes = {1: "a\0b", 2: "\ud800"}
 
         def handle(event: ReceivedEvent) -> Row:
@@ -269,8 +270,9 @@ def test_text_that_a_database_cannot_hold_is_a_dead_letter(postgresql_url: str) 
             start_sequence_number=0,
             until_sequence_number=5,
         )
-        assert (result.rows, result.dead_letters) == (2, 3)
-        assert dead_numbers(database) == [1, 2, 3]
+        refused = [2, 3] if has_nul else [1, 2, 3]
+        assert (result.rows, result.dead_letters) == (5 - len(refused), len(refused))
+        assert dead_numbers(database) == refused
 
 
 def test_the_earlier_of_two_conflicting_events_stays(database: Database) -> None:
@@ -281,7 +283,7 @@ def test_the_earlier_of_two_conflicting_events_stays(database: Database) -> None
         Column("number", Integer, nullable=False),
         Column("name", String(10), nullable=False),
         UniqueConstraint("name", name="one_name", deferrable=True, initially="DEFERRED")
-        if not database.is_sqlite
+        if database.dialect.name == "postgresql"
         else UniqueConstraint("name"),
         CheckConstraint("number <> 6"),
     )

@@ -282,7 +282,7 @@ def test_batches_that_do_not_belong_together_are_refused(database: Database) -> 
 
 
 def test_a_deadlock_with_anothers_rows_sends_each_its_own_way(
-    postgresql_url: str, monkeypatch: pytest.MonkeyPatch
+    server_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two transactions write the same unique keys, in another order: both come through, each key once."""
     met = threading.Barrier(2)
@@ -305,7 +305,7 @@ def test_a_deadlock_with_anothers_rows_sends_each_its_own_way(
         return handled_batch(pipeline, _scope(partition_id, 0, 1), events)
 
     results: list[BatchResult] = []
-    with Database.open(postgresql_url) as database:
+    with Database.open(server_url) as database:
         database.ensure_table(flights)
         pairs = [
             [batch("0", 1), batch("2", 2, note="second")],

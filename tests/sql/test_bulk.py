@@ -5,6 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 from sqlalchemy import CheckConstraint, Column, ForeignKey, Integer, LargeBinary, MetaData, Table
+from sqlalchemy.dialects import mysql
 from tests.sql.support import CONSUMER, dead_numbers, event_with, rows_in
 
 from tidegate.model.errors import DatabaseError
@@ -120,7 +121,8 @@ def test_a_refused_row_among_many_is_found(database: Database) -> None:
         "checked",
         MetaData(),
         Column("number", Integer, primary_key=True, autoincrement=False),
-        Column("delay", Integer, CheckConstraint("delay < 450", name="delay_is_short")),
+        Column("delay", Integer),
+        CheckConstraint("delay < 450", name="delay_is_short"),
     )
     database.ensure_table(table)
 
@@ -172,3 +174,29 @@ def test_a_row_of_another_length_is_its_own_fault(database: Database) -> None:
     with pytest.raises(RowsRefusedError), UnitOfWork(database, CONSUMER) as unit:
         unit.insert_values(table, rows)
     assert rows_in(database, table) == []
+
+
+def test_a_row_longer_than_a_statement_may_be_is_its_events_fault(mariadb_url: str) -> None:
+    """MariaDB would break the connection; the other rows are written, in as many statements as it takes."""
+    table = Table(
+        "long", MetaData(), Column("number", Integer, primary_key=True), Column("blob", mysql.LONGBLOB())
+    )
+    sizes = {0: 900_000, 1: 20_000_000, 2: 900_000, 3: 1}
+    pipeline = Pipeline(
+        name="long",
+        event_hub="flights",
+        table=table,
+        handler=lambda event: {
+            "number": event.sequence_number,
+            "blob": bytes(sizes[event.sequence_number]),
+        },
+    )
+    with Database.open(mariadb_url) as database:
+        database.ensure_table(table)
+        events = [event_with({}, number) for number in sizes]
+        process_partition_batch(
+            database, pipeline, "0", events, start_sequence_number=0, until_sequence_number=4
+        )
+        assert dead_numbers(database) == [1]
+        assert "max_allowed_packet" in DeadLetters(database).list()[0].reason
+        assert [len(row[1]) for row in rows_in(database, table)] == [900_000, 900_000, 1]  # type: ignore[arg-type]

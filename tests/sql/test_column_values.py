@@ -69,8 +69,10 @@ def _write(
     """Replace the table's rows. The zone of the server is none that anything should depend on."""
     names = ("number", column, *(("details",) if form == FORMS[2] else ()))
     with UnitOfWork(database, CONSUMER) as unit:
-        if not database.is_sqlite:
+        if database.dialect.name == "postgresql":
             unit.connection.exec_driver_sql("SET LOCAL TIME ZONE 'America/New_York'")
+        elif database.dialect.name == "mariadb":
+            unit.connection.exec_driver_sql("SET time_zone = '-05:00'")
         unit.connection.execute(delete(values))
         if form == "tuples":
             rows = [(number, value) for number, value in enumerate(found)]
@@ -117,7 +119,7 @@ def test_truth_values_are_numbers_where_numbers_are_wanted(database: Database, f
 def test_what_is_no_whole_number_is_for_the_database_to_say(
     database: Database, form: str, wrong: float
 ) -> None:
-    """PostgreSQL refuses it, and SQLite takes anything."""
+    """Servers refuse it, and SQLite takes anything."""
     database.ensure_table(values)
     if database.is_sqlite:
         _write(database, form, "whole", [wrong], pa.float64())
@@ -140,7 +142,7 @@ def test_a_time_with_a_zone_is_stored_as_utc(database: Database, form: str, unit
     _write(database, form, "local_at", times, pa.timestamp(unit, "Europe/Berlin"))
     assert _read(database, "local_at") == [*(moment.replace(tzinfo=None) for moment in _AUTUMN), None]
     _write(database, form, "at", times, pa.timestamp(unit, "Europe/Berlin"))
-    expected = [moment.replace(tzinfo=None) if database.is_sqlite else moment for moment in _AUTUMN]
+    expected = [moment if database.dialect.has_zones else moment.replace(tzinfo=None) for moment in _AUTUMN]
     assert _read(database, "at") == [*expected, None]
 
 
@@ -150,7 +152,7 @@ def test_a_time_without_a_zone_is_in_utc(database: Database, form: str) -> None:
     database.ensure_table(values)
     noon = datetime(2026, 7, 1, 12, tzinfo=UTC).replace(tzinfo=None)
     _write(database, form, "at", [noon, None], pa.timestamp("us"))
-    assert _read(database, "at") == [noon if database.is_sqlite else noon.replace(tzinfo=UTC), None]
+    assert _read(database, "at") == [noon.replace(tzinfo=UTC) if database.dialect.has_zones else noon, None]
 
 
 def test_uuids_may_be_text(database: Database) -> None:
@@ -222,16 +224,20 @@ def test_a_value_that_its_type_refuses_is_its_events_fault(
 
 
 def test_text_too_long_for_its_index_is_its_events_fault(database: Database) -> None:
-    """PostgreSQL has a limit for what an index holds, SQLite has none."""
-    table = _numbered("indexed", Column("value", Text), Index("by_value", "value"))
+    """PostgreSQL limits what an index holds; SQLite does not, and MariaDB's index holds the beginning."""
+    table = _numbered("indexed", Column("value", Text), Index("by_value", "value", mariadb_length=9))
     long = "".join(str(uuid.uuid4()) for _ in range(1_000))
     result = _process(database, table, ["a", long, "b"])
-    assert (result.rows, result.dead_letters) == ((3, 0) if database.is_sqlite else (2, 1))
+    assert (result.rows, result.dead_letters) == ((2, 1) if database.dialect.name == "postgresql" else (3, 0))
 
 
 def test_what_a_function_in_the_table_refuses_is_its_events_fault(database: Database) -> None:
     """A column that the database computes, here from JSON that is none."""
-    computed = "json_extract(value, '$.a')" if database.is_sqlite else "(value::json ->> 'a')"
+    computed = {
+        "sqlite": "json_extract(value, '$.a')",
+        "postgresql": "(value::json ->> 'a')",
+        "mariadb": "1 / json_valid(value)",
+    }[database.dialect.name]
     table = _numbered(
         "computing", Column("value", Text), Column("a", Text, Computed(computed, persisted=True))
     )
@@ -239,20 +245,28 @@ def test_what_a_function_in_the_table_refuses_is_its_events_fault(database: Data
     assert dead_numbers(database) == [1]
 
 
-def test_an_error_of_a_users_own_trigger_is_its_events_fault(postgresql_url: str) -> None:
+_TRIGGERS = {
+    "postgresql": (
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+        "IF NEW.value = 7 THEN RAISE EXCEPTION 'no seven' USING ERRCODE = '45000'; END IF; "
+        "RETURN NEW; END $$",
+        "CREATE TRIGGER refuse BEFORE INSERT ON triggered FOR EACH ROW EXECUTE FUNCTION refuse()",
+    ),
+    "mariadb": (
+        "CREATE TRIGGER refuse BEFORE INSERT ON triggered FOR EACH ROW IF NEW.value = 7 THEN "
+        "SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'no seven'; END IF",
+    ),
+}
+
+
+def test_an_error_of_a_users_own_trigger_is_its_events_fault(server_url: str) -> None:
     """Class 45 is what SQL leaves to users."""
-    with Database.open(postgresql_url) as database:
+    with Database.open(server_url) as database:
         table = _numbered("triggered", Column("value", Integer))
         database.ensure_table(table)
         with database.writing() as connection, connection.begin():
-            connection.exec_driver_sql(
-                "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
-                "IF NEW.value = 7 THEN RAISE EXCEPTION 'no seven' USING ERRCODE = '45000'; END IF; "
-                "RETURN NEW; END $$"
-            )
-            connection.exec_driver_sql(
-                "CREATE TRIGGER refuse BEFORE INSERT ON triggered FOR EACH ROW EXECUTE FUNCTION refuse()"
-            )
+            for statement in _TRIGGERS[database.dialect.name]:
+                connection.exec_driver_sql(statement)
         assert _process(database, table, [1, 7, 2]) == BatchResult(2, 1, 0, 0, 3)
         assert "no seven" in DeadLetters(database).list()[0].reason
 

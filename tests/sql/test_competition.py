@@ -115,9 +115,9 @@ def test_a_lower_lease_epoch_is_fenced(database: Database) -> None:
         unit.advance("0", unit.lock("0"), 20)
 
 
-def test_partitions_do_not_wait_for_each_other_on_postgresql(postgresql_url: str) -> None:
+def test_partitions_do_not_wait_for_each_other_on_a_server(server_url: str) -> None:
     """Row locks: while one partition's transaction is open, another partition commits."""
-    with Database.open(postgresql_url, lock_wait_s=5) as database:
+    with Database.open(server_url, lock_wait_s=5) as database:
         with UnitOfWork(database, CONSUMER) as first:
             first.lock("0")
             with UnitOfWork(database, CONSUMER) as second:

@@ -194,6 +194,10 @@ def test_a_database_of_the_version_before_gets_the_index(database: Database) -> 
     with Database.open(database._url) as again:
         assert DeadLetterPages(again).page(DeadLetterFilter(status=None)) == expected
         with again.read() as connection:
-            name = "sqlite_master WHERE name" if again.is_sqlite else "pg_indexes WHERE indexname"
+            name = {
+                "sqlite": "sqlite_master WHERE name",
+                "postgresql": "pg_indexes WHERE indexname",
+                "mariadb": "information_schema.statistics WHERE index_name",
+            }[again.dialect.name]
             found = connection.execute(text(f"SELECT count(*) FROM {name} = '{by_time.name}'")).scalar_one()
         assert found >= 1

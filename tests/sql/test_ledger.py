@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import func, select
 from tests.sql.cutting_proxy import Cut, CuttingProxy
-from tests.support.postgresql import PostgresqlServer
 
 from tidegate.model.errors import DatabaseUnavailableError, FencedError, LedgerMismatchError
 from tidegate.sql import ConsumerKey, Database, UnitOfWork, forget_query, next_batch_id
@@ -157,12 +156,9 @@ def test_old_rows_of_the_ledger_go(database: Database) -> None:
     assert [tuple(row) for row in left] == [("other", 0), ("averages", 7), ("averages", 8), ("averages", 9)]
 
 
-def test_a_lost_commit_is_found_out(
-    postgresql: PostgresqlServer, proxy: CuttingProxy, postgresql_url: str
-) -> None:
+def test_a_lost_commit_is_found_out(proxied_url: str, proxy: CuttingProxy) -> None:
     """The line breaks before and after COMMIT: the ledger tells which of them it was, and nothing doubles."""
-    url = postgresql_url.replace(f":{postgresql.port}/", f":{proxy.port}/")
-    with Database.open(url) as database:
+    with Database.open(proxied_url) as database:
         ledger = BatchLedger(database, "averages")
         epoch = ledger.claim(micro_batch(0))
         database.engine().dispose()  # a pooled connection has written before, and would be cut too early

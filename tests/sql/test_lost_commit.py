@@ -1,6 +1,6 @@
 """A connection that breaks during COMMIT: what happened is found out, and never done twice.
 
-A real proxy stands between the driver and a real PostgreSQL and cuts the line at chosen moments.
+A real proxy stands between the driver and a real server and cuts the line at chosen moments.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import text
 from tests.sql.cutting_proxy import Cut, CuttingProxy
 from tests.sql.support import (
     CONSUMER,
@@ -19,9 +18,9 @@ from tests.sql.support import (
     event_with,
     events_between,
     flights,
+    kill,
     row_count,
 )
-from tests.support.postgresql import PostgresqlServer
 
 from tidegate.model.errors import DatabaseUnavailableError, FencedError
 from tidegate.processor.checkpoint import ProcessorCheckpoint
@@ -40,10 +39,9 @@ from tidegate.sql.stores.leases import LeaseTable
 
 
 @pytest.fixture
-def cut_database(postgresql: PostgresqlServer, proxy: CuttingProxy) -> Iterator[Database]:
+def cut_database(proxied_url: str) -> Iterator[Database]:
     """A database behind the proxy."""
-    url = postgresql.create_schema().replace(f":{postgresql.port}/", f":{proxy.port}/")
-    with Database.open(url) as database:
+    with Database.open(proxied_url) as database:
         database.ensure_table(flights)
         yield database
 
@@ -141,9 +139,9 @@ def test_statements_alone_leave_an_unknown_commit_unknown(
         unit.insert_rows(flights, [{"sequence_number": 1, "partition_id": "0", "delay": 1}])
 
 
-def test_a_backend_killed_before_commit_writes_nothing(postgresql_url: str) -> None:
+def test_a_backend_killed_before_commit_writes_nothing(server_url: str) -> None:
     """A lost connection in mid-transaction is reported as such, and the next batch gets a fresh one."""
-    with Database.open(postgresql_url) as database:
+    with Database.open(server_url) as database:
         database.ensure_table(flights)
         with pytest.raises(DatabaseUnavailableError, match="lost while"):
             lose_the_backend(database)
@@ -152,14 +150,46 @@ def test_a_backend_killed_before_commit_writes_nothing(postgresql_url: str) -> N
         assert CheckpointReader(database).read(CONSUMER)["0"].next_sequence_number == 4
 
 
+@pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
+@pytest.mark.parametrize("cut", Cut)
+def test_a_server_killed_around_a_commit_is_asked_when_it_is_back(
+    request: pytest.FixtureRequest, kind: str, cut: Cut
+) -> None:
+    """Before COMMIT arrives, while it is carried out, before its answer: the caller hears what is stored."""
+    run_server = request.getfixturevalue(kind)
+    with type(run_server)() as server:
+
+        def kill_and_start() -> None:
+            server.stop()
+            server.start()
+
+        proxy = CuttingProxy(server.port, on_cut=kill_and_start)
+        try:
+            url = server.create_database().replace(f":{server.port}/", f":{proxy.port}/")
+            with Database.open(url) as database:
+                database.ensure_table(flights)
+                proxy.armed = cut
+                is_told = True
+                try:
+                    process(database)
+                except DatabaseUnavailableError:
+                    is_told = False
+                assert row_count(database) == (3 if is_told else 0)
+                assert cut is Cut.WITH_COMMIT or is_told == (cut is Cut.AFTER_COMMIT)
+                assert proxy.cuts == 1
+                process(database)
+                assert (row_count(database), dead_numbers(database)) == (3, [3])
+                assert DeadLetters(database).list()[0].attempts == 1
+        finally:
+            proxy.close()
+
+
 def lose_the_backend(database: Database) -> None:
     """A transaction whose server process is ended in its middle, by an administrator so to say."""
     with UnitOfWork(database, CONSUMER) as unit:
         start = unit.lock("0")
         unit.insert_rows(flights, [{"sequence_number": 1, "partition_id": "0", "delay": 1}])
-        process_id = unit.connection.execute(text("SELECT pg_backend_pid()")).scalar_one()
-        with UnitOfWork(database, CONSUMER) as other:
-            other.connection.execute(text("SELECT pg_terminate_backend(:id, 10000)"), {"id": process_id})
+        kill(database, unit.connection)
         unit.advance("0", start, 5)
 
 

@@ -17,9 +17,14 @@ from tests.processor.faults.chaos import ChaosSettings, Fault
 from tests.processor.faults.runs import ChaosResult, run_chaos
 from tests.processor.faults.surroundings import SEED_VARIABLE, chosen_seed
 from tests.processor.faults.work import PARTITION_COUNT
+from tests.support.mariadb import MariadbServer
 from tests.support.postgresql import PostgresqlServer
 
-_DATABASES: Final = ("sqlite", "postgresql")
+_SERVERS: Final[dict[str, type[PostgresqlServer | MariadbServer]]] = {
+    "postgresql": PostgresqlServer,
+    "mariadb": MariadbServer,
+}
+_DATABASES: Final = ("sqlite", *_SERVERS)
 
 
 def main() -> int:
@@ -30,7 +35,7 @@ def main() -> int:
     parser.add_argument("--lease", type=float, default=3.0, help="lease duration in seconds")
     parser.add_argument("--plain", action="store_true", help="at-least-once checkpoints, no transactions")
     parser.add_argument(
-        "--database", action="append", choices=_DATABASES, help="once or twice; both without it"
+        "--database", action="append", choices=_DATABASES, help="may be repeated; all without it"
     )
     arguments = parser.parse_args()
     settings = ChaosSettings(
@@ -54,8 +59,10 @@ def main() -> int:
 def _run(database: str, settings: ChaosSettings) -> ChaosResult:
     with ExitStack() as stack:
         url = None
-        if database == "postgresql":
-            url = stack.enter_context(PostgresqlServer()).create_database()
+        if database in _SERVERS:
+            server = _SERVERS[database]()
+            stack.enter_context(server)
+            url = server.create_database()
         return asyncio.run(run_chaos(settings, url, tell=lambda line: print(line, flush=True)))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.processor.faults.surroundings import chosen_seed
+from tests.support.mariadb import MariadbServer
 from tests.support.postgresql import PostgresqlServer
 
 
@@ -19,10 +20,17 @@ def postgresql_url(postgresql: PostgresqlServer) -> str:
     return postgresql.create_database()
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["postgresql", "mariadb"])
+def server_url(request: pytest.FixtureRequest) -> str:
+    """An empty database on a server of each kind."""
+    server: PostgresqlServer | MariadbServer = request.getfixturevalue(request.param)
+    return server.create_database()
+
+
+@pytest.fixture(params=["sqlite", "postgresql", "mariadb"])
 def database_url(request: pytest.FixtureRequest) -> str | None:
-    """What ``surroundings`` takes: None for SQLite, else PostgreSQL's URL."""
+    """What ``surroundings`` takes: None for SQLite, else the server's URL."""
     if request.param == "sqlite":
         return None
-    url: str = request.getfixturevalue("postgresql_url")
+    url: str = request.getfixturevalue(f"{request.param}_url")
     return url

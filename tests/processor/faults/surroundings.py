@@ -69,7 +69,7 @@ class Surroundings:
 async def surroundings(database_url: str | None, *, seed: int) -> AsyncIterator[Surroundings]:
     """Make all of it.
 
-    database_url: PostgreSQL's; None: a SQLite file in the folder.
+    database_url: a server's; None: a SQLite file in the folder.
     """
     async with AsyncExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="tidegate-faults-"))

@@ -70,11 +70,9 @@ async def pass_time(seconds: float) -> None:
     await wait_until(lambda: time.monotonic() >= until, seconds + WAIT_S, lambda: "the machine stands still")
 
 
-async def test_hosts_close_their_partitions_while_the_database_refuses(
-    postgresql_url: str, seed: int
-) -> None:
+async def test_hosts_close_their_partitions_while_the_database_refuses(server_url: str, seed: int) -> None:
     """Leases that cannot be renewed run out: every handler is closed, and opened again when it is over."""
-    async with surroundings(postgresql_url, seed=seed) as around, working_hosts(around, seed) as cluster:
+    async with surroundings(server_url, seed=seed) as around, working_hosts(around, seed) as cluster:
         assert around.proxy is not None
         around.proxy.refuse()
         around.proxy.cut_now()
@@ -89,9 +87,9 @@ async def test_hosts_close_their_partitions_while_the_database_refuses(
         around.proxy.refuse(False)
 
 
-async def test_hosts_go_on_after_the_database_hung(postgresql_url: str, seed: int) -> None:
+async def test_hosts_go_on_after_the_database_hung(server_url: str, seed: int) -> None:
     """Nothing is refused and nothing answered for three leases: what hung is finished or done anew, once."""
-    async with surroundings(postgresql_url, seed=seed) as around, working_hosts(around, seed):
+    async with surroundings(server_url, seed=seed) as around, working_hosts(around, seed):
         assert around.proxy is not None
         around.proxy.hold()
         await pass_time(OUTAGE_S)

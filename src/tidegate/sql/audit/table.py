@@ -74,9 +74,12 @@ def audit_table(
         found: list[PartitionAudit] = []
         for partition in partitions:
             extent = extents.get(partition.partition_id)
+            letters = _read_dead_letters(connection, consumer, partition.partition_id)
+            if not database.dialect.has_parallel_results:
+                letters = iter(list(letters))
             audited = audit_partition(
                 iter(()) if extent is None else sink.sequence_numbers(connection, extent),
-                _read_dead_letters(connection, consumer, partition.partition_id),
+                letters,
                 partition_id=partition.partition_id,
                 start_sequence_number=_start(connection, consumer, partition, extent, is_first_row_start),
                 checkpoint_sequence_number=checkpoints.get(partition.partition_id, (None, None))[0],

@@ -1,52 +1,37 @@
-"""Inserts rows in Arrow columns into one table: by COPY on PostgreSQL, as parameters on SQLite.
+"""Inserts rows in Arrow columns into one table, in the form in which its database takes many.
 
-Theory of operation. If each column is a known pair (Arrow type, plain SQL type), whole columns are rendered:
-for PostgreSQL as lines of COPY's text format, by Arrow's own kernels (3.6 times as fast as ``pyarrow.csv``,
-measured); for SQLite as lists of Python values. A single column of any other pair sends all rows through
-``bulk``, value by value, with SQLAlchemy's bind processors: slower, with the same result. Importing this
-module needs pyarrow.
+Theory of operation. If each column is a known pair (Arrow type, plain SQL type), whole columns are rendered
+(``arrow_columns``): for PostgreSQL as lines of COPY's text format, by Arrow's own kernels (3.6 times as fast
+as ``pyarrow.csv``, measured); for MariaDB as rows of an INSERT; for SQLite as lists of Python values. One
+column of any other pair sends all rows through ``bulk``, value by value, with SQLAlchemy's bind processors:
+slower, with the same result. Importing this module needs pyarrow.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute
-from sqlalchemy import Connection, Table, types
+from sqlalchemy import Connection, Table
 from sqlalchemy.types import TypeEngine
 
-from tidegate.sql.core.bulk import copy_text, insert_parameters, insert_values, plan_of
-from tidegate.sql.core.column_values import INTEGERS, TIMES
+from tidegate.sql.core.arrow_columns import Column, as_parameters, in_copy, in_sql
+from tidegate.sql.core.bulk import copy_text, insert_parameters, insert_text, insert_values, plan_of
+from tidegate.sql.core.dialects.base import BulkForm
 
 _compute: Any = pyarrow.compute  # its stubs know less than it does
 
 SequenceNumbers = npt.NDArray[np.int64]
-Column: TypeAlias = Any
-"""A ``pyarrow.Array`` of a type known only at run time, which the stubs cannot express."""
 
 _ROWS_MAX: Final = 50_000
 _BYTES_MAX: Final = 64 * 1024 * 1024
 """Rows, and their bytes in Arrow, rendered together (our choice: as text they stay far below an Arrow string
 column's 2 GiB, even binary values, which double)."""
-
-_TEXTS = (types.String, types.Text, types.Unicode, types.UnicodeText, types.VARCHAR, types.CHAR, types.TEXT)
-_FLOATS = (types.Float, types.Double, types.FLOAT, types.REAL, types.DOUBLE, types.DOUBLE_PRECISION)
-_NUMERICS = (types.Numeric, types.NUMERIC, types.DECIMAL)
-_BINARIES = (types.LargeBinary, types.BLOB)
-_DATES = (types.Date, types.DATE)
-_BOOLEANS = (types.Boolean, types.BOOLEAN)
-
-_FIRST_TIME_US: Final = -62_135_596_800_000_000
-_LAST_TIME_US: Final = 253_402_300_799_999_999
-"""The years 1 to 9999 in microseconds since 1970: what Python can read back from either database."""
-_FLOAT_WHOLE_MAX: Final = 2.0**63
-_HEX_PAIRS: Final = np.frombuffer(b"".join(b"%02x" % number for number in range(256)), dtype="<u2")
-_ESCAPES: Final = (("\\", "\\\\"), ("\n", "\\n"), ("\t", "\\t"), ("\r", "\\r"))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,8 +91,8 @@ def insert_arrow(connection: Connection, table: Table, rows: ArrowRows) -> None:
         return
     plan = plan_of(table, rows.columns, connection.dialect)
     sql_types = [table.columns[name].type for name in rows.columns]
-    render = _copy_text if plan.is_copy else _sqlite_values
-    is_known = not plan.is_core_needed and (not plan.is_copy or _is_utf8(connection))
+    render = _RENDERERS[plan.form]
+    is_known = not plan.is_core_needed and (plan.form is not BulkForm.COPY or _is_utf8(connection))
     step = max(1, min(_ROWS_MAX, len(rows) * _BYTES_MAX // max(1, rows.data.nbytes)))
     for start in range(0, len(rows), step):
         try:
@@ -115,15 +100,20 @@ def insert_arrow(connection: Connection, table: Table, rows: ArrowRows) -> None:
             rendered = _rendered(render, columns, sql_types) if is_known else None
             if rendered is None:
                 values = list(zip(*map(_python_values, columns), strict=True))
-            elif plan.is_copy:
-                lines = memoryview(_lines(rendered))
+            elif plan.form is BulkForm.COPY:
+                data, ends = _joined(rendered, "\t", null="\\N", until="\n")
+            elif plan.form is BulkForm.TEXT:
+                data, ends = _joined(rendered, ",", null="NULL", start="(", until="),")
+                str(data, "utf-8")  # invalid UTF-8 must not reach the server within a statement
         except pa.ArrowException as error:
             # Such as invalid UTF-8: a value that cannot be turned into SQL.
             raise ValueError(" ".join(str(error).split())) from error
         if rendered is None:
             insert_values(connection, table, rows.columns, values)
-        elif plan.is_copy:
-            copy_text(connection, plan.statement, [lines])
+        elif plan.form is BulkForm.COPY:
+            copy_text(connection, plan.statement, [data])
+        elif plan.form is BulkForm.TEXT:
+            insert_text(connection, plan, bytes(data), ends)
         else:
             insert_parameters(connection, plan, _end_to_end(rendered))
 
@@ -161,97 +151,25 @@ def _rendered(
     return rendered
 
 
-# --- PostgreSQL: columns as text ------------------------------------------------------------------------
+_RENDERERS: Final[dict[BulkForm, _Renderer]] = {
+    BulkForm.COPY: in_copy,
+    BulkForm.PARAMETERS: as_parameters,
+    BulkForm.TEXT: in_sql,
+}
 
 
-def _copy_text(column: Column, sql_type: TypeEngine[Any]) -> Column | None:
-    """The column's values in COPY's text format; null stays null. None: unknown pair of types."""
-    kind, target = column.type, type(sql_type)
-    if pa.types.is_null(kind):
-        return column.cast(pa.string())
-    if pa.types.is_string(kind):
-        return _escaped(column) if target in _TEXTS else None
-    if pa.types.is_binary(kind):
-        return _bytea(column) if target in _BINARIES else None
-    if pa.types.is_boolean(kind) and target in (*_BOOLEANS, *INTEGERS):
-        return (column.cast(pa.int8()) if target in INTEGERS else column).cast(pa.string())
-    if pa.types.is_floating(kind) and target in (*_FLOATS, *_NUMERICS, *INTEGERS):
-        return _float_text(column, is_whole_wanted=target in INTEGERS)
-    is_plain = (pa.types.is_integer(kind) and target in (*INTEGERS, *_FLOATS, *_NUMERICS)) or (
-        pa.types.is_decimal(kind) and target in (*_NUMERICS, *_FLOATS)
-    )
-    if is_plain:
-        return column.cast(pa.string())
-    if pa.types.is_timestamp(kind) and target in TIMES:
-        text = _microseconds(column).cast(pa.string())
-        # Always with a zone: without one, the server's setting would decide which moment is meant.
-        has_zone = getattr(sql_type, "timezone", False)
-        return _compute.binary_join_element_wise(text, "+00", "") if has_zone else text
-    if pa.types.is_date(kind) and target in _DATES:
-        return _date_text(column)
-    return None
-
-
-def _float_text(column: Column, *, is_whole_wanted: bool) -> Column:
-    # The shortest string of a 32-bit float stands for another 64-bit number.
-    column = column.cast(pa.float64())
-    if not is_whole_wanted:
-        return column.cast(pa.string())
-    # As a float, 1700000000123 is 1.700000000123e+12, which PostgreSQL does not accept as an integer.
-    is_whole = _compute.equal(_compute.floor(column), column)
-    is_whole = _compute.and_(is_whole, _compute.less(_compute.abs(column), _FLOAT_WHOLE_MAX))
-    whole = _compute.if_else(is_whole, column, None).cast(pa.int64())
-    return _compute.if_else(is_whole, whole.cast(pa.string()), column.cast(pa.string()))
-
-
-def _lines(columns: Sequence[Column]) -> pa.Buffer:
-    """Rendered columns as the lines of COPY."""
+def _joined(
+    columns: Sequence[Column], separator: str, *, null: str, until: str, start: str = ""
+) -> tuple[memoryview, Sequence[int]]:
+    """Rendered columns as rows of text, and where each row ends in it."""
     join = _compute.binary_join_element_wise
-    joined = join(*columns, "\t", null_handling="replace", null_replacement="\\N")
-    lines = join(joined, "", "\n")
-    _, offsets, data = lines.buffers()
-    assert lines.offset == 0
+    joined = join(*columns, separator, null_handling="replace", null_replacement=null)
+    rows = join(start, joined, until, "")
+    _, offsets, data = rows.buffers()
+    assert rows.offset == 0
     assert data is not None
-    ends = np.frombuffer(offsets, dtype=np.int32, count=len(lines) + 1)
-    lines_data: pa.Buffer = data.slice(int(ends[0]), int(ends[-1] - ends[0]))
-    return lines_data
-
-
-def _escaped(column: Column) -> Column:
-    data = _bytes_of(column).to_pybytes()
-    for character, escape in _ESCAPES:
-        if character.encode() in data:
-            column = _compute.replace_substring(column, character, escape)
-    return column
-
-
-def _bytea(column: Column) -> Column:
-    """Bytes as PostgreSQL's hexadecimal text, with its backslash escaped for COPY."""
-    offsets = np.frombuffer(column.buffers()[1], dtype=np.int32)[
-        column.offset : column.offset + len(column) + 1
-    ]
-    pairs = _HEX_PAIRS[np.frombuffer(memoryview(_bytes_of(column)), dtype=np.uint8)]
-    digits = pa.Array.from_buffers(
-        pa.string(),
-        len(column),
-        [None, pa.py_buffer(((offsets - offsets[0]) * 2).astype(np.int32).data), pa.py_buffer(pairs.data)],
-    )
-    texts = _compute.binary_join_element_wise("\\\\x", digits, "")
-    return _compute.if_else(column.is_valid(), texts, pa.scalar(None, pa.string()))
-
-
-def _bytes_of(column: Column) -> pa.Buffer:
-    """The bytes of all values of a string or binary column, concatenated."""
-    _, offsets, data = column.buffers()
-    if data is None or not len(column):
-        return pa.py_buffer(b"")
-    ends = np.frombuffer(offsets, dtype=np.int32)
-    start, until = int(ends[column.offset]), int(ends[column.offset + len(column)])
-    values: pa.Buffer = data.slice(start, until - start)
-    return values
-
-
-# --- SQLite: columns as lists ---------------------------------------------------------------------------
+    ends = np.frombuffer(offsets, dtype=np.int32, count=len(rows) + 1)
+    return memoryview(data.slice(int(ends[0]), int(ends[-1] - ends[0]))), (ends[1:] - ends[0]).tolist()
 
 
 def _end_to_end(columns: Sequence[list[Any]]) -> list[Any]:
@@ -260,72 +178,6 @@ def _end_to_end(columns: Sequence[list[Any]]) -> list[Any]:
     for place, column in enumerate(columns):
         parameters[place :: len(columns)] = column
     return parameters
-
-
-def _sqlite_values(column: Column, sql_type: TypeEngine[Any]) -> list[Any] | None:
-    """The column as values that the driver binds as SQLAlchemy's type would. None: unknown pair of types."""
-    kind, target = column.type, type(sql_type)
-    if pa.types.is_null(kind):
-        return [None] * len(column)
-    if (pa.types.is_string(kind) and target in _TEXTS) or (pa.types.is_binary(kind) and target in _BINARIES):
-        return _plain_values(column)
-    if pa.types.is_boolean(kind) and target in (*_BOOLEANS, *INTEGERS):
-        return _numbers(column.cast(pa.int8()))
-    if pa.types.is_integer(kind) and target in (*INTEGERS, *_FLOATS):
-        return _numbers(column)
-    if pa.types.is_floating(kind) and target in (*_FLOATS, *INTEGERS):
-        return _numbers(column.cast(pa.float64()))
-    if pa.types.is_timestamp(kind) and target in TIMES:
-        # The format in which SQLAlchemy's DateTime stores and reads times on SQLite: without a zone.
-        return _plain_values(_microseconds(column).cast(pa.string()))
-    if pa.types.is_date(kind) and target in _DATES:
-        return _plain_values(_date_text(column))
-    return None
-
-
-def _plain_values(column: Column) -> list[Any]:
-    values: list[Any] = column.to_numpy(zero_copy_only=False).tolist()
-    return values
-
-
-def _numbers(column: Column) -> list[Any]:
-    """Numbers as Python objects, null as None; NumPy would turn integers with nulls into floats."""
-    if not column.null_count:
-        return _plain_values(column)
-    values = _plain_values(column.fill_null(0))
-    for place in np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False)):
-        values[place] = None
-    return values
-
-
-# --- both -----------------------------------------------------------------------------------------------
-
-
-def _microseconds(column: Column) -> Column:
-    """Times in UTC without a zone, truncated to the microsecond, which both databases keep.
-
-    Raises ValueError outside the years 1 to 9999.
-    """
-    # Convert the zone first: in local time, the hour repeated in autumn is ambiguous.
-    kind: Any = column.type
-    column = column.cast(pa.timestamp(kind.unit, tz=None if kind.tz is None else "UTC"))
-    if kind.unit == "ns":
-        column = _compute.floor_temporal(column, unit="microsecond")
-    column = column.cast(pa.timestamp("us", tz=column.type.tz)).cast(pa.int64())
-    _check_range(column, _FIRST_TIME_US, _LAST_TIME_US)
-    return column.cast(pa.timestamp("us"))
-
-
-def _date_text(column: Column) -> Column:
-    days = column.cast(pa.date32())
-    _check_range(days.cast(pa.int32()), _FIRST_TIME_US // 86_400_000_000, _LAST_TIME_US // 86_400_000_000)
-    return days.cast(pa.string())
-
-
-def _check_range(column: Column, first: int, last: int) -> None:
-    found = _compute.min_max(column).as_py()
-    if found["min"] is not None and (found["min"] < first or found["max"] > last):
-        raise ValueError("a time is outside of the years 1 to 9999")
 
 
 def _python_values(column: Column) -> list[Any]:

@@ -1,18 +1,19 @@
-"""Inserts rows in bulk: by COPY on PostgreSQL, by a prepared statement for many rows on SQLite.
+"""Inserts rows in bulk: by COPY, by a prepared statement for many rows, or by their text in one statement.
 
-Both bypass SQLAlchemy's per-row work but keep its column types: ``column_values`` first gives a value the
-same meaning on both databases, then it passes through the bind processor of its column's type. If missing
+All bypass SQLAlchemy's per-row work but keep its column types: ``column_values`` first gives a value the
+same meaning on all databases, then it passes through the bind processor of its column's type. If missing
 columns have defaults computed in Python, SQLAlchemy's own insert is used. ``arrow_rows`` inserts Arrow
 columns with the same plan.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain
+from itertools import accumulate, chain
 from operator import itemgetter
 from typing import Any, Final
 
@@ -26,6 +27,8 @@ from tidegate.sql.core.failures import is_connection_lost
 _PARAMETERS_MAX: Final = 500
 """Per statement on SQLite. A row of 5 columns costs 0.5 µs in a statement of 100 rows and 1.25 µs alone; more
 rows gain nothing (measured, SQLite 3.40). Any SQLite accepts 999 (its documentation, "Limits", 9)."""
+_TEXT_BYTES: Final = 1024 * 1024
+"""Per statement of rows as text, if the server accepts that (our choice: a larger one gains nothing)."""
 
 
 def insert_values(
@@ -47,7 +50,13 @@ def insert_values(
         connection.execute(table.insert(), [dict(zip(columns, row, strict=True)) for row in rows])
         return
     rows = _converted(values, [*plan.preparations, *plan.processors])
-    if plan.is_copy:
+    if plan.form is BulkForm.TEXT:
+        render = DIALECTS[connection.dialect.name].literals
+        rows = list(rows)
+        columns_in_sql = [render(_column_of(rows, i)) for i in range(len(columns))]
+        lines = [f"({','.join(row)}),".encode() for row in zip(*columns_in_sql, strict=True)]
+        insert_text(connection, plan, b"".join(lines), list(accumulate(map(len, lines))))
+    elif plan.form is BulkForm.COPY:
         with _copying(connection, plan.statement) as copy:
             write_row = copy.write_row
             for row in rows:
@@ -81,8 +90,8 @@ class InsertPlan:
     """How to insert rows with certain columns into a table."""
 
     statement: str
-    """``COPY … FROM STDIN``, or an insert of one row with a placeholder per column."""
-    is_copy: bool
+    """``COPY … FROM STDIN``, an insert of one row with a placeholder per column, or ``INSERT … VALUES``."""
+    form: BulkForm
     column_count: int
     row_count: int
     """The number of rows that ``statement_of_many`` inserts."""
@@ -102,10 +111,13 @@ def plan_of(table: Table, columns: tuple[str, ...], dialect: Dialect) -> InsertP
     quote = dialect.identifier_preparer
     target = quote.format_table(table)
     names = ", ".join(quote.format_column(table.columns[key]) for key in columns)
-    is_copy = DIALECTS[dialect.name].bulk_form is BulkForm.COPY
-    if is_copy:
-        # Doubled for statements with parameters, and a COPY has none.
-        statement = f"COPY {target} ({names}) FROM STDIN".replace("%%", "%")
+    form = DIALECTS[dialect.name].bulk_form
+    if form is not BulkForm.PARAMETERS:
+        statement = f"COPY {target} ({names}) FROM STDIN"
+        if form is BulkForm.TEXT:
+            statement = f"INSERT INTO {target} ({names}) VALUES "
+        # Doubled for statements with parameters, and these have none.
+        statement = statement.replace("%%", "%")
         many, statement_of_many = 1, statement
     else:
         row = f"({', '.join('?' * len(columns))})"
@@ -118,7 +130,7 @@ def plan_of(table: Table, columns: tuple[str, ...], dialect: Dialect) -> InsertP
     given = set(columns)
     return InsertPlan(
         statement=statement,
-        is_copy=is_copy,
+        form=form,
         column_count=len(columns),
         row_count=many,
         statement_of_many=statement_of_many,
@@ -153,6 +165,26 @@ def _execute_many(connection: Connection, statement: str, values: Sequence[Seque
     if values:
         with closing(_driver_connection(connection).cursor()) as cursor:
             cursor.executemany(statement, values)
+
+
+def insert_text(connection: Connection, plan: InsertPlan, rows: bytes, ends: Sequence[int]) -> None:
+    """MariaDB only: insert rows that are already text, ``(…),`` each. Raises DBAPIError and ValueError.
+
+    ends: where each row ends in ``rows``.
+    """
+    statement = plan.statement.encode()
+    room = DIALECTS[connection.dialect.name].statement_bytes_max(connection) - len(statement) - 1
+    start = index = 0
+    with _wrapping(connection, plan.statement), closing(_driver_connection(connection).cursor()) as cursor:
+        while index < len(ends):
+            index = max(index + 1, bisect_right(ends, start + min(_TEXT_BYTES, room), lo=index))
+            until = int(ends[index - 1])
+            if until - start > room:
+                raise ValueError(
+                    f"a row of {until - start:,} bytes is longer than the server's max_allowed_packet"
+                )
+            cursor.execute(statement + rows[start : until - 1])
+            start = until
 
 
 def copy_text(connection: Connection, statement: str, lines: Iterable[memoryview]) -> None:

@@ -1,14 +1,15 @@
-"""Converts a column's values before the driver gets them, so that both databases store the same.
+"""Converts a column's values before the driver gets them, so that all databases store the same.
 
-COPY is stricter than INSERT: it refuses ``5.0`` and ``t`` for an integer. A time without a zone would depend
-on the server's setting; one with a zone would lose it in a column without zones. SQLAlchemy's own processors
-run afterwards.
+COPY is stricter than INSERT: it refuses ``5.0`` and ``t`` for an integer; MariaDB would round ``5.7``. A time
+without a zone would depend on the server's setting; one with a zone would lose it in a column without zones.
+SQLAlchemy's own processors run afterwards.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from decimal import Decimal
 from functools import partial
 from typing import Any, Final
 from uuid import UUID
@@ -40,8 +41,8 @@ def preparation_of(sql_type: TypeEngine[Any], dialect: Dialect) -> Preparation |
     if sql_type._variant_mapping:  # another type on one of the databases: the user's own choice
         return None
     ours = DIALECTS[dialect.name]
-    if type(sql_type) in INTEGERS and ours.integer_rule is IntegerRule.CONVERTED:
-        return _integers
+    if type(sql_type) in INTEGERS and ours.integer_rule is not IntegerRule.AS_GIVEN:
+        return _integers if ours.integer_rule is IntegerRule.CONVERTED else _checked_integers
     if type(sql_type) in TIMES:
         return _moments if ours.has_zones and getattr(sql_type, "timezone", False) else _utc_without_zone
     if isinstance(sql_type, types.Uuid) and sql_type.as_uuid and not dialect.supports_native_uuid:
@@ -76,6 +77,21 @@ def _integers(values: Column) -> Column:
         int(value) if isinstance(value, bool) or (isinstance(value, float) and value.is_integer()) else value
         for value in values
     ]
+
+
+def _checked_integers(values: Column) -> Column:
+    """The same, and a fraction is refused. Raises ValueError."""
+    converted = _integers(values)
+    for value in converted:
+        if isinstance(value, float | Decimal | str) and not _is_integer(value):
+            raise ValueError(f"{value!r} is not an integer")
+    return converted
+
+
+def _is_integer(value: float | Decimal | str) -> bool:
+    if isinstance(value, str):
+        return value.strip().lstrip("+-").isdecimal()
+    return isinstance(value, Decimal) and value.is_finite() and value == value.to_integral_value()
 
 
 def _utc_without_zone(values: Column) -> Column:

@@ -1,7 +1,7 @@
 """Opens the database with the right settings, migrates its tables, and translates its errors.
 
 SQLite runs in WAL mode with ``synchronous=FULL`` (a commit survives power loss); one writer at a time takes a
-file lock before ``BEGIN IMMEDIATE``. PostgreSQL runs READ COMMITTED, and writers queue at row locks.
+file lock before ``BEGIN IMMEDIATE``. Servers run READ COMMITTED, and writers queue at row locks.
 
 A ``Database`` may be used from many threads, and in a forked child, which opens its own connections. A
 replaced SQLite file is detected by its inode, so that nothing is written to a deleted file.
@@ -66,8 +66,9 @@ class Database:
     ) -> Database:
         """Connect, and create or migrate the ``tidegate_*`` tables.
 
-        url: ``sqlite:////absolute/path.db``, ``sqlite:///relative.db`` or
-        ``postgresql://user:password@host:port/name``. lock_wait_s: how long a writer waits for others.
+        url: ``sqlite:////absolute/path.db``, ``sqlite:///relative.db``,
+        ``postgresql://user:password@host:port/name`` or ``mariadb://user:password@host:port/name``.
+        lock_wait_s: how long a writer waits for others.
         Raises DatabaseError (an unusable URL, a missing driver, tables of a newer Tidegate) and
         DatabaseUnavailableError (no connection); no message contains the password.
         """

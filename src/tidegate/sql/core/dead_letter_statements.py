@@ -7,7 +7,7 @@ from datetime import datetime
 from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Executable, case
+from sqlalchemy import ColumnElement, Executable, case, literal_column
 
 from tidegate.sql.core.dialects.base import Columns, SqlDialect
 from tidegate.sql.core.schema import dead_letter
@@ -36,7 +36,9 @@ def _changes(new: Columns) -> dict[str, ColumnElement[Any]]:
         column.name: new[column.name] for column in dead_letter.columns if column.name not in kept
     }
     is_same_event = dead_letter.c.enqueued_time_ms == new["enqueued_time_ms"]
-    changes["attempts"] = case((is_same_event, dead_letter.c.attempts + 1), else_=1)
+    # Literals: PyMySQL's executemany puts parameters only into VALUES.
+    one: ColumnElement[int] = literal_column("1")
+    changes["attempts"] = case((is_same_event, dead_letter.c.attempts + one), else_=one)
     changes["first_failed_at"] = case(
         (is_same_event, dead_letter.c.first_failed_at), else_=new["first_failed_at"]
     )

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Final
 
-from sqlalchemy import ColumnElement, Connection, and_, literal_column, select
+from sqlalchemy import ColumnElement, Connection, and_, func, literal_column, select
 
 from tidegate.model.events import ReceivedEvent
+from tidegate.sql.core.dialects import dialect_of
 from tidegate.sql.core.schema import dead_letter, of_consumer
 from tidegate.sql.core.values import ConsumerKey, NewDeadLetter, place_of, storable_text
 
@@ -76,12 +77,17 @@ def first_open_by_key(
     """The first open dead letter of each partition key in one partition, by one statement.
 
     event_hub_created_at_ms: dead letters of an earlier hub of this name do not count; None: unknown, all do.
-    It walks an index from key to key: one look-up per parked key, however many events are parked.
+    Where the database can (``has_index_walks``), it walks an index from key to key: one look-up per parked
+    key, however many events are parked.
     """
     row = dead_letter.c
     here = and_(of_consumer(dead_letter, consumer, partition_id), is_open(), row.partition_key.is_not(None))
     if event_hub_created_at_ms is not None:
         here = and_(here, row.enqueued_time_ms >= event_hub_created_at_ms)
+    if not dialect_of(connection).has_index_walks:
+        each_key = select(row.partition_key, func.min(row.sequence_number)).where(here)
+        found = connection.execute(each_key.group_by(row.partition_key))
+        return {str(key): int(number) for key, number in found}
     # ORDER BY … LIMIT 1, not min(): without statistics, PostgreSQL would read all of them for min().
     smallest = select(row.partition_key).where(here).order_by(row.partition_key).limit(1)
     keys = select(smallest.scalar_subquery().label("key")).cte("parked", recursive=True)

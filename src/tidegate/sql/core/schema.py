@@ -12,9 +12,11 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import mysql
 
 from tidegate.model.errors import DatabaseError
 from tidegate.sql.core.dialects import DIALECTS
+from tidegate.sql.core.dialects.mariadb import COLLATION
 from tidegate.sql.core.values import ConsumerKey
 
 
@@ -23,6 +25,10 @@ class UtcDateTime(sa.TypeDecorator[datetime]):
 
     impl = sa.DateTime(timezone=True)
     cache_ok = True
+
+    def load_dialect_impl(self, dialect: sa.Dialect) -> sa.types.TypeEngine[Any]:
+        """The database's type that keeps microseconds."""
+        return dialect.type_descriptor(DIALECTS[dialect.name].time_type)
 
     def process_bind_param(self, value: datetime | None, dialect: sa.Dialect) -> datetime | None:
         """Convert to UTC, without a zone for a database that has none."""
@@ -39,12 +45,18 @@ class UtcDateTime(sa.TypeDecorator[datetime]):
 
 
 metadata = sa.MetaData()
+_ON_MARIADB: Final[dict[str, Any]] = {
+    "mariadb_engine": "InnoDB",
+    "mariadb_charset": "utf8mb4",
+    "mariadb_collate": COLLATION,
+}
 
 schema_version = sa.Table(
     "tidegate_schema_version",
     metadata,
     sa.Column("version", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("applied_at", UtcDateTime, nullable=False),
+    **_ON_MARIADB,
 )
 
 
@@ -68,6 +80,7 @@ checkpoint = sa.Table(
     sa.Column("owner", sa.Text),
     sa.Column("lease_epoch", sa.BigInteger),
     sa.Column("updated_at", UtcDateTime, nullable=False),
+    **_ON_MARIADB,
 )
 """One row per consumer and partition: the authority on what has been processed."""
 
@@ -82,13 +95,14 @@ dead_letter = sa.Table(
     sa.Column("error_type", sa.Text, nullable=False),
     sa.Column("reason", sa.Text, nullable=False),
     sa.Column("traceback", sa.Text, nullable=False),
-    sa.Column("payload", sa.LargeBinary),
+    sa.Column("payload", sa.LargeBinary().with_variant(mysql.LONGBLOB(), "mariadb")),
     sa.Column("status", sa.String(16), nullable=False),
     sa.Column("attempts", sa.Integer, nullable=False),
     sa.Column("first_failed_at", UtcDateTime, nullable=False),
     sa.Column("last_failed_at", UtcDateTime, nullable=False),
     sa.Column("pipeline", sa.Text, nullable=False),
-    sa.Index("tidegate_dead_letter_status", "status", "pipeline"),
+    sa.Index("tidegate_dead_letter_status", "status", "pipeline", mariadb_length={"pipeline": 256}),
+    **_ON_MARIADB,
 )
 """Dead letters. The sequence number is in the key, because a partition may have many."""
 
@@ -101,6 +115,7 @@ open_keys = sa.Index(
     dead_letter.c.sequence_number,
     postgresql_where=sa.text("status = 'open'"),
     sqlite_where=sa.text("status = 'open'"),
+    mariadb_length={"partition_key": 128},
 )
 """The open dead letters of each partition key, in order: read with each batch while keys are parked."""
 
@@ -132,6 +147,7 @@ dead_letter_audit = sa.Table(
     sa.Index(
         "tidegate_dead_letter_audit_key", "event_hub", "consumer_group", "partition_id", "sequence_number"
     ),
+    **_ON_MARIADB,
 )
 """Who did what to which dead letter, written in the transaction that did it."""
 
@@ -146,6 +162,7 @@ batch_ledger = sa.Table(
     sa.Column("dead_letter_count", sa.BigInteger, nullable=False),
     sa.Column("transaction_token", sa.String(64), nullable=False),
     sa.Column("committed_at", UtcDateTime, nullable=False),
+    **_ON_MARIADB,
 )
 """Committed micro-batches whose rows were shuffled and so belong to no partition; only each query's latest
 are kept."""
@@ -161,6 +178,7 @@ ledger_query = sa.Table(
     sa.Column("owner", sa.Text, nullable=False),
     sa.Column("transaction_token", sa.String(64), nullable=False),
     sa.Column("updated_at", UtcDateTime, nullable=False),
+    **_ON_MARIADB,
 )
 """The ledger's queries, each with its checkpoint directory and current run."""
 
@@ -173,6 +191,7 @@ ledger_stage = sa.Table(
     sa.Column("batch_id", sa.BigInteger, nullable=False),
     sa.Column("row_count", sa.BigInteger, nullable=False),
     sa.Column("created_at", UtcDateTime, nullable=False),
+    **_ON_MARIADB,
 )
 """Tables of rows that tasks have written and their driver has not merged yet, with their owners."""
 
@@ -187,6 +206,7 @@ lease = sa.Table(
     sa.Column("version", sa.BigInteger, nullable=False),
     sa.Column("requested_by", sa.Text),
     sa.Column("requested_at", UtcDateTime),
+    **_ON_MARIADB,
 )
 """Which host processes a partition; an empty owner: it was released. Every change but a request raises the
 version. ``requested_by`` is NULL if the owner knows no requests."""

@@ -13,6 +13,7 @@ from sqlalchemy import Connection, event
 from tidegate.model.errors import DatabaseError, Fault, InvalidArgumentError
 from tidegate.model.events import ReceivedEvent
 from tidegate.processor.handlers import PartitionContext, TransactionContext
+from tidegate.sql.core.dialects import dialect_of
 from tidegate.sql.core.values import NewDeadLetter
 
 REJECTED: Final = "RejectedByHandler"
@@ -24,6 +25,15 @@ _ENDS_TRANSACTION = re.compile(
     re.IGNORECASE,
 )
 """SQL that begins or ends a transaction; savepoints are allowed."""
+
+
+_COMMITS = re.compile(
+    r"\s*(create(?!\s+(or\s+replace\s+)?temporary\b)|drop(?!\s+temporary\b)|alter|truncate|rename|grant|revoke"
+    r"|lock\s+tables?|unlock\s+tables?|analyze|optimize|repair|flush|set\s+autocommit)\b",
+    re.IGNORECASE,
+)
+"""SQL that commits by itself where a transaction cannot change tables (MariaDB documentation, "SQL statements
+That Cause an Implicit Commit")."""
 
 
 class TransactionMisusedError(DatabaseError):
@@ -117,6 +127,7 @@ class TransactionGuard:
 
     def __init__(self, connection: Connection) -> None:
         self._is_lent = False
+        self._commits = None if dialect_of(connection).has_transactional_ddl else _COMMITS
         self.violation: TransactionMisusedError | None = None
         """The first refusal, kept in case the handler swallows it."""
         event.listen(connection, "commit", self._refuse_commit)
@@ -151,7 +162,10 @@ class TransactionGuard:
         context: object,
         executemany: bool,
     ) -> None:
-        if self._is_lent and _ENDS_TRANSACTION.match(statement):
+        if not self._is_lent:
+            return
+        is_commit = self._commits is not None and self._commits.match(statement)
+        if is_commit or _ENDS_TRANSACTION.match(statement):
             self._refuse(f"execute {' '.join(statement.split())[:40]!r} in")
 
     def _refuse(self, doing: str) -> NoReturn:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute
-from sqlalchemy import BigInteger, Column, MetaData, String, Table, delete
+from sqlalchemy import BigInteger, Column, MetaData, Table, Text, delete
 
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.times import milliseconds_of
@@ -33,6 +33,7 @@ from tidegate.sql.ledger.stages import (
     Stage,
     StageOwner,
     arrow_rows,
+    drop_committed,
     drop_stages,
     event_column,
     read_stage_file,
@@ -127,6 +128,7 @@ class BatchCommit:
             if not self.ledger.enter(unit, self.batch, self.owner.epoch):
                 unit.rollback()
                 return LedgerResult(self.batch.batch_id, 0, 0, is_repeated=True)
+            is_dropped_inside = not self.database.is_sqlite and self.database.dialect.has_transactional_ddl
             letters = distinct_letters(self.contents.letters)
             row_count = 0
             for name, target in self.tables.items():
@@ -142,10 +144,12 @@ class BatchCommit:
             letter_count = self._add_letters(unit, letters)
             self.ledger.record(unit, self.batch, rows=row_count, dead_letters=letter_count)
             names = [stage.name for stages in self.contents.stages.values() for stage in stages]
-            if not self.database.is_sqlite:
+            if is_dropped_inside:
                 drop_stages(unit, names)
         if self.database.is_sqlite:
             remove_stage_files(self.owner, names)
+        elif not is_dropped_inside:
+            drop_committed(self.database, self.owner, names)
         return LedgerResult(self.batch.batch_id, row_count, letter_count)
 
     def _unit(self) -> UnitOfWork:
@@ -282,7 +286,7 @@ def _remove_events(unit: UnitOfWork, staged: Table, stage: Stage, letters: pa.Ta
     keys = Table(
         "tidegate_dead_lettered",
         MetaData(),
-        Column(PARTITION, String()),
+        Column(PARTITION, Text()),
         Column(SEQUENCE_NUMBER, BigInteger()),
         prefixes=["TEMPORARY"],
     )
@@ -294,7 +298,7 @@ def _remove_events(unit: UnitOfWork, staged: Table, stage: Stage, letters: pa.Ta
         staged.c[event_column(SEQUENCE_NUMBER)] == keys.c[SEQUENCE_NUMBER],
     )
     with unit.translating("removing the rows of dead-lettered events"):
-        unit.database.dialect.make_temporary(unit.connection, keys)
+        unit.database.dialect.make_table(unit.connection, keys)
         unit.insert_values(keys, PartitionRows((PARTITION, SEQUENCE_NUMBER), values, [0] * len(values)))
         removed = unit.connection.execute(statement).rowcount
         unit.database.dialect.drop_temporary(unit.connection, keys)

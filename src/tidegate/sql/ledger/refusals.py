@@ -17,11 +17,13 @@ from tidegate.sql.ledger.rows import LedgerTable
 VALUE_CHARACTERS_MAX = 60
 """Characters shown of each value of a refused row (our choice)."""
 
-# PostgreSQL's context of a COPY, its messages about NULL, and SQLite's about NOT NULL.
+# PostgreSQL's context of a COPY, its messages about NULL, SQLite's about NOT NULL, and MariaDB's.
 _COLUMN_PATTERNS = (
     re.compile(r"COPY [^,]+, line \d+, column (\w+)"),
     re.compile(r'column "(\w+)"'),
     re.compile(r"NOT NULL constraint failed: \w+\.(\w+)"),
+    re.compile(r"[Cc]olumn '(\w+)'"),
+    re.compile(r"column (?:`\w+`\.)*`(\w+)`"),
 )
 
 

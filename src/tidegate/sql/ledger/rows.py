@@ -1,7 +1,7 @@
 """Writes a micro-batch's rows to their tables, appended or upserted in bulk, in one transaction.
 
 An upsert loads a temporary table first and merges it in one statement, so rows that share a key are treated
-the same on both databases: an error names the key, unless ``order_by`` decides which row is last.
+the same on all databases: an error names the key, unless ``order_by`` decides which row is last.
 """
 
 from __future__ import annotations
@@ -113,10 +113,10 @@ class TableWriter:
         self.rows += len(rows)
 
     def take(self, staged: sa.Table, columns: Sequence[str], rows: int) -> None:
-        """Take rows from a staged table with these columns in the same database (PostgreSQL).
+        """Take rows from a staged table with these columns in the same database, a server's.
 
         rows: how many it must hold. Raises RowsRefusedError; StagedRowsLostError for another number: the
-        table is unlogged, and the server has crashed since.
+        table may be unlogged, and the server has crashed since.
         """
         with self._unit.translating(f"reading staged rows for {self._target.table.name}"):
             found = self._unit.connection.execute(sa.select(sa.func.count()).select_from(staged)).scalar_one()
@@ -156,7 +156,7 @@ class TableWriter:
         name = f"tidegate_new_{len(self._loaded)}_{self._target.table.name}"[:63]
         table = loose_copy(self._target.table, name, columns, prefixes=("TEMPORARY",))
         with self._unit.translating("creating a temporary table"):
-            self._unit.database.dialect.make_temporary(self._unit.connection, table)
+            self._unit.database.dialect.make_table(self._unit.connection, table, like=self._target.table)
         self._loaded[columns] = table
 
 

@@ -1,14 +1,16 @@
 """Stages, in which tasks leave a large micro-batch's rows until its driver commits them together.
 
 On PostgreSQL a task creates an unlogged table and fills it by COPY in one transaction, so a killed attempt
-leaves nothing. On SQLite, which has one writer, it writes a file beside the database instead. A stage records
-its query, batch and run's epoch. The driver merges the stages of the attempts that Spark accepted; all others
-of its query are strays, unless they are of a later epoch or batch.
+leaves nothing. On MariaDB, where creating and dropping a table commits, the stage is registered before, so
+that what is left is found and dropped. On SQLite, which has one writer, it is a file beside the database. A
+stage records its query, batch and run's epoch. The driver merges the stages of the attempts that Spark
+accepted; all others of its query are strays, unless they are of a later epoch or batch.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +25,7 @@ import pyarrow as pa
 import sqlalchemy as sa
 
 from tidegate.files import make_private_directory, open_private
-from tidegate.model.errors import DatabaseError, FencedError
+from tidegate.model.errors import DatabaseError, DatabaseUnavailableError, FencedError
 from tidegate.sql.core.arrow_rows import ArrowRows
 from tidegate.sql.core.database import Database, sqlite_file
 from tidegate.sql.core.lost_commit import CommitOutcome
@@ -32,12 +34,14 @@ from tidegate.sql.core.unit_of_work import UnitOfWork
 from tidegate.sql.core.values import ConsumerKey
 from tidegate.sql.ledger.rows import loose_copy
 
+logger = logging.getLogger(__name__)
+
 EVENT_COLUMNS: Final[Mapping[str, Any]] = {
-    "partition": sa.String(),
+    "partition": sa.Text(),
     "sequenceNumber": sa.BigInteger(),
-    "offset": sa.String(),
+    "offset": sa.Text(),
     "enqueuedTime": UtcDateTime(),
-    "partitionKey": sa.String(),
+    "partitionKey": sa.Text(),
 }
 """Columns that say which event a row came from, with their types in a stage."""
 
@@ -84,7 +88,7 @@ class Stage:
     """Those of ``EVENT_COLUMNS`` that the rows have."""
 
     def table(self, target: sa.Table) -> sa.Table:
-        """The stage as a PostgreSQL table."""
+        """The stage as a table, unlogged on PostgreSQL."""
         more: list[sa.Column[Any]] = [
             sa.Column(_EVENT_PREFIX + name, EVENT_COLUMNS[name]) for name in self.event_columns
         ]
@@ -110,12 +114,18 @@ class StageWriter:
         self._file: pa.RecordBatchFileWriter | None = None
 
     def __enter__(self) -> StageWriter:
-        if self._owner.spool_folder is None:
-            database = Database.shared(self._owner.database_url)
-            consumer = ConsumerKey("ledger", self._owner.query_name)
-            self._unit = self._stack.enter_context(UnitOfWork(database, consumer))
+        if self._owner.spool_folder is not None:
+            return self
+        database = Database.shared(self._owner.database_url)
+        with ExitStack() as stack:
+            self._unit = stack.enter_context(
+                UnitOfWork(database, ConsumerKey("ledger", self._owner.query_name))
+            )
             with self._unit.translating("creating a table for staged rows"):
-                self._unit.connection.execute(sa.schema.CreateTable(self._table))
+                if not database.dialect.has_transactional_ddl:
+                    self._register(self._unit)  # committed with the table, before there are rows in it
+                database.dialect.make_table(self._unit.connection, self._table, like=self._target)
+            self._stack = stack.pop_all()
         return self
 
     def write(self, rows: pa.Table) -> None:
@@ -142,30 +152,40 @@ class StageWriter:
         if self._unit is None:
             return stage
         with self._unit.translating("registering staged rows"):
-            epoch = self._unit.connection.execute(
-                sa.select(ledger_query.c.epoch).where(ledger_query.c.query_name == self._owner.query_name)
-            ).scalar_one_or_none()
-            if epoch != self._owner.epoch:
-                raise FencedError(
-                    f"Another driver took over the query {self._owner.query_name}.",
-                    next_step="Nothing of the batch was written here. Run one driver per query.",
-                )
-            self._unit.connection.execute(
-                ledger_stage.insert().values(
-                    stage_name=stage.name,
-                    query_name=self._owner.query_name,
-                    epoch=self._owner.epoch,
-                    batch_id=self._owner.batch_id,
-                    row_count=stage.rows,
-                    created_at=self._unit.database.clock.now_utc(),
-                )
-            )
+            self._check_epoch(self._unit)
+            if self._unit.database.dialect.has_transactional_ddl:
+                self._register(self._unit, rows=stage.rows)
         return stage
+
+    def _check_epoch(self, unit: UnitOfWork) -> None:
+        epoch = unit.connection.execute(
+            sa.select(ledger_query.c.epoch).where(ledger_query.c.query_name == self._owner.query_name)
+        ).scalar_one_or_none()
+        if epoch != self._owner.epoch:
+            raise FencedError(
+                f"Another driver took over the query {self._owner.query_name}.",
+                next_step="Nothing of the batch was written here. Run one driver per query.",
+            )
+
+    def _register(self, unit: UnitOfWork, *, rows: int = 0) -> None:
+        unit.connection.execute(
+            ledger_stage.insert().values(
+                stage_name=self._stage.name,
+                query_name=self._owner.query_name,
+                epoch=self._owner.epoch,
+                batch_id=self._owner.batch_id,
+                row_count=rows,
+                created_at=unit.database.clock.now_utc(),
+            )
+        )
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stack.__exit__(kind, error, trace)
+        unit = self._unit
+        if error is not None and unit is not None and not unit.database.dialect.has_transactional_ddl:
+            drop_committed(unit.database, self._owner, [self._stage.name])
 
     def _write_file(self, shown: pa.Table) -> None:
         if self._file is None:
@@ -198,16 +218,18 @@ def read_stage_file(owner: StageOwner, stage: Stage) -> Iterator[pa.Table]:
 def read_stage_table(unit: UnitOfWork, stage: Stage, target: sa.Table, rows_max: int) -> Iterator[pa.Table]:
     """The rows of a stage table, ``rows_max`` at a time. Slow: for finding a refused row.
 
-    The transaction may run other statements meanwhile.
+    The transaction may run other statements meanwhile; where the database cannot do so, all are in memory.
     """
     columns = [
         # As stored: Arrow cannot hold a member of a Python enumeration.
         sa.type_coerce(column, sa.String()).label(column.key) if isinstance(column.type, sa.Enum) else column
         for column in stage.table(target).columns
     ]
-    statement = sa.select(*columns).execution_options(yield_per=rows_max)
+    statement = sa.select(*columns)
+    if unit.database.dialect.has_parallel_results:
+        statement = statement.execution_options(yield_per=rows_max)
     with unit.translating("reading staged rows"), unit.connection.execute(statement) as result:
-        for part in result.mappings().partitions():
+        for part in result.mappings().partitions(rows_max):
             yield plain_names(pa.Table.from_pylist([dict(row) for row in part]))
 
 
@@ -222,13 +244,33 @@ def event_column(name: str) -> str:
 
 
 def drop_stages(unit: UnitOfWork, names: Sequence[str]) -> None:
-    """Drop merged tables, in the transaction that merged them."""
+    """Drop tables; on PostgreSQL in the transaction that merged them."""
     if not names:
         return
     with unit.translating("dropping staged rows"):
         for name in names:
             unit.connection.execute(sa.schema.DropTable(sa.Table(name, sa.MetaData()), if_exists=True))
         unit.connection.execute(sa.delete(ledger_stage).where(ledger_stage.c.stage_name.in_(names)))
+
+
+def drop_committed(database: Database, owner: StageOwner, names: Sequence[str]) -> None:
+    """Drop tables whose rows are committed, or will never be, where dropping them commits.
+
+    If the database cannot now, a later batch does (``drop_strays``).
+    """
+    if not names:
+        return
+    try:
+        _drop(database, owner, names)
+    except DatabaseUnavailableError as error:
+        logger.info("Staged rows of %s are dropped later: %s", owner.query_name, error)
+
+
+def _drop(database: Database, owner: StageOwner, names: Sequence[str]) -> None:
+    with UnitOfWork(database, ConsumerKey("ledger", owner.query_name)) as unit:
+        drop_stages(unit, names)
+        # A lost answer does not matter: the next reader sees whether they were dropped.
+        unit.set_witness(lambda _: CommitOutcome.COMMITTED)
 
 
 def remove_stage_files(owner: StageOwner, names: Sequence[str]) -> None:
@@ -252,10 +294,7 @@ def drop_strays(database: Database, owner: StageOwner) -> int:
     with database.read() as connection:
         names = list(connection.execute(statement).scalars())
     if names:
-        with UnitOfWork(database, ConsumerKey("ledger", owner.query_name)) as unit:
-            drop_stages(unit, names)
-            # A lost answer does not matter: the next reader sees whether they were dropped.
-            unit.set_witness(lambda _: CommitOutcome.COMMITTED)
+        _drop(database, owner, names)
     return len(names)
 
 

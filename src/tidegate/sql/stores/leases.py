@@ -1,9 +1,9 @@
 """Reads leases from ``tidegate_lease``, and changes them by compare-and-set on their version.
 
-Each change is one short transaction. Time is the database's: PostgreSQL's ``statement_timestamp()``; for
-SQLite the machine's clock, read once the writers' lock is held. On PostgreSQL nothing here waits for batches
-that are being committed. On SQLite a change queues with them for the writers' lock; meanwhile no other host
-can take the lease either.
+Each change is one short transaction. Time is the database's: a server's when the statement begins; for SQLite
+the machine's clock, read once the writers' lock is held. On a server nothing here waits for batches that are
+being committed. On SQLite a change queues with them for the writers' lock; meanwhile no other host can take
+the lease either.
 
 Rows are locked in ascending partition id, and no checkpoint is locked.
 """

@@ -7,10 +7,13 @@ from typing import Final
 from sqlalchemy import Connection
 
 from tidegate.sql.core.dialects.base import NO_KIND, ErrorKind, SqlDialect
+from tidegate.sql.core.dialects.mariadb import MariadbDialect
 from tidegate.sql.core.dialects.postgresql import PostgresqlDialect
 from tidegate.sql.core.dialects.sqlite import SqliteDialect
 
-DIALECTS: Final[dict[str, SqlDialect]] = {each.name: each for each in (SqliteDialect(), PostgresqlDialect())}
+DIALECTS: Final[dict[str, SqlDialect]] = {
+    each.name: each for each in (SqliteDialect(), PostgresqlDialect(), MariadbDialect())
+}
 """By SQLAlchemy's name of the database."""
 _OF_DRIVER: Final = {module: each for each in DIALECTS.values() for module in each.driver_modules}
 

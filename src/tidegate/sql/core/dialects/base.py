@@ -15,7 +15,17 @@ from dataclasses import dataclass
 from enum import Enum, Flag, auto
 from typing import Any, ClassVar
 
-from sqlalchemy import ColumnElement, Connection, Engine, Executable, Insert, Select, Table, tuple_
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    DateTime,
+    Engine,
+    Executable,
+    Insert,
+    Select,
+    Table,
+    tuple_,
+)
 from sqlalchemy.engine import URL
 from sqlalchemy.schema import CreateTable, DropTable
 from sqlalchemy.types import TypeEngine
@@ -99,6 +109,8 @@ class SqlDialect(ABC):
     bulk_form: ClassVar[BulkForm]
     has_zones: ClassVar[bool]
     """Whether a time can be stored with its zone."""
+    time_type: ClassVar[TypeEngine[Any]] = DateTime(timezone=True)
+    """Keeps microseconds."""
     integer_rule: ClassVar[IntegerRule]
     has_returning: ClassVar[bool] = True
     """Whether INSERT and UPDATE can return rows."""
@@ -147,12 +159,15 @@ class SqlDialect(ABC):
     def changing_schema(self, connection: Connection) -> AbstractContextManager[None]:
         """Keep other processes from creating or migrating tables, at most until the transaction ends."""
 
-    def make_temporary(self, connection: Connection, table: Table) -> None:
-        """Create a table of this connection's own, which has the prefix TEMPORARY."""
+    def make_table(self, connection: Connection, table: Table, *, like: Table | None = None) -> None:
+        """Create a table for rows on their way, of this connection's own if it has the prefix TEMPORARY.
+
+        like: the table whose columns it copies, beside its own.
+        """
         connection.execute(CreateTable(table))
 
     def drop_temporary(self, connection: Connection, table: Table) -> None:
-        """Drop it within the transaction."""
+        """Drop a temporary one within the transaction."""
         connection.execute(DropTable(table))
 
     # --- statements ---
@@ -201,6 +216,14 @@ class SqlDialect(ABC):
     def make_constraints_immediate(self, connection: Connection) -> bool:
         """Check deferred constraints with each statement; False: this database cannot."""
         return False
+
+    def literals(self, values: Sequence[object]) -> list[str]:
+        """A column's values in SQL (``BulkForm.TEXT``). Raises ValueError and TypeError for unknown ones."""
+        raise NotImplementedError
+
+    def statement_bytes_max(self, connection: Connection) -> int:
+        """The longest statement that the server accepts (``BulkForm.TEXT``)."""
+        raise NotImplementedError
 
     @abstractmethod
     def begin_snapshot(self, connection: Connection) -> None:
