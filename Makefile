@@ -10,7 +10,7 @@ PYTEST = $(VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-
 # Compiled modules are kept even where the environment forbids it: else each process compiles what it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test quick faults check docs site bench floods screenshots chaos chaos-hosts chaos-spark interop lock audit sbom clean npm vendor
+.PHONY: demo test quick faults damage check docs site bench floods screenshots chaos chaos-hosts chaos-spark interop lock audit sbom clean npm vendor
 
 demo: $(STAMP)  ## set up and run the main job: real flights through the log and Spark into SQL
 	$(BIN)/python -m examples.flights $(ARGS)
@@ -59,6 +59,9 @@ bench: $(STAMP)  ## throughput as ratios to baselines measured in the same run
 
 floods: $(STAMP)  ## attack a service of our own on loopback: what a quiet user notices, memory, and how it ends
 	$(BIN)/python -m bench.floods $(ARGS)
+
+damage: $(STAMP)  ## damage real logs at random, N times: nothing may be lost in silence, altered, or given again
+	$(BIN)/python -m tests.storage.damage --cases $(or $(N),3000) $(ARGS)
 
 chaos: chaos-hosts chaos-spark  ## a million events each through hosts and through a Spark cluster under faults
 

@@ -82,6 +82,8 @@ class Manifest:
     """Half-open ranges of numbers that a repair gave up."""
     histories: tuple[History, ...] = ()
     """A random id for each start and each repair after which events were stored, with the first number."""
+    cuts: tuple[int, ...] = ()
+    """Numbers from which on a write was taken back, ascending; the oldest of many are left out."""
     is_closed: bool = True
     """Whether nothing was appended since: a stopped service closed the log."""
     features: tuple[str, ...] = ()
@@ -210,6 +212,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
         "removed_until": manifest.removed_until,
         "gaps": manifest.gaps,
         "histories": manifest.histories,
+        "cuts": manifest.cuts,
         "is_closed": manifest.is_closed,
         "producers": [_encode_producer(*item) for item in (manifest.producers or {}).items()],
     }
@@ -251,6 +254,7 @@ def decode_manifest(data: bytes, directory: Path) -> Manifest | None:
         removed_until=document["removed_until"],
         gaps=tuple((start, until) for start, until in document["gaps"]),
         histories=tuple(History(*each) for each in document["histories"]),
+        cuts=tuple(document["cuts"]),
         is_closed=document["is_closed"],
         optional_features=tuple(document["optional_features"]),
         producers={

@@ -12,6 +12,9 @@ from tidegate.storage.manifest import Manifest, ManifestFiles, Mark, with_histor
 from tidegate.storage.producers import ProducerTable
 from tidegate.storage.segment import LogView, Segment
 
+_CUTS_MAX = 100
+"""Our choice. Beyond the oldest known one, a repair gives up more if a write comes back."""
+
 _logger = logging.getLogger(__name__)
 
 
@@ -29,7 +32,8 @@ class ManifestWriter:
         self.histories: tuple[History, ...] = with_history(manifest, os.urandom(16).hex()).histories
         """The last one is of the events that are appended from now on."""
         self.is_begun = False
-        """Whether ``begin_history`` was called: until then, the last history is not saved."""
+        """Whether ``begin_history`` was called since the start and the last cut: until then, the last history
+        or the cut is not saved."""
 
     @property
     def log_id(self) -> bytes:
@@ -54,6 +58,12 @@ class ManifestWriter:
         is_active = self._manifest.is_last_active
         self.save(view, producers, is_active=is_active, histories=self.histories, is_closed=False)
         self.is_begun = True
+
+    def note_cut(self, number: int) -> None:
+        """A write of events from this number on was taken back: the next append saves that first."""
+        kept = [each for each in self._manifest.cuts if self._manifest.removed_until <= each < number]
+        self._manifest = replace(self._manifest, cuts=(*kept, number)[-_CUTS_MAX:])
+        self.is_begun = False
 
     def save(
         self,

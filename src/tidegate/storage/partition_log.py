@@ -338,6 +338,7 @@ class FilePartitionLog:
             position=position,
             chain=chain,
             end=end,
+            end_chain=view.chain if is_last else segment.last_chain,
             start_sequence_number=start,
             bytes_max=bytes_max,
         )

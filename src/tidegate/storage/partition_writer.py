@@ -473,6 +473,7 @@ class PartitionWriter:
             return True
         try:
             self._is_cut = True
+            self._manifest.note_cut(self._next_sequence_number)
             self._file.truncate(size)
         except OSError as error:
             _logger.error("Could not truncate at byte %d of %s: %s.", size, self._directory, error)

@@ -60,6 +60,8 @@ def recover_log(directory: Path, *, files: Files, options: LogOptions) -> Recove
         if unsaved_bytes > 0:
             # Batches that were perhaps never synced are about to be served: make them durable first.
             _write_again(files, active, found.read_from)
+        if found.torn is not None:
+            _seal(files, found, active)
     if not found.is_end_proved:
         _logger.info(
             "The log %s was not closed. It ends before %d; nothing shows whether more was acknowledged in "
@@ -73,6 +75,7 @@ def recover_log(directory: Path, *, files: Files, options: LogOptions) -> Recove
     if found.notes:
         for path, description in found.notes:
             _logger.warning("%s: %s; it is saved again.", path, description)
+    if found.notes or found.torn is not None:
         manifest_files.save(manifest, is_both=True)
     return RecoveredLog(
         _view(found),
@@ -121,6 +124,16 @@ def _cut_off(files: Files, torn: TornTail) -> None:
         file.sync()
     finally:
         file.close()
+
+
+def _seal(files: Files, found: Examination, active: Segment) -> None:
+    """Begin another segment after a cut: bytes that were cut off and come back later do not pass there."""
+    found.is_last_active = False
+    active.is_sealed = True
+    active.file_bytes = active.end_position
+    if active.until_sequence_number == active.base_sequence_number:
+        found.segments.pop()
+        files.remove(active.path)
 
 
 def _write_again(files: Files, active: Segment, start: int) -> None:

@@ -162,6 +162,7 @@ def read_batches(
     position: int,
     chain: int | None,
     end: int,
+    end_chain: int,
     start_sequence_number: int,
     bytes_max: int,
 ) -> tuple[list[RecordBatch], int, int | None]:
@@ -169,20 +170,22 @@ def read_batches(
     the checksum of the last one.
 
     position: where to start looking. chain: the checksum of the batch before that; None: unknown. end:
-    durable bytes of the segment. Reads about ``bytes_max`` bytes, at least one batch; none only if the
-    segment holds no such batch. Raises LogCorruptError if a batch read is damaged, and what ``file`` raises.
+    durable bytes of the segment; end_chain: the checksum of the last batch in them. Reads about ``bytes_max``
+    bytes, at least one batch; none only if the segment holds no such batch. Raises LogCorruptError if a batch
+    read is damaged, or is not the one that the next batch was written after; and what ``file`` raises.
     """
     batches: list[RecordBatch] = []
     expected: int | None = None
     if position == segment.start_position:
         chain, expected = segment.chain, segment.base_sequence_number
     needed = HEADER_BYTES
+    is_confirmed = False
     while not batches and position < end:
         count = min(max(bytes_max, needed), end - position)
         chunk = file.read_at(count, position)
         if len(chunk) < count or count < needed:
             raise corrupt_error(segment.path, position, f"the events end there instead of at byte {end}")
-        needed = HEADER_BYTES
+        needed, is_confirmed = HEADER_BYTES, False
         offset = 0
         while len(chunk) - offset >= HEADER_BYTES:
             header = decode_header(chunk, offset, seed=segment.seed)
@@ -195,7 +198,7 @@ def read_batches(
             total = HEADER_BYTES + header.body_length
             if header.until_sequence_number > start_sequence_number:
                 if offset + total > len(chunk):
-                    needed = total
+                    needed, is_confirmed = total, True  # by the batch that comes next
                     break
                 if not batches and header.base_sequence_number > start_sequence_number:
                     raise corrupt_error(
@@ -211,8 +214,14 @@ def read_batches(
         if position + offset > end:
             raise corrupt_error(segment.path, position, f"a batch reaches beyond byte {end}")
         position += offset
-    if segment.is_sealed and position == segment.end_position and chain != segment.last_chain:
-        raise corrupt_error(segment.path, position, "the segment ends with another batch than it had")
+    if position < end and not is_confirmed:
+        following = decode_header(file.read_at(HEADER_BYTES, position), seed=segment.seed)
+        # Damage to the next batch is the error of the next read.
+        is_confirmed = following is None or following.chain == chain
+    elif not is_confirmed:
+        is_confirmed = chain == end_chain
+    if batches and not is_confirmed:
+        raise corrupt_error(segment.path, position, "what follows was written after another batch")
     return batches, position, chain
 
 

@@ -241,19 +241,21 @@ class _Examiner:
         size = self._size(path)
         result, damages_before = self.result, len(self.result.damages)
         result.read_from = begin.end_position
-        if size < begin.end_position and not self._is_deep:
+        is_empty = begin.until_sequence_number == begin.base_sequence_number
+        if size < begin.end_position and not is_empty:
             text = f"the file ends there and had {begin.end_position} durable bytes"
             result.damages.append(Damage(path, size, text))
         pin = (result.mark.next_sequence_number, result.mark.chain)
         parts = self._walk(begin, size, End(pin, is_followed=is_followed))
         if self._is_deep and parts:
             self._check_header(begin, path)
-        if not parts and self._header(path) == begin.header:
+        is_whole = len(result.damages) == damages_before
+        if not parts and is_whole and self._header(path) == begin.header:
             parts = [begin]  # nothing was written to it yet
         for part in parts:
             part.file_bytes = size
         result.segments += parts
-        result.is_last_active = len(parts) == 1 and len(result.damages) == damages_before
+        result.is_last_active = len(parts) == 1 and is_whole
 
     def _walk(self, begin: Segment, limit: int, end: End) -> list[Segment]:
         """The intact parts of a segment's file; damage is noted, and a torn tail."""
@@ -267,6 +269,7 @@ class _Examiner:
                 end,
                 known_until=result.mark.next_sequence_number,
                 interval_bytes=self._options.index_interval_bytes,
+                cuts=self._manifest.cuts,
             )
             for found in walk.run():
                 if isinstance(found, Hole):
@@ -284,6 +287,7 @@ class _Examiner:
         return beginning_of(segment, path, interval_bytes=self._options.index_interval_bytes)
 
     def _note_hole(self, begin: Segment, hole: Hole, end: End) -> None:
+        self._expected = min(self._expected, hole.number)
         if hole.is_torn:
             length = hole.end_position - hole.position
             self.result.torn = TornTail(begin.path, hole.position, length)
