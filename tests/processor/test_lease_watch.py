@@ -54,3 +54,17 @@ def test_the_time_of_a_slow_answer_is_not_counted() -> None:
     watch.check(LeaseSnapshot({"0": lease}, _START), asked_at=0.0, answered_at=20.0)
     seen = watch.check(LeaseSnapshot({"0": lease}, _START), asked_at=45.0, answered_at=60.0)
     assert (seen.now - seen.leases["0"].renewed_at).total_seconds() == 25.0
+
+
+def test_a_request_is_overdue_whatever_the_stores_clock_says() -> None:
+    """Made while that was an hour ahead, it counts from the host's first reading; a new one counts anew."""
+    watch = LeaseWatch()
+
+    def is_overdue(now_s: float, requester: str) -> bool:
+        lease = Lease("0", "a", 1, None, _START, f"{now_s}", requester, _START + timedelta(hours=1))
+        now = _START + timedelta(seconds=now_s)
+        seen = watch.check(LeaseSnapshot({"0": lease}, now), asked_at=now_s, answered_at=now_s)
+        return seen.leases["0"].is_request_overdue(seen.now, 30.0)
+
+    looks = [(0.0, "b"), (29.0, "b"), (30.0, "b"), (31.0, "c"), (60.0, "c"), (61.0, "c")]
+    assert [is_overdue(*look) for look in looks] == [False, False, True, False, False, True]

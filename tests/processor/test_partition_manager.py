@@ -146,6 +146,24 @@ def test_a_host_that_is_killed_after_it_asked_costs_one_lease(world: World, is_o
     cluster.assert_sound()
 
 
+@pytest.mark.parametrize("is_offered", [False, True])
+def test_a_host_that_leaves_after_it_asked_costs_nothing(world: World, is_offered: bool) -> None:
+    """It withdraws its requests, and gives back what was released to it."""
+    cluster = Cluster(world, 4)
+    owner = cluster.join("a")
+    cluster.wait_until_even()
+    asking = cluster.join("b")
+    world.wait_until(lambda: asking.store.calls["request"] == 1, timeout_s=1)
+    if is_offered:
+        world.wait_until(lambda: len(owner.manager.leases) < 4, timeout_s=RENEW_INTERVAL_S)
+    world.result(asking.process, asking.manager.close())
+    del cluster.hosts["b"]
+    world.run_for(2.0)
+    assert cluster.is_even()
+    cluster.assert_rest(3 * LEASE_DURATION_S)
+    cluster.assert_sound()
+
+
 @pytest.mark.parametrize("what", ["release", "request"])
 def test_a_hand_over_is_tried_again_after_a_failure(world: World, what: str) -> None:
     """The request stays until it is answered; one that was not recorded is made again."""

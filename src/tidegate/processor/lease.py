@@ -233,7 +233,7 @@ class LeaseStore(Protocol):
         ...
 
     async def request(self, group: GroupKey, lease: Lease, requester: str) -> None:
-        """Ask the owner of ``lease`` to hand the partition over to ``requester``.
+        """Ask the owner of ``lease`` to hand the partition over to ``requester``; empty: withdraw a request.
 
         Recorded in the lease, in place of an earlier request, if its owner and epoch are unchanged and the
         owner knows requests. The version stays, so the owner's next renewal succeeds.

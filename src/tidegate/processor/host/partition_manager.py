@@ -95,6 +95,8 @@ class PartitionManager:
         """Whether a failed renewal may have taken place, so that our versions are old."""
         self._handing_over: set[str] = set()
         """Partitions whose pump is being stopped for another host."""
+        self._is_waiting = False
+        """Whether a partition was requested and is not held yet."""
         self._beaten_count = 0
         """Consecutive balancing rounds in which another host was faster."""
         self._is_guarded = False
@@ -181,8 +183,9 @@ class PartitionManager:
         await self._tasks.close()
         await self._control.close()
         try:
-            if self._is_renewal_unknown:
-                await self._look(timeout_s=self._options.renew_interval_s)
+            if self._is_renewal_unknown or self._is_waiting:
+                snapshot = await self._look(timeout_s=self._options.renew_interval_s)
+                await self._withdraw_requests(snapshot)
             if self._leases:
                 await self._release(list(self._leases.values()))
         except Exception as exc:  # as in _run_cycle; leases not released expire
@@ -251,6 +254,7 @@ class PartitionManager:
             pumped=self._control.pumps.keys() | self._leases.keys(),
         )
         is_beaten = False
+        self._is_waiting |= actions.is_waiting
         self._begin_hand_over(actions.hand_over)
         wanted = [*(each for each, _ in actions.acquire), *(lease.partition_id for lease in actions.steal)]
         for partition_id in wanted:
@@ -264,6 +268,7 @@ class PartitionManager:
                 await self._call(
                     self._store.request(self._group, lease, self._owner), timeout_s=self._time_left_s()
                 )
+        self._is_waiting = actions.is_waiting
         self._beaten_count = self._beaten_count + 1 if is_beaten else 0
         wait_s = self._wait_s(snapshot)
         return min(wait_s, self._retry_wait_s()) if actions.is_waiting else wait_s
@@ -336,6 +341,20 @@ class PartitionManager:
             self._report(exc, partition_id)
         finally:
             self._handing_over.discard(partition_id)
+
+    async def _withdraw_requests(self, snapshot: LeaseSnapshot) -> None:
+        """No partition is released to this host when it is gone; one that was, is taken, to be released."""
+        for partition_id, lease in snapshot.leases.items():
+            if lease.requested_by != self._owner:
+                continue
+            timeout_s = self._options.renew_interval_s
+            if lease.owner:
+                await self._call(self._store.request(self._group, lease, ""), timeout_s=timeout_s)
+                continue
+            acquire = self._store.acquire(self._group, partition_id, self._owner, expected=lease)
+            taken = await self._call(acquire, timeout_s=timeout_s)
+            if taken is not None:
+                self._leases[partition_id] = taken
 
     def _start_guard(self) -> None:
         if not self._is_guarded:
