@@ -174,7 +174,8 @@ async def test_a_set_fails_with_a_reason(broker: Broker, sender: EventSender) ->
     assert await _ended(sender, run.run_id) is RunState.FAILED
     assert sender.run("hub", run.run_id).error
     await make_hub(broker, 1)
-    run = await sender.start_run(_plan(bodies=[b"x" * 2_000]), may_go_on=_always)
+    plan = _plan(bodies=[b"x" * 2_000], repeats=1000, events_per_s=20)
+    run = await sender.start_run(plan, may_go_on=_always)
     await broker.update_event_hub("hub", event_bytes_max=1024)
     assert await _ended(sender, run.run_id) is RunState.FAILED
     assert sender.run("hub", run.run_id).next_step == "Send fewer events per batch, or smaller ones."
