@@ -47,6 +47,7 @@ from tidegate.model.errors import (
     PartitionStoppedError,
 )
 from tidegate.model.events import ReceivedEvent
+from tidegate.processor.checkpoint import ProcessorCheckpoint
 from tidegate.processor.handlers import (
     EventProcessor,
     PartitionContext,
@@ -154,6 +155,12 @@ def test_a_gap_is_refused_unless_allowed(base: Database) -> None:
         process(transactions, bad_at([], 9, start=7), until=8)
 
 
+def resume_point(transactions: SqlTransactions) -> int | None:
+    """Where they go on."""
+    found = asyncio.run(transactions.begin())
+    return None if found is None else found.resume_point
+
+
 def test_another_hub_of_this_name_is_refused(base: Database) -> None:
     """Sequence numbers of a deleted hub say nothing of the new one's; claiming tells at once."""
     process(transactions_of(base, write_effects, event_hub_created_at_ms=1), bad_at([], 2))
@@ -177,7 +184,7 @@ def test_a_claim_shuts_out_older_owners(base: Database) -> None:
     process(new, bad_at([], 2))
     with pytest.raises(FencedError):
         process(old, bad_at([], 2))
-    assert asyncio.run(new.begin()) == 2
+    assert resume_point(new) == 2
 
 
 def test_an_older_owner_in_mid_transaction_commits_before_the_claim_or_not_at_all(base: Database) -> None:
@@ -204,7 +211,8 @@ def test_an_older_owner_in_mid_transaction_commits_before_the_claim_or_not_at_al
         done, _ = await asyncio.wait([claim], timeout=0.05)
         assert not done
         may_end.set()
-        return (await claim)[0]
+        (found,) = await claim
+        return None if found is None else found.resume_point
 
     outcome, next_number = asyncio.run(overtake())
     assert (outcome.next_sequence_number, next_number) == (3, 3)
@@ -220,7 +228,7 @@ def test_a_cancelled_batch_ends_before_the_next_begins(base: Database) -> None:
         assert may_end.wait(30)
         write_effects(context, events)
 
-    async def cancel() -> int | None:
+    async def cancel() -> ProcessorCheckpoint | None:
         transactions = transactions_of(base, hang)
         running = asyncio.gather(
             transactions.process(bad_at([], 3), start_sequence_number=0, until_sequence_number=3)
@@ -235,7 +243,9 @@ def test_a_cancelled_batch_ends_before_the_next_begins(base: Database) -> None:
             await running
         return await transactions.begin()
 
-    assert asyncio.run(cancel()) == 3
+    found = asyncio.run(cancel())
+    assert found is not None
+    assert found.resume_point == 3
     assert effect_numbers(base) == [0, 1, 2]
 
 
@@ -312,7 +322,7 @@ def test_stop_commits_what_lies_before(base: Database, failing: int) -> None:
         assert isinstance(caught.value.__cause__, ValueError)
         assert effect_numbers(base) == list(range(failing))
         assert dead_numbers(base) == []
-    assert asyncio.run(transactions.begin()) == (failing or None)
+    assert resume_point(transactions) == (failing or None)
     corrected = transactions_of(base, write_all)
     process(corrected, events)
     assert effect_numbers(base) == list(range(8))

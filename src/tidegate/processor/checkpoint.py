@@ -27,6 +27,9 @@ class ProcessorCheckpoint:
     event_hub_created_at_ms: int | None = None
     """The event hub's creation time, which identifies a hub deleted and created again under the same name;
     None if the store does not keep it (the official layout)."""
+    history_id: str | None = field(default=None, compare=False, kw_only=True)
+    """The history of the log in which the event was read (``PartitionReceiver.history_of``): with it, a host
+    notices a restored log. None: unknown."""
     moved_at: datetime | None = field(default=None, compare=False)
     """When it was last moved, aware; None if the store does not keep it (only SQL does)."""
     moved_by: str | None = field(default=None, compare=False)
@@ -34,7 +37,11 @@ class ProcessorCheckpoint:
 
     @classmethod
     def of_event(
-        cls, event: ReceivedEvent, *, event_hub_created_at_ms: int | None = None
+        cls,
+        event: ReceivedEvent,
+        *,
+        event_hub_created_at_ms: int | None = None,
+        history_id: str | None = None,
     ) -> ProcessorCheckpoint:
         """The checkpoint after processing everything up to ``event``, inclusive."""
         return cls(
@@ -43,6 +50,7 @@ class ProcessorCheckpoint:
             event.offset,
             event.enqueued_time_ms,
             event_hub_created_at_ms,
+            history_id=history_id,
         )
 
     @property

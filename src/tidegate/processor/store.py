@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from tidegate.model.events import ReceivedEvent
-from tidegate.processor.checkpoint import CheckpointStore
+from tidegate.processor.checkpoint import CheckpointStore, ProcessorCheckpoint
 from tidegate.processor.handlers import PartitionContext
 from tidegate.processor.lease import GroupKey, Lease, LeaseStore
 from tidegate.processor.policies import FailurePolicy
@@ -40,10 +40,10 @@ class TransactionOutcome:
 class PartitionTransactions(Protocol):
     """Commits batches of one partition under one lease, each atomically."""
 
-    async def begin(self) -> int | None:
+    async def begin(self) -> ProcessorCheckpoint | None:
         """Claim the checkpoint for this lease's epoch, so that no older owner can commit.
 
-        Returns the resume point; None if nothing was ever committed.
+        Returns it, with a sequence number; None if nothing was ever committed.
         Raises FencedError (a higher epoch has it), EventHubReplacedError, DatabaseError.
         """
         ...
@@ -55,10 +55,12 @@ class PartitionTransactions(Protocol):
         start_sequence_number: int,
         until_sequence_number: int,
         is_gap_allowed: bool = False,
+        history_id: str | None = None,
     ) -> TransactionOutcome:
         """Run the handler over events in ``[start, until)`` and commit its effects, dead letters, checkpoint.
 
-        is_gap_allowed: the events between the checkpoint and ``start`` are known to be lost.
+        is_gap_allowed: the events between the checkpoint and ``start`` are known to be lost. history_id: of
+        the last event, for the checkpoint.
         Raises FencedError (a newer owner has committed: nothing was written), ``PartitionStoppedError`` (the
         policy is to stop), PartitionPausedError (an outage, or too many dead letters: run the same batch
         again later; its first events may be committed), DatabaseUnavailableError (nothing was written unless

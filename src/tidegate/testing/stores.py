@@ -311,7 +311,9 @@ class CheckpointStoreConformance(_Suite):
 
     async def test_a_checkpoint_is_kept(self) -> None:
         """Another host continues from the same event; values that a store does not keep are None."""
-        given = ProcessorCheckpoint("7", 41, "4294967296", 1_700_000_000_123, 1_600_000_000_456)
+        given = ProcessorCheckpoint(
+            "7", 41, "4294967296", 1_700_000_000_123, 1_600_000_000_456, history_id="0123abcd" * 4
+        )
         async with self.open_group() as (group, store, other):
             assert dict(await store.list_checkpoints(group)) == {}
             lease = await acquire(store, group, "7", "host-a")
@@ -325,6 +327,12 @@ class CheckpointStoreConformance(_Suite):
             )
             assert kept["7"].enqueued_time_ms in (None, given.enqueued_time_ms)
             assert kept["7"].event_hub_created_at_ms in (None, given.event_hub_created_at_ms)
+            assert kept["7"].history_id == given.history_id
+            # A history is that of one number, and never left with another.
+            await store.update_checkpoint(
+                group, replace(given, sequence_number=42, history_id=None), lease=lease
+            )
+            assert (await other.list_checkpoints(group))["7"].history_id is None
 
     async def test_a_checkpoint_moves_forward_only(self) -> None:
         """A slow worker's old checkpoint does not undo a newer one, unless explicitly requested."""

@@ -32,7 +32,15 @@ if TYPE_CHECKING:
 
 checkpoint_group = CommandGroup("checkpoint", help="List checkpoints, and move them.")
 
-_LIST_COLUMNS = ("consumer_group", "partition", "checkpoint", "offset", "enqueued_time", "event_hub_created")
+_LIST_COLUMNS = (
+    "consumer_group",
+    "partition",
+    "checkpoint",
+    "offset",
+    "enqueued_time",
+    "event_hub_created",
+    "history",
+)
 _MOVE_ATTRIBUTES = columns_of("partition=partition_id before=resume_point_before after=resume_point events")
 _MOVE_COLUMNS = ("consumer_group", *_MOVE_ATTRIBUTES, "is_set")
 
@@ -66,6 +74,7 @@ def list_checkpoints(
             "offset": checkpoint.offset,
             "enqueued_time": _time(checkpoint.enqueued_time_ms),
             "event_hub_created": _time(checkpoint.event_hub_created_at_ms),
+            "history": checkpoint.history_id,
         }
         for name, view in store.read(service, hub, groups)
         for partition_id in view.partition_ids

@@ -16,6 +16,7 @@ from tidegate.model.errors import (
     ReceiverStolenError,
     TidegateError,
 )
+from tidegate.model.history import history_of
 from tidegate.model.hub_properties import PartitionEnds, no_partition
 from tidegate.model.position import EventPosition, PositionKind, parse_time
 from tidegate.model.times import milliseconds_of
@@ -119,8 +120,12 @@ async def plan_moves(
         checkpoint = await _checkpoint_before(consumer, partition, resume_point)
         if is_offset_needed and checkpoint.offset is None and resume_point == partition.begin_sequence_number:
             checkpoint = replace(checkpoint, sequence_number=-1)
-        created_at_ms = milliseconds_of(hub.created_at)
-        moves.append(PlannedMove(replace(checkpoint, event_hub_created_at_ms=created_at_ms)))
+        checkpoint = replace(
+            checkpoint,
+            event_hub_created_at_ms=milliseconds_of(hub.created_at),
+            history_id=history_of(resume_point - 1, partition.histories),
+        )
+        moves.append(PlannedMove(checkpoint))
     return moves
 
 

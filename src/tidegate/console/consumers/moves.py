@@ -15,6 +15,7 @@ from tidegate.broker import EventHub, Partition
 from tidegate.console.consumers.progress import LEASE_DURATION_S
 from tidegate.console.jobs.jobs import Job, JobCancelledError, JobState, JobTable
 from tidegate.model.errors import InvalidArgumentError
+from tidegate.model.history import history_of
 from tidegate.model.position import EventPosition
 from tidegate.model.times import time_of
 from tidegate.processor.checkpoint import ProcessorCheckpoint
@@ -163,4 +164,11 @@ async def _checkpoint_before(
         batches = await partition.read(last, bytes_max=1)
         if batches and batches[0].base_sequence_number <= last:
             offset, time_ms = str(last), batches[0].enqueued_time_ms
-    return ProcessorCheckpoint(partition.partition_id, last, offset, time_ms, created_at_ms)
+    return ProcessorCheckpoint(
+        partition.partition_id,
+        last,
+        offset,
+        time_ms,
+        created_at_ms,
+        history_id=history_of(last, partition.known_ends().histories),
+    )

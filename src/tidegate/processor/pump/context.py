@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tidegate.model.errors import ClosedError, FencedError, InvalidArgumentError, TidegateError
 from tidegate.model.events import ReceivedEvent
 from tidegate.processor.checkpoint import CheckpointStore, ProcessorCheckpoint
@@ -32,6 +34,8 @@ class OwnedPartitionContext(PartitionContext):
         """The store's error after another host took over, even if the handler swallowed it."""
         self.uncheckpointed_events = 0
         """Events processed since the last checkpoint."""
+        self.history_of: Callable[[int], str | None] = lambda _: None
+        """See ``PartitionReceiver``; set when the receiver is open."""
         self._store = store
         self._event_hub_created_at_ms = event_hub_created_at_ms
         self._is_transactional = is_transactional
@@ -65,7 +69,11 @@ class OwnedPartitionContext(PartitionContext):
         try:
             await self._store.update_checkpoint(
                 self.group,
-                ProcessorCheckpoint.of_event(event, event_hub_created_at_ms=self._event_hub_created_at_ms),
+                ProcessorCheckpoint.of_event(
+                    event,
+                    event_hub_created_at_ms=self._event_hub_created_at_ms,
+                    history_id=self.history_of(event.sequence_number),
+                ),
                 lease=self.lease,
             )
         except FencedError as error:

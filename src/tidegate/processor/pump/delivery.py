@@ -58,7 +58,6 @@ class TransactionalDelivery:
         event_hub_created_at_ms: int,
     ) -> None:
         self._context = context
-        self._event_hub_created_at_ms = event_hub_created_at_ms
         self._transactions: PartitionTransactions = store.open_transactions(
             context.group,
             context.lease,
@@ -73,14 +72,7 @@ class TransactionalDelivery:
 
         Raises FencedError, EventHubReplacedError, DatabaseError.
         """
-        next_sequence_number = await self._transactions.begin()
-        if next_sequence_number is None:
-            return None
-        return ProcessorCheckpoint(
-            self._context.partition_id,
-            next_sequence_number - 1,
-            event_hub_created_at_ms=self._event_hub_created_at_ms,
-        )
+        return await self._transactions.begin()
 
     async def process(self, events: Sequence[ReceivedEvent], *, start: int | None) -> None:
         """Run the batch's transaction. Raises what the handler or the store raises.
@@ -92,6 +84,7 @@ class TransactionalDelivery:
             events,
             start_sequence_number=events[0].sequence_number if start is None else start,
             until_sequence_number=events[-1].sequence_number + 1,
+            history_id=self._context.history_of(events[-1].sequence_number),
         )
 
     def close(self) -> None:

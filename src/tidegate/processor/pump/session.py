@@ -33,6 +33,7 @@ from tidegate.model.errors import (
     EventHubReplacedError,
     FencedError,
     InvalidArgumentError,
+    LogDivergedError,
     PartitionPausedError,
     PartitionStoppedError,
     PositionOutOfRangeError,
@@ -269,6 +270,8 @@ class PartitionSession:
             # The policy's start was chosen from the log as it is now, so a second refusal ends the session.
             start = await self._recover(loss, delivery)
             self._receiver = await self._attach(start)
+        if self._context is not None:
+            self._context.history_of = self._receiver.history_of
         self.progress.next_sequence_number = start.next_sequence_number
         self._remember_first()
         self.has_read = True
@@ -299,7 +302,9 @@ class PartitionSession:
         properties = await self._read_properties()
         checkpoint = ProcessorCheckpoint(self.partition_id, wanted - 1)
         loss = find_loss(checkpoint, properties, event_hub_created_at_ms=hub.created_at_ms)
-        await self._open_receiver(await self._recover(loss or error, delivery), delivery)
+        if loss is None or isinstance(error, LogDivergedError):
+            loss = error
+        await self._open_receiver(await self._recover(loss, delivery), delivery)
 
     async def _read_properties(self) -> PartitionEnds:
         return await self._environment.consumer.get_partition_properties(self.partition_id)
@@ -307,8 +312,12 @@ class PartitionSession:
     def _remember_first(self) -> None:
         number = self.progress.next_sequence_number
         if self.progress.first is None and number is not None:
+            assert self._receiver is not None
             self.progress.first = ProcessorCheckpoint(
-                self.partition_id, number - 1, event_hub_created_at_ms=self._event_hub_created_at_ms
+                self.partition_id,
+                number - 1,
+                event_hub_created_at_ms=self._event_hub_created_at_ms,
+                history_id=self._receiver.history_of(number - 1),
             )
 
     def _close_receiver(self) -> None:

@@ -5,6 +5,7 @@ none                           any                    the initial position
 by number, within the log      [begin, end)           after it
 by number, before begin        cut by retention       loss; the events between are gone
 by number, beyond the end      restored from a copy   loss; the numbers will be assigned again
+by number, of another history  restored and grown     loss; the numbers mean other events
 of another hub of this name    created again          loss; the numbers mean other events
 by offset or time only         any                    at it; only the service knows whether it is lost
 """
@@ -14,7 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from tidegate.client import PartitionEnds
-from tidegate.model.errors import EventHubReplacedError, PositionOutOfRangeError
+from tidegate.model.errors import EventHubReplacedError, LogDivergedError, PositionOutOfRangeError
+from tidegate.model.history import find_divergence, history_of
 from tidegate.model.position import EventPosition, PositionKind
 from tidegate.processor.checkpoint import ProcessorCheckpoint
 from tidegate.processor.policies import PositionLostPolicy
@@ -55,7 +57,7 @@ def decide_start(
         return Start(checkpoint.position, None)
     if number < 0:
         return _start_at_begin(properties)
-    return replace(_start_at(number + 1), must_start_at_position=True)
+    return replace(_start_at(number + 1, checkpoint.history_id), must_start_at_position=True)
 
 
 def find_loss(
@@ -73,6 +75,9 @@ def find_loss(
     if checkpoint.sequence_number is None or checkpoint.sequence_number < 0:
         return None
     wanted = checkpoint.sequence_number + 1
+    diverged = find_divergence(wanted, checkpoint.history_id, properties.histories, where=where)
+    if diverged is not None:
+        return diverged
     if wanted > properties.next_sequence_number:
         return PositionOutOfRangeError(
             f"{where}: the checkpoint resumes at sequence number {wanted}, beyond the end of the log; "
@@ -93,6 +98,8 @@ def refused_position(
     position: EventPosition, properties: PartitionEnds, error: Exception
 ) -> PositionOutOfRangeError:
     """The error for a position that the service refused with ``error``."""
+    if isinstance(error, LogDivergedError):
+        return error
     return PositionOutOfRangeError(
         f"Partition {properties.partition_id} of {properties.event_hub!r} cannot be read from "
         f"{describe_position(position)}; {describe_log(properties)}. The service reports: {error}",
@@ -106,7 +113,7 @@ def decide_recovery(
     """Where to resume after a loss; ``policy`` must not be STOP."""
     assert policy is not PositionLostPolicy.STOP
     is_latest = policy is PositionLostPolicy.LATEST
-    start = _start_at(properties.next_sequence_number) if is_latest else _start_at_begin(properties)
+    start = _start_at_end(properties) if is_latest else _start_at_begin(properties)
     number = start.next_sequence_number
     assert number is not None
     is_offset_known = number == properties.next_sequence_number and number > 0
@@ -116,6 +123,7 @@ def decide_recovery(
         properties.last_enqueued_offset if is_offset_known else None,
         properties.last_enqueued_time_ms if is_offset_known else None,
         event_hub_created_at_ms,
+        history_id=history_of(number - 1, properties.histories),
     )
     return Recovery(replace(start, is_after_loss=True), checkpoint)
 
@@ -147,7 +155,7 @@ def _initial_start(initial: EventPosition, properties: PartitionEnds) -> Start:
         case PositionKind.EARLIEST:
             return _start_at_begin(properties)
         case PositionKind.LATEST:
-            return replace(_start_at(properties.next_sequence_number), must_start_at_position=True)
+            return replace(_start_at_end(properties), must_start_at_position=True)
         case PositionKind.SEQUENCE_NUMBER:
             assert isinstance(initial.value, int)
             number = initial.value if initial.is_inclusive else initial.value + 1
@@ -156,11 +164,17 @@ def _initial_start(initial: EventPosition, properties: PartitionEnds) -> Start:
             return Start(initial, None)
 
 
-def _start_at(number: int) -> Start:
+def _start_at(number: int, history_id: str | None) -> Start:
     if number <= 0:
         return Start(EventPosition.earliest(), 0)
     # "After the last" rather than "at the next", because every service accepts it at the end of the log.
-    return Start(EventPosition.from_sequence_number(number - 1, is_inclusive=False), number)
+    position = EventPosition.from_sequence_number(number - 1, is_inclusive=False, history_id=history_id)
+    return Start(position, number)
+
+
+def _start_at_end(properties: PartitionEnds) -> Start:
+    number = properties.next_sequence_number
+    return _start_at(number, history_of(number - 1, properties.histories))
 
 
 def _start_at_begin(properties: PartitionEnds) -> Start:

@@ -6,7 +6,8 @@ Tidegate's hosts can thus share a consumer group with .NET, Java, JavaScript and
 extra ``azure``. The layout, with names in lower case and all blobs empty:
 
     {namespace}/{hub}/{group}/ownership/{partition}     metadata: ownerid, and ours: requestedby
-    {namespace}/{hub}/{group}/checkpoint/{partition}    metadata: offset, sequencenumber
+    {namespace}/{hub}/{group}/checkpoint/{partition}    metadata: offset, sequencenumber,
+                                                        and ours: tidegate_history
     {namespace}/{hub}/{group}/request/{partition}       ours; metadata: ownerid, requestedby
     tidegate.names/{id}/{hub}/{group}                   ours; metadata: namespace, as in the other names
 
@@ -364,7 +365,9 @@ class BlobStore:
                 next_step="Delete the blob: the partition then starts at the initial position, or where its "
                 "checkpoint is set.",
             )
-        return ProcessorCheckpoint(_last_name(blob), sequence_number, offset)
+        return ProcessorCheckpoint(
+            _last_name(blob), sequence_number, offset, history_id=metadata.get("tidegate_history")
+        )
 
     @contextlib.contextmanager
     def _translated_errors(self) -> Iterator[None]:
@@ -483,7 +486,11 @@ def _checkpoint_metadata(checkpoint: ProcessorCheckpoint) -> dict[str, str]:
             f"The checkpoint of partition {checkpoint.partition_id} needs an offset and a sequence number, "
             f"because official processors need both; it has {offset!r} and {number!r}."
         )
-    return {"offset": offset, "sequencenumber": str(number)}
+    metadata = {"offset": offset, "sequencenumber": str(number)}
+    # Official processors replace all metadata: a history is never left with another's number.
+    return (
+        metadata if checkpoint.history_id is None else {**metadata, "tidegate_history": checkpoint.history_id}
+    )
 
 
 def _transport_options() -> dict[str, Any]:

@@ -31,7 +31,7 @@ from tidegate.processor.checkpoint import ProcessorCheckpoint
 _SLOT_BYTES: Final = 512
 _FILE_BYTES: Final = 2 * _SLOT_BYTES
 _FIELDS: Final = ("partition_id", "sequence_number", "offset", "enqueued_time_ms", "event_hub_created_at_ms")
-"""Of a checkpoint, in its own order."""
+"""Of a checkpoint, in its own order; ``history_id`` is there if it is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +138,8 @@ def _parse(content: bytes, path: Path) -> CheckpointRecord | None:
 def _encode(record: CheckpointRecord) -> bytes:
     checkpoint = record.checkpoint
     fields = {name: getattr(checkpoint, name) for name in _FIELDS}
+    if checkpoint.history_id is not None:
+        fields["history_id"] = checkpoint.history_id
     fields |= {"epoch": record.epoch, "count": record.count}
     line = orjson.dumps({"crc32": zlib.crc32(orjson.dumps(fields)), "checkpoint": fields})
     if len(line) >= _SLOT_BYTES:
@@ -155,7 +157,9 @@ def _decode(slot: bytes) -> CheckpointRecord | None:
         fields = line["checkpoint"]
         if zlib.crc32(orjson.dumps(fields)) != line["crc32"]:
             return None
-        checkpoint = ProcessorCheckpoint(*(fields[name] for name in _FIELDS))
+        checkpoint = ProcessorCheckpoint(
+            *(fields[name] for name in _FIELDS), history_id=fields.get("history_id")
+        )
         return CheckpointRecord(checkpoint, fields["epoch"], fields["count"])
     except (orjson.JSONDecodeError, KeyError, TypeError):
         return None

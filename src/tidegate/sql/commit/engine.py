@@ -44,6 +44,8 @@ class BatchScope:
     """Of the owner's lease; None: it has none. A checkpoint with a higher epoch refuses the batch."""
     pipeline_name: str = ""
     """Recorded in dead letters."""
+    history_id: str | None = None
+    """Of the log, in which the batch's last event was read; None: unknown."""
 
     def __post_init__(self) -> None:
         if self.until < self.start:
@@ -116,6 +118,7 @@ class Share:
             offset=None if self.last is None else self.last.offset,
             enqueued_time_ms=None if self.last is None else self.last.enqueued_time_ms,
             event_hub_created_at_ms=self.scope.event_hub_created_at_ms,
+            history_id=self.scope.history_id,
         )
 
 

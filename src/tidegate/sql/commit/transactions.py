@@ -27,7 +27,7 @@ from typing import Final, TypeVar
 
 from tidegate.model.errors import PartitionPausedError, PartitionStoppedError
 from tidegate.model.events import ReceivedEvent
-from tidegate.processor.checkpoint import check_same_hub
+from tidegate.processor.checkpoint import ProcessorCheckpoint, check_same_hub
 from tidegate.processor.handlers import PartitionContext
 from tidegate.processor.lease import Lease
 from tidegate.processor.policies import FailureAction, FailurePolicy
@@ -89,7 +89,7 @@ class SqlTransactions:
         """The running transaction, for ``abandon``."""
         self._is_abandoned = False
 
-    async def begin(self) -> int | None:
+    async def begin(self) -> ProcessorCheckpoint | None:
         """See ``PartitionTransactions``. Cancellation: waits for the running transaction to end."""
         return await self._in_thread(self._begin)
 
@@ -100,6 +100,7 @@ class SqlTransactions:
         start_sequence_number: int,
         until_sequence_number: int,
         is_gap_allowed: bool = False,
+        history_id: str | None = None,
     ) -> TransactionOutcome:
         """See ``PartitionTransactions``.
 
@@ -118,6 +119,7 @@ class SqlTransactions:
             self._lease.owner,
             self._lease.epoch,
             self._form.name,
+            history_id,
         )
         scope.check_events(events)
         try:
@@ -246,7 +248,7 @@ class SqlTransactions:
             raise cancelled
         return running.result()
 
-    def _begin(self) -> int | None:
+    def _begin(self) -> ProcessorCheckpoint | None:
         partition_id = self._lease.partition_id
         unit = UnitOfWork(
             self._database,
@@ -261,7 +263,14 @@ class SqlTransactions:
             check_same_hub(self._consumer, partition_id, stored_ms, self._event_hub_created_at_ms)
             unit.claim(partition_id)
             unit.commit()
-        return locked.next_sequence_number
+        if locked.next_sequence_number is None:
+            return None
+        return ProcessorCheckpoint(
+            partition_id,
+            locked.next_sequence_number - 1,
+            event_hub_created_at_ms=self._event_hub_created_at_ms,
+            history_id=locked.history_id,
+        )
 
     def _commit_rows(
         self, pipeline: Pipeline, scope: BatchScope, events: Sequence[ReceivedEvent]

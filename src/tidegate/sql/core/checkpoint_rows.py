@@ -30,6 +30,7 @@ _LOCKED: Final = (
     _ROW.transaction_token,
     _ROW.owner,
     _ROW.lease_epoch,
+    _ROW.history_id,
 )
 _LOCK: Final[Select[Any]] = select(*_LOCKED).where(_AT).with_for_update()
 _LOCK_SEVERAL: Final[Select[Any]] = (
@@ -62,6 +63,7 @@ class LockedCheckpoint:
     transaction_token: str | None
     owner: str | None
     lease_epoch: int | None
+    history_id: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,8 @@ class CheckpointStep:
     enqueued_time_ms: int | None = None
     event_hub_created_at_ms: int | None = None
     """Which hub; None leaves what is stored."""
+    history_id: str | None = None
+    """In which the last event was read; None: unknown."""
 
     def changes(self) -> dict[str, object]:
         """The columns to set."""
@@ -84,6 +88,7 @@ class CheckpointStep:
             "next_sequence_number": self.until_sequence_number,
             "offset": self.offset,
             "enqueued_time_ms": self.enqueued_time_ms,
+            "history_id": self.history_id,
         }
         if self.event_hub_created_at_ms is not None:
             changes["event_hub_created_at_ms"] = self.event_hub_created_at_ms

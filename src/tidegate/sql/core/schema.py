@@ -80,6 +80,7 @@ checkpoint = sa.Table(
     sa.Column("owner", sa.Text),
     sa.Column("lease_epoch", sa.BigInteger),
     sa.Column("updated_at", UtcDateTime, nullable=False),
+    sa.Column("history_id", sa.String(64)),
     **_ON_MARIADB,
 )
 """One row per consumer and partition: the authority on what has been processed."""
@@ -263,6 +264,7 @@ MIGRATIONS: Final[tuple[Callable[[sa.Connection], None], ...]] = (
     _renew_ledger,
     _index(by_time),
     _columns(lease.c.requested_by, lease.c.requested_at),
+    _columns(checkpoint.c.history_id),
 )
 """Entry ``i`` migrates a database from version ``i`` to ``i + 1``."""
 

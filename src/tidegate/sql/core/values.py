@@ -72,6 +72,8 @@ class Checkpoint:
     lease_epoch: int | None
     """Of the last owner's lease; None: it had none."""
     updated_at: datetime
+    history_id: str | None = None
+    """The history of the log in which the last processed event was read; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,6 +86,7 @@ def move_checkpoint(
             target.offset,
             target.enqueued_time_ms,
             target.event_hub_created_at_ms,
+            target.history_id,
         )
         if move.is_moved and number is not None:
             unit.advance_all([step])

@@ -64,6 +64,7 @@ def processor_checkpoint(row: Checkpoint) -> ProcessorCheckpoint | None:
         row.event_hub_created_at_ms,
         row.updated_at,
         row.owner,
+        history_id=row.history_id,
     )
 
 
