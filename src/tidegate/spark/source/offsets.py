@@ -6,7 +6,8 @@ has the JSON form, so a change of its meaning requires a new version number.
     {"version": 1, "eventHubCreatedAtMs": 1767225600000, "partitions": {"0": 4711, "1": 0}}
 
 A number is the sequence number of the first event that was **not** read. ``"lostEvents": {"0": 12}`` is added
-if events were lost: how many since the query began.
+if events were lost: how many since the query began. ``"histories": {"0": "6f…"}`` names the history of the
+log in which the event before the number was stored, if the service reports histories (``model.history``).
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from typing import Annotated, Final, Literal, TypeVar
 
 import msgspec
 
-from tidegate.model.errors import InvalidArgumentError, PositionOutOfRangeError
+from tidegate.model.errors import InvalidArgumentError, LogDivergedError, PositionOutOfRangeError
+from tidegate.model.history import find_divergence, history_of
 from tidegate.model.hub_properties import PartitionEnds
 
 OFFSET_VERSION = 1
@@ -59,6 +61,8 @@ class StreamOffset(msgspec.Struct, frozen=True, rename=_NAMES):
     """The hub's creation time, in milliseconds since 1970-01-01 UTC: a recreated hub counts from 0 again."""
     lost_events: Mapping[str, int] = {}
     """Partition id → events skipped because they were gone, since the query began; absent: 0."""
+    histories: Mapping[str, str] = {}
+    """Partition id → history of the event before the number; absent: unknown."""
     layout: TaskLayout | None = None
     """The layout of the micro-batch that ends here, so that a repeat, with other options or on another
     machine, has the same rows in the same tasks, by which a sink may recognise them. None: as the options
@@ -73,6 +77,8 @@ class StreamOffset(msgspec.Struct, frozen=True, rename=_NAMES):
         }
         if self.lost_events:
             value["lostEvents"] = dict(self.lost_events)
+        if self.histories:
+            value["histories"] = dict(self.histories)
         if self.layout is not None:
             value["tasks"] = msgspec.to_builtins(self.layout)
         return value
@@ -173,6 +179,39 @@ def end_of_micro_batch(
         backlogs[partition_id] = max(0, end - ends[partition_id])
     shares = backlogs if events_max is None else spread_limit(backlogs, events_max)
     return {partition_id: ends[partition_id] + shares[partition_id] for partition_id in ends}
+
+
+def histories_at(
+    partitions: Mapping[str, int], bounds: Mapping[str, PartitionEnds], *, since: StreamOffset | None = None
+) -> dict[str, str]:
+    """The histories for an offset at these numbers.
+
+    since: the offset before; where its number has not changed, neither does what it says of the history, so
+    that a restart alone makes no micro-batch.
+    """
+    found: dict[str, str | None] = {}
+    for partition_id, number in partitions.items():
+        if since is not None and since.partitions.get(partition_id) == number:
+            found[partition_id] = since.histories.get(partition_id)
+        elif partition_id in bounds:
+            found[partition_id] = history_of(number - 1, bounds[partition_id].histories)
+    return {key: history_id for key, history_id in found.items() if history_id is not None}
+
+
+def check_histories(offset: StreamOffset, bounds: Mapping[str, PartitionEnds]) -> None:
+    """Raises LogDivergedError if a partition was restored, and no longer has what the query has read."""
+    for partition_id, history_id in offset.histories.items():
+        held = bounds.get(partition_id)
+        if held is None or partition_id not in offset.partitions:
+            continue
+        where = f"Partition {partition_id} of {held.event_hub!r}"
+        found = find_divergence(offset.partitions[partition_id], history_id, held.histories, where=where)
+        if found is not None:
+            raise LogDivergedError(
+                found.message,
+                next_step="Give the query a new checkpoint directory, and set eventhubs.startingPositions to "
+                "the events to continue with. See the guide on disaster recovery.",
+            )
 
 
 def task_count(event_count: int, *, tasks_min: int, tasks_max: int) -> int:

@@ -46,8 +46,10 @@ from tidegate.spark.source.offsets import (
     StreamOffset,
     TaskLayout,
     added_losses,
+    check_histories,
     clip_lost_events,
     end_of_micro_batch,
+    histories_at,
     pack_ranges,
     ranges_between,
     split_ranges,
@@ -302,7 +304,11 @@ class EventHubsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             hub = HubReader(self._options)
             description = self._describe({})
             positions = starting_positions(self._options, hub, description)
-            self._initial = StreamOffset(positions, description.created_at_ms)
+            self._initial = StreamOffset(
+                positions,
+                description.created_at_ms,
+                histories=histories_at(positions, description.bounds),
+            )
         return self._initial.to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -318,13 +324,15 @@ class EventHubsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     def latestOffset(self, start: JsonObject, limit: ReadLimit) -> JsonObject:  # noqa: N802
         """Where the next micro-batch ends: at all available events, or at a fair share of them in ``limit``.
 
-        Raises EventHubReplacedError if the offsets refer to another hub, and PositionOutOfRangeError if it
-        has lost events that are to be read or were already read; with ``failOnDataLoss`` off these are
-        counted in the offset instead.
+        Raises EventHubReplacedError if the offsets refer to another hub, LogDivergedError if a log was
+        restored and no longer has what the query has read, and PositionOutOfRangeError if it has lost events
+        that are to be read or were already read; with ``failOnDataLoss`` off these last are counted in the
+        offset instead.
         """
         offset = StreamOffset.from_json(start)
         description = self._describe(offset.partitions)
         offset = self._offset_in(offset, description)
+        check_histories(offset, description.bounds)
         self._check_not_ahead(offset, description)
         if self._last_description is None:
             self._options.warn_of_those_without_effect()
@@ -338,7 +346,11 @@ class EventHubsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         )
         ranges, losses = self._readable(offset, ends, description)
         end = StreamOffset(
-            ends, description.created_at_ms, added_losses(offset.lost_events, losses), offset.layout
+            ends,
+            description.created_at_ms,
+            added_losses(offset.lost_events, losses),
+            histories_at(ends, description.bounds, since=offset),
+            offset.layout,
         )
         if end == offset:
             return end.to_json()  # nothing new: another layout would be a micro-batch of its own
@@ -363,6 +375,8 @@ class EventHubsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             self._offset_in(end_offset, description)  # raises or reports
             return []  # nothing of that hub is left to read
         start_offset = self._offset_in(start_offset, description)
+        for offset in (start_offset, end_offset):
+            check_histories(offset, description.bounds)
         if self._compared is None:  # as above: not checked yet
             self._check_not_ahead(start_offset, description)
         ranges, losses = self._readable(start_offset, end_offset.partitions, description)
