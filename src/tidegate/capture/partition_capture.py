@@ -27,7 +27,8 @@ from tidegate.capture.state import PartitionState, PlannedFile, StateStore
 from tidegate.capture.window import ClosedWindow, Window, WindowLimits
 from tidegate.model.capture import CapturedFile, CaptureProgress, WindowEnd
 from tidegate.model.clock import Clock
-from tidegate.model.errors import ClosedError, LogCorruptError, TidegateError
+from tidegate.model.errors import ClosedError, LogCorruptError, LogDivergedError, TidegateError
+from tidegate.model.history import find_divergence, history_of
 from tidegate.transport.threads import Threads
 
 T = TypeVar("T")
@@ -155,8 +156,23 @@ class PartitionCapture:
     # -- the steps
 
     async def _load(self) -> PartitionState:
-        state = await self._state_store.load()
-        return state if state is not None else PartitionState()
+        state = await self._state_store.load() or PartitionState()
+        if self.partition.open_error is None:  # else nothing can be read either
+            self._check_history(state.next_sequence_number, state.history_id)
+            if state.planned is not None:
+                self._check_history(state.planned.until_sequence_number, state.planned.history_id)
+        return state
+
+    def _check_history(self, resume_point: int, history_id: str | None) -> None:
+        """Raises LogDivergedError if the log was restored, and the state was not: see ``model.history``."""
+        histories = self.partition.known_ends().histories
+        found = find_divergence(resume_point, history_id, histories, where=f"Capture of {self._place}")
+        if found is not None:
+            raise LogDivergedError(
+                found.message,
+                next_step="Stop the service, and restore the partition together with control.log and "
+                "control.copy from one backup: Capture then continues from its moment.",
+            )
 
     async def _discard_spools(self) -> None:
         await self._threads.run(lambda: self._destination.discard(f"{self._token}-"))
@@ -193,6 +209,7 @@ class PartitionCapture:
             window.event_bytes,
             window.next_start_ms,
             is_full=window.event_bytes >= self._limits.size_bytes,
+            history_id=history_of(window.until_sequence_number - 1, self.partition.known_ends().histories),
         )
         await self._save(replace(self._state, last_name_s=name_s, planned=planned))
         self._window = None
@@ -317,6 +334,7 @@ class PartitionCapture:
                 next_sequence_number=planned.until_sequence_number,
                 window_start_ms=planned.next_start_ms,
                 planned=None,
+                history_id=planned.history_id,
             )
         )
 
@@ -364,7 +382,9 @@ class PartitionCapture:
         is_news = not self.counts.is_failing or self.counts.last_error != str(error)
         self.counts.is_failing, self.counts.last_error = True, str(error)
         if is_news:
-            level = logging.ERROR if isinstance(error, LogCorruptError) else logging.WARNING
+            level = (
+                logging.ERROR if isinstance(error, (LogCorruptError, LogDivergedError)) else logging.WARNING
+            )
             _logger.log(
                 level,
                 "Capture of %s is blocked, %d events behind: %s",

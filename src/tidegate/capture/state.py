@@ -40,6 +40,8 @@ class PlannedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """When the next window opens."""
     is_full: bool
     """True if size closed the window, False if time did."""
+    history_id: str | None = None
+    """The history of the file's last event (see ``model.history``); None: unknown."""
 
 
 class PartitionState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -52,6 +54,8 @@ class PartitionState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     last_name_s: _Natural | None = None
     """The time in the last file's name, seconds since 1970-01-01 UTC: these times only increase."""
     planned: PlannedFile | None = None
+    history_id: str | None = None
+    """The history of the event before ``next_sequence_number``; None: unknown."""
 
 
 class StateStore:
