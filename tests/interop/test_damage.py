@@ -17,7 +17,7 @@ def test_damaged_events_are_told_and_not_served(tmp_path: Path) -> None:
         sdk = target_of(service, "plain")
         with sdk.producer(hub) as producer:
             producer.send_event(EventData(b"intact"), partition_id="0")
-        (segment,) = tmp_path.rglob("*.log")
+        (segment,) = tmp_path.glob("logs/*/*/*.log")
         segment.write_bytes(segment.read_bytes().replace(b"intact", b"INTACT"))
         reader = Reader(sdk.consumer(hub))
         try:
