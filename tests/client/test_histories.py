@@ -13,12 +13,13 @@ from tidegate.client import EventHubConsumer, EventHubProducer, PartitionReceive
 from tidegate.model.errors import LogDivergedError
 from tidegate.model.events import EventData
 from tidegate.model.position import EventPosition
-from tidegate.testing.hub import HubService
+from tidegate.storage.check import check_log_directory
+from tidegate.testing.hub import HubProcess, HubService
 
 _HUB = "telemetry"
 
 
-async def send(service: HubService, count: int) -> None:
+async def send(service: HubService | HubProcess, count: int) -> None:
     """To partition 0, in one batch."""
     async with EventHubProducer.from_connection_string(service.connection_string, _HUB) as producer:
         await producer.send([EventData(b"event") for _ in range(count)], partition_id="0")
@@ -26,7 +27,7 @@ async def send(service: HubService, count: int) -> None:
 
 @asynccontextmanager
 async def reading(
-    service: HubService, position: EventPosition, *, is_batched: bool = True
+    service: HubService | HubProcess, position: EventPosition, *, is_batched: bool = True
 ) -> AsyncIterator[PartitionReceiver]:
     """A receiver of partition 0."""
     async with (
@@ -135,3 +136,28 @@ async def test_a_consumer_that_begins_at_the_end_also_notices(service: HubServic
                 await receiver.receive(max_wait_s=20)
     finally:
         service.stop()
+
+
+async def test_a_kill_and_a_repair_that_loses_nothing_stop_no_reader(tmp_path: Path) -> None:
+    """The reader's history is still that of the events which it has read."""
+    with HubProcess(tmp_path / "log") as service:
+        service.create_hub(_HUB, partition_count=1)
+        await send(service, 50)
+        async with reading(service, EventPosition.earliest()) as receiver:
+            history_id = await read(receiver, 50)
+        service.kill()
+        service.start()
+        position = EventPosition.from_sequence_number(50, history_id=history_id)
+        async with reading(service, position) as receiver:
+            await send(service, 10)
+            history_id = await read(receiver, 60)
+        service.stop()
+        (copy,) = service.data_dir.glob("logs/*/0/manifest.0")
+        copy.unlink()
+        assert check_log_directory(service.data_dir, repair=True).is_sound
+        assert copy.exists()
+        service.start()
+        position = EventPosition.from_sequence_number(60, history_id=history_id)
+        async with reading(service, position) as receiver:
+            await send(service, 10)
+            await read(receiver, 70)
