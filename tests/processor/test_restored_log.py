@@ -23,6 +23,7 @@ from tidegate.processor import (
     DirectoryStore,
     EventProcessorHost,
     EventProcessorOptions,
+    GroupKey,
     MemoryStore,
     PartitionContext,
     PartitionState,
@@ -82,6 +83,8 @@ class _Handled:
         self.store = store
         self.is_transactional = is_transactional
         self.numbers: list[int] = []
+        self.group: GroupKey | None = None
+        """Of the host that was stopped: it knows the namespace's id once it has run."""
 
     def host(self) -> EventProcessorHost:
         return EventProcessorHost.from_connection_string(
@@ -113,6 +116,7 @@ class _Handled:
                     [each.state for each in host.statistics().partitions.values()] == [PartitionState.STOPPED]
                 )
             )
+            self.group = host.group
             return host.statistics().partitions["0"].error
 
 
@@ -140,7 +144,8 @@ async def test_a_host_stops_at_a_restored_log_that_has_grown_again(
         assert isinstance(error, LogDivergedError)
         assert "sequence number 149 was read in the history" in error.message
         assert handled.numbers == list(range(150))
-        group = handled.host().group
+        group = handled.group
+        assert group is not None
         (stored,) = (await store.list_checkpoints(group)).values()
         at_50 = replace(stored, sequence_number=49, offset="49", history_id=None)
         await store.update_checkpoint(group, at_50, lease=None, is_rewind_allowed=True)
