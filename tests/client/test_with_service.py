@@ -630,7 +630,7 @@ async def test_a_producer_uses_added_partitions(
     hub = hub_service.create_hub(partition_count=2)
     connection_string = hub_service.hub_connection_string(hub)
     async with (
-        EventHubAdministrator.from_connection_string(connection_string) as administrator,
+        EventHubAdministrator.from_connection_string(hub_service.connection_string) as administrator,
         EventHubProducer.from_connection_string(connection_string) as producer,
     ):
         await producer.send(_events(1), partition_id="1")

@@ -65,7 +65,8 @@ async def _take(store: MemoryStore, clock: Clock, snapshot: LeaseSnapshot, step:
             clock.now += timedelta(seconds=DURATION_S)
         case LeaseStep.REQUEST:
             assert lease is not None
-            await store.request(GROUP, lease, "who asks")
+            other = "who asks" if lease.owner != "who asks" else "who asks next"
+            await store.request(GROUP, lease, other)
         case LeaseStep.RENEW:
             assert lease is not None
             clock.now += timedelta(seconds=DURATION_S / 3)
