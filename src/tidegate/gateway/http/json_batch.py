@@ -31,16 +31,21 @@ Item = tuple[EventData, str | None]
 """An event and its partition key."""
 
 
-def batch_items(body: bytes) -> Iterator[Item | None]:
+def batch_text(body: bytes | bytearray) -> str:
+    """The text of a batch. Raises InvalidArgumentError."""
+    try:
+        return body.decode(json.detect_encoding(body))
+    except UnicodeDecodeError as error:
+        raise InvalidArgumentError(f"The batch is not JSON: {error}.") from error
+
+
+def batch_items(text: str) -> Iterator[Item | None]:
     """The events of a batch, one at a time; None after each step without one.
 
     Accepts what ``json.loads`` does, but for values above ``VALUE_CHARACTERS_MAX``. Raises
     InvalidArgumentError.
     """
-    try:
-        reader = _Reader(body.decode(json.detect_encoding(body)))
-    except UnicodeDecodeError as error:
-        raise InvalidArgumentError(f"The batch is not JSON: {error}.") from error
+    reader = _Reader(text)
     if reader.next_character() != "[":
         reader.value()
         raise InvalidArgumentError("The batch is not a JSON list of at least one event.")

@@ -20,17 +20,19 @@ import logging
 import re
 from array import array
 from collections.abc import Callable, Iterator, Mapping
-from typing import Final
+from sys import getsizeof
+from types import TracebackType
+from typing import Final, Self
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from tidegate.amqp.encode import encode_value
-from tidegate.broker import Broker, Claim, EventHub, Partition, Peer
+from tidegate.broker import AppendResult, Broker, Claim, EventHub, Partition
 from tidegate.gateway.http.authorization import RequestAuthorizer, peer_of
 from tidegate.gateway.http.errors import XML, error_response, response_for
-from tidegate.gateway.http.json_batch import batch_items, partition_key
+from tidegate.gateway.http.json_batch import batch_items, batch_text, partition_key
 from tidegate.gateway.http.server import HEADER_NAMES
 from tidegate.model.audience import beneath
 from tidegate.model.clock import Clock
@@ -38,12 +40,14 @@ from tidegate.model.errors import (
     EventTooLargeError,
     InvalidArgumentError,
     OperationTimeoutError,
+    ServerBusyError,
     TidegateError,
 )
 from tidegate.model.events import EventData, PropertyValue
 from tidegate.transport.memory import MemoryBudget
 from tidegate.transport.peers import site_at
 from tidegate.transport.sliced_work import SlicedWork
+from tidegate.transport.tasks import TaskOwner
 from tidegate.wire.addresses import NodeAddress
 from tidegate.wire.batch import wrap_event
 from tidegate.wire.event_codec import encode_event
@@ -57,6 +61,9 @@ TIMEOUT_S_MAX: Final = 300
 
 _JSON_FACTOR: Final = 2
 """Maximum size of a batch's JSON, in largest batches (our choice: names, quotes and escapes)."""
+
+_EVENTS_PER_COUNT: Final = 256
+"""Events of a batch after which the memory that it holds is counted again."""
 
 _OWN_HEADER = re.compile(
     "accept(-.*)?|authorization|brokerproperties|cache-control|connection|content-.*|cookie|date|dnt|expect|"
@@ -74,7 +81,7 @@ class Publishing:
     def __init__(
         self, broker: Broker, *, clock: Clock, budget: MemoryBudget, sliced_work: SlicedWork
     ) -> None:
-        """budget: counts the bodies of requests. sliced_work: parses large batches."""
+        """budget: counts what requests hold. sliced_work: parses large batches."""
         self._budget = budget
         self._sliced_work = sliced_work
         self._broker = broker
@@ -91,7 +98,7 @@ class Publishing:
             timeout_s = _timeout_s(request.query_params.get("timeout"))
             try:
                 async with asyncio.timeout(timeout_s) as deadline:
-                    await self._append(request, deadline)
+                    await (await self._queue(request, deadline))
             except TimeoutError as error:
                 self._budget.require_room()
                 raise OperationTimeoutError(
@@ -104,13 +111,14 @@ class Publishing:
             await self._broker.key_guard.wait_before_answer(error)
             return response_for(error)
         except ClientDisconnect:
-            return error_response(400, "The request ended before its body was complete.")
+            return error_response(400, "The client disconnected before its events were stored.")
         return Response(status_code=201, media_type=XML)
 
-    async def _append(self, request: Request, deadline: asyncio.Timeout) -> None:
-        """Store the published events.
+    async def _queue(self, request: Request, deadline: asyncio.Timeout) -> asyncio.Future[AppendResult]:
+        """Queue the published events to be stored. What the request held is free, or counted as queued, then.
 
-        Cancellation: all events are stored or none; stored ones may not be counted for their publisher.
+        Cancellation of this and of the result: all events are stored or none; stored ones may not be counted
+        for their publisher.
         """
         hub, publisher = request.path_params["hub"], request.path_params.get("publisher")
         partition_id = request.path_params.get("partition")
@@ -121,67 +129,52 @@ class Publishing:
         content_type = request.headers.get("content-type", "")
         is_batch = content_type.partition(";")[0].strip().lower() == BATCH_CONTENT_TYPE
         bytes_max = event_hub.event_bytes_max * (_JSON_FACTOR if is_batch else 1)
-        body = await self._read_body(request, bytes_max, deadline)
         encode = _encoder(publisher)
-        if is_batch:
-            sections, key = await self._parse_batch(body, encode, peer_of(request))
-        else:
-            sections, key = _parse_single(body, request, encode)
-        # Again: body and parsing may take long, and a right that was lost meanwhile must not store anything.
-        event_hub = self._admit(request, address)
-        partition = _target(event_hub, partition_id, publisher, key)
-        added_bytes = 0 if publisher is None else len(_publisher_section(publisher)) * len(sections)
-        lengths = array("I", map(len, sections))
-        payload = b"".join(sections)
-        appended = partition.append_nowait(payload, lengths, added_bytes=added_bytes)
+        with _Upload(self._budget, deadline) as upload:
+            await upload.read_body(request, bytes_max)
+            if is_batch:
+                key = await self._parse_batch(request, upload, encode)
+            else:
+                key = _parse_single(request, upload, encode)
+            upload.require_kept()
+            # Again: body and parsing may take long, and a right lost meanwhile must not store anything.
+            event_hub = self._admit(request, address)
+            partition = _target(event_hub, partition_id, publisher, key)
+            payload, lengths = bytes(upload.payload), upload.lengths
+            added_bytes = 0 if publisher is None else len(_publisher_section(publisher)) * len(lengths)
+            appended = partition.append_nowait(payload, lengths, added_bytes=added_bytes)
         if publisher is not None:
             event_hub.publishers.note_when_stored(
                 appended, publisher, partition.partition_id, event_bytes=len(payload), is_own_address=True
             )
-        await appended
+        return appended
 
-    async def _read_body(self, request: Request, bytes_max: int, deadline: asyncio.Timeout) -> bytes:
-        announced = request.headers.get("content-length", "0")
-        if announced.isdigit() and int(announced) > bytes_max:
-            raise _too_large(bytes_max)
-        body = bytearray()
+    async def _parse_batch(self, request: Request, upload: _Upload, encode: _Encode) -> str | None:
+        """Add the events of a batch to ``upload``; returns their partition key.
 
-        def end() -> None:
-            deadline.reschedule(0.0)
-            body.clear()
-
-        account = self._budget.open_account(lambda: len(body), end=end)
-        try:
-            async for chunk in request.stream():
-                body += chunk
-                account.update()
-                if len(body) > bytes_max:
-                    raise _too_large(bytes_max)
-            return bytes(body)
-        finally:
-            account.close()
-
-    async def _parse_batch(self, body: bytes, encode: _Encode, peer: Peer) -> _Publication:
+        Raises InvalidArgumentError; ClientDisconnect if the client leaves meanwhile.
+        """
         keys: set[str | None] = set()
 
-        def sections() -> Iterator[bytes | None]:
+        def work() -> Iterator[None]:
             # Encoded immediately: hundreds of thousands of objects would make garbage collections slow.
-            for item in batch_items(body):
-                if item is None:
-                    yield None
-                    continue
-                event, key = item
-                keys.add(key)
-                yield encode(event, key)
+            for item in batch_items(upload.take_text()):
+                if item is not None:
+                    event, key = item
+                    keys.add(key)
+                    upload.add(encode(event, key))
+                yield None
 
-        found = await self._sliced_work.collect(sections(), address=site_at(peer.address))
-        if not found:
+        async with TaskOwner("published batch") as watch:
+            watch.start(upload.end_with_client(request), name="client")
+            await self._sliced_work.collect(work(), address=site_at(peer_of(request).address))
+        if not upload.lengths:
             raise InvalidArgumentError("The batch is not a JSON list of at least one event.")
         if len(keys) > 1:
             raise InvalidArgumentError(
                 "The events of the batch have different partition keys.", next_step="Send one batch per key."
             )
-        return found, keys.pop()
+        return keys.pop()
 
     def _admit(self, request: Request, address: NodeAddress) -> EventHub:
         """The event hub, if the request may send to ``address`` now."""
@@ -196,8 +189,97 @@ class Publishing:
 _Encode = Callable[[EventData, str | None], bytes]
 """Takes an event and its partition key, and returns its stored form."""
 
-_Publication = tuple[list[bytes], str | None]
-"""Events in their stored form, and their partition key."""
+
+class _Upload:
+    """What a request holds until its events are queued for the disk: its body, then its text, and its events
+    in their stored form. It counts all of that, while the body arrives and while parsing waits for turns.
+    """
+
+    def __init__(self, budget: MemoryBudget, deadline: asyncio.Timeout) -> None:
+        """deadline: of the request; it ends at once when memory is exhausted, or its client leaves."""
+        self._body = bytearray()
+        self._text = ""
+        self.payload = bytearray()
+        """The events, one after the other."""
+        self.lengths = array("I")
+        """Of each event, in bytes."""
+        self._deadline = deadline
+        self._reason: TidegateError | ClientDisconnect | None = None
+        self._account = budget.open_account(self._held_bytes, end=self._end)
+
+    async def read_body(self, request: Request, bytes_max: int) -> None:
+        """Read the body. Raises EventTooLargeError, ClientDisconnect."""
+        announced = request.headers.get("content-length", "0")
+        if announced.isdigit() and int(announced) > bytes_max:
+            raise _too_large(bytes_max)
+        async for chunk in request.stream():
+            self._body += chunk
+            self._account.update()
+            if len(self._body) > bytes_max:
+                raise _too_large(bytes_max)
+
+    def take_body(self) -> bytes:
+        """The body, which is no longer held."""
+        body = bytes(self._body)
+        self._body.clear()
+        return body
+
+    def take_text(self) -> str:
+        """The text of a batch in the body, which is no longer held. Raises InvalidArgumentError."""
+        self._text = batch_text(self._body)
+        self._body.clear()
+        self._account.update()
+        return self._text
+
+    def add(self, event: bytes) -> None:
+        """Add an event in its stored form."""
+        self.payload += event
+        self.lengths.append(len(event))
+        if len(self.lengths) % _EVENTS_PER_COUNT == 0:
+            self._account.update()
+
+    async def end_with_client(self, request: Request) -> None:
+        """Wait until the client leaves, and end the request then. The body has been read."""
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        self._give_up(ClientDisconnect())
+
+    def require_kept(self) -> None:
+        """Raise what ended the request, if it has been ended."""
+        if self._reason is not None:
+            raise self._reason
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._account.close()
+        # It and the account refer to each other: the bytes must not wait for the garbage collector.
+        self._body, self._text, self.payload, self.lengths = bytearray(), "", bytearray(), array("I")
+        if isinstance(error, asyncio.CancelledError) and self._deadline.expired():
+            self.require_kept()
+
+    def _held_bytes(self) -> int:
+        return sum(map(getsizeof, (self._body, self._text, self.payload, self.lengths)))
+
+    def _end(self) -> None:
+        self._give_up(
+            ServerBusyError(
+                "The request was given up to free memory; its events are not stored.",
+                next_step="Send it again later.",
+                retry_after_s=4.0,
+            )
+        )
+
+    def _give_up(self, reason: TidegateError | ClientDisconnect) -> None:
+        if not self._deadline.expired():
+            self._reason = reason
+            self._deadline.reschedule(0.0)
 
 
 def _encoder(publisher: str | None) -> _Encode:
@@ -238,7 +320,8 @@ def _too_large(bytes_max: int) -> EventTooLargeError:
     return EventTooLargeError(f"The request has more than {bytes_max} bytes, the most allowed.")
 
 
-def _parse_single(body: bytes, request: Request, encode: _Encode) -> _Publication:
+def _parse_single(request: Request, upload: _Upload, encode: _Encode) -> str | None:
+    """Add the one event in the body to ``upload``; returns its partition key."""
     headers = request.headers
     names: Mapping[str, str] = request.scope.get("state", {}).get(HEADER_NAMES, {})
     properties: dict[str, PropertyValue] = {
@@ -249,7 +332,8 @@ def _parse_single(body: bytes, request: Request, encode: _Encode) -> _Publicatio
     text = headers.get("brokerproperties")
     broker_properties = None if text is None else _parse_json(text, "The header BrokerProperties")
     key = partition_key(broker_properties)
-    return [encode(EventData(body, properties), key)], key
+    upload.add(encode(EventData(upload.take_body(), properties), key))
+    return key
 
 
 def _parse_json(text: str | bytes, what: str) -> object:
