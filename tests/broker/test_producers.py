@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tidegate.broker import AppendResult, Broker, Partition, ProducerHandle
+from tidegate.broker.producers import LINKS_MAX
 from tidegate.model.errors import InvalidArgumentError, OutOfOrderSequenceError, ProducerEpochStolenError
 from tidegate.server.opening import open_broker
 from tidegate.transport.clock import SystemClock
@@ -92,6 +93,28 @@ async def test_a_higher_epoch_shuts_out_the_lower_at_once(broker: Broker) -> Non
     with pytest.raises(ProducerEpochStolenError, match="now has epoch 2; epoch 1"):
         await _open(partition, 7, 1)
     assert winner.stolen_error is None
+    await broker.close()
+
+
+async def test_a_producer_has_few_links(broker: Broker) -> None:
+    """Protects the event loop: a higher epoch detaches all links of the lower in one step. The oldest makes
+    room, so that a client whose connections were lost can always come back; other producers keep theirs.
+    """
+    partition = broker.event_hub("hub").partition("0")
+    other = await _open(partition, 8, 0)
+    stolen: list[str] = []
+    handles = [await _open(partition, 7, 0, stolen=stolen) for _ in range(LINKS_MAX)]
+    assert stolen == []
+    await asyncio.gather(*(_open(partition, 7, 0, stolen=stolen) for _ in range(40)), return_exceptions=True)
+    assert len(stolen) == 40
+    assert all("oldest" in text for text in stolen)
+    assert all(handle.stolen_error is not None for handle in handles)
+    latest = await _open(partition, 7, 0)
+    await _append(partition, latest, 0, 1)
+    await _open(partition, 7, 1, stolen=stolen)
+    assert len(stolen) == 41 + LINKS_MAX - 1
+    assert latest.stolen_error is not None
+    assert other.stolen_error is None
     await broker.close()
 
 

@@ -9,22 +9,29 @@ which acknowledgements it has received: a repeated batch is then recognised by i
     an epoch                     accepted if not lower than the known one; lower ones are stolen from
     no last sequence number      the last stored one, else -1
     a last sequence number       accepted
+    as another LINKS_MAX have    the oldest link of the producer is detached
 
 Source of names and rules: @azure/event-hubs 6.0.4 (``eventHubSender``) and the design of .NET's idempotent
 producer (azure-sdk-for-net#13188, #18016: -1 before anything was sent). Our choice: equal epochs do not steal
-from each other, so that a producer can reconnect while its old link is half open.
+from each other, so that a producer can reconnect while its old link is half open. A producer has few links,
+so that a higher epoch has few to steal from, in one step of the event loop.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Awaitable, Callable
+from typing import Final
 
 from tidegate.model.errors import ProducerEpochStolenError
 from tidegate.storage.producers import SEQUENCE_MODULUS, ProducerState
 from tidegate.storage.record import ProducerBatch
 
 OnProducerStolen = Callable[[ProducerEpochStolenError], None]
+
+LINKS_MAX: Final = 5
+"""Links of one producer at one partition. Our choice, as many as receivers without an owner level: official
+clients and ours have one, and for a while those of lost connections."""
 
 _PRODUCER_ID_BITS = 48
 """Of generated ids: enough to be unique, and exact as JavaScript's numbers."""
@@ -102,6 +109,7 @@ class ProducerRegistry:
             producer_id = secrets.randbits(_PRODUCER_ID_BITS)
         # Before the log is read, so that nothing of lower epochs is queued behind that.
         self._shut_out(producer_id, epoch)
+        self._make_room(producer_id)
         handle = ProducerHandle(self, producer_id, epoch or 0, on_stolen)
         self._attached.setdefault(producer_id, []).append(handle)
         try:
@@ -136,6 +144,19 @@ class ProducerRegistry:
             self._discard(loser)
         for loser in losers:
             loser._steal(_refused(producer_id, loser.epoch, epoch))
+
+    def _make_room(self, producer_id: int) -> None:
+        attached = self._attached.get(producer_id, [])
+        if len(attached) >= LINKS_MAX:
+            # Not refused: a producer that reconnects may have lost the others without the service knowing.
+            oldest = attached[0]
+            self._discard(oldest)
+            oldest._steal(
+                ProducerEpochStolenError(
+                    f"The producer {producer_id} has {LINKS_MAX} newer links; its oldest was detached.",
+                    next_step="Give each instance a producer id of its own, or close links no longer used.",
+                )
+            )
 
     def _discard(self, handle: ProducerHandle) -> None:
         attached = self._attached[handle.producer_id]
