@@ -7,19 +7,24 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlencode, urlsplit
 
+import jinja2
+import pytest
 from tests.support.absent import not_tested
 
 from tidegate.broker import EMULATOR_KEY
+from tidegate.console.frame.live import LiveStreams
 from tidegate.testing.hub import HubService
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
+
+T = TypeVar("T")
 
 AXE = Path(__file__).parent / "axe" / "node_modules" / "axe-core" / "axe.min.js"
 NARROW = {"width": 360, "height": 740}
@@ -36,6 +41,34 @@ def console_service(directory: Path, **settings: object) -> HubService:
     config = directory / "settings.json"
     config.write_text(json.dumps({"root_key": EMULATOR_KEY, **settings}))
     return HubService(directory / "data", is_http_used=True, config=config)
+
+
+def watch_drawing(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
+    """The templates rendered from now on by a service of this process, each with whether it was in the turn
+    of the live pages. Grows.
+    """
+    found: list[tuple[str, bool]] = []
+    is_drawing = False
+    draw, render = LiveStreams.draw, jinja2.Template.render
+
+    async def watched_draw(self: LiveStreams, work: Callable[[], T]) -> T:
+        def drawn() -> T:
+            nonlocal is_drawing
+            is_drawing = True
+            try:
+                return work()
+            finally:
+                is_drawing = False
+
+        return await draw(self, drawn)
+
+    def watched_render(self: jinja2.Template, *values: Any, **named: Any) -> str:
+        found.append((str(self.name), is_drawing))
+        return render(self, *values, **named)
+
+    monkeypatch.setattr(LiveStreams, "draw", watched_draw)
+    monkeypatch.setattr(jinja2.Template, "render", watched_render)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

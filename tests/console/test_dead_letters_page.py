@@ -28,7 +28,7 @@ from tests.console.processing_support import (
     signed_in,
     text_of,
 )
-from tests.console.support import PlainBrowser, assert_accessible, console_service
+from tests.console.support import PlainBrowser, assert_accessible, console_service, watch_drawing
 
 from tidegate.broker import AuditRecord, Claim
 from tidegate.client import BlockingConsumer
@@ -201,6 +201,20 @@ def test_dead_letters_are_found_and_seen_whole(letters: DeadLetters, plain_brows
     body = plain_browser.get(f"{address}/body")
     assert (body.body, body.headers["content-type"]) == (b'{"celsius": null}', "application/octet-stream")
     assert "attachment" in body.headers["content-disposition"]
+
+
+@pytest.mark.parametrize(("query", "part"), [("", "sums"), ("?sought=1", "rows")])
+def test_live_parts_are_drawn_in_their_turn(
+    query: str, part: str, letters: DeadLetters, plain_browser: PlainBrowser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Protects the event loop: what they draw counts against the live pages' share."""
+    plain_browser.get("/")
+    found = watch_drawing(monkeypatch)
+    with closing(plain_browser.open(f"/console/live/dead-letters{query}")) as stream:
+        while stream.readline() != f"event: {part}\n".encode():
+            pass
+    assert (f"dead_letters/{part}.html", True) in found
+    assert all(is_drawing for _, is_drawing in found), found
 
 
 def test_a_crafted_body_makes_no_large_page() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from array import array
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
 from typing import cast
@@ -33,6 +34,7 @@ from tidegate.console.explorer.values import (
     EventFilter,
     EventPlace,
     EventQuery,
+    ExploredEvent,
     PageEnd,
     Way,
 )
@@ -280,6 +282,56 @@ async def test_a_tail_shows_added_partitions(broker: Broker, events: BrokerEvent
     await append(hub, 2, EventData(b"a"))
     await tail.refresh()
     assert [(event.partition_id, event.sequence_number) for event in tail.shown] == [("2", 0)]
+
+
+async def test_tails_of_the_same_events_read_them_once(broker: Broker, events: BrokerEvents) -> None:
+    """Protects the service from many live pages: each event is decoded and shown once for all of them; each
+    page has the events, and counts, from its own beginning."""
+    hub = await make_hub(broker, 2)
+    shown: list[int] = []
+
+    def show(found: Sequence[ExploredEvent]) -> list[int]:
+        shown.extend(event.sequence_number for event in found)
+        return [event.sequence_number for event in found]
+
+    query = EventQuery("hub", count=3)
+    tails = [events.tail(query, show) for _ in range(5)]
+    await append(hub, 0, EventData(b"a"), EventData(b"b"))
+    late = events.tail(query, show)
+    await append(hub, 0, EventData(b"c"))
+    await asyncio.gather(*(tail.refresh() for tail in (late, *tails)))
+    assert shown == [0, 1, 2]
+    assert [(tail.seen, tail.shown) for tail in tails] == [(3, [2, 1, 0])] * 5
+    assert (late.seen, late.skipped, late.shown) == (1, 0, [2])
+    other = events.tail(EventQuery("hub", filter=EventFilter(body_text="d"), count=3), show)
+    await append(hub, 1, EventData(b"d"))
+    await other.refresh()
+    await late.refresh()
+    assert shown == [0, 1, 2, 0, 0]
+    assert other.shown == [0]
+    assert late.shown == [0, 2]
+
+
+async def test_a_page_that_ends_takes_no_events_from_others(
+    broker: Broker, events: BrokerEvents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it was reading, those that share its tail show."""
+    hub = await make_hub(broker, 1)
+    query = EventQuery("hub", count=3)
+    leaving, staying = events.tail(query, list), events.tail(query, list)
+    await append(hub, 0, EventData(b"a"), EventData(b"b"))
+    fitting = leaving._source._fitting
+
+    async def leave(*_: object) -> list[ExploredEvent]:
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(leaving._source, "_fitting", leave)
+    with pytest.raises(asyncio.CancelledError):
+        await leaving.refresh()
+    monkeypatch.setattr(leaving._source, "_fitting", fitting)
+    await staying.refresh()
+    assert (staying.seen, staying.skipped) == (2, 0)
+    assert [event.sequence_number for event in staying.shown] == [1, 0]
 
 
 async def test_a_tail_keeps_no_bodies(broker: Broker, events: BrokerEvents) -> None:

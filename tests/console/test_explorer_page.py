@@ -18,7 +18,7 @@ from urllib.parse import quote
 import pytest
 from starlette.requests import Request
 from tests.console.explorer_support import link_of, rows_of, send_events, words_of
-from tests.console.support import PlainBrowser, assert_accessible
+from tests.console.support import PlainBrowser, assert_accessible, watch_drawing
 
 from tidegate.console.explorer import page as explorer
 from tidegate.console.explorer.events import BrokerEvents
@@ -37,6 +37,8 @@ from tidegate.console.frame.rendering import fragment
 from tidegate.model.events import EventData
 from tidegate.server.app import TidegateServer
 from tidegate.testing.hub import HubService
+from tidegate.transport.peers import site_at
+from tidegate.transport.sliced_work import SlicedWork
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -271,6 +273,48 @@ def test_a_quiet_live_page_is_not_drawn_again(
         while b"news" not in response.readline():
             pass
     assert drawn == [0, 1]
+
+
+def test_live_rows_are_drawn_once_and_in_turn(
+    service: HubService, hub: str, plain_browser: PlainBrowser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Protects the event loop: what live pages draw counts against their share of it, a few rows at a time,
+    and all that show the same events share their rows."""
+    addresses = [f"/console/live/hubs/{hub}/explorer?count=250&x={number}" for number in range(3)]
+    found = watch_drawing(monkeypatch)
+    with ExitStack() as stack:
+        streams = [
+            stack.enter_context(closing(_ask(plain_browser, each))).getresponse() for each in addresses
+        ]
+        for stream in streams:
+            while b"</table>" not in stream.readline():
+                pass
+        found.clear()
+        send_events(service, hub, *[EventData(b"%d" % number) for number in range(100)], EventData(b"last"))
+        for stream in streams:
+            while b"last" not in stream.readline():
+                pass
+    assert all(is_drawing for _, is_drawing in found), found
+    assert [name for name, _ in found].count("explorer/row.html") == 101
+    assert [name for name, _ in found].count("explorer/rows.html") >= 3
+
+
+def test_rows_of_a_page_are_drawn_in_slices(
+    service: HubService, hub: str, plain_browser: PlainBrowser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Protects the event loop: 500 rows take it tens of milliseconds, so their address takes turns."""
+    slices: list[tuple[int, object]] = []
+    collect = SlicedWork.collect
+
+    async def counted(self: SlicedWork, items: Iterator[Any], *, address: object = None) -> list[Any]:
+        found = await collect(self, items, address=address)
+        slices.append((len(found), address))
+        return found
+
+    send_events(service, hub, *[EventData(b"%d" % number) for number in range(80)])
+    monkeypatch.setattr(SlicedWork, "collect", counted)
+    assert len(rows_of(plain_browser.get(f"/hubs/{hub}/explorer?count=100"))) == 80
+    assert slices == [(80, site_at("127.0.0.1"))]
 
 
 def _ask(browser: PlainBrowser, path: str) -> http.client.HTTPConnection:

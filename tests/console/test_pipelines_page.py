@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.console.pipeline_process import status_of
 from tests.console.processing_support import recreate_hub, signed_in
-from tests.console.support import PlainBrowser, assert_accessible, console_service
+from tests.console.support import PlainBrowser, assert_accessible, console_service, watch_drawing
 
 from tidegate.broker import AuditRecord, Claim
 from tidegate.console.pipelines import reported
@@ -133,6 +133,20 @@ def test_the_log_ends_where_it_ends(files: PipelineFiles, plain_browser: PlainBr
         while stream.readline() != b"event: log\n":
             pass
         assert re.match(rb"data: line \d+ &lt;i&gt;\n", stream.readline())
+
+
+def test_a_live_page_is_drawn_in_its_turn(
+    files: PipelineFiles, plain_browser: PlainBrowser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Protects the event loop: what it draws counts against the live pages' share."""
+    files.write(replace(status_of("drawn", HUB), state=PipelineState.ENDED))
+    wait_for(plain_browser, "/pipelines/drawn", "spark.log")
+    found = watch_drawing(monkeypatch)
+    with closing(plain_browser.open("/console/live/pipelines/drawn")) as stream:
+        while not stream.readline().startswith(b"event: facts"):
+            pass
+    assert ("pipelines/pipeline_facts.html", True) in found
+    assert all(is_drawing for _, is_drawing in found), found
 
 
 def test_stopping_needs_manage_and_is_said_first(

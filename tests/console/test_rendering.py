@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
 from datetime import UTC, datetime, timedelta
+from types import FrameType
 
 import pytest
 from hypothesis import given
@@ -126,6 +128,24 @@ def test_what_an_event_says_is_in_its_order() -> None:
     """Protects a reader from text that looks other than it is: characters that reorder it are escaped."""
     assert visible("pay \u202e001\u202c \u2066x\u2069") == "pay \\u202e001\\u202c \\u2066x\\u2069"
     assert visible("a\tb\r\nשלום \u200f\x1b\x7f\x9b") == "a\tb\r\nשלום \u200f\u241b\u2421\ufffd"
+
+
+def test_what_is_escaped_costs_no_call_of_ours() -> None:
+    """Protects the event loop: a sender may fill bodies and keys with such characters."""
+    calls = 0
+
+    def count(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    text = "\u202e" * 1_000
+    sys.setprofile(count)
+    try:
+        found = visible(text)
+    finally:
+        sys.setprofile(None)
+    assert found == "\\u202e" * 1_000
+    assert calls < 10
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from tidegate.console.frame.errors import problem_page, status_of
 from tidegate.console.frame.forms import digits_of
 from tidegate.console.frame.pages import Pages, attachment, get, post
 from tidegate.console.frame.paging import PAGE_SIZE
-from tidegate.console.frame.rendering import fragment, page
+from tidegate.console.frame.rendering import fragments, page
 from tidegate.console.frame.sessions import (
     actor_of,
     form_of,
@@ -101,13 +101,19 @@ class DeadLetterPages(Pages):
                 if is_sought:
                     rows = await self._rows(query, chosen, behind, at_most_s=LIVE_WAIT_S)
                     is_sought = rows["is_sought"]
-                    return {"rows": fragment(request, "dead_letters/rows.html", **context | rows)}
+                    return await self._draw(request, {"rows": "dead_letters/rows.html"}, context | rows)
                 sums = await self._sums(chosen, at_most_s=LIVE_WAIT_S)
             except TidegateError as error:
                 return {"trouble": str(error)}
-            return {"sums": fragment(request, "dead_letters/sums.html", **context | sums), "trouble": ""}
+            drawn = await self._draw(request, {"sums": "dead_letters/sums.html"}, context | sums)
+            return {**drawn, "trouble": ""}
 
         return self.console.streams.stream(request, render, every_s=LIVE_EVERY_S)
+
+    async def _draw(
+        self, request: Request, parts: Mapping[str, str], context: Mapping[str, Any]
+    ) -> Mapping[str, str]:
+        return await self.console.streams.draw(lambda: fragments(request, parts, context))
 
     def _frame(self, request: Request, query: LetterQuery) -> dict[str, Any]:
         rights = rights_of(request)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, Generic, TypeVar
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from typing import Any, Final, Generic, TypeVar
+from weakref import WeakValueDictionary
 
 from tidegate.broker import Broker, Partition
 from tidegate.console.explorer.codec import event_detail, fitting_events
@@ -30,6 +31,7 @@ from tidegate.console.explorer.values import (
     EventDetail,
     EventFilter,
     EventPage,
+    EventPlace,
     EventQuery,
     ExploredEvent,
     PageEnd,
@@ -68,6 +70,7 @@ class BrokerEvents:
         self._threads = asyncio.Semaphore(_THREADS_MAX)
         self._readers = asyncio.Semaphore(_READERS_MAX)
         self._first_times = FirstTimes()
+        self._tail_sources: WeakValueDictionary[Hashable, _TailSource[Any]] = WeakValueDictionary()
 
     async def read(self, query: EventQuery, cursor: EventCursor | None, *, is_wanted: Wanted) -> EventPage:
         """A page of events. is_wanted: called occasionally; False ends the page.
@@ -118,10 +121,16 @@ class BrokerEvents:
     def tail(self, query: EventQuery, show: Show[T]) -> EventTail[T]:
         """New matching events, the last ``count`` and at most PAGE_BYTES_MAX, as ``show`` gives them.
 
+        Tails of the same events share what is read, and what ``show`` returned.
         Raises NotFoundError.
         """
         hub = self.broker.event_hub(query.hub)
-        return EventTail(lambda: partitions_of(hub, query.partition_id), query, self._fitting, show)
+        key = (hub, query.partition_id, query.filter, query.count, show)
+        source: _TailSource[T] | None = self._tail_sources.get(key)
+        if source is None:
+            source = _TailSource(lambda: partitions_of(hub, query.partition_id), query, self._fitting, show)
+            self._tail_sources[key] = source
+        return EventTail(source)
 
     async def _merge(self, bounds: Bounds, way: Way, cursor: EventCursor | None) -> Merge:
         merge = Merge(way, self._first_times)
@@ -212,6 +221,43 @@ class _Scan:
 class EventTail(Generic[T]):
     """New events of some partitions as they arrive, each as what is shown of it: its body is not kept."""
 
+    def __init__(self, source: _TailSource[T]) -> None:
+        self._source = source
+        self._starts = source.ends_now()
+        self._skipped_before = source.skipped
+
+    @property
+    def shown(self) -> list[T]:
+        """What is shown of the last events, newest first."""
+        starts = self._starts
+        return [
+            each
+            for place, _, each in reversed(self._source.shown)
+            if place.sequence_number >= starts.get(place.partition_index, 0)
+        ]
+
+    @property
+    def seen(self) -> int:
+        """Events that arrived since the tail began, including those that do not match."""
+        starts = self._starts
+        return sum(max(0, end - starts.get(index, 0)) for index, end in self._source.ends.items())
+
+    @property
+    def skipped(self) -> int:
+        """Those of them that arrived too fast to be examined."""
+        return min(self.seen, self._source.skipped - self._skipped_before)
+
+    async def refresh(self) -> None:
+        """Read new events. Raises NotFoundError if the hub was deleted, ClosedError.
+
+        Cancellation: the events that were not read yet are read by the next call, of any tail.
+        """
+        await self._source.refresh()
+
+
+class _TailSource(Generic[T]):
+    """What tails of the same events share; it ends with the last of them."""
+
     def __init__(
         self,
         find_partitions: Callable[[], Sequence[Partition]],
@@ -221,61 +267,62 @@ class EventTail(Generic[T]):
     ) -> None:
         """find_partitions: those to show now; later ones at the end are shown from their beginning."""
         self._find_partitions = find_partitions
-        self._partitions = find_partitions()
         self._filter = query.filter
         self._fitting = fitting
-        self._next = [partition.next_sequence_number for partition in self._partitions]
         self._count = query.count
         self._show = show
-        self._shown: deque[tuple[int, T]] = deque()
-        """The size of each event, and what is shown of it."""
         self._bytes = 0
-        self.seen = 0
-        """Events that arrived since the tail began, including those that do not match."""
+        self._refreshing = asyncio.Lock()
+        self.shown: deque[tuple[EventPlace, int, T]] = deque()
+        """The place and the size of each event, and what is shown of it."""
+        self.ends = self.ends_now()
+        """The sequence number after the last event read, by partition as a number."""
         self.skipped = 0
-        """Those of them that arrived too fast to be examined."""
+        """Events that arrived too fast to be examined."""
 
-    @property
-    def shown(self) -> list[T]:
-        """What is shown of the last events, newest first."""
-        return [each for _, each in reversed(self._shown)]
+    def ends_now(self) -> dict[int, int]:
+        """The next sequence number of each partition."""
+        return {int(each.partition_id): each.next_sequence_number for each in self._find_partitions()}
 
     async def refresh(self) -> None:
-        """Read new events. Raises NotFoundError if the hub was deleted, ClosedError."""
-        self._partitions = self._find_partitions()
-        self._next += [0] * (len(self._partitions) - len(self._next))
-        merge, share = Merge(Way.NEWER), self._share
-        for number, partition in enumerate(self._partitions):
-            start, until = self._next[number], partition.next_sequence_number
+        """See ``EventTail.refresh``."""
+        async with self._refreshing:
+            merge, ends = Merge(Way.NEWER), self._begin()
+            for partition, end in ends:
+                merge.add_range(partition, self.ends[int(partition.partition_id)], end)
+            merge.start()
+            while merge.has_more:
+                stored = await merge.take(_EVENTS_PER_TURN, _BYTES_PER_TURN)
+                events = await self._fitting(stored, self._filter)
+                self._keep(events, await asyncio.to_thread(self._show, events) if events else ())
+                # Not before: the page whose turn it is may end meanwhile, and others show these events.
+                for each in stored:
+                    self.ends[each.place.partition_index] = each.place.sequence_number + 1
+                await asyncio.sleep(0)
+            for partition, end in ends:
+                self.ends[int(partition.partition_id)] = end
+
+    def _begin(self) -> list[tuple[Partition, int]]:
+        """The partitions with new events, and their ends; skips those of a flood."""
+        found: list[tuple[Partition, int]] = []
+        for partition in self._find_partitions():
             if partition.is_closed:
                 raise NotFoundError(f"The event hub {partition.event_hub!r} was deleted.")
-            if start == until:
-                continue
-            self.seen += until - start
-            looked_from = max(start, until - share)
-            self.skipped += looked_from - start
-            merge.add_range(partition, looked_from, until)
-            self._next[number] = until
-        merge.start()
-        while merge.has_more:
-            stored = await merge.take(_EVENTS_PER_TURN, _BYTES_PER_TURN)
-            events = await self._fitting(stored, self._filter)
-            self._keep(events, await asyncio.to_thread(self._show, events) if events else ())
-            await asyncio.sleep(0)
+            end = partition.next_sequence_number
+            if self.ends.setdefault(int(partition.partition_id), 0) != end:
+                found.append((partition, end))
+        share = max(50, _TAIL_EVENTS_MAX // max(1, len(found)))
+        for partition, end in found:
+            index = int(partition.partition_id)
+            start = max(self.ends[index], end - share)
+            self.skipped += start - self.ends[index]
+            self.ends[index] = start
+        return found
 
     def _keep(self, events: Sequence[ExploredEvent], shown: Sequence[T]) -> None:
         """Keep the newest events, within a page's limits of events and bytes; at least one."""
         for event, each in zip(events, shown, strict=True):
-            self._shown.append((event.size_bytes, each))
+            self.shown.append((event.place, event.size_bytes, each))
             self._bytes += event.size_bytes
-            while len(self._shown) > self._count or (self._bytes > PAGE_BYTES_MAX and len(self._shown) > 1):
-                self._bytes -= self._shown.popleft()[0]
-
-    @property
-    def _share(self) -> int:
-        """Maximum events to read from each partition that has new ones."""
-        busy = sum(
-            partition.next_sequence_number > start
-            for partition, start in zip(self._partitions, self._next, strict=True)
-        )
-        return max(50, _TAIL_EVENTS_MAX // max(1, busy))
+            while len(self.shown) > self._count or (self._bytes > PAGE_BYTES_MAX and len(self.shown) > 1):
+                self._bytes -= self.shown.popleft()[1]

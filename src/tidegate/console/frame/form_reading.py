@@ -19,10 +19,9 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Receive
 
+from tidegate.console.frame.slices import in_slices
 from tidegate.model.errors import InvalidArgumentError, ServerBusyError
 from tidegate.transport.memory import MemoryBudget
-from tidegate.transport.peers import site_at
-from tidegate.transport.sliced_work import SlicedWork
 
 _FIELDS_MAX: Final = 100
 """Maximum fields of a form (our choice: pages have about 20)."""
@@ -133,9 +132,7 @@ async def _urlencoded(body: bytes, request: Request) -> list[tuple[str, str]]:
     fields = [field.partition(b"=")[::2] for field in body.split(b"&") if field]
     encoded = [part for field in fields for part in field]
     found = [bytearray() for _ in encoded]
-    sliced_work: SlicedWork = request.state.sliced_work
-    address = None if request.client is None else site_at(request.client.host)
-    for index, piece in await sliced_work.collect(_decoded_pieces(encoded), address=address):
+    for index, piece in await in_slices(request, _decoded_pieces(encoded)):
         found[index] += piece
     decoded = [part.decode(errors="replace") for part in found]
     return list(zip(decoded[::2], decoded[1::2], strict=True))

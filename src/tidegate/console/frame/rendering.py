@@ -51,6 +51,7 @@ _PICTURES: Final = {
     **dict.fromkeys(map(chr, range(0x80, 0xA0)), "\ufffd"),
 }
 _UNSEEN: Final = re.compile(f"[{''.join(_PICTURES)}]")
+_TRANSLATION: Final = str.maketrans(_PICTURES)
 
 _BYTE_UNITS = ("B", "KB", "MB", "GB", "TB", "PB")
 _AGO_STEPS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
@@ -82,8 +83,13 @@ def fragment(request: Request, template: str, **context: Any) -> Markup:
     if isinstance(problem := context.get("problem"), TidegateError):
         values["problem"] = for_users(problem)
         del context["problem"]
+    return rendered(template, values | context)
+
+
+def rendered(template: str, context: Mapping[str, Any]) -> Markup:
+    """A part of a page that shows nothing of the request."""
     # The template has escaped its values.
-    return Markup(environment().get_template(template).render(values | context))
+    return Markup(environment().get_template(template).render(context))
 
 
 def fragments(request: Request, parts: Mapping[str, str], context: Mapping[str, Any]) -> dict[str, str]:
@@ -153,7 +159,8 @@ def shown(value: object) -> str:
 def visible(text: str) -> str:
     """Text with a symbol for each control character, except line ends and tabs, and an escape for each that
     reorders text."""
-    return text if text.isprintable() else _UNSEEN.sub(lambda found: _PICTURES[found[0]], text)
+    # Not with a function of each match: a sender may send nothing but such characters.
+    return text if text.isprintable() or _UNSEEN.search(text) is None else text.translate(_TRANSLATION)
 
 
 def counted(value: int, noun: str) -> str:

@@ -114,7 +114,7 @@ class PipelinePages(Pages):
             nonlocal beats
             try:
                 context = await self._one_context(request)
-                parts = fragments(request, _ONE_PARTS, context) | {"state": context["sentence"]}
+                parts = await self._draw(request, context) | {"state": context["sentence"]}
                 if beats % _LOG_EVERY == 0:
                     _, parts["log"] = await self.pipelines.log_tail(context["entry"])
             except NotFoundError:
@@ -125,6 +125,9 @@ class PipelinePages(Pages):
             return parts
 
         return self.console.streams.stream(request, render, every_s=LIVE_EVERY_S)
+
+    async def _draw(self, request: Request, context: Mapping[str, Any]) -> dict[str, str]:
+        return await self.console.streams.draw(lambda: fragments(request, _ONE_PARTS, context))
 
     async def _one_context(self, request: Request) -> dict[str, Any]:
         entry = await self._entry(request)

@@ -1,0 +1,20 @@
+"""Work that requests cause, in slices, in the turns of their client's address."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TypeVar
+
+from starlette.requests import Request
+
+from tidegate.transport.peers import site_at
+from tidegate.transport.sliced_work import SlicedWork
+
+T = TypeVar("T")
+
+
+async def in_slices(request: Request, items: Iterator[T]) -> list[T]:
+    """All items; see ``SlicedWork.collect``."""
+    sliced_work: SlicedWork = request.state.sliced_work
+    address = None if request.client is None else site_at(request.client.host)
+    return await sliced_work.collect(items, address=address)
