@@ -191,8 +191,8 @@ READING: Final = (
         "wire/test_selector.py::test_and_joins_comparisons",
         "gateway/test_egress.py::test_only_filters_in_force_are_in_the_answer",
         note="By offset, sequence number or enqueued time, with `>`, `>=` or `=`, joined by `AND`; either "
-        "quotes or none, any case, and the old `x-opt-enqueuedtimeutc`. Other filters are ignored, and not "
-        "in the answer.",
+        "quotes or none, any case, and the old `x-opt-enqueuedtimeutc`; at most 8 comparisons. Other "
+        "filters are ignored, and not in the answer.",
     ),
     done(
         "Unsettled deliveries, for receivers that ask for them (snd-settle-mode unsettled)",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from functools import partial
 from typing import Any
 
 import pytest
@@ -32,6 +33,7 @@ from tidegate.amqp.types import Described, Symbol
 from tidegate.broker import Broker
 from tidegate.model.events import EventData
 from tidegate.model.position import EventPosition
+from tidegate.storage.partition_log import FilePartitionLog
 from tidegate.wire.batch import BATCH_MESSAGE_FORMAT, wrap_event
 from tidegate.wire.event_codec import encode_event
 from tidegate.wire.management import ManagementRequest, Operation
@@ -360,6 +362,41 @@ async def test_a_receiver_starts_where_all_its_comparisons_are_met(pair: Pair, b
     link.grant_credit(10)
     pair.exchange()
     assert _texts(pair, link) == ["b", "c"]
+
+
+def _is_answered(pair: Pair, link: ReceiverLink) -> bool:
+    return bool(pair.deliveries(link)) or link.has_ended
+
+
+async def test_an_attach_searches_the_log_for_one_time(
+    pair: Pair, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Protects neighbours: an attach of 280 comparisons with an enqueued time held the loop for 1.3 s."""
+    await _append(broker, "a", "b")
+    times = list[int]()
+    search = FilePartitionLog.sequence_number_at_time
+
+    async def counted_search(log: FilePartitionLog, time_ms: int) -> int:
+        times.append(time_ms)
+        return await search(log, time_ms)
+
+    monkeypatch.setattr(FilePartitionLog, "sequence_number_at_time", counted_search)
+    for count, expected in ((4, [4]), (140, [])):
+        text = " AND ".join(f"amqp.annotation.x-opt-enqueued-time >= {number}" for number in range(1, 5))
+        filters: dict[object, object] = {
+            Symbol(f"s{number}"): Described(SELECTOR_FILTER, text) for number in range(count // 4)
+        }
+        link = pair.session.attach_receiver(f"in {count}", source=Source(address=ADDRESS, filter=filters))
+        link.grant_credit(10)
+        await pair.wait_for(partial(_is_answered, pair, link))
+        assert times == expected
+        times.clear()
+    error = pair.error_of(link)
+    assert error is not None
+    assert (error.condition, "more than 8" in (error.description or "")) == (
+        "com.microsoft:argument-error",
+        True,
+    )
 
 
 DECISIONS: tuple[DeliveryState, ...] = (Accepted(), Released(), Rejected(), Modified(delivery_failed=True))

@@ -15,6 +15,7 @@ from tidegate.amqp.types import Described, Symbol, ULong
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.position import EventPosition
 from tidegate.wire.selector import (
+    COMPARISONS_MAX,
     format_selector,
     honoured_filters,
     parse_selector,
@@ -24,6 +25,7 @@ from tidegate.wire.selector import (
 
 TIME = datetime(2026, 9, 1, 12, 0, 0, 5000, tzinfo=UTC)
 MS = 1788264000005
+SELECTOR = Symbol("apache.org:selector-filter:string")
 
 
 @pytest.mark.parametrize(
@@ -141,6 +143,28 @@ def test_and_joins_comparisons() -> None:
         "another": Described(ULong(0x468C00000004), texts[1]),
     }
     assert positions_from_filters(filters) == (offset, number)
+
+
+def test_of_several_times_only_the_last_is_looked_up() -> None:
+    """Protects the event loop: the log is searched for each time; 280 of them held it for 1.3 s."""
+    comparisons = [
+        f"amqp.annotation.x-opt-enqueued-time {sign} {MS - less}" for sign in (">=", ">") for less in (0, 9)
+    ]
+    after = EventPosition.from_enqueued_time(TIME, is_inclusive=False)
+    offset = "amqp.annotation.x-opt-offset > '5'"
+    for expression in (" AND ".join(comparisons), " AND ".join(reversed(comparisons))):
+        filters: dict[object, object] = {SELECTOR: expression, "b": Described(SELECTOR, offset)}
+        assert positions_from_filters(filters) == (EventPosition.from_offset("5"), after)
+
+
+def test_there_are_few_comparisons() -> None:
+    """Protects the event loop: each is a look-up. Official clients send one."""
+    comparison = "amqp.annotation.x-opt-offset > '5'"
+    half = " AND ".join([comparison] * (COMPARISONS_MAX // 2))
+    filters: dict[object, object] = {name: Described(SELECTOR, half) for name in "ab"}
+    assert len(positions_from_filters(filters)) == COMPARISONS_MAX
+    with pytest.raises(InvalidArgumentError, match=r"more than 8 comparisons.*Send only the last position"):
+        positions_from_filters(filters | {"c": Described(SELECTOR, comparison)})
 
 
 def test_only_selectors_are_in_force() -> None:

@@ -10,7 +10,7 @@ all of them are met.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
@@ -29,6 +29,9 @@ OLD_ENQUEUED_TIME: Final = "x-opt-enqueuedtimeutc"
 
 SELECTOR_FILTER_CODE: Final = 0x468C00000004
 """The registered descriptor of ``apache.org:selector-filter:string``."""
+
+COMPARISONS_MAX: Final = 8
+"""In all selectors of a receiver (our choice: official clients send one, and each costs a look-up)."""
 
 _EXPRESSION_CHARACTERS_MAX = 1024
 _COMPARISON = re.compile(
@@ -129,9 +132,9 @@ def _is_selector(key: object, value: object) -> bool:
 
 def positions_from_filters(filters: Mapping[object, object]) -> tuple[EventPosition, ...]:
     """The positions in a source's filters; the earliest if there is none. A receiver starts at the last of
-    them.
+    them. Only one is an enqueued time: the last, which includes the others.
 
-    Raises InvalidArgumentError for invalid filters.
+    Raises InvalidArgumentError for invalid filters, and for more than COMPARISONS_MAX comparisons.
     """
     positions: list[EventPosition] = []
     for value in honoured_filters(filters).values():
@@ -140,7 +143,23 @@ def positions_from_filters(filters: Mapping[object, object]) -> tuple[EventPosit
             positions += parse_selector(expression)
         elif expression is not None:
             raise _bad_selector(type(expression).__name__)
-    return tuple(positions) or (EventPosition.earliest(),)
+        if len(positions) > COMPARISONS_MAX:
+            raise InvalidArgumentError(
+                f"The position filters hold more than {COMPARISONS_MAX} comparisons.",
+                next_step="Send only the last position: a receiver starts where all comparisons are met.",
+            )
+    return _with_one_time(positions) or (EventPosition.earliest(),)
+
+
+def _with_one_time(positions: Sequence[EventPosition]) -> tuple[EventPosition, ...]:
+    """All but the earlier enqueued times. The log is searched for a time; the other kinds are arithmetic."""
+    times = {
+        (position.value, not position.is_inclusive): position
+        for position in positions
+        if isinstance(position.value, datetime)
+    }
+    others = tuple(position for position in positions if not isinstance(position.value, datetime))
+    return (*others, times[max(times)]) if times else others
 
 
 def _bad_selector(expression: str) -> InvalidArgumentError:
