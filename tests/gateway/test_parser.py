@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 
 import h11
 import pytest
+from tests.support.calls import calls_of
 
 from tidegate.gateway.http.parser import HEAD_BYTES_MAX, PIECE_LINES_MAX, RequestParser
 
@@ -52,7 +52,7 @@ class _Server:
         has_work = True
         while has_work:
             self.parser.begin_slice()
-            yield _calls_of(self._handle_events)
+            yield calls_of(self._handle_events)
             has_work = self.parser.has_work
             if self.parser.their_state is h11.DONE:
                 self._answer()
@@ -68,21 +68,6 @@ class _Server:
         self.parser.send(h11.Response(status_code=200, headers=[("Content-Length", "0")]))
         self.parser.send(h11.EndOfMessage())
         self.parser.start_next_cycle()
-
-
-def _calls_of(function: Callable[[], None]) -> int:
-    calls = 0
-
-    def count(frame: object, event: str, argument: object) -> None:
-        nonlocal calls
-        calls += event in ("call", "c_call")
-
-    sys.setprofile(count)
-    try:
-        function()
-    finally:
-        sys.setprofile(None)
-    return calls
 
 
 @pytest.mark.parametrize("read_bytes", [_READ_BYTES, 1_000])

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from azure.eventhub._pyamqp.message import Message
+from tests.support.calls import calls_of
 from tests.wire.official_client import batch_payload, event, message_payload
 
 from tidegate.amqp.encode import encode_value
@@ -27,6 +28,8 @@ from tidegate.wire.batch import (
 )
 
 SIZES = [0, 1, 2, 3, 4, 247, 255, 256, 257, 70_000]
+_ONCE = (0x70, 0x71, 0x72, 0x73, 0x74, 0x78)
+"""Sections that are not of the body."""
 
 
 def test_the_official_clients_batch_is_found_and_not_copied() -> None:
@@ -60,9 +63,8 @@ def test_sections_of_any_size_are_found_wherever_they_end(sizes: list[int]) -> N
     [
         (wrap_event(b""), 2 * batch.STEP_SECTIONS),
         (b"\x00\x80\x00\x00\x00\x00\x00\x00\x00\x75\xa0\x00", batch.STEP_SECTIONS / 10),
-        (b"\x00\x53\x78\xc1\x01\x00" + wrap_event(b"x"), batch.STEP_SECTIONS / 5),
     ],
-    ids=["data", "in another encoding", "of other kinds"],
+    ids=["data", "in another encoding"],
 )
 def test_many_sections_are_found_in_steps(
     section: bytes, most: float, monkeypatch: pytest.MonkeyPatch
@@ -101,8 +103,63 @@ def _counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_a_batch_has_few_other_sections() -> None:
     """Those of a message are limited, and so are those of a batch."""
-    with pytest.raises(DecodeError, match="more than 10000 sections that are not data"):
-        split_batch(wrap_event(b"x") + b"\x00\x53\x78\xc1\x01\x00" * 10_001)
+    with pytest.raises(DecodeError, match="more than 10000 sections in an unusual encoding"):
+        split_batch(wrap_event(b"x") + b"\x00\x80\x00\x00\x00\x00\x00\x00\x00\x75\xa0\x00" * 10_001)
+
+
+def test_a_single_message_of_many_sections_is_looked_at_in_steps() -> None:
+    """Protects neighbours: a single message of 1 MB has thousands of sections, too."""
+    payload = wrap_event(b"") * 9_500
+    steps = list(split_message(payload, 0))
+    assert steps[:-1] == [None] * 9
+    assert steps[-1] is not None
+    assert unwrap(steps[-1].payload) == payload
+
+
+@pytest.mark.parametrize("split", [split_batch, split_single])
+@pytest.mark.parametrize(
+    "section",
+    [bytes((0, 0x53, code)) + (b"\x45" if code in (0x70, 0x73) else b"\xc1\x01\x00") for code in _ONCE],
+    ids=lambda section: f"0x{section[2]:x}",
+)
+def test_a_section_that_may_occur_once_is_not_repeated(
+    split: Callable[[bytes], BatchSections], section: bytes
+) -> None:
+    """Protects the event loop and readers: each is decoded at most once, and none differs from another."""
+    assert len(split(section + wrap_event(b"x")).lengths) == 1
+    with pytest.raises(DecodeError, match="a second section 0x"):
+        split(section + wrap_event(b"x") + section)
+
+
+@pytest.mark.parametrize("split", [split_batch, split_single])
+@pytest.mark.parametrize(
+    "value", [{Symbol(f"{key:03x}"): None for key in range(1_000)}, {Symbol("a"): [[]] * 4_000}]
+)
+def test_annotations_cost_little(
+    split: Callable[[bytes], BatchSections], value: dict[object, object]
+) -> None:
+    """Protects neighbours: 1 MB of annotations, all of them decoded, held the loop for half a second."""
+    section = b"\x00\x53\x72" + encode_value(value)
+    payload = section * (1_000_000 // len(section)) + wrap_event(b"x")
+
+    def run() -> None:
+        with pytest.raises(DecodeError):
+            split(payload)
+
+    assert calls_of(run) < 20_000
+
+
+@pytest.mark.parametrize("split", [split_batch, split_single])
+def test_annotations_are_small(split: Callable[[bytes], BatchSections]) -> None:
+    """Protects the event loop from a megabyte of strings; and large ones are a step of their own."""
+    sections = [
+        b"\x00\x53\x72" + encode_value({Symbol("x-opt-partition-key"): "k", Symbol("a"): bytes(size)})
+        for size in (65_000, 66_000)
+    ]
+    assert split(sections[0] + wrap_event(b"x")).partition_key == "k"
+    with pytest.raises(DecodeError, match="65536 are allowed"):
+        split(sections[1] + wrap_event(b"x"))
+    assert next(split_message(sections[0] + wrap_event(b"x"), BATCH_MESSAGE_FORMAT)) is None
 
 
 def test_data_sections_that_lie_apart_are_brought_together() -> None:

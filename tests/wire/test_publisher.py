@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from tests.amqp.strategies import typed
+from tests.support.calls import calls_of
 
 from tidegate.amqp.encode import encode_value
 from tidegate.amqp.errors import DecodeError
@@ -143,3 +144,15 @@ def test_each_name_that_receivers_believe_is_looked_for(name: str) -> None:
     assert may_pretend(message)
     if name != "x-opt-publisher":
         assert _unpublished(message) == message
+
+
+def test_a_publishers_annotations_cost_little() -> None:
+    """Protects neighbours: all sections of annotations in an event were decoded, half a second of 1 MB."""
+    section = b"\x00\x53\x72" + encode_value({Symbol("a"): [[]] * 4_000})
+    event = section * 200 + _BODY
+
+    def run() -> None:
+        with pytest.raises(DecodeError, match="a second section 0x72"):
+            list(published_events(split_batch(batch_envelope() + wrap_event(event)), "p"))
+
+    assert calls_of(run) < 20_000

@@ -25,6 +25,7 @@ from tidegate.amqp.message import (
     AMQP_SEQUENCE,
     AMQP_VALUE,
     DATA,
+    FOOTER,
     MESSAGE_ANNOTATIONS,
     SECTIONS_MAX,
     iter_sections,
@@ -49,7 +50,15 @@ STEP_SECTIONS: Final = 2_000
 """Data sections in a step of ``split_message``, or up to twice as many: about 1 ms (our choice)."""
 
 _OTHER_SECTION: Final = 20
-"""Data sections that a section of another kind, or with another encoding, counts as."""
+"""Data sections that a section of another kind, or with another encoding, counts as, and each of its
+``_OTHER_BYTES``."""
+_OTHER_BYTES: Final = 256
+
+_SINGLE_SECTIONS: Final = 1_000
+"""Sections of a single message that are found in a step: less than 1 ms."""
+
+ANNOTATIONS_BYTES_MAX: Final = 65_536
+"""Bytes of message annotations that are decoded (our choice: those of clients take less than 1 KB)."""
 
 _WINDOW_BYTES: Final = 10_000
 """These hold at most 2,000 data sections."""
@@ -83,9 +92,10 @@ def split_message(payload: Buffer, message_format: int) -> Iterator[BatchSection
     """The events in a message, those of a batch or the message itself, as the last item.
 
     A batch of 1 MB can have 200,000 events, which take 0.1 s: None comes before each further step.
-    Raises DecodeError for invalid bytes.
+    Raises DecodeError for invalid bytes, a repeated section that may occur once (AMQP 1.0 part 3 section
+    3.2), and annotations of more than ANNOTATIONS_BYTES_MAX.
     """
-    return _split_batch(payload) if message_format == BATCH_MESSAGE_FORMAT else iter((split_single(payload),))
+    return _split_batch(payload) if message_format == BATCH_MESSAGE_FORMAT else _split_single(payload)
 
 
 def split_batch(payload: Buffer) -> BatchSections:
@@ -104,11 +114,12 @@ def _split_batch(payload: Buffer) -> Iterator[BatchSections | None]:
     lengths: array[int] = array("I")
     runs: list[memoryview] = []
     annotations: dict[object, object] = {}
-    offset, until, others, paused_at = 0, len(view), 0, 0
+    once: set[int] = set()
+    offset, until, others, others_cost, paused_at = 0, len(view), 0, 0, 0
     run_start: int | None = None
     while offset < until:
-        if len(lengths) + _OTHER_SECTION * others >= paused_at + STEP_SECTIONS:
-            paused_at = len(lengths) + _OTHER_SECTION * others
+        if len(lengths) + others_cost >= paused_at + STEP_SECTIONS:
+            paused_at = len(lengths) + others_cost
             yield None
         start = offset
         offset = _find_data_sections(view, offset, lengths)
@@ -120,11 +131,13 @@ def _split_batch(payload: Buffer) -> Iterator[BatchSections | None]:
             run_start = None
         others += 1
         if others > SECTIONS_MAX:
-            raise DecodeError(f"A batch has more than {SECTIONS_MAX} sections that are not data.")
+            raise DecodeError(f"A batch has more than {SECTIONS_MAX} sections in an unusual encoding.")
         code, _, value_start, offset = next(iter_sections(view[start:]))
         value_start, offset = start + value_start, start + offset
-        if code == MESSAGE_ANNOTATIONS:
-            annotations = _annotations(view, value_start)
+        others_cost += _OTHER_SECTION * (1 + (offset - start) // _OTHER_BYTES)
+        if is_once(code, once):
+            if code == MESSAGE_ANNOTATIONS:
+                annotations = decode_annotations(view, value_start, offset)
         elif code == DATA:  # a data section with an unusual encoding of its descriptor
             value, _ = decode_value(view, value_start)
             if not isinstance(value, bytes):
@@ -142,13 +155,33 @@ def _split_batch(payload: Buffer) -> Iterator[BatchSections | None]:
 
 
 def split_single(payload: Buffer) -> BatchSections:
-    """A single message as a batch of one. Raises DecodeError for invalid bytes."""
+    """A single message as a batch of one, in one step. Raises DecodeError as ``split_message``."""
+    *_, sections = _split_single(payload)
+    assert sections is not None
+    return sections
+
+
+def _split_single(payload: Buffer) -> Iterator[BatchSections | None]:
+    """See ``split_message``."""
     annotations: dict[object, object] = {}
-    for code, _, value_start, _ in iter_sections(payload):
-        if code == MESSAGE_ANNOTATIONS:
-            annotations = _annotations(payload, value_start)
+    once: set[int] = set()
+    for count, (code, _, value_start, end) in enumerate(iter_sections(payload), 1):
+        if is_once(code, once) and code == MESSAGE_ANNOTATIONS:
+            annotations = decode_annotations(payload, value_start, end)
+        if count % _SINGLE_SECTIONS == 0:
+            yield None
     stored = wrap_event(payload)
-    return _sections(memoryview(stored), array("I", (len(stored),)), annotations)
+    yield _sections(memoryview(stored), array("I", (len(stored),)), annotations)
+
+
+def is_once(code: int, seen: set[int]) -> bool:
+    """Whether a section is not of the body, and so may occur once. Raises DecodeError if it was seen."""
+    if DATA <= code < FOOTER:
+        return False
+    if code in seen:
+        raise DecodeError(f"A message has a second section 0x{code:x}, which may occur once.")
+    seen.add(code)
+    return True
 
 
 def with_event_numbers(sections: BatchSections) -> BatchSections:
@@ -270,13 +303,18 @@ def _find_data_sections(view: memoryview, offset: int, lengths: array[int]) -> i
 
 
 def _event_numbers(event: Buffer) -> tuple[int | None, int | None, int | None]:
-    for code, _, value_start, _ in iter_sections(event):
+    for code, _, value_start, end in iter_sections(event):
         if code == MESSAGE_ANNOTATIONS:
-            return _producer_parts(_annotations(event, value_start))
+            return _producer_parts(decode_annotations(event, value_start, end))
     return None, None, None
 
 
-def _annotations(payload: Buffer, value_start: int) -> dict[object, object]:
+def decode_annotations(payload: Buffer, value_start: int, end: int) -> dict[object, object]:
+    """The value of a section of message annotations. Raises DecodeError if it is invalid or large."""
+    if end - value_start > ANNOTATIONS_BYTES_MAX:
+        raise DecodeError(
+            f"The message annotations take {end - value_start} bytes; {ANNOTATIONS_BYTES_MAX} are allowed."
+        )
     value, _ = decode_value(payload, value_start)
     if value is not None and not isinstance(value, dict):
         raise DecodeError(f"The message annotations hold a {type(value).__name__}.")

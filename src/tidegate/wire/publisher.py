@@ -17,7 +17,6 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from tidegate.amqp.decode import decode_value
 from tidegate.amqp.encode import append_value
 from tidegate.amqp.errors import DecodeError
 from tidegate.amqp.message import (
@@ -36,7 +35,7 @@ from tidegate.wire.annotations import (
     merged_entries,
     reassembled,
 )
-from tidegate.wire.batch import BatchSections, iter_events, wrap_event
+from tidegate.wire.batch import BatchSections, decode_annotations, is_once, iter_events, wrap_event
 from tidegate.wire.delivery import check_deliverable
 from tidegate.wire.event_texts import EventTexts
 from tidegate.wire.names import ENQUEUED_TIME, OFFSET, PARTITION_KEY, PUBLISHER, SEQUENCE_NUMBER
@@ -106,9 +105,10 @@ def check_key(partition_key: str | None, publisher: str) -> None:
 
 def _annotated(message: bytes, publisher: str, ours: bytes) -> bytes:
     sections = list(iter_sections(message))
-    for code, _, value_start, _ in sections:
-        if code == MESSAGE_ANNOTATIONS:
-            check_key(_partition_key(message, value_start), publisher)
+    once: set[int] = set()
+    for code, _, value_start, end in sections:
+        if is_once(code, once) and code == MESSAGE_ANNOTATIONS:
+            check_key(_partition_key(message, value_start, end), publisher)
     theirs, count = merged_entries(message, sections, MESSAGE_ANNOTATIONS, _OURS)
     annotations = annotations_section(ANNOTATIONS_32, theirs + ours, count + 2 * len(_OURS))
     published = reassembled(message, sections, annotations, _delivery_annotations(message, sections))
@@ -140,9 +140,8 @@ def _delivery_annotations(message: bytes, sections: Sequence[Section]) -> bytes:
     return annotations_section(DELIVERY_ANNOTATIONS_32, *entries)
 
 
-def _partition_key(message: bytes, value_start: int) -> str | None:
-    value, _ = decode_value(message, value_start)
-    key = value.get(PARTITION_KEY) if isinstance(value, dict) else None
+def _partition_key(message: bytes, value_start: int, end: int) -> str | None:
+    key = decode_annotations(message, value_start, end).get(PARTITION_KEY)
     if key is not None and not isinstance(key, str):
         raise DecodeError(f"The partition key is a {type(key).__name__}, not a string.")
     return key
