@@ -83,8 +83,8 @@ _float = struct.Struct(">f").unpack_from
 _double = struct.Struct(">d").unpack_from
 
 
-class _Room:
-    """What is left of the limits in one call of ``decode_value``."""
+class Room:
+    """What is left of the limits, for one value or for several together."""
 
     __slots__ = ("depth", "map_entries_max", "values", "values_max")
 
@@ -103,7 +103,7 @@ class _Room:
             raise DecodeError(f"There are more than {self.values_max} values inside one.")
 
 
-_Decoder = Callable[[Buffer, int, _Room], tuple[object, int]]
+_Decoder = Callable[[Buffer, int, Room], tuple[object, int]]
 """(data, offset after the constructor, remaining limits) -> (value, end)."""
 
 
@@ -113,17 +113,20 @@ def decode_value(data: Buffer, offset: int = 0, limits: Limits = PROTOCOL_LIMITS
     Raises DecodeError if the bytes are not an AMQP value, are truncated, or hold more than ``limits``.
     """
     try:
-        return _DECODERS[data[offset]](data, offset + 1, _Room(limits))
+        return _DECODERS[data[offset]](data, offset + 1, Room(limits))
     except (IndexError, struct.error) as exc:
         raise DecodeError(f"The data ends inside the value at byte {offset}.") from exc
 
 
-def decode_value_until(data: Buffer, offset: int, end: int, limits: Limits = PROTOCOL_LIMITS) -> object:
+def decode_value_until(data: Buffer, offset: int, end: int, room: Room) -> object:
     """The value that starts at ``offset`` and must end at ``end``.
 
     Raises DecodeError as ``decode_value``, and if it ends elsewhere.
     """
-    value, value_end = decode_value(data, offset, limits)
+    try:
+        value, value_end = _DECODERS[data[offset]](data, offset + 1, room)
+    except (IndexError, struct.error) as exc:
+        raise DecodeError(f"The data ends inside the value at byte {offset}.") from exc
     if value_end != end:
         raise DecodeError(f"A value ends at byte {value_end}, and its size says {end}.")
     return value
@@ -187,7 +190,7 @@ def _end_of(data: Buffer, start: int, size: int) -> int:
 # --- fixed width ---------------------------------------------------------------------------------------
 
 
-def _decode_described(data: Buffer, offset: int, room: _Room) -> tuple[object, int]:
+def _decode_described(data: Buffer, offset: int, room: Room) -> tuple[object, int]:
     room.enter(1)
     descriptor, offset = _decode_descriptor(data, offset, room)
     value, offset = _DECODERS[data[offset]](data, offset + 1, room)
@@ -195,7 +198,7 @@ def _decode_described(data: Buffer, offset: int, room: _Room) -> tuple[object, i
     return Described(descriptor, value), offset
 
 
-def _decode_descriptor(data: Buffer, offset: int, room: _Room) -> tuple[object, int]:
+def _decode_descriptor(data: Buffer, offset: int, room: Room) -> tuple[object, int]:
     """The standard has symbols and ulongs; clients' other integers and strings are accepted (section 1.2)."""
     if data[offset] == 0:
         _refuse_described_descriptor()
@@ -205,21 +208,21 @@ def _decode_descriptor(data: Buffer, offset: int, room: _Room) -> tuple[object, 
     return descriptor, end
 
 
-def _decode_bool_byte(data: Buffer, offset: int, room: _Room) -> tuple[object, int]:
+def _decode_bool_byte(data: Buffer, offset: int, room: Room) -> tuple[object, int]:
     value = data[offset]
     if value > 1:
         raise DecodeError(f"0x{value:02x} is not a boolean.")
     return value == 1, offset + 1
 
 
-def _decode_char(data: Buffer, offset: int, room: _Room) -> tuple[object, int]:
+def _decode_char(data: Buffer, offset: int, room: Room) -> tuple[object, int]:
     code = _u32(data, offset)[0]
     if code > 0x10FFFF or 0xD800 <= code < 0xE000:
         raise DecodeError(f"0x{code:x} is not a Unicode character.")
     return Char(chr(code)), offset + 4
 
 
-def _decode_uuid(data: Buffer, offset: int, room: _Room) -> tuple[object, int]:
+def _decode_uuid(data: Buffer, offset: int, room: Room) -> tuple[object, int]:
     end = _end_of(data, offset, 16)
     return UUID(bytes=bytes(data[offset:end])), end
 
@@ -228,7 +231,7 @@ def _constant(value: object) -> _Decoder:
     return lambda data, offset, room: (value, offset)
 
 
-def _list0(data: Buffer, offset: int, room: _Room) -> tuple[object, int]:
+def _list0(data: Buffer, offset: int, room: Room) -> tuple[object, int]:
     return [], offset
 
 
@@ -245,7 +248,7 @@ def _number(
 
 
 def _decimal(width: int) -> _Decoder:
-    def decode(data: Buffer, offset: int, room: _Room) -> tuple[object, int]:
+    def decode(data: Buffer, offset: int, room: Room) -> tuple[object, int]:
         end = _end_of(data, offset, width)
         return Decimal(data[offset:end]), end
 
@@ -255,12 +258,12 @@ def _decimal(width: int) -> _Decoder:
 # --- variable width ------------------------------------------------------------------------------------
 
 
-def _decode_binary8(data: Buffer, offset: int, room: _Room) -> tuple[object, int]:
+def _decode_binary8(data: Buffer, offset: int, room: Room) -> tuple[object, int]:
     end = _end_of(data, offset + 1, data[offset])
     return bytes(data[offset + 1 : end]), end
 
 
-def _decode_binary32(data: Buffer, offset: int, room: _Room) -> tuple[object, int]:
+def _decode_binary32(data: Buffer, offset: int, room: Room) -> tuple[object, int]:
     end = _end_of(data, offset + 4, _u32(data, offset)[0])
     return bytes(data[offset + 4 : end]), end
 
@@ -272,22 +275,22 @@ def _text(data: Buffer, start: int, end: int) -> str:
         raise DecodeError(f"The string at byte {start} is not UTF-8.") from exc
 
 
-def _decode_string8(data: Buffer, offset: int, room: _Room) -> tuple[object, int]:
+def _decode_string8(data: Buffer, offset: int, room: Room) -> tuple[object, int]:
     end = _end_of(data, offset + 1, data[offset])
     return _text(data, offset + 1, end), end
 
 
-def _decode_string32(data: Buffer, offset: int, room: _Room) -> tuple[object, int]:
+def _decode_string32(data: Buffer, offset: int, room: Room) -> tuple[object, int]:
     end = _end_of(data, offset + 4, _u32(data, offset)[0])
     return _text(data, offset + 4, end), end
 
 
-def _decode_symbol8(data: Buffer, offset: int, room: _Room) -> tuple[object, int]:
+def _decode_symbol8(data: Buffer, offset: int, room: Room) -> tuple[object, int]:
     end = _end_of(data, offset + 1, data[offset])
     return Symbol(_text(data, offset + 1, end)), end
 
 
-def _decode_symbol32(data: Buffer, offset: int, room: _Room) -> tuple[object, int]:
+def _decode_symbol32(data: Buffer, offset: int, room: Room) -> tuple[object, int]:
     end = _end_of(data, offset + 4, _u32(data, offset)[0])
     return Symbol(_text(data, offset + 4, end)), end
 
@@ -308,7 +311,7 @@ def _compound_bounds(data: Buffer, offset: int, width: int) -> tuple[int, int, i
     return count, start, end
 
 
-def _list_items(data: Buffer, offset: int, room: _Room, width: int) -> tuple[list[object], int]:
+def _list_items(data: Buffer, offset: int, room: Room, width: int) -> tuple[list[object], int]:
     count, offset, end = _compound_bounds(data, offset, width)
     if count > end - offset:
         raise DecodeError(f"A list of {count} elements has {end - offset} bytes.")
@@ -323,7 +326,7 @@ def _list_items(data: Buffer, offset: int, room: _Room, width: int) -> tuple[lis
     return items, end
 
 
-def _map_items(data: Buffer, offset: int, room: _Room, width: int) -> tuple[dict[object, object], int]:
+def _map_items(data: Buffer, offset: int, room: Room, width: int) -> tuple[dict[object, object], int]:
     count, offset, end = _compound_bounds(data, offset, width)
     if count > end - offset or count % 2:
         raise DecodeError(f"A map of {count} keys and values has {end - offset} bytes.")
@@ -350,7 +353,7 @@ def check_key(key: object) -> None:
         )
 
 
-def _array_items(data: Buffer, offset: int, room: _Room, width: int) -> tuple[Array, int]:
+def _array_items(data: Buffer, offset: int, room: Room, width: int) -> tuple[Array, int]:
     count, offset, end = _compound_bounds(data, offset, width)
     if offset == end:
         if count:
@@ -384,12 +387,12 @@ def _array_items(data: Buffer, offset: int, room: _Room, width: int) -> tuple[Ar
     return Array(tuple(items), Described if is_described else _TYPES[code][0]), end
 
 
-def _compound(items: Callable[[Buffer, int, _Room, int], tuple[object, int]], width: int) -> _Decoder:
+def _compound(items: Callable[[Buffer, int, Room, int], tuple[object, int]], width: int) -> _Decoder:
     return lambda data, offset, room: items(data, offset, room, width)
 
 
 def _unknown(code: int) -> _Decoder:
-    def refuse(data: Buffer, offset: int, room: _Room) -> tuple[object, int]:
+    def refuse(data: Buffer, offset: int, room: Room) -> tuple[object, int]:
         raise DecodeError(f"0x{code:02x} is not an AMQP constructor (byte {offset - 1}).")
 
     return refuse

@@ -20,6 +20,7 @@ from tidegate.amqp.decode import (
     PROTOCOL_LIMITS,
     Buffer,
     Limits,
+    Room,
     decode_value,
     decode_value_until,
     skip_value,
@@ -230,18 +231,28 @@ def _append_section(output: bytearray, code: int, value: object) -> None:
     append_value(output, value)
 
 
-def decode_message(payload: Buffer, content_limits: Limits = CONTENT_LIMITS) -> Message:
-    """Decode a message with sections in any order. Of a section that may occur once, the last one counts.
+def decode_message(payload: Buffer, limits: Limits | None = None) -> Message:
+    """Decode a message with sections in any order.
 
-    content_limits: for body and application properties; the protocol's limits apply to the other sections.
+    limits: for the whole message; each section counts as a value, and none that may occur once is repeated.
+    None: each section has the protocol's limits, but body and application properties have none; of a section
+    that may occur once, the last one counts.
     Raises DecodeError if the bytes are not a message.
     """
+    whole = None if limits is None else Room(limits)
     once: dict[int, object] = {}
     data: list[bytes] = []
     sequences: list[list[object]] = []
     for code, _, value_start, end in iter_sections(payload):
-        limits = content_limits if code in _CONTENT else PROTOCOL_LIMITS
-        value = decode_value_until(payload, value_start, end, limits)
+        if whole is None:
+            room = Room(CONTENT_LIMITS if code in _CONTENT else PROTOCOL_LIMITS)
+        elif code in once:
+            raise DecodeError(f"A message has a second section 0x{code:x}.")
+        else:
+            room = whole
+            room.enter(1)  # an empty section costs time, too
+            room.depth += 1
+        value = decode_value_until(payload, value_start, end, room)
         if code == DATA:
             data.append(_typed(value, bytes, "data"))
         elif code == AMQP_SEQUENCE:

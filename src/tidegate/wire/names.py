@@ -65,5 +65,7 @@ PARTITION_ENTITY: Final = "com.microsoft:partition"
 """Entity types in ``$management`` requests."""
 
 REQUEST_BYTES_MAX: Final = 65_536
-"""max-message-size of links to ``$cbs`` and ``$management``. Our choice: many times a token, but small,
-because peers may send there before they are authorised (Azure names no limit: vcabbage/amqp#43)."""
+"""max-message-size of links to ``$management`` (our choice)."""
+STRANGER_REQUEST_BYTES_MAX: Final = 16_384
+"""max-message-size of links to ``$cbs``, and of links to ``$management`` that a client attaches before it has
+presented a token. Our choice: twice the longest token (Azure names no limit: vcabbage/amqp#43)."""

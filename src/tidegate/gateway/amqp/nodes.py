@@ -37,6 +37,7 @@ from tidegate.wire.names import (
     RECEIVER_NAME,
     REQUEST_BYTES_MAX,
     RUNTIME_METRIC_CAPABILITY,
+    STRANGER_REQUEST_BYTES_MAX,
 )
 from tidegate.wire.selector import honoured_filters, positions_from_filters
 
@@ -87,7 +88,9 @@ class NodeOpener:
             )
         address = NodeAddress.parse(attach.target.address)
         if address.kind in (NodeKind.CBS, NodeKind.MANAGEMENT):
-            return OpenedNode(RequestLink(self._requests, link, address.kind), REQUEST_BYTES_MAX)
+            is_small = address.kind is NodeKind.CBS or self._owner.claims.is_empty
+            bytes_max = STRANGER_REQUEST_BYTES_MAX if is_small else REQUEST_BYTES_MAX
+            return OpenedNode(RequestLink(self._requests, link, address.kind), bytes_max)
         if address.kind is NodeKind.CONSUMER:
             raise InvalidArgumentError(
                 f"'{address}' is for receiving.",
