@@ -9,7 +9,6 @@ reported changes survive a power loss.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
@@ -21,6 +20,7 @@ import msgspec
 
 from tidegate.broker.audit import current_actor
 from tidegate.broker.authorization import ROOT_POLICY_NAME, Claim, SharedAccessPolicy
+from tidegate.broker.change_queue import ChangeQueue
 from tidegate.model.capture import CaptureSettings
 from tidegate.model.clock import Clock
 from tidegate.model.errors import InvalidArgumentError, LogCorruptError, TidegateError
@@ -108,7 +108,7 @@ class Catalog:
         self._contents = contents
         self._versions = versions
         self._clock = clock
-        self.changing: Final = asyncio.Lock()
+        self.changes: Final = ChangeQueue()
         """See ``serialized``."""
         self.check_actor: Callable[[], None] = lambda: None
         """Raises UnauthorizedError if the actor who asked for a change may no longer make it."""
@@ -196,12 +196,13 @@ def serialized(
 ) -> Callable[Concatenate[_Owner, _P], Coroutine[Any, Any, _T]]:
     """For a method that changes the catalog: one change at a time, as each may wait for the engine.
 
-    A change that has waited for others may have lost its right by them: it then raises UnauthorizedError.
+    Raises ServerBusyError as ``ChangeQueue.turn``. A change that has waited for others may have lost its
+    right by them: it then raises UnauthorizedError.
     """
 
     @wraps(method)
     async def change(self: _Owner, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        async with self._catalog.changing:
+        async with self._catalog.changes.turn(current_actor()):
             self._catalog.check_actor()
             return await method(self, *args, **kwargs)
 

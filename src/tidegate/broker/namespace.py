@@ -1,7 +1,8 @@
 """The broker: a namespace of event hubs over one log engine.
 
 Everything is called on the event loop that ran ``Broker.open``. Changes are made one after another, each
-durable when its call returns.
+durable when its call returns; of those that wait, see ``ChangeQueue`` for which is next, and which is refused
+with ServerBusyError.
 """
 
 from __future__ import annotations
