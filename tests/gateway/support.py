@@ -59,9 +59,10 @@ class FakeOwner:
         """Count it."""
         self.congestions += 1
 
-    def start_task(self, work: Coroutine[Any, Any, None], name: str) -> None:
+    def start_task(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Run it on the test's loop."""
         self.tasks.append(asyncio.get_running_loop().create_task(work, name=name))
+        return self.tasks[-1]
 
 
 class Pair:

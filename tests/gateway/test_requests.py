@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import cast
 
 import pytest
 from tests.gateway.support import HOST, WAIT_S, Pair
+from tests.storage.engines import SlowEngine
 from tests.support.clocks import SetClock
 from tests.support.partition_turns import partition_turns
 
 from tidegate.amqp.events import ConnectionClosed, DeliveriesReceived
+from tidegate.amqp.link import ReceiverLink
 from tidegate.amqp.message import Message, MessageId, Properties, decode_message, encode_message
 from tidegate.amqp.performatives import Error, Source, Target
 from tidegate.amqp.types import Described, Short, Symbol
-from tidegate.broker import ROOT_POLICY_NAME, Broker, Claim
+from tidegate.broker import ROOT_POLICY_NAME, Broker, Claim, Partition
+from tidegate.gateway.administration.partition_lists import ROW_BYTES
+from tidegate.model.hub_properties import PartitionEnds
 from tidegate.model.sas import make_sas_token
 from tidegate.transport.clock import SystemClock
+from tidegate.transport.peers import site_at
+from tidegate.transport.sliced_work import SlicedWork
 from tidegate.wire.administration import AdministrationRequest
 from tidegate.wire.cbs import SAS_TOKEN_TYPE, PutToken, put_token_request
 from tidegate.wire.management import ManagementRequest, Operation, event_hub_from_map, partition_from_map
@@ -455,10 +462,10 @@ async def test_a_disk_that_fails_a_request_is_answered(
 
 @pytest.mark.parametrize("node", ["$cbs", "$management"])
 async def test_requests_are_worked_off_one_by_one(stranger: Pair, node: str) -> None:
-    """Protects neighbours: a hundred requests in one read are a hundred pieces of work, between which others
+    """Protects neighbours: sixteen requests in one read are sixteen pieces of work, between which others
     have their turn."""
     sender, receiver = stranger.request_links(node)
-    sender.send_batch([encode_message(Message(value=number)) for number in range(50)])
+    sender.send_batch([encode_message(Message(value=number)) for number in range(16)])
     stranger.server.receive_data(b"".join(stranger.client.data_to_send()), now=0.0)
     events = 0
     while (event := stranger.server.next_event()) is not None:
@@ -466,9 +473,9 @@ async def test_requests_are_worked_off_one_by_one(stranger: Pair, node: str) -> 
         assert len(event.deliveries) == 1
         stranger.handler.on_event(event)
         events += 1
-    assert events == 50
+    assert events == 16
     stranger.exchange()
-    assert len(stranger.deliveries(receiver)) == 50
+    assert len(stranger.deliveries(receiver)) == 16
 
 
 @pytest.mark.parametrize("node", ["$cbs", "$management"])
@@ -529,3 +536,95 @@ async def test_a_hubs_manager_reaches_no_operation_of_the_namespace(broker: Brok
     pair.handler.claims.close()
     assert found == [400, 401, 401, 401, 201]
     assert broker.throughput.units is None
+
+
+@pytest.fixture
+def look(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Partitions are looked at once it is set."""
+    ends, may_look = Partition.ends, asyncio.Event()
+
+    async def wait(partition: Partition) -> PartitionEnds:
+        await may_look.wait()
+        return await ends(partition)
+
+    monkeypatch.setattr(Partition, "ends", wait)
+    return may_look
+
+
+def _answers(pair: Pair, *receivers: ReceiverLink) -> list[Response]:
+    deliveries = [delivery for receiver in receivers for delivery in pair.deliveries(receiver)]
+    return [Response.from_message(decode_message(delivery.payload)) for delivery in deliveries]
+
+
+LISTS = [
+    ManagementRequest(Operation.QUERY_PARTITIONS, "hub").to_message(),
+    AdministrationRequest("listPartitions", {"hub": "hub"}).to_message(),
+]
+
+
+@pytest.mark.parametrize("message", LISTS, ids=["read", "administration"])
+async def test_a_client_may_ask_again_when_it_is_answered(
+    pair: Pair, look: asyncio.Event, message: Message
+) -> None:
+    """Protects memory and neighbours: what arrives while sixteen requests are in progress is not begun, be it
+    on another link or without credit; what is held for them is counted until they are answered."""
+    sender, receiver = pair.request_links("$management")
+    more, elsewhere = pair.request_links("$management", pair.client.begin_session())
+    held_bytes = pair.held_bytes
+    sender.send_batch([encode_message(message)] * 16)
+    pair.exchange()
+    assert sender.credit == 0
+    assert len(pair.owner.tasks) == 16
+    assert pair.held_bytes - held_bytes > 16 * 2 * ROW_BYTES
+    more.send_batch([encode_message(message)] * 16)
+    pair.exchange()
+    assert len(pair.owner.tasks) == 16
+    refused = _answers(pair, elsewhere)
+    assert [answer.error_condition for answer in refused] == ["com.microsoft:server-busy"] * 16
+    assert more.credit == 16
+    look.set()
+    await pair.wait_for(lambda: sender.credit == 16)
+    assert [answer.status_code for answer in _answers(pair, receiver)] == [200] * 16
+    assert pair.held_bytes == held_bytes
+
+
+@pytest.mark.parametrize("message", LISTS, ids=["read", "administration"])
+async def test_a_list_takes_the_time_of_its_client(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, message: Message
+) -> None:
+    """Protects clients elsewhere: lists for one address do not share its turns."""
+    addresses: list[object] = []
+    collect = SlicedWork.collect
+
+    async def noted(self: SlicedWork, items: Iterator[object], *, address: object = None) -> list[object]:
+        addresses.append(address)
+        return await collect(self, items, address=address)
+
+    monkeypatch.setattr(SlicedWork, "collect", noted)
+    monkeypatch.setattr(Pair, "peer_name", "192.0.2.7:4711")
+    pair.request(*pair.request_links("$management"), message)
+    assert addresses == [site_at("192.0.2.7")]
+
+
+async def test_what_is_read_for_a_client_ends_with_it(clock: SetClock, look: asyncio.Event) -> None:
+    """Protects the service from lists that nobody waits for; a change is made in full, or nobody would know
+    what is left of it."""
+    broker = await Broker.open(SlowEngine(), clock=clock)
+    await broker.create_event_hub("hub", partition_count=2)
+    pair = Pair(broker, clock)
+    pair.put_token(broker, f"sb://{HOST}/")
+    sender, _ = pair.request_links("$management")
+    change = AdministrationRequest("createConsumerGroup", {"hub": "hub"}, {"name": "group"})
+    for message in (*LISTS, change.to_message()):
+        sender.send(encode_message(message))
+    pair.exchange()
+    *reads, made = pair.owner.tasks
+    pair.client.close()
+    pair.exchange()
+    assert pair.owner.ended
+    async with asyncio.timeout(WAIT_S):
+        await asyncio.gather(*reads, made, return_exceptions=True)
+    assert [read.cancelled() for read in reads] == [True, True]
+    assert not made.cancelled()
+    assert broker.event_hub("hub").description.consumer_groups == ("$Default", "group")
+    await broker.close()

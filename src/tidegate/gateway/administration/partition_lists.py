@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 from tidegate.broker import EventHub, Partition, current_actor
 from tidegate.transport.at_once import at_once
@@ -11,6 +11,9 @@ from tidegate.transport.peers import site_at
 from tidegate.transport.sliced_work import SlicedWork
 
 T = TypeVar("T")
+
+ROW_BYTES: Final = 1024
+"""Approximate memory of a row until the answer is made (measured: 0.6 KB, more with histories)."""
 
 
 async def each_partition(

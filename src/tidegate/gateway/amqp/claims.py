@@ -65,6 +65,11 @@ class ConnectionClaims:
         self._timer: asyncio.TimerHandle | None = None
 
     @property
+    def peer(self) -> Peer:
+        """Who presents the tokens."""
+        return self._find_peer()
+
+    @property
     def is_empty(self) -> bool:
         """Whether no token or key was accepted yet: the client is unauthenticated."""
         self._see_change()

@@ -99,8 +99,8 @@ class ConnectionOwner(Protocol):
     def on_congestion(self, handler: ConnectionHandler) -> None:
         """The disk is behind: call ``resume_reading`` once it has caught up."""
 
-    def start_task(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """Run work that waits; it is completed even if the connection ends."""
+    def start_task(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Run work that waits; it is completed even if the connection ends, unless the caller cancels it."""
 
 
 class ConnectionHandler:
@@ -293,9 +293,9 @@ class ConnectionHandler:
             _log.error("%s: unexpected failure, TrackingId:%s", self._peer_name, tracking_id, exc_info=error)
         return to_amqp_error(error, tracking_id=tracking_id, now_utc=self._owner.clock.now_utc())
 
-    def start_task(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """Run work that waits; it is completed even if the connection ends."""
-        self._owner.start_task(work, name)
+    def start_task(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Run work that waits; it is completed even if the connection ends, unless the caller cancels it."""
+        return self._owner.start_task(work, name)
 
     def note_use(self) -> None:
         """Record that the connection is used, if only for requests."""
@@ -506,7 +506,9 @@ class ConnectionHandler:
             self._drop(link)
         self._attaching.clear()
         self._idle_guard.close()
-        self._opener = None  # no reference cycle is left
+        if self._opener is not None:
+            self._opener.close()
+            self._opener = None  # no reference cycle is left
         self._pumps.clear()
         self._unjudged.clear()
         self._losers.clear()

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from tidegate.amqp.message import MessageId
 from tidegate.broker import Actor, Broker, EventHub, Partition, acting_as
 from tidegate.gateway.administration.operations import OPERATIONS, Call, Operation
-from tidegate.gateway.administration.partition_lists import each_partition
+from tidegate.gateway.administration.partition_lists import ROW_BYTES, each_partition
 from tidegate.gateway.amqp.claims import ConnectionClaims
 from tidegate.model.audience import NAMESPACE, entity_path
 from tidegate.model.capture import CaptureStatistics
@@ -32,6 +34,18 @@ _BY_ID: Final[Mapping[str, Operation]] = {operation.operation_id: operation for 
 _PARAMETER: Final = re.compile(r"{(\w+)}")
 
 
+@dataclass(frozen=True, slots=True)
+class PendingAnswer:
+    """An answer that takes time."""
+
+    response: Callable[[], Awaitable[bytes]]
+    """Call it once, to await the encoded response; raises as ``ManagementService.handle``."""
+    is_read: bool
+    """Whether it changes nothing, so that it can be cancelled."""
+    rows_bytes: int = 0
+    """Approximate memory of the rows of a list, until the response is there."""
+
+
 class ManagementService:
     """Answers the requests of all connections."""
 
@@ -46,11 +60,11 @@ class ManagementService:
         self._broker = broker
         self._capture_statistics = capture_statistics
 
-    def handle(self, request: Request, claims: ConnectionClaims) -> bytes | Awaitable[bytes]:
-        """The encoded response, or (if it takes time) an awaitable of it.
+    def handle(self, request: Request, claims: ConnectionClaims) -> bytes | PendingAnswer:
+        """The encoded response, unless it takes time.
 
         Raises InvalidArgumentError, UnauthorizedError, NotFoundError, AlreadyExistsError, QuotaExceededError,
-        LogFullError; the awaitable raises the same.
+        LogFullError, ServerBusyError.
         """
         administration = AdministrationRequest.from_request(request)
         if administration is not None:
@@ -59,7 +73,7 @@ class ManagementService:
 
     def _administer(
         self, request: AdministrationRequest, message_id: MessageId | None, claims: ConnectionClaims
-    ) -> bytes | Awaitable[bytes]:
+    ) -> bytes | PendingAnswer:
         operation = _operation_of(request)
         hub = None if operation.is_of_namespace else request.parameters.get("hub")
         path = NAMESPACE if hub is None else entity_path(hub)
@@ -78,18 +92,26 @@ class ManagementService:
             if isinstance(answer, Coroutine):
                 answer = at_once(answer)
         if isinstance(answer, Awaitable):
-            return _finish(operation, answer, message_id, actor)
+            rows = len(call.event_hub.partitions) if operation.operation_id == "listPartitions" else 0
+            finish = partial(_finish, operation, answer, message_id, actor)
+            return PendingAnswer(finish, is_read=operation.method == "GET", rows_bytes=rows * ROW_BYTES)
         return encode_response(message_id, operation.status, answer)
 
     def _read(
         self, wanted: ManagementRequest, message_id: MessageId | None, claims: ConnectionClaims
-    ) -> bytes | Awaitable[bytes]:
+    ) -> bytes | PendingAnswer:
         # JavaScript's client has a token for this path only, Python's one for the whole hub, which covers it.
         path = NodeAddress(NodeKind.MANAGEMENT, wanted.event_hub).entity
         # Java's processor puts no token to $cbs before its request, which has one (observed: 5.21.0).
         claims.require(path, None, token=wanted.security_token)
         event_hub = self._broker.event_hub(wanted.event_hub)
-        return at_once(self._read_entity(event_hub, wanted, message_id))
+        with acting_as(Actor(claims.peer)):
+            answer = at_once(self._read_entity(event_hub, wanted, message_id))
+        if isinstance(answer, bytes):
+            return answer
+        is_list = wanted.operation is management.Operation.QUERY_PARTITIONS
+        rows = len(event_hub.partitions) if is_list else 0
+        return PendingAnswer(lambda: answer, is_read=True, rows_bytes=rows * ROW_BYTES)
 
     async def _read_entity(
         self, event_hub: EventHub, wanted: ManagementRequest, message_id: MessageId | None

@@ -80,6 +80,10 @@ class NodeOpener:
         assert isinstance(link, SenderLink)
         return at_once(self._open_for_receiving(link, attach))
 
+    def close(self) -> None:
+        """The connection has ended."""
+        self._requests.close()
+
     def _open_for_sending(self, link: ReceiverLink, attach: Attach) -> OpenedNode | Awaitable[OpenedNode]:
         if not isinstance(attach.target, Target) or not attach.target.address:
             raise InvalidArgumentError(

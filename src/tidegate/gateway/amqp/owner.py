@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -62,8 +63,8 @@ class NodeOwner(Protocol):
     def is_memory_short(self) -> bool:
         """Whether to hold as little memory as possible."""
 
-    def start_task(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """Run work that waits; it is finished even if the connection ends."""
+    def start_task(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Run work that waits; it is completed even if the connection ends, unless the caller cancels it."""
 
     def add_unacknowledged(self, size: int) -> None:
         """Count ``size`` more bytes (negative: fewer) that wait for the disk; reading may pause or resume."""

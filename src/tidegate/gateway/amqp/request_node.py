@@ -7,8 +7,9 @@ the client could not receive it.
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,21 +19,26 @@ from tidegate.amqp.events import Delivery
 from tidegate.amqp.link import ReceiverLink, SenderLink
 from tidegate.amqp.message import MessageId, Properties, decode_message
 from tidegate.amqp.performatives import Accepted, DeliveryState, Rejected, Target
-from tidegate.gateway.amqp.management import ManagementService
+from tidegate.gateway.amqp.management import ManagementService, PendingAnswer
 from tidegate.gateway.amqp.owner import LinkNode, NodeOwner
-from tidegate.model.errors import InvalidKeyError
+from tidegate.model.errors import InvalidKeyError, ServerBusyError
 from tidegate.wire.addresses import NodeKind
 from tidegate.wire.cbs import ACCEPTED, PutToken
 from tidegate.wire.conditions import response_status_for, to_amqp_error
 from tidegate.wire.request_response import Request, encode_response, request_id
 
-_CREDIT = 100
-"""Concurrent requests on a link (as in Event Hubs: vcabbage/amqp#43)."""
+_TOKENS_CREDIT = 100
+"""Concurrent requests on a link to ``$cbs`` (as in Event Hubs: vcabbage/amqp#43); the service does not wait
+for anything to answer them."""
+
+_IN_PROGRESS_MAX = 16
+"""Requests of one connection that may wait for the disk, or for others; also the concurrent requests on a
+link to ``$management`` (our choice: a list of 1,024 partitions takes a megabyte)."""
 
 _WAITING_MAX = 100
 _WAITING_BYTES_MAX = 256 * 1024
 """Maximum responses that wait for a client's credit, over all links of its connection (our choice): as many
-as concurrent requests on a link, and one of any size."""
+as concurrent requests on a link to ``$cbs``, and one of any size."""
 
 _log = logging.getLogger(__name__)
 
@@ -45,9 +51,18 @@ class RequestNodes:
         self._management = management
         self.response_links: list[ResponseLink] = []
         self.waiting = _WaitingResponses(owner.add_held)
+        self._in_progress = 0
+        self._reads: set[asyncio.Task[None]] = set()
 
-    def handle(self, link: ReceiverLink, kind: NodeKind, payload: bytes) -> None:
-        """Answer one request, now or (if it waits for the disk) later.
+    def close(self) -> None:
+        """The connection has ended: give up reading for it. Changes that have begun are completed."""
+        for read in tuple(self._reads):
+            read.cancel()
+
+    def handle(
+        self, link: ReceiverLink, kind: NodeKind, payload: bytes, on_answered: Callable[[], None]
+    ) -> bool:
+        """Answer one request; returns False if that takes time, and then calls ``on_answered`` afterwards.
 
         Raises DecodeError if it is not a message.
         """
@@ -57,20 +72,37 @@ class RequestNodes:
         try:
             request = Request.from_message(message)
             if kind is NodeKind.CBS:
-                answer: bytes | Awaitable[bytes] = self._put_token(request)
+                answer: bytes | PendingAnswer = self._put_token(request)
             else:
                 self._owner.note_use()
+                self._check_in_progress()
                 answer = self._management.handle(request, self._owner.claims)
         except Exception as error:  # As in ``_finish``: a failing disk must not end the connection.
             if isinstance(error, InvalidKeyError) and error.answer_after_s:
                 self._owner.answer_late(error.answer_after_s, partial(self._refuse_late, route, error))
             else:
                 self._refuse(route, error)
-            return
+            return True
         if isinstance(answer, bytes):
             self._respond(route, answer)
-        else:
-            self._owner.start_task(self._finish(route, answer), f"{kind.value} request")
+            return True
+        held_bytes = len(payload) + answer.rows_bytes
+        self._in_progress += 1
+        self._owner.add_held(held_bytes)
+        finishing = self._finish(route, answer, held_bytes, on_answered)
+        task = self._owner.start_task(finishing, f"{kind.value} request")
+        if answer.is_read:
+            self._reads.add(task)
+            task.add_done_callback(self._reads.discard)
+        return False
+
+    def _check_in_progress(self) -> None:
+        if self._in_progress >= _IN_PROGRESS_MAX:
+            raise ServerBusyError(
+                f"{_IN_PROGRESS_MAX} requests of the connection are in progress, the maximum.",
+                next_step="Wait for their answers, and repeat this one.",
+                retry_after_s=1.0,
+            )
 
     def _put_token(self, request: Request) -> bytes:
         put_token = PutToken.from_request(request)
@@ -79,13 +111,19 @@ class RequestNodes:
         )
         return encode_response(request.message_id, ACCEPTED)
 
-    async def _finish(self, route: _Route, answer: Awaitable[bytes]) -> None:
+    async def _finish(
+        self, route: _Route, answer: PendingAnswer, held_bytes: int, on_answered: Callable[[], None]
+    ) -> None:
         try:
-            response = await answer
+            response = await answer.response()
         except Exception as error:  # Any failure is reported to the client, and logged by ``_refuse``.
             self._refuse(route, error)
         else:
             self._respond(route, response)
+        finally:
+            self._in_progress -= 1
+            self._owner.add_held(-held_bytes)
+        on_answered()
         self._owner.schedule_flush()
 
     def _refuse_late(self, route: _Route, error: Exception) -> None:
@@ -177,24 +215,44 @@ class RequestLink(LinkNode):
         self._nodes = nodes
         self._link = link
         self._kind = kind
+        self._credit_max = _TOKENS_CREDIT if kind is NodeKind.CBS else _IN_PROGRESS_MAX
+        self._credit = 0  # not that of the link: requests that were read together are handled one by one
+        self._in_progress = 0
+        self._is_closed = False
 
     def start(self) -> None:
         """Allow the client to send."""
         self._link.is_one_by_one = True  # an answer may describe a thousand partitions
-        self._link.grant_credit(_CREDIT)
+        self._replace_credit()
 
     def on_deliveries(self, deliveries: Sequence[Delivery]) -> None:
         """Requests came in."""
+        self._credit = max(0, self._credit - len(deliveries))
         for delivery in deliveries:
             state: DeliveryState = Accepted()
             try:
-                self._nodes.handle(self._link, self._kind, delivery.payload)
+                if not self._nodes.handle(self._link, self._kind, delivery.payload, self._on_answered):
+                    self._in_progress += 1
             except DecodeError as error:
                 state = Rejected(error=to_amqp_error(error))
             if not delivery.is_settled:
                 self._link.settle(delivery.delivery_id, delivery.delivery_id, state)
-        missing = _CREDIT - self._link.outstanding_credit
-        if missing > _CREDIT // 2:
+        self._replace_credit()
+
+    def close(self) -> None:
+        """The link is gone."""
+        self._is_closed = True
+
+    def _on_answered(self) -> None:
+        self._in_progress -= 1
+        if not self._is_closed:
+            self._replace_credit()
+
+    def _replace_credit(self) -> None:
+        """Let the client send a request for each that is answered."""
+        missing = self._credit_max - self._in_progress - self._credit
+        if missing >= self._credit_max // 2:
+            self._credit += missing
             self._link.grant_credit(missing)
 
 

@@ -178,9 +178,9 @@ class AmqpGateway:
             self._is_waiting_for_disk = True
             self._tasks.start(self._resume_after_congestion(), name="wait for the disk")
 
-    def start_task(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """Run work that waits; it is completed even if the connection ends."""
-        self._tasks.start(work, name=name)
+    def start_task(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Run work that waits; it is completed even if the connection ends, unless the caller cancels it."""
+        return self._tasks.start(work, name=name)
 
     def _on_connection(self, driver: AmqpDriver) -> EventHandler:
         handler = ConnectionHandler(self, age_s=driver.age_s)
