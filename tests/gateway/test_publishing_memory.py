@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from tests.gateway.support import HOST
 from tests.support.clocks import SetClock
 
 from tidegate.broker import Broker
+from tidegate.gateway.http.json_batch import _Reader
 from tidegate.gateway.http.publish import BATCH_CONTENT_TYPE, Publishing
 from tidegate.model.sas import make_sas_token
 from tidegate.transport.memory import MemoryBudget
@@ -135,6 +137,21 @@ async def test_a_batch_is_given_up_with_its_client(broker: Broker, clock: SetClo
     assert service.used_bytes == 0
     service.held.run(2 * _COUNT)
     assert broker.event_hub("hub").partition("0").next_sequence_number == 0
+
+
+async def test_a_batch_that_is_given_up_leaves_no_text(broker: Broker, clock: SetClock) -> None:
+    """Else it is in memory until a garbage collection of everything, but no longer counted."""
+    service = _Service(broker, clock, 100_000_000)
+    gc.collect()
+    gc.disable()
+    try:
+        client = _Client(service.application, broker)
+        await _until(lambda: bool(service.held.due))
+        client.leave()
+        await asyncio.wait_for(client.work, 30)
+        assert not [each for each in gc.get_objects() if isinstance(each, _Reader)]
+    finally:
+        gc.enable()
 
 
 async def test_waiting_batches_are_given_up_when_memory_is_exhausted(broker: Broker, clock: SetClock) -> None:

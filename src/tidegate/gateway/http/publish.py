@@ -19,7 +19,8 @@ import json
 import logging
 import re
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import closing
 from sys import getsizeof
 from types import TracebackType
 from typing import Final, Self
@@ -156,7 +157,7 @@ class Publishing:
         """
         keys: set[str | None] = set()
 
-        def work() -> Iterator[None]:
+        def work() -> Generator[None, None, None]:
             # Encoded immediately: hundreds of thousands of objects would make garbage collections slow.
             for item in batch_items(upload.take_text()):
                 if item is not None:
@@ -167,7 +168,8 @@ class Publishing:
 
         async with TaskOwner("published batch") as watch:
             watch.start(upload.end_with_client(request), name="client")
-            await self._sliced_work.collect(work(), address=site_at(peer_of(request).address))
+            with closing(work()) as steps:  # else an error's traceback would keep the text until a collection
+                await self._sliced_work.collect(steps, address=site_at(peer_of(request).address))
         if not upload.lengths:
             raise InvalidArgumentError("The batch is not a JSON list of at least one event.")
         if len(keys) > 1:
@@ -246,8 +248,12 @@ class _Upload:
 
     def require_kept(self) -> None:
         """Raise what ended the request, if it has been ended."""
-        if self._reason is not None:
-            raise self._reason
+        reason, self._reason = self._reason, None
+        try:
+            if reason is not None:
+                raise reason
+        finally:
+            del reason  # its traceback has this frame
 
     def __enter__(self) -> Self:
         return self
