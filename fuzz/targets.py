@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 
+from tests.support.batches import split_batch, split_single
+
 from tidegate.amqp.decode import CONTENT_LIMITS, PROTOCOL_LIMITS, decode_value, skip_value
 from tidegate.amqp.frames import FrameSplitter
 from tidegate.amqp.message import decode_message, iter_sections
@@ -12,7 +14,7 @@ from tidegate.amqp.performatives import decode_performative
 from tidegate.amqp.sasl import decode_sasl
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.hub_properties import PartitionEnds
-from tidegate.wire.batch import split_batch, split_single, with_event_numbers
+from tidegate.wire.batch import with_event_numbers
 from tidegate.wire.capture import system_properties
 from tidegate.wire.delivery import encode_runtime_metrics, event_deliveries
 from tidegate.wire.encoded_events import events_of_batch, events_of_deliveries

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from array import array
 
+from tests.support.batches import split_batch
+
 from tidegate.amqp.message import MessageId
 from tidegate.model.errors import TidegateError
-from tidegate.wire.batch import batch_envelope, split_batch
+from tidegate.wire.batch import batch_envelope
 from tidegate.wire.conditions import condition_for, error_description, response_status_for
 from tidegate.wire.request_response import encode_response
 

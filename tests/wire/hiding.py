@@ -5,9 +5,11 @@ from __future__ import annotations
 from array import array
 from typing import Final
 
+from tests.support.batches import split_batch
+
 from tidegate.amqp.encode import encode_value
 from tidegate.amqp.types import Symbol
-from tidegate.wire.batch import batch_envelope, split_batch, wrap_event
+from tidegate.wire.batch import batch_envelope, wrap_event
 from tidegate.wire.delivery import event_deliveries
 from tidegate.wire.publisher import rewritten_batch, unpublished_events
 

@@ -7,6 +7,7 @@ from azure.eventhub._pyamqp._decode import decode_payload
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.amqp.strategies import common_scalars, scalars, texts, typed, values
+from tests.support.batches import split_batch
 from tests.wire.hiding import BODY, EVENTS, HIDDEN, delivered, map_of
 from tests.wire.undecodable import UNDECODABLE
 
@@ -17,7 +18,7 @@ from tidegate.amqp.types import Array, Char, Decimal, Described, Symbol, UInt, U
 from tidegate.model.hub_properties import PartitionEnds
 from tidegate.wire import alike
 from tidegate.wire.alike import Steps, are_plain_fields, are_plain_properties, check_alike
-from tidegate.wire.batch import batch_envelope, split_batch, wrap_event
+from tidegate.wire.batch import batch_envelope, wrap_event
 from tidegate.wire.delivery import STEPS_AT_ONCE, encode_runtime_metrics, event_deliveries
 from tidegate.wire.publisher import published_events, rewritten_batch
 

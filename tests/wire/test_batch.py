@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from azure.eventhub._pyamqp.message import Message
+from tests.support.batches import split_batch, split_single
 from tests.support.calls import calls_of
 from tests.wire.official_client import batch_payload, event, message_payload
 
@@ -20,9 +21,7 @@ from tidegate.wire.batch import (
     BatchSections,
     batch_envelope,
     iter_events,
-    split_batch,
     split_message,
-    split_single,
     unwrap,
     wrap_event,
 )

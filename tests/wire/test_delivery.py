@@ -11,6 +11,7 @@ from azure.eventhub._pyamqp.message import Header as TheirHeader
 from azure.eventhub._pyamqp.message import Message as TheirMessage
 from azure.eventhub._pyamqp.message import Properties as TheirProperties
 from tests.amqp.strategies import typed
+from tests.support.batches import split_batch
 from tests.support.responses import section_lengths
 from tests.wire.official_client import batch_payload, event, message_payload, received
 
@@ -28,7 +29,7 @@ from tidegate.amqp.message import (
 from tidegate.amqp.types import Byte, Symbol, Timestamp, UInt
 from tidegate.model.events import EventData
 from tidegate.model.hub_properties import PartitionEnds
-from tidegate.wire.batch import split_batch, wrap_event
+from tidegate.wire.batch import wrap_event
 from tidegate.wire.delivery import batched_delivery_prefix, encode_runtime_metrics, event_deliveries
 from tidegate.wire.encoded_events import EncodedEvents, events_of_batch, events_of_deliveries
 from tidegate.wire.event_codec import encode_event

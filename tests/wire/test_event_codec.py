@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.amqp.strategies import common_scalars, texts, values
+from tests.support.batches import split_batch
 from tests.wire.official_client import batch_payload, event, received
 
 from tidegate.amqp.errors import DecodeError
@@ -27,7 +28,7 @@ from tidegate.amqp.message import (
 from tidegate.amqp.types import Char, Decimal, Float, Symbol, Timestamp, UInt, ULong
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.events import EventContents, EventData
-from tidegate.wire.batch import iter_events, split_batch
+from tidegate.wire.batch import iter_events
 from tidegate.wire.event_codec import decode_event, encode_event, event_body
 
 TIME = datetime(2026, 9, 1, 12, 0, tzinfo=UTC)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from tests.amqp.strategies import typed
+from tests.support.batches import split_batch, split_single
 from tests.support.calls import calls_of
 
 from tidegate.amqp.encode import encode_value
@@ -13,7 +14,7 @@ from tidegate.amqp.errors import DecodeError
 from tidegate.amqp.message import Header, Message, Properties, decode_message, encode_message, iter_sections
 from tidegate.amqp.types import Symbol, UInt
 from tidegate.model.errors import InvalidArgumentError
-from tidegate.wire.batch import batch_envelope, iter_events, split_batch, split_single, unwrap, wrap_event
+from tidegate.wire.batch import batch_envelope, iter_events, unwrap, wrap_event
 from tidegate.wire.publisher import (
     may_pretend,
     published_events,

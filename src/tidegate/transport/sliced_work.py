@@ -40,7 +40,7 @@ class SlicedWork:
                         found.append(item)
                     if share.is_time_over:
                         return True
-            except Exception as error:  # whatever it is, the caller gets it
+            except Exception as error:  # any error belongs to the caller
                 done.set_exception(error)
             else:
                 done.set_result(None)

@@ -98,16 +98,6 @@ def split_message(payload: Buffer, message_format: int) -> Iterator[BatchSection
     return _split_batch(payload) if message_format == BATCH_MESSAGE_FORMAT else _split_single(payload)
 
 
-def split_batch(payload: Buffer) -> BatchSections:
-    """The events in a batch, in one step.
-
-    Raises DecodeError if the message is invalid, has no data section, or has a body of another kind.
-    """
-    *_, sections = _split_batch(payload)
-    assert sections is not None
-    return sections
-
-
 def _split_batch(payload: Buffer) -> Iterator[BatchSections | None]:
     """See ``split_message``. Nothing is copied if the data sections are contiguous (they always are)."""
     view = memoryview(payload)
@@ -152,13 +142,6 @@ def _split_batch(payload: Buffer) -> Iterator[BatchSections | None]:
         raise DecodeError("A batch holds no event: it has no data section.")
     stored = runs[0] if len(runs) == 1 else memoryview(b"".join(runs))
     yield _sections(stored, lengths, annotations)
-
-
-def split_single(payload: Buffer) -> BatchSections:
-    """A single message as a batch of one, in one step. Raises DecodeError as ``split_message``."""
-    *_, sections = _split_single(payload)
-    assert sections is not None
-    return sections
 
 
 def _split_single(payload: Buffer) -> Iterator[BatchSections | None]:
