@@ -36,6 +36,8 @@ class CuttingProxy:
         """Connections forwarded so far."""
         self.cut_count = 0
         """Connections cut so far."""
+        self.marked_cut_count = 0
+        """Those of them that ``cut_at`` found."""
         self._target = (host, port)
         self._random = random.Random(seed)
         self._cut_after_bytes = cut_after_bytes
@@ -135,6 +137,7 @@ class CuttingProxy:
                     await asyncio.sleep(self.delay_s)
                 if is_outward and self._marked_cuts_left and self._marker in data:
                     self._marked_cuts_left -= 1
+                    self.marked_cut_count += 1
                     line.limit(0, is_last_passed=self._random.random() < 0.5)
                 if not line.may_pass(len(data)):
                     break

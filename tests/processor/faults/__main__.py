@@ -82,6 +82,7 @@ def _table(results: dict[str, ChaosResult], settings: ChaosSettings) -> str:
         cells |= {
             **{fault.value: f"{report.faults[fault]:,}" for fault in Fault},
             "connections cut": f"{report.connections_cut:,}",
+            "of them in commit": f"{report.commits_cut:,}",
             "host restarts": f"{report.starts:,}",
             "takeovers": f"{totals.takeovers:,}",
             "transactions fenced": f"{report.fenced:,}",

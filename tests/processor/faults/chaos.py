@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from sqlalchemy.engine import make_url
 from tests.processor.faults.cluster import Cluster
 from tests.processor.faults.host_process import FENCED_MARK, Breakage
 from tests.processor.faults.publisher import Publisher
@@ -37,8 +38,8 @@ _FAULTS_UNTIL_SHARE: Final = 0.9
 _AWAKE_MIN: Final = 2
 _STOP_S: Final = 60.0
 """A COMMIT whose answer was lost is asked for 15 s before a host closes its partition."""
-_COMMIT: Final = b"COMMIT\0"
-"""As psycopg sends it: a Parse or Query message's text ends in a zero byte."""
+_COMMITS: Final = {"postgresql": b"COMMIT\0", "mariadb": b"\x03COMMIT"}
+"""As the drivers send it: psycopg's text ends in a zero byte; PyMySQL's follows the byte of COM_QUERY."""
 
 
 class Fault(StrEnum):
@@ -86,6 +87,8 @@ class ChaosReport:
     """Transactions that were refused because their owner had been overtaken."""
     connections_cut: int
     """Between hosts and database; one cut in commit may take several, one of all lines takes all."""
+    commits_cut: int
+    """Connections that were cut while they sent a COMMIT, or waited for its answer."""
     elapsed_s: float
     """From the first event sent to the last one processed."""
     unexpected: list[str]
@@ -102,6 +105,7 @@ class ChaosRun:
         self._settings = settings
         self._service = around.service
         self._proxy = around.proxy
+        self._commit = _COMMITS.get(make_url(around.database_url).get_backend_name(), b"")
         self._tell = tell
         self._random = random.Random(settings.seed)
         self._consumer = consumer_of(around.event_hub)
@@ -163,6 +167,7 @@ class ChaosRun:
             starts=self._starts,
             fenced=fenced,
             connections_cut=0 if self._proxy is None else self._proxy.cut_count,
+            commits_cut=0 if self._proxy is None else self._proxy.marked_cut_count,
             elapsed_s=elapsed_s,
             unexpected=self._unexpected,
         )
@@ -191,10 +196,10 @@ class ChaosRun:
             await self._kill_service()
         else:
             assert self._proxy is not None
-            if fault is Fault.CUT_ALL:
-                self._proxy.cut_now()
-            else:
-                self._proxy.cut_at(_COMMIT, self._random.randint(1, 4))
+            if fault is Fault.CUT_IN_COMMIT:
+                self._proxy.cut_at(self._commit, self._random.randint(1, 4))
+            elif not self._proxy.cut_now():
+                return
         self._faults[fault] += 1
 
     def _draw(self) -> Fault:

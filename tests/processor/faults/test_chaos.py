@@ -26,6 +26,7 @@ async def test_transactions_leave_each_event_once(database_url: str | None, seed
     assert result.totals.takeovers > 0
     check_faults(result.report.faults, is_proxied=database_url is not None)
     assert (result.report.connections_cut > 0) is (database_url is not None)
+    assert (result.report.commits_cut > 0) is (database_url is not None)
 
 
 async def test_plain_checkpoints_leave_none_out_and_keep_the_order(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Mapping
 
 from sqlalchemy import select
 from tests.processor.faults.cluster import Cluster
@@ -12,6 +13,7 @@ from tests.processor.faults.runs import check_all_transactional
 from tests.processor.faults.surroundings import Surroundings, surroundings, wait_until
 from tests.processor.faults.work import PARTITION_COUNT, committed_calls, consumer_of
 
+from tidegate.processor.lease import Lease
 from tidegate.sql import CheckpointReader, read_group_view
 from tidegate.transport.tasks import TaskOwner
 
@@ -22,15 +24,21 @@ START_S = 60.0
 """For processes to come up on a busy machine; nothing is promised about it."""
 
 
+def leases(around: Surroundings) -> Mapping[str, Lease]:
+    """The leases by partition."""
+    return read_group_view(around.database, consumer_of(around.event_hub)).leases.leases
+
+
 def owners(around: Surroundings) -> dict[str, tuple[str, int]]:
     """Who has which partition under which epoch; released ones are left out."""
-    leases = read_group_view(around.database, consumer_of(around.event_hub)).leases.leases
-    return {key: (lease.owner, lease.epoch) for key, lease in leases.items() if lease.owner}
+    return {key: (lease.owner, lease.epoch) for key, lease in leases(around).items() if lease.owner}
 
 
-def shares(around: Surroundings) -> list[int]:
-    """How many partitions each host has, ascending."""
-    return sorted(Counter(owner for owner, _ in owners(around).values()).values())
+def is_shared(around: Surroundings, expected: list[int]) -> bool:
+    """Whether the hosts have so many partitions, ascending, and none has asked for another's."""
+    found = leases(around).values()
+    counts = Counter(lease.owner for lease in found if lease.owner)
+    return sorted(counts.values()) == expected and not any(lease.requested_by for lease in found)
 
 
 def epochs_read(around: Surroundings) -> dict[str, int]:
@@ -57,7 +65,7 @@ async def start_hosts(cluster: Cluster, names: list[str]) -> None:
 async def wait_shared(around: Surroundings, expected: list[int]) -> None:
     """The promise: even within three lease durations, and then without any change for ten."""
     await wait_until(
-        lambda: shares(around) == expected, 3 * LEASE_S, lambda: f"{owners(around)}, not {expected}"
+        lambda: is_shared(around, expected), 3 * LEASE_S, lambda: f"{owners(around)}, not {expected}"
     )
 
 
