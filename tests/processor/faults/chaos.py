@@ -135,6 +135,9 @@ class ChaosRun:
         self._faults: Counter[Fault] = Counter()
         self._dying: set[str] = set()
         """Hosts that were told to end, by SIGTERM or during a commit."""
+        self._begun: set[str] = set()
+        """Hosts that may have met a killed service while they registered."""
+        self._is_service_away = False
         self._starts = 0
         self._unexpected: list[str] = []
 
@@ -238,11 +241,16 @@ class ChaosRun:
     def _start(self, name: str) -> None:
         self._cluster.start(name)
         self._starts += 1
+        if self._is_service_away:
+            self._begun.add(name)
 
     async def _kill_service(self) -> None:
+        self._begun.update(name for name in self._cluster.running if not self._cluster.is_ready(name))
+        self._is_service_away = True
         self._service.kill()
         await self._wait(self._random.uniform(0.0, 1.0))
         await asyncio.to_thread(self._service.start)
+        self._is_service_away = False
 
     def _later(self, delay_s: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._due, (time.monotonic() + delay_s, next(self._order), action))
@@ -260,9 +268,12 @@ class ChaosRun:
 
     def _reap(self) -> None:
         for name, code in self._cluster.reap().items():
-            if name not in self._dying or code not in (0, -signal.SIGKILL):
+            is_told = name in self._dying and code in (0, -signal.SIGKILL)
+            has_met_no_service = name in self._begun and not self._cluster.is_ready(name)
+            if not is_told and not has_met_no_service:
                 self._unexpected.append(f"{name} ended with {code}: {self._cluster.log_of(name)}")
             self._dying.discard(name)
+            self._begun.discard(name)
             self._restart_later(name)
 
     # --- the end ------------------------------------------------------------------------------------------
