@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 from tests.gateway.support import HOST, Pair
-from tests.storage.engines import SlowEngine
+from tests.storage.engines import MemoryEngine, SlowEngine
 from tests.support.clocks import SetClock
 
 from tidegate.amqp.message import decode_message, encode_message
@@ -15,6 +15,7 @@ from tidegate.broker import ROOT_POLICY_NAME, UNKNOWN_PEER, Actor, Broker, Claim
 from tidegate.broker.change_queue import WAITING_MAX, ChangeQueue
 from tidegate.model.audience import NAMESPACE, Audience
 from tidegate.model.errors import ServerBusyError
+from tidegate.transport.tasks import TaskOwner
 from tidegate.wire.administration import AdministrationRequest
 from tidegate.wire.request_response import Response
 
@@ -143,4 +144,40 @@ async def test_a_manager_cannot_keep_its_policy_by_many_changes(clock: SetClock)
     actions = [record.action for record in broker.audit.newest_first()]
     assert actions[:3] == ["deletePolicy", "updateEventHub", "createPolicy"]
     assert Counter(answer.status_code for answer in answers) == {200: 1, 401: 16, 429: 31}
+    await broker.close()
+
+
+async def test_a_change_that_is_cut_off_is_made_whole(
+    clock: SetClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Protects the namespace's administrator: a hub's manager has its change cut off (over HTTP, by sending
+    its end just before the time limit) while it is written. The hub could then be neither changed nor
+    deleted, nor could the manager's policy."""
+    engine = MemoryEngine()
+    broker = await Broker.open(engine, clock=clock)
+    await broker.create_event_hub("hub", partition_count=1)
+    await broker.create_policy("hub", "ann", [Claim.MANAGE])
+    change, is_written, may_end = engine.control.change, asyncio.Event(), asyncio.Event()
+
+    async def write(key: str, value: bytes | None, *, expected_version: int) -> int:
+        version = await change(key, value, expected_version=expected_version)
+        is_written.set()
+        await may_end.wait()
+        return version
+
+    monkeypatch.setattr(engine.control, "change", write)
+    async with TaskOwner("test") as tasks, asyncio.timeout(30):
+        update = broker.update_event_hub("hub", user_metadata="noted", partition_count=2)
+        cut_off = tasks.start(update, name="update")
+        await is_written.wait()
+        cut_off.cancel()
+        await asyncio.sleep(0)
+        may_end.set()
+        await asyncio.wait([cut_off])
+    assert cut_off.cancelled()
+    hub = broker.event_hub("hub")
+    assert (hub.description.user_metadata, len(hub.partitions)) == ("noted", 2)
+    assert broker.audit.newest_first()[0].action == "updateEventHub"
+    await broker.delete_policy("hub", "ann")
+    await broker.delete_event_hub("hub")
     await broker.close()

@@ -9,6 +9,7 @@ reported changes survive a power loss.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
@@ -112,6 +113,8 @@ class Catalog:
         """See ``serialized``."""
         self.check_actor: Callable[[], None] = lambda: None
         """Raises UnauthorizedError if the actor who asked for a change may no longer make it."""
+        self.cut_off: asyncio.CancelledError | None = None
+        """The cancellation of a change that was made nevertheless; ``serialized`` raises it at the end."""
 
     @classmethod
     async def open(cls, control: ControlLog, clock: Clock) -> Catalog:
@@ -174,7 +177,15 @@ class Catalog:
             document = {"format_version": _FORMAT_VERSION, **changed, **document}
             value = json.dumps(document, ensure_ascii=False, default=_plain).encode()
         expected = self._versions.get(key, 0)
-        version = await self._control.change(key, value, expected_version=expected)
+        try:
+            version = await self._control.change(key, value, expected_version=expected)
+        except asyncio.CancelledError as error:
+            cell = await self._control.read(key)
+            version = 0 if cell is None else cell.version
+            if version == expected:
+                raise
+            # It was made: it must be in force and recorded, or all later changes would be refused.
+            self.cut_off = error
         if value is None:
             del self._versions[key]
         else:
@@ -197,14 +208,19 @@ def serialized(
     """For a method that changes the catalog: one change at a time, as each may wait for the engine.
 
     Raises ServerBusyError as ``ChangeQueue.turn``. A change that has waited for others may have lost its
-    right by them: it then raises UnauthorizedError.
+    right by them: it then raises UnauthorizedError. Cancellation: a change in the control log is in
+    force, and recorded.
     """
 
     @wraps(method)
     async def change(self: _Owner, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         async with self._catalog.changes.turn(current_actor()):
             self._catalog.check_actor()
-            return await method(self, *args, **kwargs)
+            result = await method(self, *args, **kwargs)
+            cut_off, self._catalog.cut_off = self._catalog.cut_off, None
+            if cut_off is not None:
+                raise cut_off
+            return result
 
     return change
 
