@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sys
+import tracemalloc
 from array import array
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
+from types import FrameType
 from typing import cast
 
 import pytest
@@ -400,6 +403,39 @@ def test_no_stored_bytes_break_a_page(encoded: bytes) -> None:
     if event.contents is not None:
         for look in (None, *Look):
             body_view(event.contents, look, 0)
+
+
+@pytest.mark.parametrize(
+    "contents",
+    [EventContents(b"[%b[]]" % (b"[]," * 5_000)), EventContents(b"", body_value=[True, False] * 2_500)],
+    ids=["bytes", "value"],
+)
+def test_other_threads_run_while_json_is_read_and_written(contents: EventContents) -> None:
+    """Protects the event loop, which waits while C code has the interpreter: an event of a megabyte of lists
+    held it up for a second. Python code can be interrupted at each of its calls."""
+    calls = 0
+
+    def count(frame: FrameType, *_: object) -> None:
+        nonlocal calls
+        calls += "/json/" in frame.f_code.co_filename
+
+    sys.setprofile(count)
+    try:
+        assert body_view(contents, None, 0).look is Look.JSON
+    finally:
+        sys.setprofile(None)
+    assert calls > 5_000
+
+
+@pytest.mark.parametrize("text", [b"a" * 500_000, rb"\n" * 250_000], ids=["plain", "escapes"])
+def test_a_long_string_takes_little_memory(text: bytes) -> None:
+    """A string of four megabytes, compressed into four kilobytes, took half a gigabyte."""
+    tracemalloc.start()
+    try:
+        assert body_view(EventContents(b'"%b"' % text), None, 0).look is Look.JSON
+        assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    finally:
+        tracemalloc.stop()
 
 
 @given(st.integers(0, 10**14 - 1), st.integers(0, 9999), st.integers(0, 10**18 - 1), st.sampled_from(Way))

@@ -299,10 +299,11 @@ def test_live_rows_are_drawn_once_and_in_turn(
     assert [name for name, _ in found].count("explorer/rows.html") >= 3
 
 
-def test_rows_of_a_page_are_drawn_in_slices(
+def test_rows_and_bodies_are_drawn_in_slices(
     service: HubService, hub: str, plain_browser: PlainBrowser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Protects the event loop: 500 rows take it tens of milliseconds, so their address takes turns."""
+    """Protects the event loop: 500 rows take it tens of milliseconds, and so does a large body. Their address
+    takes turns."""
     slices: list[tuple[int, object]] = []
     collect = SlicedWork.collect
 
@@ -315,6 +316,12 @@ def test_rows_of_a_page_are_drawn_in_slices(
     monkeypatch.setattr(SlicedWork, "collect", counted)
     assert len(rows_of(plain_browser.get(f"/hubs/{hub}/explorer?count=100"))) == 80
     assert slices == [(80, site_at("127.0.0.1"))]
+    send_events(service, hub, EventData(b"<\x01" * 50_000))
+    answer = plain_browser.get(f"/hubs/{hub}/explorer/events/0/80")
+    assert "&lt;\u2401" * 50_000 in answer.text
+    (count, address), *_ = slices[1:]
+    assert count > 40
+    assert address == site_at("127.0.0.1")
 
 
 def _ask(browser: PlainBrowser, path: str) -> http.client.HTTPConnection:

@@ -272,6 +272,30 @@ async def test_a_long_key_is_refused_unencoded(
     assert hub.partitions[0].next_sequence_number == 0
 
 
+async def test_a_key_is_not_looked_for_in_a_large_body(
+    broker: Broker, sender: EventSender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Protects the event loop, which waits while JSON is parsed: a form of 16 MB held it up for nine seconds,
+    and took half a gigabyte."""
+    await make_hub(broker, 1)
+    parsed: list[int] = []
+
+    def parse(path: JsonPath, document: bytes) -> str:
+        parsed.append(len(document))
+        return "key"
+
+    monkeypatch.setattr(JsonPath, "text_in", parse)
+    target, large = Target(key_path=JsonPath.parse(".d")), b"x" * (64 * 1024 + 1)
+    for started in (
+        sender.send("hub", large, Message(), target, may_go_on=_always),
+        sender.start_run(_plan(target=target, bodies=[large]), may_go_on=_always),
+    ):
+        with pytest.raises(InvalidArgumentError, match="65,537 bytes; keys are looked for in 65,536"):
+            await started
+    await sender.send("hub", large[1:], Message(), target, may_go_on=_always)
+    assert parsed == [64 * 1024]
+
+
 class _Lines(list[Any]):  # Any: lines of either kind
     """A list whose end can be seen."""
 

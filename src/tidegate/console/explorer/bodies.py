@@ -1,7 +1,8 @@
 """Renders event bodies: a line in a list, or whole as JSON, text or bytes. Pure: runs in threads.
 
 No body breaks a page: non-text is shown as bytes, control characters as symbols, and compressed bodies are
-decompressed up to a limit.
+decompressed up to a limit. Nor does one hold up the event loop: JSON is read and written by Python code,
+which lets other threads run, and not by C code, which does that only at its end.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from json.scanner import py_make_scanner  # type: ignore[attr-defined]  # not in typeshed
 from typing import Final
 
 from tidegate.console.explorer.values import property_text
@@ -21,8 +23,8 @@ from tidegate.model.events import EventContents
 PREVIEW_CHARACTERS: Final = 200
 """Length of a body in a list."""
 
-UNPACKED_BYTES_MAX: Final = 4 * 1024 * 1024
-"""Limit of decompression: a small body can expand to a gigabyte."""
+UNPACKED_BYTES_MAX: Final = 1024 * 1024
+"""Limit of decompression: a small body can expand to a gigabyte. Our choice: as the largest event."""
 
 PRETTY_CHARACTERS_MAX: Final = 4 * 1024 * 1024
 """JSON that would be longer when indented is shown unchanged."""
@@ -32,8 +34,19 @@ HEX_BYTES: Final = 8192
 
 _HEX_LINE: Final = 16
 _INDENT_DEPTH_MAX: Final = 20
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+', re.DOTALL)
+# Possessive, since each repetition that could be taken back would be kept: some 100 bytes for a character.
+_TOKEN = re.compile(r'"(?:[^"\\]++|\\.)*+"|[{}\[\],:]|[^\s{}\[\],:"]+', re.DOTALL)
 _PACKED_STARTS: Final = (b"\x1f\x8b", b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda")
+
+_ENCODER: Final = json.JSONEncoder(ensure_ascii=False)
+
+
+class _Decoder(json.JSONDecoder):
+    """The standard library's without its C code."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scan_once = py_make_scanner(self)
 
 
 class Look(Enum):
@@ -114,7 +127,7 @@ def value_text(value: object) -> str:
     if isinstance(value, str):
         return value
     try:
-        return json.dumps(_plain(value, 0), ensure_ascii=False)
+        return "".join(_ENCODER.iterencode(_plain(value, 0)))
     except ValueError:
         return str(value)
 
@@ -124,7 +137,7 @@ def pretty_json(text: str) -> str | None:
     order and repeated names, which a parser would change.
     """
     try:
-        json.loads(text)
+        _Decoder().decode(text)
     except (ValueError, RecursionError):
         return None
     parts: list[str] = []

@@ -10,13 +10,13 @@ import asyncio
 import json
 import math
 from base64 import b64encode
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Any, Final, TypeVar
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -44,7 +44,7 @@ from tidegate.console.explorer.values import (
 from tidegate.console.frame.errors import problem_page
 from tidegate.console.frame.forms import digits_of, start_of
 from tidegate.console.frame.pages import Pages, attachment, get
-from tidegate.console.frame.rendering import fragment, page, rendered
+from tidegate.console.frame.rendering import fragment, page, rendered, shown
 from tidegate.console.frame.sessions import require_listen, require_session
 from tidegate.console.frame.slices import in_slices
 from tidegate.model.errors import (
@@ -60,6 +60,10 @@ T = TypeVar("T")
 
 _DOWNLOADS_MAX: Final = 2
 """Pages that are turned into JSON at once. Our choice: 16 MB of control characters become 100 MB."""
+_BODIES_MAX: Final = 2
+"""Whole bodies that are rendered at once. Our choice: each may take a second, and 100 MB."""
+_BODY_CHARACTERS: Final = 2 * 1024
+"""Of a body, drawn in one step of the event loop: less than a millisecond of work."""
 _PROPERTIES_SHOWN = 3
 _PROPERTY_CHARACTERS = 40
 _AROUND = 10
@@ -75,6 +79,7 @@ class ExplorerPages(Pages):
 
     def __post_init__(self) -> None:
         self._downloads = asyncio.Semaphore(_DOWNLOADS_MAX)
+        self._bodies = asyncio.Semaphore(_BODIES_MAX)
 
     @get("/hubs/{hub}/explorer")
     async def show(self, request: Request) -> Response:
@@ -171,7 +176,11 @@ class ExplorerPages(Pages):
         look = Look(wanted) if wanted in {look.value for look in Look} else None
         start = start_of(at[:9])
         contents = detail.event.contents
-        view = None if contents is None else await asyncio.to_thread(body_view, contents, look, start)
+        view, body = None, Markup("")
+        if contents is not None:
+            async with self._bodies:
+                view = await asyncio.to_thread(body_view, contents, look, start)
+            body = Markup("").join(await in_slices(request, _drawn_pieces(view.text)))
         message = detail.message
         system = {} if message is None else await asyncio.to_thread(system_properties, message)
         return page(
@@ -182,6 +191,7 @@ class ExplorerPages(Pages):
             detail=detail,
             contents=contents,
             view=view,
+            body=body,
             properties=_properties(detail),
             system=dict(_shown(system)),
             system_count=len(system),
@@ -197,7 +207,8 @@ class ExplorerPages(Pages):
             raise NotFoundError(f"The event {event.sequence_number} is not a message and has no body.")
         body = body_bytes(event.contents)
         name = f"{request.path_params['hub']}-{event.partition_id}-{event.sequence_number}"
-        kind = await asyncio.to_thread(_kind, body)
+        async with self._bodies:
+            kind = await asyncio.to_thread(_kind, body)
         return attachment(body, f"{name}.{kind}")
 
     async def _find(self, request: Request) -> EventDetail:
@@ -269,6 +280,12 @@ def _draw_rows(hub: str, rows: Sequence[_LiveRow]) -> None:
 
 def _drawn(hub: str, row: Mapping[str, Any]) -> Markup:
     return rendered("explorer/row.html", {"hub": hub, "row": row})
+
+
+def _drawn_pieces(text: str) -> Iterator[Markup]:
+    """A body as its page shows it, in pieces."""
+    for start in range(0, len(text), _BODY_CHARACTERS):
+        yield escape(shown(text[start : start + _BODY_CHARACTERS]))
 
 
 def event_rows(events: Sequence[ExploredEvent]) -> list[Mapping[str, Any]]:

@@ -49,6 +49,9 @@ _ALL_ENCODED_BYTES_MAX: Final = 128 * 1024 * 1024
 """The same of all sets that are being sent. Our choice: two of the largest, or many small ones."""
 _ENCODING_MAX: Final = 2
 """Sets that are encoded at once; others wait."""
+_KEYED_BYTES_MAX: Final = 64 * 1024
+"""Limit of a body in whose JSON the key is. Our choice: parsing it, during which nothing else runs, takes
+milliseconds."""
 _STEPS_PER_S: Final = 10
 _BUSY_WAIT_S: Final = 1.0
 """Maximum wait before sending again if the service is busy, so that a raised limit is soon noticed."""
@@ -343,7 +346,12 @@ def _encoded(plan: SendPlan, event_bytes_max: int, room: int) -> tuple[list[tupl
 
 
 def _key_of(target: Target, body: bytes) -> str | None:
-    """The event's partition key, if any. Raises InvalidArgumentError if it is missing or too long."""
+    """The event's partition key, if any. Raises InvalidArgumentError if it is missing or too long, or if the
+    body is too large to look for it."""
+    if target.key_path is not None and len(body) > _KEYED_BYTES_MAX:
+        raise InvalidArgumentError(
+            f"It has {len(body):,} bytes; keys are looked for in {_KEYED_BYTES_MAX:,} at most."
+        )
     key = target.partition_key if target.key_path is None else target.key_path.text_in(body)
     # Checked first, for any partition.
     if key is not None and len(key) > PARTITION_KEY_CHARACTERS_MAX:
