@@ -81,6 +81,7 @@ def test_a_large_form_leaves_the_event_loop_to_others(service: HubService) -> No
     [
         ("sets", {"lines": "\n" * 300_000, "repeats": "1", "rate": "1"}, "at most 100,000 lines"),
         ("send", {"key_path": ".a" * 1_000}, "2,000 characters"),
+        ("send", {"body": "\r\n" * 1_048_577}, "more than 2,097,152 characters"),
         ("send", {"body": "x" * 1_300_000, "partition": "0", "partition_key": "k"}, "exclude each other"),
     ],
 )
@@ -92,6 +93,20 @@ def test_a_refused_form_costs_little(
     assert answer.status == 400
     assert problem in answer.text
     assert len(answer.body) < 500_000
+
+
+def test_characters_are_whole(service: HubService) -> None:
+    """Although its bytes are in two of the pieces that are decoded at once, sent as they are or as escapes.
+    What is not UTF-8 is shown as such."""
+    browser = signed_in(service, "tenant", Claim.MANAGE)
+    browser.get("/hubs/tenant/explorer/send")
+    for start in range(2_045, 2_050):
+        for character in ("\u00e9\u20ac".encode(), b"%C3%A9%E2%82%AC", b"\xff\xe2\x82\xac"):
+            body = b"form_token=%b&body=%b%b" % (browser.form_token.encode(), b"x" * start, character)
+            headers = {"Content-Type": _FORM, "Origin": browser.origin}
+            sent = browser.ask("POST", "/hubs/tenant/explorer/send", body.decode("latin-1"), headers)
+            stored = browser.get(f"{sent.headers['location']}/body").body.decode()
+            assert stored == "x" * start + ("\ufffd\u20ac" if b"\xff" in character else "\u00e9\u20ac")
 
 
 def test_the_head_of_a_part_is_short(plain_browser: PlainBrowser) -> None:

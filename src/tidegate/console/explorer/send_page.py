@@ -100,7 +100,8 @@ class SendPages(Pages):
     async def send(self, request: Request) -> Response:
         hub = request.path_params["hub"]
         require_send(request, hub)
-        fields = _texts(await form_of(request, bytes_max=_FORM_BYTES_MAX))
+        form = await form_of(request, bytes_max=_FORM_BYTES_MAX)
+        fields = await asyncio.to_thread(_texts, form)
         try:
             bytes_max = self.events.broker.event_hub(hub).event_bytes_max
             body, message = await asyncio.to_thread(lambda: (_body(fields), _message(fields, bytes_max)))
@@ -131,7 +132,7 @@ class SendPages(Pages):
         hub = request.path_params["hub"]
         require_send(request, hub)
         form = await form_of(request, bytes_max=_FORM_BYTES_MAX)
-        fields = _texts(form)
+        fields = await asyncio.to_thread(_texts, form)
         try:
             bytes_max = self.events.broker.event_hub(hub).event_bytes_max
             plan = SendPlan(
@@ -268,8 +269,8 @@ def _place(hub: str) -> str:
 
 def _texts(form: FormData) -> dict[str, str]:
     """The fields that are text, with line ends as files have them: browsers send CR LF."""
-    given = {name: value.replace("\r\n", "\n") for name, value in form.items() if isinstance(value, str)}
-    return {name: given.get(name, default) for name, default in _EMPTY.items()}
+    given = {name: value for name, value in form.items() if isinstance(value, str)}
+    return {name: given.get(name, default).replace("\r\n", "\n") for name, default in _EMPTY.items()}
 
 
 def _body(fields: Mapping[str, str]) -> bytes:

@@ -8,6 +8,7 @@ names (punycode takes hours for a few megabytes), decodes fields of any size at 
 from __future__ import annotations
 
 import asyncio
+from codecs import getincrementaldecoder
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from typing import Final
@@ -25,6 +26,9 @@ from tidegate.transport.memory import MemoryBudget
 
 _FIELDS_MAX: Final = 100
 """Maximum fields of a form (our choice: pages have about 20)."""
+
+_FIELD_CHARACTERS_MAX: Final = 2 * 1024 * 1024
+"""Of a field that is not a file (our choice: the largest event in base64 has 1.4 million)."""
 
 _FILES_MAX: Final = 1
 
@@ -62,7 +66,7 @@ async def read_form(request: Request, *, bytes_max: int) -> FormData:
                     stream,
                     max_files=_FILES_MAX,
                     max_fields=_FIELDS_MAX,
-                    max_part_size=bytes_max,
+                    max_part_size=min(bytes_max, _FIELD_CHARACTERS_MAX),
                 )
                 return await parser.parse()
         if kind == b"application/x-www-form-urlencoded":
@@ -131,22 +135,28 @@ async def _urlencoded(body: bytes, request: Request) -> list[tuple[str, str]]:
         raise InvalidArgumentError(f"The form has more than {_FIELDS_MAX} fields.")
     fields = [field.partition(b"=")[::2] for field in body.split(b"&") if field]
     encoded = [part for field in fields for part in field]
-    found = [bytearray() for _ in encoded]
+    pieces: list[list[str]] = [[] for _ in encoded]
     for index, piece in await in_slices(request, _decoded_pieces(encoded)):
-        found[index] += piece
-    decoded = [part.decode(errors="replace") for part in found]
+        pieces[index].append(piece)
+    decoded = ["".join(found) for found in pieces]
+    if any(len(text) > _FIELD_CHARACTERS_MAX for text in decoded):
+        raise InvalidArgumentError(
+            f"A field of the form has more than {_FIELD_CHARACTERS_MAX:,} characters.",
+            next_step="Send less at a time, or a file.",
+        )
     return list(zip(decoded[::2], decoded[1::2], strict=True))
 
 
-def _decoded_pieces(texts: Sequence[bytes]) -> Iterator[tuple[int, bytes]]:
+def _decoded_pieces(texts: Sequence[bytes]) -> Iterator[tuple[int, str]]:
     """The percent-decoded strings, in pieces, each with its string's index."""
     for index, text in enumerate(texts):
-        start = 0
+        start, characters = 0, getincrementaldecoder("utf-8")("replace")
         while start < len(text):
             end = start + _SLICE_BYTES
             # Not within a %XX.
             cut = text.find(b"%", end - 2, end)
             if cut >= 0 and end < len(text):
                 end = cut
-            yield index, unquote_to_bytes(text[start:end].replace(b"+", b" "))
+            piece = unquote_to_bytes(text[start:end].replace(b"+", b" "))
+            yield index, characters.decode(piece, final=end >= len(text))
             start = end
