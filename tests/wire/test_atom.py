@@ -56,6 +56,7 @@ def test_no_document_type_is_taken() -> None:
         (b"<a/>", "has no EventHubDescription"),
         (_entry("").replace(SERVICE_BUS.encode(), b"elsewhere"), "has no EventHubDescription"),
         (b"<a>" * 40 + b"</a>" * 40, "nests more than 32"),
+        (_entry("<a/>" * 1_000), "more than 1,000 elements"),
     ],
 )
 def test_other_bodies_are_refused(body: bytes, why: str) -> None:

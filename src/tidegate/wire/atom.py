@@ -27,6 +27,8 @@ _INSTANCE: Final = "http://www.w3.org/2001/XMLSchema-instance"
 _ARRAYS: Final = "http://schemas.microsoft.com/2003/10/Serialization/Arrays"
 _DEPTH_MAX: Final = 32
 """Nesting of elements (our choice: a description has six levels)."""
+_ELEMENTS_MAX: Final = 1_000
+"""Elements of a body (our choice: a description with twelve policies has some 200)."""
 
 Value = str | int | Sequence[str]
 """Of a property. A sequence becomes an array of strings."""
@@ -107,7 +109,7 @@ def parse_description(body: bytes, kind: str) -> dict[str, str]:
 class _Builder(TreeBuilder):
     """Builds the tree of a body, whose size is limited, and refuses what could exceed the limit."""
 
-    _depth = 0
+    _depth = _count = 0
 
     def doctype(self, *_: object) -> None:
         raise InvalidArgumentError(
@@ -118,6 +120,9 @@ class _Builder(TreeBuilder):
         self._depth += 1
         if self._depth > _DEPTH_MAX:
             raise InvalidArgumentError(f"The body nests more than {_DEPTH_MAX} elements.")
+        self._count += 1
+        if self._count > _ELEMENTS_MAX:
+            raise InvalidArgumentError(f"The body has more than {_ELEMENTS_MAX:,} elements.")
         return super().start(tag, attrs)
 
     def end(self, tag: str) -> Element:
