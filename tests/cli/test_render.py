@@ -89,18 +89,28 @@ def test_single_record_in_every_format(output_format: OutputFormat) -> None:
     assert "sqlite:///x.db" in text
 
 
+class Terminal(io.StringIO):
+    """A stream that claims to be one."""
+
+    def isatty(self) -> bool:
+        return True
+
+
 def test_drawn_table_shows_markup_as_it_is() -> None:
     """On a terminal a value in square brackets is data, not markup, and long values are not cut."""
-
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
     stream = Terminal()
     value = "[red]" + "x" * 300
     Output(OutputFormat.TABLE, stream=stream).records([{"a": value}], columns=("a",), title="T")
     assert "[red]" in stream.getvalue()
     assert stream.getvalue().count("x") == 300
+
+
+def test_a_title_steers_no_terminal() -> None:
+    """A service may name a hub as it likes: its name is neither markup nor an escape sequence."""
+    stream = Terminal()
+    title = "Lag of [blue]\x1b]0;hub\x07"
+    Output(OutputFormat.TABLE, stream=stream).records([{"a": "y" * 80}], columns=("a",), title=title)
+    assert "Lag of [blue]\\x1b]0;hub\\x07" in stream.getvalue()
 
 
 def test_control_characters_cannot_reach_a_terminal() -> None:

@@ -274,9 +274,9 @@ def _draw_table(
     from rich.text import Text
 
     table = Table(
-        title=title,
+        # Text, as below: a service or a file may have given it a name.
+        title=None if title is None else Text(cell_text(title), "bold"),
         title_justify="left",
-        title_style="bold",
         box=box.SIMPLE_HEAD,
         show_header=has_header,
     )
