@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from tests.console.explorer_support import StepClock, append, fill, make_hub, places, read_page
 
 from tidegate.amqp.message import Message, encode_message
+from tidegate.amqp.types import Array, Described, Symbol
 from tidegate.broker import Broker, Partition, RecordBatch
 from tidegate.console.explorer.bodies import Look, body_view
 from tidegate.console.explorer.codec import (
@@ -40,6 +41,7 @@ from tidegate.console.explorer.values import (
     ExploredEvent,
     PageEnd,
     Way,
+    property_text,
 )
 from tidegate.model.errors import (
     InvalidArgumentError,
@@ -425,6 +427,25 @@ def test_other_threads_run_while_json_is_read_and_written(contents: EventContent
     finally:
         sys.setprofile(None)
     assert calls > 5_000
+
+
+def test_other_threads_run_while_a_property_is_written() -> None:
+    """Protects the event loop, as above: a list of a million took 50 ms for each look at it. It is written as
+    Python writes it."""
+    small = [True, {"a": (1,), "b": ()}, {}, [], Array((1, "x"), int), Described(Symbol("d"), [b"\x00", 1.5])]
+    assert property_text(small) == str(small)
+    steps = 0
+
+    def count(frame: FrameType, *_: object) -> None:
+        nonlocal steps
+        steps += "values.py" in frame.f_code.co_filename
+
+    sys.setprofile(count)
+    try:
+        property_text([True] * 5_000)
+    finally:
+        sys.setprofile(None)
+    assert steps > 5_000
 
 
 @pytest.mark.parametrize("text", [b"a" * 500_000, rb"\n" * 250_000], ids=["plain", "escapes"])

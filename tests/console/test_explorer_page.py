@@ -324,6 +324,14 @@ def test_rows_and_bodies_are_drawn_in_slices(
     assert address == site_at("127.0.0.1")
 
 
+def test_a_long_property_is_cut(service: HubService, hub: str, plain_browser: PlainBrowser) -> None:
+    """Protects the event loop: a page is drawn at once, and a list may have six million characters."""
+    send_events(service, hub, EventData(b"x", {"long": "p" * 10_001, "fair": "q" * 10_000}))
+    text = plain_browser.get(f"/hubs/{hub}/explorer/events/0/0").text
+    assert f">{'p' * 10_000}…<" in text
+    assert f">{'q' * 10_000}<" in text
+
+
 def _ask(browser: PlainBrowser, path: str) -> http.client.HTTPConnection:
     """A request whose answer is not waited for."""
     browser.get("/")

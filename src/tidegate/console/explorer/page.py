@@ -34,6 +34,7 @@ from tidegate.console.explorer.properties import type_name
 from tidegate.console.explorer.query import COUNTS, STARTS, ExplorerForm
 from tidegate.console.explorer.values import (
     PROPERTIES_SHOWN_MAX,
+    PROPERTY_CHARACTERS_MAX,
     EventCursor,
     EventDetail,
     EventPage,
@@ -183,6 +184,7 @@ class ExplorerPages(Pages):
             body = Markup("").join(await in_slices(request, _drawn_pieces(view.text)))
         message = detail.message
         system = {} if message is None else await asyncio.to_thread(system_properties, message)
+        properties = await asyncio.to_thread(_properties, detail)
         return page(
             request,
             "explorer/event.html",
@@ -192,8 +194,8 @@ class ExplorerPages(Pages):
             contents=contents,
             view=view,
             body=body,
-            properties=_properties(detail),
-            system=dict(_shown(system)),
+            properties=properties,
+            system={name: _cut(text) for name, text in _shown(system)},
             system_count=len(system),
             properties_max=PROPERTIES_SHOWN_MAX,
             around=max(0, detail.event.sequence_number - _AROUND),
@@ -349,9 +351,13 @@ def _properties(detail: EventDetail) -> Mapping[str, tuple[str, str]]:
         return {}
     types = {} if detail.message is None else detail.message.application_properties
     return {
-        name: (property_text(value), type_name(types[name]) if name in types else "")
+        name: (_cut(property_text(value)), type_name(types[name]) if name in types else "")
         for name, value in _shown(detail.event.contents.properties)
     }
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= PROPERTY_CHARACTERS_MAX else f"{text[:PROPERTY_CHARACTERS_MAX]}…"
 
 
 def _shown(properties: Mapping[str, T]) -> Iterable[tuple[str, T]]:

@@ -8,13 +8,14 @@ order, and one place determines where to continue in all partitions.
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from enum import Enum
 from typing import Final, NamedTuple
 
 from tidegate.amqp.message import Message
+from tidegate.amqp.types import Array, Described
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.events import EventContents
 from tidegate.model.json_path import JsonPath
@@ -33,6 +34,8 @@ SCANNED_BYTES_MAX: Final = 128 * 1024 * 1024
 
 PROPERTIES_SHOWN_MAX: Final = 1_000
 """Properties of one event on its page. Our choice: an event may have 100,000, which take a second to draw."""
+PROPERTY_CHARACTERS_MAX: Final = 10_000
+"""Of a property there. Our choice: a list in it may have six million, which take long, too."""
 
 SEND_RUNS_MAX: Final = 8
 """Concurrent runs. Our choice."""
@@ -124,7 +127,7 @@ class EventFilter:
         if self.body_text is None:
             return True
         if contents.body_value is not None:
-            return self.body_text.lower() in str(contents.body_value).lower()
+            return self.body_text.lower() in property_text(contents.body_value).lower()
         return self.body_text.encode("utf-8", "replace").lower() in contents.body.lower()
 
 
@@ -136,7 +139,37 @@ def property_text(value: object) -> str:
         return value.hex()
     if isinstance(value, datetime):
         return value.isoformat()
+    if isinstance(value, _CONTAINERS):
+        return "".join(_pieces(value))
     return str(value)
+
+
+_CONTAINERS: Final = (list, tuple, dict, Array, Described)
+
+
+def _pieces(value: object) -> Iterator[str]:
+    """``repr`` of a value in pieces. C code would hold up all other threads, for long if there are many."""
+    if isinstance(value, dict):
+        yield "{"
+        for number, (name, item) in enumerate(value.items()):
+            yield f"{', ' if number else ''}{name!r}: "
+            yield from _pieces(item)
+        yield "}"
+    elif isinstance(value, list | tuple):
+        yield "[" if isinstance(value, list) else "("
+        for number, item in enumerate(value):
+            if number:
+                yield ", "
+            yield from _pieces(item)
+        yield "]" if isinstance(value, list) else ",)" if len(value) == 1 else ")"
+    elif isinstance(value, Array | Described):
+        yield f"{type(value).__name__}("
+        for number, field in enumerate(fields(value)):
+            yield f"{', ' if number else ''}{field.name}="
+            yield from _pieces(getattr(value, field.name))
+        yield ")"
+    else:
+        yield repr(value)
 
 
 @dataclass(frozen=True, slots=True)
