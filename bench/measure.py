@@ -79,9 +79,15 @@ def timed(
 
 def process_cpu_s(pid: int) -> float:
     """User and system time of a process and of its ended, awaited children, in seconds."""
+    return sum(process_times(pid))
+
+
+def process_times(pid: int) -> tuple[float, float]:
+    """The user and the system time of ``process_cpu_s``."""
     # The fields follow the command name, which may itself hold blanks and brackets (proc(5)).
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return sum(int(ticks) for ticks in fields[11:15]) / _TICKS_PER_S
+    user, system, children_user, children_system = (int(ticks) / _TICKS_PER_S for ticks in fields[11:15])
+    return user + children_user, system + children_system
 
 
 def own_cpu_s(service_pid: int | None = None, *, with_descendants: bool) -> float:
