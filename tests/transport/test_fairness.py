@@ -40,7 +40,7 @@ from tidegate.amqp.performatives import (
     encode_performative,
 )
 from tidegate.amqp.session import Session
-from tidegate.amqp.transfers import TAG_OF_4, batch_front, batch_head, batch_tail
+from tidegate.amqp.transfers import TAG_OF_4, Run, batch_front, batch_head, batch_tail
 from tidegate.transport.clock import SystemClock
 from tidegate.transport.driver import STRANGER_PASS_BYTES, AmqpDriver, AmqpServer, connect_amqp
 from tidegate.transport.turns import PASS_S, SLICE_S
@@ -147,18 +147,18 @@ async def test_a_flood_leaves_the_loop_to_others(
     server = await _serve(service, server_ssl, is_limited=False)
     driver, link = await _sender(server, client_ssl)
     passes = Passes()
-    receive_flow, receive_run = Session._receive_flow, Session.receive_run
+    receive_flow, receive_runs = Session._receive_flow, Session.receive_runs
 
     def counted_flow(session: Session, flow: Flow) -> None:
         passes.in_pass += 1
         receive_flow(session, flow)
 
-    def counted_run(session: Session, handle: int, deliveries: list[object]) -> None:
-        passes.in_pass += len(deliveries)
-        receive_run(session, handle, deliveries)  # type: ignore[arg-type]
+    def counted_runs(session: Session, runs: list[Run]) -> None:
+        passes.in_pass += sum(len(deliveries) for _, deliveries in runs)
+        receive_runs(session, runs)
 
     monkeypatch.setattr(Session, "_receive_flow", counted_flow)
-    monkeypatch.setattr(Session, "receive_run", counted_run)
+    monkeypatch.setattr(Session, "receive_runs", counted_runs)
     writers = []
     for _ in range(FLOODERS):  # of one alone, no more is read in a pass than a pass may take
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port, ssl=client_ssl)

@@ -273,30 +273,28 @@ class ReceiverLink(Link):
         self, first_delivery_id: int, last_delivery_id: int | None = None, state: DeliveryState | None = None
     ) -> None:
         """Settle deliveries, both ids included; by default only the first, as accepted."""
-        if not self.session.is_mapped:
+        session = self.session
+        if not session.is_mapped:
             return
-        self.session.send_performative(
-            Disposition(
-                role=ROLE_RECEIVER,
-                first=first_delivery_id,
-                last=first_delivery_id if last_delivery_id is None else last_delivery_id,
-                settled=True,
-                state=Accepted() if state is None else state,
-            )
+        last = first_delivery_id if last_delivery_id is None else last_delivery_id
+        if state is None or type(state) is Accepted:
+            session.accept(first_delivery_id, last)
+            return
+        session.encode_accepted()  # outcomes keep their order
+        session.send_performative(
+            Disposition(role=ROLE_RECEIVER, first=first_delivery_id, last=last, settled=True, state=state)
         )
 
     # --- for the session ---
 
     def is_run_plain(self, deliveries: list[Delivery]) -> bool:
         """Whether ``receive_run`` may accept all of them without sending anything."""
-        return (
-            self.state is LinkState.ATTACHED
-            and self._first is None
-            and max(len(delivery.payload) for delivery in deliveries) <= self._bytes_max
-        )
+        if self.state is not LinkState.ATTACHED or self._first is not None:
+            return False
+        return max([len(delivery.payload) for delivery in deliveries]) <= self._bytes_max
 
     def receive_run(self, deliveries: list[Delivery]) -> None:
-        """Settled deliveries of one frame each, from ``transfers.take_run``; requires ``is_run_plain``."""
+        """Deliveries of one frame each; requires ``is_run_plain``."""
         self._hand_out(deliveries)
 
     def receive_transfer(self, data: bytes, until: int, transfer: IncomingTransfer) -> None:

@@ -87,6 +87,15 @@ class LinkSession(Protocol):
         """Queue one frame. Raises FrameTooSmallError, with nothing sent."""
         ...
 
+    def accept(self, first_delivery_id: int, last_delivery_id: int) -> None:
+        """Settle received deliveries as accepted, both ids included; neighbours, also of other links, share a
+        frame."""
+        ...
+
+    def encode_accepted(self) -> None:
+        """Let no outcome that follows share a frame with those before."""
+        ...
+
     def send_frames(self, link: Link, frames: list[list[Payload]]) -> None:
         """Queue transfer frames as far as the window allows; the others are sent when it opens."""
         ...

@@ -33,7 +33,6 @@ from tidegate.amqp.errors import (
 )
 from tidegate.amqp.events import (
     DeliveriesSettled,
-    Delivery,
     Event,
     LinkAttaching,
     LinkStolen,
@@ -63,7 +62,7 @@ from tidegate.amqp.performatives import (
     Target,
 )
 from tidegate.amqp.states import SESSION, SessionInput, SessionState, SessionViolationError
-from tidegate.amqp.transfers import IncomingTransfer, Payload, parse_transfer
+from tidegate.amqp.transfers import IncomingTransfer, Payload, Run, accepted_frame, parse_transfer
 from tidegate.amqp.types import Symbol
 from tidegate.model.errors import LocalProtocolError
 
@@ -77,6 +76,8 @@ class SessionConnection(Protocol):
     events: deque[Event]
     output: list[Payload]
     account: PeerAccount
+    accepting: list[Session]
+    """Sessions whose ``encode_accepted`` is called before the output is sent."""
 
     @property
     def can_send_frames(self) -> bool:
@@ -141,6 +142,8 @@ class Session:
         self._blocked_counts: dict[Link, int] = {}  # frames per link; links without any are absent
         self._waiting: dict[SenderLink, None] = {}  # for the window, in the order in which they were blocked
         self._unsettled: dict[int, SenderLink] = {}
+        self._accepted: list[tuple[int, int]] = []  # first and last ids, not encoded yet
+        self._accepted_frames = bytearray()
         self.has_forgotten_deliveries = False
         """Unsettled deliveries may have been sent that ``_unsettled`` lacks."""
         self._local_error: Error | None = None
@@ -281,18 +284,21 @@ class Session:
         """Whether incoming transfers count."""
         return self.state is SessionState.MAPPED
 
-    def receive_run(self, handle: int, deliveries: list[Delivery]) -> None:
-        """Deliveries of one frame each on one link, while ``is_receiving``."""
+    def receive_runs(self, runs: list[Run]) -> None:
+        """Deliveries of one frame each, while ``is_receiving``."""
         try:
-            link = self._receiver_at(handle)
-            if link.is_run_plain(deliveries):
-                self._count_incoming(len(deliveries))
-                link.receive_run(deliveries)
-                return
-            for delivery_id, tag, message_format, _, payload in deliveries:  # the general path checks each
-                transfer = IncomingTransfer(handle, delivery_id, tag, message_format, True, False, False, 0)
-                self._count_incoming(1)
-                link.receive_transfer(payload, len(payload), transfer)
+            for handle, deliveries in runs:
+                link = self._receiver_at(handle)
+                if link.is_run_plain(deliveries):
+                    self._count_incoming(len(deliveries))
+                    link.receive_run(deliveries)
+                    continue
+                for each in deliveries:  # the general path checks each
+                    transfer = IncomingTransfer(
+                        handle, *each[:4], more=False, is_aborted=False, payload_start=0
+                    )
+                    self._count_incoming(1)
+                    link.receive_transfer(each.payload, len(each.payload), transfer)
         except SessionViolationError as error:
             self._end_violated(error)
 
@@ -355,6 +361,22 @@ class Session:
         self._blocked_counts[link] = self._blocked_counts.get(link, 0) + len(frames)
         self.account.blocked_bytes += sum(sizes)
         self._send_blocked()
+
+    def accept(self, first_delivery_id: int, last_delivery_id: int) -> None:
+        if not self._accepted:
+            self._accepted_frames = bytearray()
+            self.output.append(self._accepted_frames)
+            self.connection.accepting.append(self)
+        self._accepted.append((first_delivery_id, last_delivery_id))
+
+    def encode_accepted(self) -> None:
+        """Encode the accepted deliveries, a frame for each run of ids, where the first one stands in the
+        output."""
+        ranges, self._accepted = self._accepted, []
+        if len(ranges) > 1:
+            ranges = _joined(ranges)
+        for first, last in ranges:
+            self._accepted_frames += accepted_frame(self.local_channel, first, last)
 
     def is_link_blocked(self, link: Link) -> bool:
         return link in self._blocked_counts
@@ -605,6 +627,21 @@ class Session:
                 last = settled[position][0]
                 position += 1
             self.events.append(DeliveriesSettled(link, first, last, state))
+
+
+def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Ranges of ids, all within half of the serial numbers, in order; neighbours as one."""
+    before = ranges[0][0] - (1 << 31)
+    ranges.sort(key=lambda each: (each[0] - before) & SERIAL_MASK)
+    first, last = ranges[0]
+    joined = []
+    for each in ranges[1:]:
+        if each[0] != (last + 1) & SERIAL_MASK:
+            joined.append((first, last))
+            first = each[0]
+        last = each[1]
+    joined.append((first, last))
+    return joined
 
 
 def _source(source: Source | str | None) -> Source:

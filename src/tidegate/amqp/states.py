@@ -32,6 +32,12 @@ class SessionViolationError(RemoteProtocolError):
         self.condition = condition
 
 
+class Step(Enum):
+    """A state or an input. Hashed by identity: ``Enum`` hashes in Python, several times for each frame."""
+
+    __hash__ = object.__hash__
+
+
 S = TypeVar("S", bound=Enum)
 I = TypeVar("I", bound=Enum)  # noqa: E741
 
@@ -61,7 +67,7 @@ class StateTable(Generic[S, I]):
 # --- SASL: the client sends header and init, the server header, mechanisms and outcome -----------------
 
 
-class SaslState(Enum):
+class SaslState(Step):
     """One machine for both roles; each role uses its half of the steps."""
 
     START = auto()
@@ -73,7 +79,7 @@ class SaslState(Enum):
     FAILED = auto()
 
 
-class SaslInput(Enum):
+class SaslInput(Step):
     SEND_HEADER = auto()
     RECEIVE_HEADER = auto()
     SEND_MECHANISMS = auto()
@@ -118,7 +124,7 @@ SASL_SERVER: Final = StateTable(
 # --- connection ----------------------------------------------------------------------------------------
 
 
-class ConnectionState(Enum):
+class ConnectionState(Step):
     """Part 2 section 2.4.6."""
 
     START = auto()
@@ -139,7 +145,7 @@ class ConnectionState(Enum):
     END = auto()
 
 
-class ConnectionInput(Enum):
+class ConnectionInput(Step):
     """``FRAME`` stands for every performative that belongs to a session."""
 
     SEND_HEADER = auto()
@@ -189,7 +195,7 @@ CONNECTION: Final = StateTable(
 # --- session -------------------------------------------------------------------------------------------
 
 
-class SessionState(Enum):
+class SessionState(Step):
     """Part 2 section 2.5.5. Its DISCARDING is END_SENT here: after our end, only the peer's counts."""
 
     UNMAPPED = auto()
@@ -203,7 +209,7 @@ class SessionState(Enum):
     ENDED = auto()
 
 
-class SessionInput(Enum):
+class SessionInput(Step):
     """``FRAME`` stands for attach, flow, transfer, disposition and detach."""
 
     SEND_BEGIN = auto()
@@ -241,7 +247,7 @@ SESSION: Final = StateTable(
 # --- link ----------------------------------------------------------------------------------------------
 
 
-class LinkState(Enum):
+class LinkState(Step):
     """Part 2 section 2.6.3."""
 
     UNATTACHED = auto()
@@ -255,7 +261,7 @@ class LinkState(Enum):
     DETACHED = auto()
 
 
-class LinkInput(Enum):
+class LinkInput(Step):
     """Dispositions belong to the session, not to a link."""
 
     SEND_ATTACH = auto()
