@@ -11,8 +11,9 @@ from tests.support.clocks import SetClock
 from tidegate.amqp.link import SenderLink
 from tidegate.amqp.message import Message, encode_message
 from tidegate.amqp.performatives import Accepted, Rejected
+from tidegate.amqp.transfers import accepted_frame
 from tidegate.amqp.types import ULong
-from tidegate.broker import AppendResult, Broker, Claim
+from tidegate.broker import AppendResult, Broker, Claim, Partition
 from tidegate.gateway.amqp.ingress import IngressLink
 from tidegate.model.errors import ClosedError
 from tidegate.model.limits import EVENT_BYTES_MAX
@@ -410,3 +411,70 @@ async def test_stop_answers_what_came_in(pair: Pair, broker: Broker) -> None:
     await pair.wait_for(lambda: bool(pair.owner.ended))
     assert pair.settled(link)[-1].last_delivery_id == 19
     assert len(await _stored(broker, "0")) == 20
+
+
+async def test_outcomes_that_arrive_together_are_answered_together(
+    pair: Pair, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Protects the cost of small batches: a round of the disk calls each link once, and one frame answers
+    what all links of the connection sent, whatever order the partitions come in."""
+    loop = asyncio.get_running_loop()
+    outcomes: dict[str, list[asyncio.Future[AppendResult]]] = {"0": [], "1": []}
+
+    def append(
+        partition: Partition, payload: bytes, *_: object, **__: object
+    ) -> asyncio.Future[AppendResult]:
+        outcomes[partition.partition_id].append(loop.create_future())
+        return outcomes[partition.partition_id][-1]
+
+    monkeypatch.setattr(Partition, "append_nowait", append)
+    called: list[IngressLink] = []
+    on_appended = IngressLink._on_appended
+
+    def counted(link: IngressLink, outcome: asyncio.Future[AppendResult]) -> None:
+        called.append(link)
+        on_appended(link, outcome)
+
+    monkeypatch.setattr(IngressLink, "_on_appended", counted)
+    links = [_sender(pair, f"hub/Partitions/{number}", f"s{number}") for number in range(2)]
+    for number in range(20):
+        links[number % 2].send(_batch("x"), message_format=BATCH_MESSAGE_FORMAT)
+    pair.exchange()
+    before, held = pair.bytes_to_client, pair.owner.unacknowledged_bytes
+    assert held > 0
+    for partition_id in ("1", "0"):
+        for outcome in outcomes[partition_id]:
+            outcome.set_result(AppendResult(0, 1, 0))
+    await pair.wait_for(lambda: sum(map(len, map(pair.settled, links))) == 20)
+    assert len(called) == 2
+    assert pair.bytes_to_client - before == len(accepted_frame(0, 0, 19))
+    assert pair.owner.unacknowledged_bytes == 0
+
+
+async def test_an_outcome_that_comes_before_an_earlier_one_waits_for_it(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Protects the order of outcomes: only the first that is missing is waited for, then the next one."""
+    outcomes: list[asyncio.Future[AppendResult]] = []
+
+    def append(*_: object, **__: object) -> asyncio.Future[AppendResult]:
+        outcomes.append(asyncio.get_running_loop().create_future())
+        return outcomes[-1]
+
+    monkeypatch.setattr(Partition, "append_nowait", append)
+    link = _sender(pair, "hub/Partitions/0")
+    for _ in range(4):
+        link.send(_batch("x"), message_format=BATCH_MESSAGE_FORMAT)
+    pair.exchange()
+    outcomes[1].set_exception(ClosedError("gone"))
+    outcomes[3].set_result(AppendResult(0, 1, 0))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    pair.exchange()
+    assert pair.settled(link) == []
+    outcomes[0].set_result(AppendResult(0, 1, 0))
+    await pair.wait_for(lambda: len(pair.settled(link)) == 2)
+    assert [type(event.state) for event in pair.settled(link)] == [Accepted, Rejected]
+    outcomes[2].set_result(AppendResult(0, 1, 0))
+    await pair.wait_for(lambda: pair.settled(link)[-1].last_delivery_id == 3)
+    assert pair.owner.unacknowledged_bytes == 0

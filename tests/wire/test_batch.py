@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from azure.eventhub._pyamqp.message import Message
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.support.batches import split_batch, split_single
 from tests.support.calls import calls_of
 from tests.wire.official_client import batch_payload, event, message_payload
@@ -18,12 +20,29 @@ from tidegate.amqp.types import Symbol
 from tidegate.wire import batch
 from tidegate.wire.batch import (
     BATCH_MESSAGE_FORMAT,
+    LONE_PARTITION_KEY,
     BatchSections,
     batch_envelope,
     iter_events,
+    split_lone,
     split_message,
     unwrap,
     wrap_event,
+)
+
+_SECTIONS = st.sampled_from(
+    [
+        batch_envelope(),
+        b"\x00\x53\x70\xc0\x07\x05\x56\x01\x40\x40\x40\x40",
+        batch_envelope(partition_key="device-1"),
+        batch_envelope(partition_key="k\u00e9" * 60)[7:],
+        batch_envelope(producer_id=1, producer_epoch=1, producer_sequence_number=1),
+        b"\x00\x53\x72\xc1" + bytes((len(LONE_PARTITION_KEY) + 3,)) + LONE_PARTITION_KEY + b"\xa1\x01\xff",
+        wrap_event(b""),
+        wrap_event(b"x" * 40),
+        wrap_event(b"y" * 300),
+        b"\x00\x80" + bytes(7) + b"\x75\xa0\x01z",
+    ]
 )
 
 SIZES = [0, 1, 2, 3, 4, 247, 255, 256, 257, 70_000]
@@ -42,6 +61,32 @@ def test_the_official_clients_batch_is_found_and_not_copied() -> None:
     messages = [decode_message(item) for item in iter_events(sections.payload, sections.lengths)]
     assert [len(b"".join(message.data)) for message in messages] == SIZES
     assert [message.application_properties for message in messages] == [{"n": size} for size in SIZES]
+
+
+@settings(deadline=None, derandomize=True, max_examples=400)
+@given(
+    st.lists(_SECTIONS, max_size=3), st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), max_size=1)
+)
+def test_a_lone_event_is_found_as_in_any_batch(parts: list[bytes], noise: list[tuple[int, int]]) -> None:
+    """Protects small batches: the short way finds what the general one does, or leaves the message to it."""
+    payload = bytearray(b"".join(parts))
+    for position, value in noise:
+        if payload:
+            payload[position % len(payload)] = value
+    lone = split_lone(bytes(payload), BATCH_MESSAGE_FORMAT)
+    assert lone is None or lone == split_batch(bytes(payload))
+    assert split_lone(bytes(payload), 0) is None
+
+
+@pytest.mark.parametrize("key", [None, "device-1"])
+@pytest.mark.parametrize("size", [10, 247, 255, 300])
+def test_the_official_clients_lone_event_takes_the_short_way(key: str | None, size: int) -> None:
+    """Protects the cost of small batches, as the official Python client encodes them."""
+    payload = batch_payload([event(b"x" * size)], partition_key=key)
+    lone = split_lone(payload, BATCH_MESSAGE_FORMAT)
+    assert lone is not None
+    assert lone == split_batch(payload)
+    assert lone.payload.obj is payload
 
 
 @pytest.mark.parametrize("sizes", [[size] for size in SIZES] + [SIZES, SIZES[::-1], [0] * 50])

@@ -45,6 +45,8 @@ _KEY_BYTES = 32
 class Claim(Enum):
     """A right that a policy gives."""
 
+    __hash__ = object.__hash__  # rights are looked up for each small batch, and ``Enum`` hashes in Python
+
     SEND = "Send"
     LISTEN = "Listen"
     MANAGE = "Manage"

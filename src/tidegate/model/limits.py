@@ -87,6 +87,8 @@ EGRESS_EVENTS_PER_UNIT: Final = 4096
 class Tier(Enum):
     """The tier of Event Hubs whose limits apply to a namespace."""
 
+    __hash__ = object.__hash__  # limits are looked up for each small batch, and ``Enum`` hashes in Python
+
     BASIC = "Basic"
     STANDARD = "Standard"
     PREMIUM = "Premium"

@@ -15,11 +15,10 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from tidegate.amqp.decode import Buffer, decode_value
-from tidegate.amqp.encode import append_value
+from tidegate.amqp.encode import append_value, encode_value
 from tidegate.amqp.errors import DecodeError
 from tidegate.amqp.message import (
     AMQP_SEQUENCE,
@@ -46,6 +45,15 @@ DATA_SECTION_8: Final = 0x005375A0
 DATA_SECTION_32: Final = 0x005375B0
 """The first four bytes of a data section, by the width of its length."""
 
+USUAL_HEADER: Final = b"\x00\x53\x70\xc0\x02\x01\x41"
+"""A header section that clients send: durable."""
+
+LONE_PARTITION_KEY: Final = b"\x02" + encode_value(PARTITION_KEY)
+"""What follows the size of a message-annotations map whose only entry is a partition key."""
+
+_HEADER_8: Final = b"\x00\x53\x70\xc0"
+_ANNOTATIONS_8: Final = b"\x00\x53\x72\xc1"
+
 STEP_SECTIONS: Final = 2_000
 """Data sections in a step of ``split_message``, or up to twice as many: about 1 ms (our choice)."""
 
@@ -71,8 +79,7 @@ _u32 = struct.Struct(">I").unpack_from
 _pack_two_u32 = struct.Struct(">II").pack
 
 
-@dataclass(frozen=True, slots=True)
-class BatchSections:
+class BatchSections(NamedTuple):
     """The contents of a producer's message."""
 
     payload: memoryview
@@ -96,6 +103,36 @@ def split_message(payload: Buffer, message_format: int) -> Iterator[BatchSection
     3.2), and annotations of more than ANNOTATIONS_BYTES_MAX.
     """
     return _split_batch(payload) if message_format == BATCH_MESSAGE_FORMAT else _split_single(payload)
+
+
+def split_lone(payload: bytes, message_format: int) -> BatchSections | None:
+    """The event of a batch that holds a single one, after at most a header and a partition key.
+
+    None: any other message, for ``split_message``.
+    """
+    if message_format != BATCH_MESSAGE_FORMAT:
+        return None
+    at, key = 0, None
+    try:
+        if payload.startswith(_HEADER_8):
+            at = 5 + payload[4]
+        if payload.startswith(_ANNOTATIONS_8, at) and payload.startswith(LONE_PARTITION_KEY, at + 5):
+            end, value_at = at + 5 + payload[at + 4], at + 5 + len(LONE_PARTITION_KEY)
+            if payload[value_at] != 0xA1 or value_at + 2 + payload[value_at + 1] != end:
+                return None
+            at, key = end, payload[value_at + 2 : end].decode()
+        word, length = _two_u32(payload, at)
+    except (IndexError, struct.error, UnicodeDecodeError):
+        return None
+    if word == DATA_SECTION_8:
+        length = (length >> 24) + 5
+    elif word == DATA_SECTION_32:
+        length += 8
+    else:
+        return None
+    if at + length != len(payload):
+        return None
+    return BatchSections(memoryview(payload)[at:], array("I", (length,)), key)
 
 
 def _split_batch(payload: Buffer) -> Iterator[BatchSections | None]:
@@ -185,7 +222,7 @@ def with_event_numbers(sections: BatchSections) -> BatchSections:
             raise DecodeError(
                 f"The events of a batch are numbered {numbers} to {found}; the last should be {expected}."
             )
-    return replace(sections, producer_id=producer_id, producer_epoch=epoch, producer_sequence_number=sequence)
+    return sections._replace(producer_id=producer_id, producer_epoch=epoch, producer_sequence_number=sequence)
 
 
 def wrap_event(encoded: Buffer) -> bytes:
@@ -239,7 +276,7 @@ def batch_envelope(
         annotations[PRODUCER_ID] = producer_id
         annotations[PRODUCER_EPOCH] = Short(producer_epoch)
         annotations[PRODUCER_SEQUENCE_NUMBER] = Int(producer_sequence_number)
-    output = bytearray(b"\x00\x53\x70\xc0\x02\x01\x41")  # header, durable: official clients send it
+    output = bytearray(USUAL_HEADER)
     if annotations:
         output += b"\x00\x53\x72"
         append_value(output, annotations)

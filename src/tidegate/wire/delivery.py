@@ -47,7 +47,13 @@ from tidegate.wire.annotations import (
     pack_map32,
     reassembled,
 )
-from tidegate.wire.batch import DATA_SECTION_8, DATA_SECTION_32, wrap_event
+from tidegate.wire.batch import (
+    DATA_SECTION_8,
+    DATA_SECTION_32,
+    LONE_PARTITION_KEY,
+    USUAL_HEADER,
+    wrap_event,
+)
 from tidegate.wire.names import (
     ENQUEUED_TIME,
     EVENT_COUNT,
@@ -55,7 +61,6 @@ from tidegate.wire.names import (
     LAST_ENQUEUED_SEQUENCE_NUMBER,
     LAST_ENQUEUED_TIME_UTC,
     OFFSET,
-    PARTITION_KEY,
     RUNTIME_INFO_RETRIEVAL_TIME_UTC,
     SEQUENCE_NUMBER,
 )
@@ -89,7 +94,6 @@ _u32 = struct.Struct(">I").unpack_from
 _two_u32 = struct.Struct(">II").unpack_from
 
 HEADER_8: Final = 0x005370C0
-_USUAL_HEADER: Final = b"\x00\x53\x70\xc0\x02\x01\x41"
 _ANNOTATIONS_8: Final = 0x005372C1
 SEQUENCE_NUMBER_KEY: Final = encode_value(SEQUENCE_NUMBER) + b"\x81"
 OFFSET_KEY: Final = encode_value(OFFSET) + b"\xa1"
@@ -99,9 +103,6 @@ ENQUEUED_TIME_KEY: Final = encode_value(ENQUEUED_TIME) + b"\x83"
 _PROPERTIES_8: Final = (0x005373C0, 0x005374C1)
 _PROPERTIES_32: Final = (0x005373D0, 0x005374D1)
 """The first bytes of properties and application properties, by the width of their size and count."""
-
-_LONE_PARTITION_KEY: Final = b"\x02" + encode_value(PARTITION_KEY)
-"""What follows the size of a message-annotations map whose only entry is a partition key."""
 
 DELIVERED_ANNOTATIONS: Final = frozenset((SEQUENCE_NUMBER, OFFSET, ENQUEUED_TIME, "__proto__"))
 """Names that no sender can set. In the value of the last one, JavaScript would look up missing annotations,
@@ -157,7 +158,7 @@ def event_deliveries(
             if word == HEADER_8:
                 after = at + 5 + data[at + 4]
                 header = data[at:after]
-                if header == _USUAL_HEADER or _is_header(header):
+                if header == USUAL_HEADER or _is_header(header):
                     at = after
                     word = unpack(data, at)[0] if at + 4 <= until else 0
             if word == _ANNOTATIONS_8:
@@ -193,8 +194,8 @@ def _is_header(section: bytes) -> bool:
 
 def _after_lone_key(data: bytes, at: int, until: int) -> int:
     """Where the annotations at ``at`` end, if they hold only a partition key of usual length; else 0."""
-    key_at = at + 5 + len(_LONE_PARTITION_KEY)
-    if key_at + 2 > until or not data.startswith(_LONE_PARTITION_KEY, at + 5) or data[key_at] != 0xA1:
+    key_at = at + 5 + len(LONE_PARTITION_KEY)
+    if key_at + 2 > until or not data.startswith(LONE_PARTITION_KEY, at + 5) or data[key_at] != 0xA1:
         return 0
     after = key_at + 2 + data[key_at + 1]
     key = data[key_at + 2 : after]

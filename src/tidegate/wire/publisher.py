@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from tidegate.amqp.encode import append_value
 from tidegate.amqp.errors import DecodeError
@@ -48,6 +47,8 @@ _NAMES = tuple(
 )
 """The bytes, in every encoding, of names that receivers trust: the end of the length, and both."""
 _PART = b"-opt-"  # in each name; found a third faster than with its x
+_SHORT_BYTES = 2048
+"""To search fewer for it takes less time than to look for four lengths."""
 
 
 def published_events(sections: BatchSections, publisher: str) -> Iterator[bytes]:
@@ -72,6 +73,8 @@ def may_pretend(payload: bytes) -> bool:
     Called for each batch. A single byte is found much faster than a name (0.01 ms per MB instead of 0.3 per
     name), and text does not contain these lengths. Binary data contains them all, and is searched once.
     """
+    if len(payload) < _SHORT_BYTES and _PART not in payload:
+        return False
     names = [name for length, name in _NAMES if length in payload]
     return bool(names) and _PART in payload and any(name in payload for name in names)
 
@@ -90,7 +93,7 @@ def rewritten_batch(sections: BatchSections, events: Sequence[bytes], publisher:
     """The batch with events from ``published_events`` or (publisher: None) ``unpublished_events``."""
     payload, lengths = memoryview(b"".join(events)), array("I", map(len, events))
     if publisher is None:
-        return replace(sections, payload=payload, lengths=lengths)
+        return sections._replace(payload=payload, lengths=lengths)
     return BatchSections(payload, lengths, publisher, publisher=publisher)
 
 

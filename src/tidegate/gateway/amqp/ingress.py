@@ -20,7 +20,7 @@ from functools import partial
 
 from tidegate.amqp.events import Delivery
 from tidegate.amqp.link import ReceiverLink
-from tidegate.amqp.performatives import Accepted, Rejected
+from tidegate.amqp.performatives import Rejected
 from tidegate.broker import AppendResult, Claim, EventHub, Partition, ProducerBatch, ProducerHandle
 from tidegate.gateway.amqp.owner import LinkNode, NodeOwner
 from tidegate.model.errors import (
@@ -31,7 +31,7 @@ from tidegate.model.errors import (
     TidegateError,
 )
 from tidegate.wire.addresses import NodeAddress
-from tidegate.wire.batch import BatchSections, split_message, with_event_numbers
+from tidegate.wire.batch import BatchSections, split_lone, split_message, with_event_numbers
 from tidegate.wire.publisher import (
     may_pretend,
     published_events,
@@ -51,6 +51,10 @@ _SECTIONS_AT_ONCE = 2_000
 _EVENTS_AT_ONCE = 200
 _BYTES_AT_ONCE = 16 * 1024
 """Events, and their bytes, that are rewritten immediately: about 1 ms."""
+
+_Pending = tuple[int, int, bool, asyncio.Future[AppendResult] | TidegateError]
+"""A delivery whose outcome has not been sent: its id, the bytes that it holds, whether it is settled (the
+client expects no answer), and its outcome."""
 
 _log = logging.getLogger(__name__)
 
@@ -92,6 +96,8 @@ class IngressLink(LinkNode):
         self._entity = address.entity
         self._publisher = publisher
         self._pending: deque[_Pending] = deque()
+        self._awaited: asyncio.Future[AppendResult] | None = None
+        """The outcome that calls ``_on_appended``."""
         self._unwritten: deque[_Unwritten] = deque()
         """Batches whose events are not found or rewritten yet; work on the first is being done."""
         self._sections_left = 0
@@ -142,17 +148,18 @@ class IngressLink(LinkNode):
             self._refuse(deliveries)
             return
         self._sections_left = _SECTIONS_AT_ONCE
+        refusal = self._refusal()
+        size = 0
         for delivery in deliveries:
             outcome: asyncio.Future[AppendResult] | TidegateError
             try:
-                outcome = self._append(delivery)
+                outcome = refusal or self._append(delivery)
             except TidegateError as error:
                 outcome = error
-            else:
-                outcome.add_done_callback(self._on_appended)
-            size = len(delivery.payload) + _ENTRY_BYTES
-            self._pending.append(_Pending(delivery.delivery_id, size, delivery.is_settled, outcome))
-            self._owner.add_unacknowledged(size)
+            held = len(delivery.payload) + _ENTRY_BYTES
+            size += held
+            self._pending.append((delivery.delivery_id, held, delivery.is_settled, outcome))
+        self._owner.add_unacknowledged(size)
         self._settle()
         missing = _CREDIT - self._link.outstanding_credit
         if missing > _CREDIT // 2:
@@ -196,8 +203,15 @@ class IngressLink(LinkNode):
     def _is_numbered(self) -> bool:
         return self._is_idempotent or self._producer is not None
 
+    def _refusal(self) -> TidegateError | None:
+        """Why deliveries are refused that arrive now; None: the client may send here."""
+        try:
+            self.check_usable()
+        except TidegateError as error:
+            return error
+        return None
+
     def _append(self, delivery: Delivery) -> asyncio.Future[AppendResult]:
-        self.check_usable()
         size, bytes_max = len(delivery.payload), self._event_hub.event_bytes_max
         if size > bytes_max:
             raise EventTooLargeError(
@@ -205,8 +219,13 @@ class IngressLink(LinkNode):
                 f"limit ({bytes_max} bytes) currently allowed on the link.",
                 next_step="Send fewer events per batch, or smaller ones.",
             )
-        steps = split_message(delivery.payload, delivery.message_format)
         is_as_sent = self._publisher is None and not may_pretend(delivery.payload)
+        if is_as_sent and not self._unwritten and self._sections_left > 0:
+            lone = split_lone(delivery.payload, delivery.message_format)
+            if lone is not None:
+                self._sections_left -= 1
+                return self._store(lone)
+        steps = split_message(delivery.payload, delivery.message_format)
         if self._unwritten or self._sections_left <= 0 or (sections := next(steps)) is None:
             self._sections_left = 0
             return self._write_later(steps, is_as_sent)
@@ -312,34 +331,47 @@ class IngressLink(LinkNode):
         self._owner.schedule_flush()
 
     def _settle(self) -> None:
-        """Settle the deliveries at the head of the queue whose outcome is known."""
+        """Settle the deliveries at the head of the queue whose outcome is known; wait for the next one's."""
         pending = self._pending
         run: tuple[int, int] | None = None  # first and last accepted delivery that is not settled yet
-        while pending and pending[0].is_known:
-            head = pending.popleft()
-            self._owner.add_unacknowledged(-head.size)
-            error = head.error()
+        size = 0
+        while pending:
+            delivery_id, held, is_settled, outcome = pending[0]
+            if isinstance(outcome, TidegateError):
+                error: BaseException | None = outcome
+            elif outcome.done():
+                error = _error_of(outcome)
+            else:
+                # The disk answers many at once, so only the first is waited for.
+                if self._awaited is not outcome:
+                    self._awaited = outcome
+                    outcome.add_done_callback(self._on_appended)
+                break
+            pending.popleft()
+            size += held
             if isinstance(error, ClosedError) and self._event_hub.is_deleted:
                 error = self._event_hub.deleted_error(self._path)
-            if head.is_settled or self._is_closed:
+            if is_settled or self._is_closed:
                 continue
             # Delivery ids count per session: those of another link may be between two of this link.
-            if error is None and run is not None and run[1] + 1 == head.delivery_id:
-                run = (run[0], head.delivery_id)
+            if error is None and run is not None and run[1] + 1 == delivery_id:
+                run = (run[0], delivery_id)
                 continue
             self._accept(run)
             run = None
             if error is None:
-                run = (head.delivery_id, head.delivery_id)
+                run = (delivery_id, delivery_id)
             else:
                 answer = self._owner.amqp_error(error)
                 _log.info("%s: a batch was refused: %s", self._path, answer.description)
-                self._link.settle(head.delivery_id, head.delivery_id, Rejected(error=answer))
+                self._link.settle(delivery_id, delivery_id, Rejected(error=answer))
         self._accept(run)
+        if size:
+            self._owner.add_unacknowledged(-size)
 
     def _accept(self, run: tuple[int, int] | None) -> None:
         if run is not None:
-            self._link.settle(run[0], run[1], Accepted())
+            self._link.settle(run[0], run[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,27 +387,9 @@ class _Unwritten:
     """Raises UnauthorizedError if the connection's right to send it is gone."""
 
 
-@dataclass(slots=True)
-class _Pending:
-    """A delivery whose outcome has not been sent."""
-
-    delivery_id: int
-    size: int
-    is_settled: bool
-    """True: the client expects no answer."""
-    outcome: asyncio.Future[AppendResult] | TidegateError
-
-    @property
-    def is_known(self) -> bool:
-        return isinstance(self.outcome, TidegateError) or self.outcome.done()
-
-    def error(self) -> BaseException | None:
-        """Why it was refused; None: it is durable. Only if ``is_known``."""
-        if isinstance(self.outcome, TidegateError):
-            return self.outcome
-        if self.outcome.cancelled():
-            return asyncio.CancelledError()
-        return self.outcome.exception()
+def _error_of(outcome: asyncio.Future[AppendResult]) -> BaseException | None:
+    """Why an append failed that is done; None: it is durable."""
+    return asyncio.CancelledError() if outcome.cancelled() else outcome.exception()
 
 
 def _hand_on(waiting: asyncio.Future[AppendResult], done: asyncio.Future[AppendResult]) -> None:
