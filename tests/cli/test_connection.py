@@ -21,7 +21,6 @@ def _profile(directory: Path) -> dict[str, str]:
         amqps=None,
         http=None,
         https=None,
-        flight=None,
         connection_string=STRING.format(host="profile"),
         connection_string_plain=STRING.format(host="profile"),
         ca_file="/ca.pem",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -397,6 +397,24 @@ async def test_a_consumer_group_that_is_not_there_fails_the_host(
             await host.wait()
     leases = (await store.list_leases(host.group)).leases
     assert {lease.owner for lease in leases.values()} <= {""}
+
+
+@pytest.mark.parametrize("make", [EventProcessorHost, EventProcessorHost.from_connection_string])
+async def test_a_host_trusts_the_services_own_authority(
+    make: Callable[..., EventProcessorHost], hub_service: HubService, event_hub: str, store: MemoryStore
+) -> None:
+    """By ca_file, however the host is made; a namespace has its own."""
+    ready = hub_service.ready
+    text, ca_file = ready.connection_string, ready.ca_file
+    host = make(connection_string=text, event_hub=event_hub, store=store, ca_file=ca_file)
+    async with host.running(_async):
+        assert host.is_registered
+    untrusting = make(connection_string=text, event_hub=event_hub, store=store)
+    with pytest.raises(UnauthorizedError, match="ca_file"):
+        await untrusting.register(_async)
+    namespace = Namespace.from_connection_string(text)
+    with pytest.raises(InvalidArgumentError, match="ca_file"):
+        EventProcessorHost(event_hub=event_hub, store=store, namespace=namespace, ca_file=ca_file)
 
 
 async def test_the_service_may_restart_under_a_host(store: MemoryStore) -> None:

@@ -87,7 +87,6 @@ async def test_ready_information_of_all_faces(tmp_path: Path) -> None:
         assert (secure.host, str(secure.port)) == ("localhost", str(ready.amqps).rpartition(":")[2])
         assert ready.ca_file is not None
         assert Path(ready.ca_file).exists()
-        assert ready.flight is None
     finally:
         await server.close()
     with pytest.raises(ClosedError):

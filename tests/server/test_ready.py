@@ -21,7 +21,6 @@ INFORMATION = ReadyInformation(
     amqps=None,
     http=None,
     https=None,
-    flight=None,
     connection_string="Endpoint=sb://127.0.0.1;SharedAccessKeyName=a;SharedAccessKey=secret",
     connection_string_plain=None,
     ca_file=None,

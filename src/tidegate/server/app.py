@@ -355,7 +355,6 @@ class TidegateServer:
         assert connection_string is not None  # ServerSettings: one AMQP port is set
         return ReadyInformation(
             **addresses,
-            flight=None,
             connection_string=connection_string,
             connection_string_plain=plain,
             ca_file=None

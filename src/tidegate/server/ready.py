@@ -24,8 +24,6 @@ class ReadyInformation:
     amqps: str | None
     http: str | None
     https: str | None
-    flight: str | None
-    """Reserved for Arrow Flight; always None for now."""
     connection_string: str = field(repr=False)
     """For SDKs: over TLS if that is served, otherwise plain."""
     connection_string_plain: str | None = field(repr=False)

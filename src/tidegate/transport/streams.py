@@ -258,7 +258,7 @@ async def connect_stream(
     except ssl_module.SSLCertVerificationError as exc:
         raise BrokenError(
             f"The certificate of {host}:{port} is not trusted: {exc.verify_message}.",
-            next_step="Pass the service's CA file, or connect by a name that its certificate has.",
+            next_step="Pass the service's CA file (ca_file), or connect by a name that its certificate has.",
         ) from exc
     except (OSError, ConnectionError) as exc:
         raise BrokenError(

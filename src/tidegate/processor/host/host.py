@@ -66,25 +66,32 @@ class EventProcessorHost:
         transactional: bool = False,
         clock: Clock | None = None,
         random: random_module.Random | None = None,
+        **connection: Unpack[ConnectionOptions],
     ) -> None:
         """Connects when ``register`` is called.
 
         host_name: unique among the group's hosts; None: machine, process and a random part. event_hub: None
         uses the connection string's EntityPath. connection_string, namespace: give one of them. store: keeps
         leases and checkpoints; the caller closes it. transactional: each batch is one transaction of the
-        store. clock, random: for tests.
+        store. clock, random: for tests. connection: options of the connection string's namespace, such as
+        ``ca_file``.
 
         Raises InvalidArgumentError, ConnectionStringError.
         """
         if (connection_string is None) == (namespace is None):
             raise InvalidArgumentError("Pass either a connection string or a namespace.")
+        if namespace is not None and connection:
+            raise InvalidArgumentError(
+                f"The namespace is given, and so are options of a connection: {', '.join(connection)}.",
+                next_step="Pass them to Namespace.from_connection_string.",
+            )
         if store is None:
             raise InvalidArgumentError(
                 "No store given.", next_step="Pass store=…, which keeps leases and checkpoints."
             )
         if connection_string is not None:
             event_hub = event_hub_of(connection_string, event_hub)
-            namespace = Namespace.from_connection_string(connection_string)
+            namespace = Namespace.from_connection_string(connection_string, **connection)
         if not event_hub:
             raise InvalidArgumentError("No event hub given.", next_step="Pass event_hub=….")
         assert namespace is not None
@@ -127,16 +134,16 @@ class EventProcessorHost:
         """
         return cls(
             host_name,
-            event_hub_of(connection_string, event_hub),
+            event_hub,
             consumer_group,
-            None,
+            connection_string,
             store,
             options,
-            namespace=Namespace.from_connection_string(connection_string, **connection),
             manager_options=manager_options,
             transactional=transactional,
             clock=clock,
             random=random,
+            **connection,
         )
 
     @property
