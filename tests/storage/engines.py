@@ -39,6 +39,7 @@ class MemoryEngine:
     """A ``LogEngine`` in memory; it answers at once."""
 
     is_congested = False
+    backups = None
 
     def __init__(self, memory: Memory | None = None) -> None:
         self.memory = memory or Memory()

@@ -172,6 +172,11 @@ class SimulatedFiles:
         self.entries[target] = inode
         self.pending_entries += [(target, inode), (source, None)]
 
+    def link(self, source: Path, target: Path) -> None:
+        self.operate()
+        inode = self.entries[target] = self._inode(source)
+        self.pending_entries.append((target, inode))
+
     def remove(self, path: Path) -> None:
         self.operate()
         if self.entries.pop(path, None) is not None:

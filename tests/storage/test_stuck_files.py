@@ -33,7 +33,7 @@ async def tasks() -> AsyncIterator[TaskOwner]:
         yield owner
 
 
-class _StuckFiles(OsFiles):
+class StuckFiles(OsFiles):
     """The real file system, parts of which can be held."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class _StuckFiles(OsFiles):
 
 
 class _StuckWritable:
-    def __init__(self, files: _StuckFiles, path: Path, file: WritableFile) -> None:
+    def __init__(self, files: StuckFiles, path: Path, file: WritableFile) -> None:
         self._files, self._path, self._file = files, path, file
         self.truncate, self.allocate, self.close = file.truncate, file.allocate, file.close
 
@@ -94,7 +94,7 @@ class _StuckWritable:
 
 
 class _StuckReadable:
-    def __init__(self, files: _StuckFiles, path: Path, file: ReadableFile) -> None:
+    def __init__(self, files: StuckFiles, path: Path, file: ReadableFile) -> None:
         self._files, self._path, self._file = files, path, file
         self.size, self.close = file.size, file.close
         self.is_cache_known = file.is_cache_known
@@ -108,7 +108,7 @@ class _StuckReadable:
 
 
 async def _open(
-    tmp_path: Path, files: _StuckFiles, count: int = 3
+    tmp_path: Path, files: StuckFiles, count: int = 3
 ) -> tuple[LogManager, list[FilePartitionLog]]:
     manager = await LogManager.open(tmp_path, options=_OPTIONS, files=files)
     await manager.create_logs("hub", count)
@@ -124,7 +124,7 @@ def _append(
 async def test_what_waits_for_a_stuck_file_is_its_partition(tmp_path: Path, tasks: TaskOwner) -> None:
     """Its appends, its readers, its retention and the deletion of its hub; and all of that goes on in order
     once the file does. Others append, read and are deleted meanwhile."""
-    files = _StuckFiles()
+    files = StuckFiles()
     manager, (stuck, *others) = await _open(tmp_path, files)
     await manager.create_logs("other", 1)
     await _append(stuck, b"0")
@@ -153,7 +153,7 @@ async def test_what_waits_for_a_stuck_file_is_its_partition(tmp_path: Path, task
 
 async def test_a_stuck_deletion_stops_nobody(tmp_path: Path, tasks: TaskOwner) -> None:
     """Removing the files of a large hub may take seconds."""
-    files = _StuckFiles()
+    files = StuckFiles()
     manager, _ = await _open(tmp_path, files)
     await manager.create_logs("other", 1)
     other = manager.open_log("other", "0")
@@ -168,7 +168,7 @@ async def test_a_stuck_deletion_stops_nobody(tmp_path: Path, tasks: TaskOwner) -
 
 async def test_closing_waits_for_what_is_stuck(tmp_path: Path, tasks: TaskOwner) -> None:
     """What was queued is answered; what comes later is refused."""
-    files = _StuckFiles()
+    files = StuckFiles()
     manager, (stuck, *_) = await _open(tmp_path, files)
     with files.holding("hub/0/"):
         queued = [_append(stuck, b"x")]
@@ -191,7 +191,7 @@ async def test_files_that_are_stuck_now_and_then_change_nothing(
     print(f"seed {seed}")
     monkeypatch.setattr(group_commit, "ROUND_MAX", 7)
     randomness = random.Random(seed)
-    files = _StuckFiles()
+    files = StuckFiles()
     manager, logs = await _open(tmp_path, files)
     sent: list[list[bytes]] = [[] for _ in logs]
     pending: list[tuple[int, asyncio.Future[AppendResult]]] = []

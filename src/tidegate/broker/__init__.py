@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from tidegate.broker.producers import ProducerHandle as ProducerHandle
     from tidegate.broker.producers import OnProducerStolen as OnProducerStolen
     from tidegate.broker.publishers import PublisherActivity as PublisherActivity
+    from tidegate.storage.engine import Backup as Backup
+    from tidegate.storage.engine import BackupState as BackupState
     from tidegate.storage.engine import ControlConflictError as ControlConflictError
     from tidegate.storage.engine import ControlLog as ControlLog
     from tidegate.storage.engine import LogReader as LogReader

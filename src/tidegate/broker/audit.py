@@ -75,6 +75,8 @@ class Action(Enum):
     MOVE_CHECKPOINTS = "moveCheckpoints"
     CANCEL_JOB = "cancelJob"
     STOP_PIPELINE = "stopPipeline"
+    CREATE_BACKUP = "createBackup"
+    DELETE_BACKUP = "deleteBackup"
 
 
 _SIGN_INS: Final = frozenset({Action.SIGN_IN, Action.REFUSED_SIGN_IN, Action.SIGN_OUT})

@@ -17,6 +17,7 @@ from typing import Final, Unpack
 
 from tidegate.broker.audit import Action, AuditTrail, current_actor
 from tidegate.broker.authorization import Authorizer, Claim, Grant, SharedAccessPolicy
+from tidegate.broker.backups import NamespaceBackups
 from tidegate.broker.catalog import Catalog, EventHubRecord, serialized
 from tidegate.broker.event_hub import EventHub, EventHubStatistics
 from tidegate.broker.key_guard import KeyGuard
@@ -74,6 +75,8 @@ class Broker:
         """Counts and delays wrong keys."""
         self.audit: Final = audit
         """The audit trail, in which methods that change the namespace record it themselves."""
+        self.backups: Final = NamespaceBackups(engine.backups, catalog, clock, audit)
+        """The backups of the namespace."""
         self.throughput: Final = Throughput(clock, catalog.namespace.throughput_units)
         """The throughput limits."""
         self._statistics_of_deleted = EventHubStatistics()

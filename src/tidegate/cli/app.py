@@ -23,6 +23,7 @@ from tidegate.cli.pipelines.run import replay
 from tidegate.cli.pipelines.run import run as run_pipeline
 from tidegate.cli.pipelines.spark import spark_group
 from tidegate.cli.pipelines.status import status, stop
+from tidegate.cli.service.backup import backup
 from tidegate.cli.service.check import check
 from tidegate.cli.service.serve import serve
 from tidegate.cli.shell.completion import completion, prepare_completion
@@ -68,7 +69,7 @@ pipeline_group = CommandGroup(
     "tidegate",
     cls=ContentsGroup,
     contents=(
-        ("The service", (serve, check)),
+        ("The service", (serve, backup, check)),
         ("Event hubs and events", (hub_group, group_group, capture_group, send, receive)),
         ("Access and throughput", (policy_group, publisher_group, throughput_group, tier_group)),
         ("Consumers", (lag, lease_group, checkpoint_group)),

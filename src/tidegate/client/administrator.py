@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar, Unpack
 from tidegate.amqp.message import NO_VALUE
 from tidegate.client.closing import AsyncClosing
 from tidegate.client.connector import Connector
-from tidegate.client.entities import PolicyProperties, ThroughputProperties
+from tidegate.client.entities import BackupProperties, PolicyProperties, ThroughputProperties
 from tidegate.client.management import ask, read_event_hub
 from tidegate.client.namespace import ConnectionOptions, Namespace
 from tidegate.model.capture import CaptureSettings
@@ -215,6 +215,28 @@ class EventHubAdministrator(AsyncClosing):
             await self._administer("setCapture", settings.to_mapping(), hub=event_hub)
         elif await self.get_capture(event_hub) is not None:
             await self._administer("deleteCapture", hub=event_hub)
+
+    async def create_backup(self) -> BackupProperties:
+        """Begin a backup of this moment on the service's machine; ``get_backup`` says how far it is.
+
+        Everything that was acknowledged before the call is in it. Raises ServerBusyError (one is being made,
+        perhaps by this call before the connection broke), LogFullError, LogFailedError, UnauthorizedError.
+        """
+        return _as(BackupProperties, await self._administer("createBackup"))
+
+    async def list_backups(self) -> list[BackupProperties]:
+        """The backups on the service's machine. Raises UnauthorizedError, LogFailedError."""
+        return _as(list[BackupProperties], await self._administer("listBackups"))
+
+    async def get_backup(self, name: str) -> BackupProperties:
+        """One backup. Raises NotFoundError, UnauthorizedError, LogFailedError."""
+        return _as(BackupProperties, await self._administer("readBackup", backup=name))
+
+    async def delete_backup(self, name: str) -> None:
+        """Delete a backup; one that is being made ends. Raises NotFoundError, UnauthorizedError,
+        LogFailedError.
+        """
+        await self._administer("deleteBackup", backup=name)
 
     async def close(self) -> None:
         """Close the connection. Idempotent."""

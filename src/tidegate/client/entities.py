@@ -1,4 +1,4 @@
-"""Properties of policies and namespaces, and events that could not be sent."""
+"""Properties of policies, namespaces and backups, and events that could not be sent."""
 
 from __future__ import annotations
 
@@ -33,6 +33,24 @@ class ThroughputProperties:
     """Batches refused with ServerBusyError, and their events and bytes."""
     delayed_deliveries: int
     """How often a receiver was delayed."""
+
+
+@dataclass(frozen=True, slots=True)
+class BackupProperties:
+    """A backup of a namespace (Tidegate), on the service's machine."""
+
+    name: str
+    place: str
+    """Its directory, from which a service can be started."""
+    state: str
+    """``copying``, ``complete`` or ``failed``; nothing is left of one that failed."""
+    partition_count: int | None
+    """None, here and below: it was made before the service was last started."""
+    event_count: int | None
+    bytes_total: int | None
+    bytes_copied: int | None
+    failure: str | None
+    """Why it failed."""
 
 
 @dataclass(frozen=True, slots=True)

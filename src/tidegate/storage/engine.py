@@ -4,6 +4,7 @@
     ControlLog      small values by key, each changed as a whole: the catalog, the state of Capture
     PartitionLog    appends to one partition, and knows its bounds
     LogReader       reads a partition in order
+    Backups         copies of everything as it was at one moment
 
 The errors that every engine raises in the same words are at the end.
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Protocol
 
 from tidegate.model.errors import ClosedError, LogFailedError, ServerBusyError, TidegateError
@@ -213,12 +215,65 @@ class LineLog(Protocol):
         ...
 
 
+class BackupState(Enum):
+    """How far a backup is."""
+
+    COPYING = "copying"
+    COMPLETE = "complete"
+    FAILED = "failed"
+    """Nothing of it is left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backup:
+    """A copy of all logs, and of the control log, as they were at one moment."""
+
+    name: str
+    place: str
+    """Where it is when it is complete, for the operator."""
+    state: BackupState
+    partition_count: int | None = None
+    """None, here and below: it was made before the last start."""
+    event_count: int | None = None
+    bytes_total: int | None = None
+    bytes_copied: int | None = None
+    failure: str | None = None
+    """Why it failed."""
+
+
+class Backups(Protocol):
+    """The backups of an engine. One is made at a time."""
+
+    async def create(self, name: str) -> Backup:
+        """Begin a backup; returns once the moment is past. What was acknowledged before is in it.
+
+        No log may be created or deleted, and no value changed that belongs to logs, until this returns. The
+        copying then goes on by itself; ``list_all`` says how far it is. name: new, and one of a file.
+        Raises ServerBusyError (one is being made; a file is stuck), LogFullError, LogFailedError.
+        Cancellation: the backup may or may not be made.
+        """
+        ...
+
+    async def list_all(self) -> list[Backup]:
+        """All backups: complete ones, and the one that was begun last. Raises LogFailedError."""
+        ...
+
+    async def delete(self, name: str) -> None:
+        """Delete a backup; one that is being copied is given up. Raises NotFoundError, LogFailedError."""
+        ...
+
+
 class LogEngine(Protocol):
     """Keeps the logs of all hubs of one namespace."""
 
     @property
     def control(self) -> ControlLog:
         """The control log."""
+        ...
+
+    @property
+    def backups(self) -> Backups | None:
+        """Its backups; None: it makes none."""
         ...
 
     def open_lines(self, name: str) -> LineLog:

@@ -133,6 +133,10 @@ class Files(Protocol):
         """
         ...
 
+    def link(self, source: Path, target: Path) -> None:
+        """Give a file another name; durable only once the directory is synced."""
+        ...
+
     def remove(self, path: Path) -> None:
         """Remove a file, if it exists."""
         ...
@@ -339,6 +343,9 @@ class OsFiles:
                 raise RenameInDoubtError(error.errno, error.strerror, str(target)) from error
         finally:
             os.close(descriptor)
+
+    def link(self, source: Path, target: Path) -> None:
+        os.link(source, target)
 
     def remove(self, path: Path) -> None:
         path.unlink(missing_ok=True)

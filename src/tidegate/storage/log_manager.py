@@ -3,6 +3,7 @@
 <data directory>/lock                                  held while a service runs
 <data directory>/control.log, control.copy             the control log
 <data directory>/reserve                               space for deletions on a full disk
+<data directory>/backups/                              see ``backup``
 <data directory>/logs/<hub id>/<partition id>/         manifest, segments, indexes
 <data directory>/logs/<hub id>/<partition id>.new/     being created
 <data directory>/logs/<hub id>.deleted/                being removed
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from tidegate.model.errors import ClosedError, LogFailedError, ServerBusyError, TidegateError
+from tidegate.storage.backup import FileBackups, remove_leftovers
 from tidegate.storage.cold_reads import InlineExecutor
 from tidegate.storage.control.log import FileControlLog
 from tidegate.storage.engine import PartitionLog
@@ -90,6 +92,7 @@ class LogManager:
         )
         if is_threaded:
             self._commit.start()
+        self.backups = FileBackups(files, data_directory, control, self._commit, self._writers)
 
     @classmethod
     async def open(
@@ -124,6 +127,10 @@ class LogManager:
             for name in names:
                 if name.endswith(_DELETED_SUFFIX):
                     _remove_deleted(files, logs_directory / name)
+            try:
+                remove_leftovers(files, data_directory)
+            except OSError as error:
+                _logger.warning("Could not remove what a backup has left: %s.", error)
             options = options or LogOptions()
             reserve = Reserve(files, data_directory / RESERVE_NAME, options.reserve_bytes)
             control = FileControlLog.open(
@@ -140,6 +147,7 @@ class LogManager:
     async def close(self) -> None:
         """Refuse new appends, finish queued ones, save manifests, unlock the directory. Harmless twice."""
         self._is_closing = True
+        await self.backups.close()
         for log in self._logs.values():
             log.close()
         for failed in self._failed.values():
@@ -304,6 +312,16 @@ class LogManager:
 
     def _logs_of(self, hub_id: str) -> list[FilePartitionLog]:
         return [log for key, log in self._logs.items() if key[0] == hub_id]
+
+    def _writers(self) -> dict[tuple[str, str], PartitionWriter]:
+        """All writers, for a backup. Raises LogFailedError if there is a log without one."""
+        for (hub_id, partition_id), failed in self._failed.items():
+            raise LogFailedError(
+                f"The log {self._logs_directory / hub_id / partition_id} could not be opened, and would be "
+                f"missing: {failed.failure}",
+                next_step="Repair it first, or stop the service and copy the data directory.",
+            )
+        return {key: log.writer for key, log in self._logs.items()}
 
     async def _run(self, work: Callable[[], T]) -> T:
         """The result of ``work`` on another thread."""

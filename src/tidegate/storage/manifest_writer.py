@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from copy import copy, deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -79,10 +80,24 @@ class ManifestWriter:
         is_active: whether the last segment takes batches. is_both: both copies, for what may not be forgotten
         with one of them. changes: other fields of the manifest.
         """
+        self._revision += 1
+        manifest = self._manifest_of(view, producers, is_active=is_active, **changes)
+        self._files.save(manifest, is_both=is_both)
+        self._manifest = replace(manifest, producers=None, index=None)
+        self._marked = view.next_sequence_number
+
+    def snapshot(self, view: LogView, producers: ProducerTable, *, is_active: bool) -> Manifest:
+        """The manifest as if the log were closed now, for a copy: appends do not change it."""
+        manifest = self._manifest_of(view, producers, is_active=is_active, is_closed=True)
+        last = tuple(map(copy, manifest.segments[-1:]))
+        return replace(manifest, segments=manifest.segments[:-1] + last, index=deepcopy(manifest.index))
+
+    def _manifest_of(
+        self, view: LogView, producers: ProducerTable, *, is_active: bool, **changes: Any
+    ) -> Manifest:
         if is_active:
             note_end(view.segments[-1], view)
-        self._revision += 1
-        manifest = replace(
+        return replace(
             self._manifest,
             revision=self._revision,
             segments=view.segments,
@@ -94,9 +109,6 @@ class ManifestWriter:
             index=view.segments[-1].index if view.segments else None,
             **changes,
         )
-        self._files.save(manifest, is_both=is_both)
-        self._manifest = replace(manifest, producers=None, index=None)
-        self._marked = view.next_sequence_number
 
     def mark(self, view: LogView) -> None:
         """Note how far the log went: what is before that is then known to have existed.

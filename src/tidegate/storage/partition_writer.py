@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 from tidegate.model.errors import LogFailedError, LogFullError, ServerBusyError, TidegateError
 from tidegate.model.history import History
 from tidegate.storage.files import Files, WritableFile, replace_whole, write_all
+from tidegate.storage.manifest import Manifest
 from tidegate.storage.manifest_writer import ManifestWriter, note_end
 from tidegate.storage.options import LogOptions
 from tidegate.storage.producers import ProducerState, ProducerTable
@@ -444,6 +445,10 @@ class PartitionWriter:
         """Note how far the log went; see ``ManifestWriter.mark``."""
         if self.failure is None:
             self._manifest.mark(self.view)
+
+    def snapshot(self) -> Manifest:
+        """The manifest of a copy of the durable part of the log."""
+        return self._manifest.snapshot(self.view, self._producers, is_active=self._is_active)
 
     def close(self) -> None:
         """Save the manifest a last time, so that the next start reads nothing, and release the file."""

@@ -24,7 +24,7 @@ from tidegate.wire.request_response import Request, make_request
 
 ADMINISTRATION_ENTITY: Final = "tidegate:administration"
 
-_PARAMETERS: Final = ("hub", "policy", "publisher", "group", "partition")
+_PARAMETERS: Final = ("hub", "policy", "publisher", "group", "partition", "backup")
 _DEPTH_MAX: Final = 4
 """Nesting of lists and maps (our choice: a body has two levels)."""
 

@@ -15,6 +15,7 @@ from typing import Final, TypeVar, cast
 from msgspec import UNSET
 
 from tidegate.broker import (
+    Backup,
     Broker,
     Claim,
     EventHub,
@@ -215,6 +216,18 @@ async def _delete_capture(call: Call) -> None:
     await call.broker.set_capture(call.parameters["hub"], None)
 
 
+async def _create_backup(call: Call) -> object:
+    return _backup(await call.broker.backups.create())
+
+
+async def _list_backups(call: Call) -> object:
+    return [_backup(backup) for backup in await call.broker.backups.list_all()]
+
+
+async def _read_backup(call: Call) -> object:
+    return _backup(await call.broker.backups.read(call.parameters["backup"]))
+
+
 def _policy_operations(prefix: str, suffix: str, of: str) -> tuple[Operation, ...]:
     """The same for the namespace and for an event hub."""
     see, manage, shape = Needs.SEE, Needs.MANAGE, shapes.Policy
@@ -268,6 +281,23 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     Operation(
         "GET", "/audit", "listAuditRecords", "The newest changes and sign-ins, newest first.",
         Needs.MANAGE, _list_audit_records, answer=shapes.AuditRecord, is_list=True,
+    ),
+    Operation(
+        "POST", "/backups", "createBackup",
+        "Begin a backup of this moment, on the service's machine. One is made at a time.", Needs.MANAGE,
+        _create_backup, answer=shapes.Backup, status=201,
+    ),
+    Operation(
+        "GET", "/backups", "listBackups", "The backups, and the one that is being made.", Needs.MANAGE,
+        _list_backups, answer=shapes.Backup, is_list=True,
+    ),
+    Operation(
+        "GET", "/backups/{backup}", "readBackup", "One backup, and how far it is.", Needs.MANAGE,
+        _read_backup, answer=shapes.Backup,
+    ),
+    Operation(
+        "DELETE", "/backups/{backup}", "deleteBackup", "Delete a backup; one that is being made ends.",
+        Needs.MANAGE, lambda call: call.broker.backups.delete(call.parameters["backup"]), status=204,
     ),
     *_policy_operations("", "", "the namespace"),
     Operation(
@@ -391,6 +421,10 @@ async def _partition(partition: Partition) -> dict[str, object]:
         "is_empty": ends.is_empty,
         "histories": [history._asdict() for history in ends.histories],
     }
+
+
+def _backup(backup: Backup) -> dict[str, object]:
+    return asdict(backup) | {"state": backup.state.value}
 
 
 def _policy(policy: SharedAccessPolicy, call: Call) -> dict[str, object]:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType, defstruct
 
-from tidegate.broker import Claim
+from tidegate.broker import BackupState, Claim
 from tidegate.model.hub_settings import HUB_SETTINGS, PARTITION_COUNT_DEFAULT, HubSetting
 from tidegate.model.limits import Tier
 
@@ -56,6 +56,20 @@ class AuditRecord(Shape):
     door: Annotated[str, _says("amqp, http, console, or service.")]
     old: Annotated[str | None, _says("The values before, as JSON; null if there were none.")]
     new: Annotated[str | None, _says("The values now, as JSON; null if there are none.")]
+
+
+_BEFORE: Final = "Null: made before the service was last started."
+
+
+class Backup(Shape):
+    name: Annotated[str, _says("Its name.")]
+    place: Annotated[str, _says("Where it is on the service's machine: a data directory to start from.")]
+    state: Annotated[BackupState, _says("Nothing is left of one that failed.")]
+    partition_count: Annotated[int | None, _says(f"Partitions in it. {_BEFORE}")]
+    event_count: Annotated[int | None, _says(f"Events in it. {_BEFORE}")]
+    bytes_total: Annotated[int | None, _says(f"Bytes of segments in it. {_BEFORE}")]
+    bytes_copied: Annotated[int | None, _says(f"How many of them are there. {_BEFORE}")]
+    failure: Annotated[str | None, _says("Why it failed; null: it did not.")]
 
 
 class Named(Shape):
@@ -224,6 +238,6 @@ class Error(Shape):
 def schemas() -> dict[str, Any]:
     """The JSON Schema of each shape, by name, in the order above (2020-12, as OpenAPI 3.1 has it)."""
     _, found = msgspec.json.schema_components(Shape.__subclasses__(), ref_template=f"{REFERENCE}{{name}}")
-    for kind in (Tier, Claim):  # msgspec sorts their values
+    for kind in (Tier, Claim, BackupState):  # msgspec sorts their values
         found[kind.__name__]["enum"] = [each.value for each in kind]
     return found

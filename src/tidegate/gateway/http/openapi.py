@@ -12,6 +12,7 @@ from tidegate.gateway.administration.shapes import REFERENCE, Error, Shape, sche
 from tidegate.model.version import VERSION
 
 _PARAMETERS: Final = {
+    "backup": "The name of the backup.",
     "hub": "The event hub; case-insensitive.",
     "partition": "The partition's id.",
     "group": "The consumer group; case-insensitive.",

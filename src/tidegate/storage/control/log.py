@@ -110,6 +110,12 @@ class FileControlLog:
         log._open_copies((None, None))
         log._close_files()
 
+    def snapshot(self) -> ControlFile:
+        """What it holds now, for ``write``."""
+        cells = dict(self._cells)
+        # In this order: the thread sets the revision before the cell.
+        return ControlFile(self._directory, self._log_id, self._revision, cells=cells)
+
     def place(self, key: str) -> str:
         """See ``ControlLog``."""
         return f"{self._directory / FILE_NAMES[0]} ({key})"
