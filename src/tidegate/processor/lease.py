@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from tidegate.model.hub_properties import EventHubProperties
 
 
+NAMES_SUFFIX: Final = "~hosts"
+"""Of ``GroupKey.names``; no consumer group's name has the first character."""
+
+
 @dataclass(frozen=True, slots=True)
 class GroupKey:
     """The consumer group whose partitions hosts share.
@@ -47,6 +51,11 @@ class GroupKey:
     def of(cls, event_hub: EventHubProperties, consumer_group: str, *, host: str, authority: str) -> GroupKey:
         """A group of a hub that the service at ``host`` has described."""
         return cls(event_hub.namespace_id or host, event_hub.name, consumer_group, authority)
+
+    @property
+    def names(self) -> GroupKey:
+        """The group of the leases that are the names of this group's hosts."""
+        return replace(self, consumer_group=self.consumer_group + NAMES_SUFFIX)
 
     def __str__(self) -> str:
         return f"{self.event_hub}/{self.consumer_group}"

@@ -248,7 +248,7 @@ class Backups(Protocol):
         """Begin a backup; returns once the moment is past. What was acknowledged before is in it.
 
         No log may be created or deleted, and no value changed that belongs to logs, until this returns. The
-        copying then goes on by itself; ``list_all`` says how far it is. name: new, and one of a file.
+        copying then continues by itself; ``list_all`` says how far it is. name: new, and one of a file.
         Raises ServerBusyError (one is being made; a file is stuck), LogFullError, LogFailedError.
         Cancellation: the backup may or may not be made.
         """

@@ -22,15 +22,27 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Final
 
-from tidegate.model.errors import EventHubReplacedError, FencedError, InvalidArgumentError, TidegateError
+from tidegate.model.errors import (
+    AlreadyExistsError,
+    EventHubReplacedError,
+    FencedError,
+    InvalidArgumentError,
+    TidegateError,
+)
 from tidegate.processor.checkpoint import ProcessorCheckpoint
+from tidegate.processor.host.name_claim import NameClaim
 from tidegate.processor.lease import GroupKey, Lease, LeaseState
+from tidegate.processor.options import PartitionManagerOptions
 from tidegate.processor.store import ProcessorStore
+from tidegate.transport.clock import SystemClock
+from tidegate.transport.tasks import TaskOwner
 
 _HOSTS: Final = 8
 """How many hosts race for a partition."""
 _LEASE_DURATION_S: Final = 2.0
 """Longer than one second, the precision of some stores' clocks."""
+_NAME_DURATION_S: Final = 4.0
+"""Of the lease that is a host's name, which is renewed while others run."""
 _WAIT_S_MAX: Final = 30.0
 
 
@@ -101,6 +113,25 @@ class LeaseStoreConformance(_Suite):
             snapshot = await other.list_leases(group)
             assert dict(snapshot.leases) == {"3": lease}
             assert before <= lease.renewed_at <= snapshot.now
+
+    async def test_a_hosts_name_has_one_live_instance(self) -> None:
+        """A second instance gets an error while the first one lives, its successor the name once the claim of
+        a killed one has expired, or at once if it was released."""
+        async with self.open_group() as (group, store, other), TaskOwner("hosts") as tasks:
+            first, second, third, fourth = (
+                _name_claim(group, each, number) for number, each in enumerate((store, other) * 2)
+            )
+            await first.take()
+            living = tasks.start(first.keep(), name="first")
+            assert await _is_refused(second.take(), AlreadyExistsError)
+            living.cancel()
+            successor = tasks.start(third.take(), name="third")
+            await self.pass_time(store, _NAME_DURATION_S)
+            await successor
+            assert await _is_refused(first.keep(), AlreadyExistsError)
+            await third.release()
+            await fourth.take()
+            assert dict((await store.list_leases(group)).leases) == {}
 
     async def test_one_of_many_gets_a_new_partition(self) -> None:
         """Hosts that start simultaneously do not get the same partition twice."""
@@ -517,6 +548,19 @@ async def acquire(
     lease = await store.acquire(group, partition_id, owner, expected=expected)
     assert lease is not None, f"{owner} did not get partition {partition_id}"
     return lease
+
+
+def _name_claim(group: GroupKey, store: ProcessorStore, number: int) -> NameClaim:
+    """Of an instance of one host."""
+    return NameClaim(
+        "host-a",
+        f"instance-{number}",
+        group=group,
+        store=store,
+        options=PartitionManagerOptions(_NAME_DURATION_S, renew_interval_s=0.5, look_interval_s=0.05),
+        clock=SystemClock(),
+        on_exception=lambda error, partition_id: None,  # it tries again
+    )
 
 
 def _checkpoint(partition_id: str, sequence_number: int) -> ProcessorCheckpoint:

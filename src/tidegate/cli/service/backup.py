@@ -37,12 +37,12 @@ _ATTRIBUTES = columns_of("partitions=partition_count events=event_count bytes=by
 @with_service
 @with_output()
 def backup(output: Output, service: Service, destination: Path | None) -> None:
-    """Back up a running service: all its event hubs, policies and events, as they are at one moment.
+    """Copy a running service's data directory at one moment.
 
-    Everything that was acknowledged before is in the backup. The backup is a data directory: check it with
-    `tidegate check`, and start it with `tidegate serve --data-dir`. Requires Manage on the namespace. DEST
-    also requires that the command runs on the service's machine, as the service's user. A backup is complete
-    or not there; if the command is interrupted, what there is of it is deleted.
+    The backup has all event hubs, policies and events that were acknowledged before the command. It is a data
+    directory: check it with `tidegate check`, and start it with `tidegate serve --data-dir`. Requires Manage
+    on the namespace. DEST also requires that the command runs on the service's machine, as the service's
+    user. A backup is complete or not there; if the command is interrupted, what there is of it is deleted.
 
     Segments that are full are linked, not copied, where DEST is on the file system of the data directory. To
     survive the loss of the disk, DEST must be on another one.

@@ -26,6 +26,7 @@ from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import ClosedError, InvalidArgumentError, TidegateError
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
 from tidegate.processor.handlers import EventHandler, ProcessorFactory, TransactionalHandler
+from tidegate.processor.host.name_claim import NameClaim
 from tidegate.processor.host.partition_manager import PartitionManager
 from tidegate.processor.host.termination import ended_by_sigterm
 from tidegate.processor.host.watchdog import Watchdog
@@ -70,11 +71,11 @@ class EventProcessorHost:
     ) -> None:
         """Connects when ``register`` is called.
 
-        host_name: unique among the group's hosts; None: machine, process and a random part. event_hub: None
-        uses the connection string's EntityPath. connection_string, namespace: give one of them. store: keeps
-        leases and checkpoints; the caller closes it. transactional: each batch is one transaction of the
-        store. clock, random: for tests. connection: options of the connection string's namespace, such as
-        ``ca_file``.
+        host_name: unique among the group's live hosts; None: machine, process and a random part.
+        event_hub: None uses the connection string's EntityPath. connection_string, namespace: give one of
+        them. store: keeps leases and checkpoints; the caller closes it. transactional: each batch is one
+        transaction of the store. clock, random: for tests. connection: options of the connection string's
+        namespace, such as ``ca_file``.
 
         Raises InvalidArgumentError, ConnectionStringError.
         """
@@ -96,6 +97,7 @@ class EventProcessorHost:
             raise InvalidArgumentError("No event hub given.", next_step="Pass event_hub=….")
         assert namespace is not None
         self._random = random if random is not None else random_module.Random()
+        self._is_named = host_name is not None
         self.host_name = host_name if host_name is not None else _make_host_name(self._random)
         if not self.host_name:
             raise InvalidArgumentError("host_name must not be empty: it is the owner of the host's leases.")
@@ -216,8 +218,9 @@ class EventProcessorHost:
     async def wait(self) -> None:
         """Return when the host is unregistered. If the host failed, it is closed first and the error raised.
 
-        It fails permanently if the hub or consumer group does not exist, the credential is not accepted, or a
-        factory returns an invalid processor. Everything else is retried.
+        It fails permanently if the hub or consumer group does not exist, the credential is not accepted, a
+        factory returns an invalid processor, or another live host of the group has its name
+        (AlreadyExistsError). Everything else is retried.
         Raises ClosedError if nothing is registered. Cancellation: the host continues.
         """
         if self._run is None:
@@ -313,6 +316,17 @@ class _HostRun:
             make_pump=lambda lease: PartitionPump(environment, lease, self._manager.reacquire),
             on_exception=self._report,
         )
+        self._name_claim: NameClaim | None = None
+        if host._is_named:
+            self._name_claim = NameClaim(
+                host.host_name,
+                f"{host._random.getrandbits(64):016x}",
+                group=group,
+                store=store,
+                options=host._manager_options,
+                clock=host._clock,
+                on_exception=self._report,
+            )
         self._stalls = Watchdog(
             environment,
             self._manager.pumps,
@@ -325,9 +339,16 @@ class _HostRun:
 
     def start(self) -> None:
         """Start the tasks that hold leases and watch the pumps and the hub."""
-        self._supervisors.start(self._manager.run(), name="partition manager")
+        self._supervisors.start(self._hold(), name="partition manager")
         self._supervisors.start(self._follow_hub(), name="partitions of the hub")
         self._watchdog = self._supervisors.start(self._stalls.watch(), name="watchdog")
+
+    async def _hold(self) -> None:
+        """Hold leases, under a name that no other live host has."""
+        if self._name_claim is not None:
+            await self._name_claim.take()
+            self._supervisors.start(self._name_claim.keep(), name="host name")
+        await self._manager.run()
 
     async def wait(self) -> None:
         """Return when it has ended. Raises its failure."""
@@ -368,6 +389,8 @@ class _HostRun:
             last.callback(self._ended.set)
             last.push_async_callback(self._consumer.close)
             last.push_async_callback(self._end_pump_tasks)
+            if self._name_claim is not None:
+                last.push_async_callback(self._name_claim.release)
             last.push_async_callback(self._supervisors.close)
             if self._watchdog is not None:
                 self._watchdog.cancel()

@@ -20,7 +20,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from tidegate.model.errors import DatabaseUnavailableError, InvalidArgumentError
-from tidegate.processor.lease import Lease, LeaseSnapshot
+from tidegate.processor.lease import NAMES_SUFFIX, Lease, LeaseSnapshot
 from tidegate.sql.core.database import Database
 from tidegate.sql.core.failures import is_connection_lost, reason_of, translate
 from tidegate.sql.core.schema import UtcDateTime, checkpoint, in_partition_order, lease, of_consumer
@@ -67,8 +67,8 @@ class LeaseTable:
         return LeaseSnapshot(leases.get(consumer, {}), now)
 
     def read_all(self) -> tuple[Mapping[ConsumerKey, dict[str, Lease]], datetime]:
-        """All consumers' leases by partition id, and the database's time after they were read."""
-        return self._read(sa.true())
+        """All consumers' leases by partition id, without hosts' names, and the database's time after that."""
+        return self._read(lease.c.consumer_group.not_like(f"%{NAMES_SUFFIX}"))
 
     def acquire(
         self, consumer: ConsumerKey, partition_id: str, owner: str, *, expected: Lease | None
