@@ -94,7 +94,7 @@ class Surroundings:
     def __init__(self, place: Place) -> None:
         self.place = place
         self.journal = Journal()
-        address = ConnectionString.parse(place.hub_connection_string)
+        address = ConnectionString.parse(place.target.connection_string)
         self.namespace = f"{address.host}:{address.port}"
         """As the official Python package takes it from the connection string: with the port."""
         self.sent = 0
@@ -233,14 +233,20 @@ async def until(is_reached: Callable[[], bool], journal: Journal) -> None:
 
 
 @pytest.fixture
-def surroundings(hub_service: HubService, azurite: AzuriteServer) -> Surroundings:
+def transport() -> str:
+    """How the official processor reaches the service; our host does without TLS."""
+    return "plain"
+
+
+@pytest.fixture
+def surroundings(hub_service: HubService, azurite: AzuriteServer, transport: str) -> Surroundings:
     """A new hub with eight partitions and a new container."""
     hub = hub_service.create_hub(partition_count=len(PARTITIONS))
     return Surroundings(
         Place(
             hub,
             hub_service.hub_connection_string(hub),
-            target_of(hub_service, "plain"),
+            target_of(hub_service, transport),
             azurite.connection_string(),
             azurite.create_container(),
         )
@@ -280,6 +286,7 @@ async def test_both_sides_share_the_partitions(surroundings: Surroundings) -> No
     assert not surroundings.journal.faults
 
 
+@pytest.mark.parametrize("transport", ["plain", "tls"])  # by another name, and at another port
 async def test_each_side_goes_on_from_the_others_checkpoints(surroundings: Surroundings) -> None:
     """The official processor, then ours, then the official one: nothing is lost, nothing comes twice."""
     for number, side in enumerate(("official", "ours", "official", "ours")):

@@ -69,11 +69,11 @@ async def test_hosts_agree_on_the_name_of_a_namespace(azurite: AzuriteServer, co
         await store.close()
 
 
-@pytest.mark.parametrize("name", ["localhost:5672", "localhost"])
+@pytest.mark.parametrize("name", ["localhost:5672", "localhost", "localhost:35481", "127.0.0.1:9"])
 async def test_the_name_that_official_processors_use_is_found(
     azurite: AzuriteServer, container: str, official: BlobCheckpointStore, name: str
 ) -> None:
-    """With the port, as Python and Go, or without, as JavaScript: who came first decides."""
+    """With any port, as Python and Go, or without, as JavaScript: who came first decides."""
     claim = official_claim("0", "theirs") | {"fully_qualified_namespace": name}
     assert len(list(await official.claim_ownership([claim]))) == 1
     store = BlobStore.from_connection_string(azurite.connection_string(), container)
@@ -82,6 +82,29 @@ async def test_the_name_that_official_processors_use_is_found(
     await acquire(store, group, "1", "ours")
     names = (name, *OFFICIAL[1:])
     assert {each["owner_id"] for each in await official.list_ownership(*names)} == {"theirs", "ours"}
+    await store.close()
+
+
+async def test_official_processors_that_come_later_under_another_name_are_warned_of(
+    azurite: AzuriteServer,
+    container: str,
+    official: BlobCheckpointStore,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """They cannot find the hosts' blobs, so each side would process everything; the next start says it."""
+    group = GroupKey("0123abcd", "Flights", "$Default", "localhost:5672")
+    for name in ("localhost:5672", "localhost:5671"):
+        store = BlobStore.from_connection_string(azurite.connection_string(), container)
+        await acquire(store, group, name[-1], "ours")
+        await store.close()
+        assert not caplog.records
+        claim = official_claim("0", "theirs") | {"fully_qualified_namespace": name}
+        assert len(list(await official.claim_ownership([claim]))) == 1
+    store = BlobStore.from_connection_string(azurite.connection_string(), container)
+    owners = [lease.owner for lease in (await store.list_leases(group)).leases.values()]
+    assert sorted(owners) == ["ours", "ours", "theirs"]
+    (record,) = caplog.records
+    assert "under the name localhost:5671" in record.getMessage()
     await store.close()
 
 

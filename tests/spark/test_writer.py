@@ -129,8 +129,10 @@ def test_a_transaction_is_prepared_while_the_one_before_is_written(
     steps: list[str] = []
     is_second_prepared = threading.Event()
 
-    def prepared(plan: SinkPlan, partition_id: str, rows: pa.Table, is_gap_allowed: bool) -> PartitionBatch:
-        batch = to_batch(plan, partition_id, rows, is_gap_allowed)
+    def prepared(
+        plan: SinkPlan, partition_id: str, rows: pa.Table, is_gap_allowed: bool, history_id: str | None
+    ) -> PartitionBatch:
+        batch = to_batch(plan, partition_id, rows, is_gap_allowed, history_id)
         steps.append(f"prepared {batch.scope.start}")
         if batch.scope.start:
             is_second_prepared.set()
@@ -194,8 +196,10 @@ def test_nothing_more_is_handled_once_a_commit_has_failed(
     plan = _plan(postgresql.create_schema())
     handled: list[int] = []
 
-    def prepared(plan: SinkPlan, partition_id: str, rows: pa.Table, is_gap_allowed: bool) -> PartitionBatch:
-        batch = to_batch(plan, partition_id, rows, is_gap_allowed)
+    def prepared(
+        plan: SinkPlan, partition_id: str, rows: pa.Table, is_gap_allowed: bool, history_id: str | None
+    ) -> PartitionBatch:
+        batch = to_batch(plan, partition_id, rows, is_gap_allowed, history_id)
         handled.append(batch.scope.start)
         return batch
 

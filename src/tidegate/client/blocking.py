@@ -67,6 +67,8 @@ class _Range:
     partition_id: str
     start: int
     until: int
+    history_id: str | None = None
+    """Of the last event; None: unknown."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.start <= self.until:
@@ -157,6 +159,7 @@ class BlockingConsumer(Closing):
         start_sequence_number: int,
         until_sequence_number: int,
         *,
+        history_id: str | None = None,
         timeout_s: float = 60.0,
         is_continued: bool = True,
     ) -> Iterator[EncodedEvents]:
@@ -165,22 +168,29 @@ class BlockingConsumer(Closing):
         The receiver is kept for a short time, for a range that starts at or shortly after the end of this
         one. If five receivers already read the partition, this waits for one of them to end.
         is_continued: False if this process reads no such range; then no receiver is kept.
-        timeout_s: the longest wait for the next chunk.
+        history_id: of the log in which the last event is known to be; None: unknown. timeout_s: the longest
+        wait for the next chunk.
 
-        Raises PositionOutOfRangeError, which names partition, wanted and first available number, if retention
-        removed the start or if it is beyond the end of the log; OperationTimeoutError if events do not arrive
-        in time; and as ``open_receiver``. Chunks yielded before an error are in order and without gaps.
+        Raises LogDivergedError if the log does not have that history, or ended it before: then nothing of
+        another history is yielded. Raises PositionOutOfRangeError, which names partition, wanted and first
+        available number, if retention removed the start or if it is beyond the end of the log;
+        OperationTimeoutError if events do not arrive in time; and as ``open_receiver``. Chunks yielded before
+        an error are in order and without gaps.
         """
-        wanted = _Range(self._hub(), partition_id, start_sequence_number, until_sequence_number)
+        wanted = _Range(self._hub(), partition_id, start_sequence_number, until_sequence_number, history_id)
         return self._read(wanted, timeout_s, is_continued=is_continued)
 
     def read_together(
-        self, ranges: Iterable[tuple[str, int, int]], *, timeout_s: float = 60.0
+        self,
+        ranges: Iterable[tuple[str, int, int] | tuple[str, int, int, str | None]],
+        *,
+        timeout_s: float = 60.0,
     ) -> list[FetchedRange]:
         """Short ranges of different partitions, fetched concurrently.
 
-        ranges: partition ids with the two sequence numbers of ``read_encoded``. At most about 16 MiB are
-        fetched, without waiting for a receiver; read the rest of a range with ``read_encoded``.
+        ranges: partition ids with the two sequence numbers, and perhaps the history, of ``read_encoded``. At
+        most about 16 MiB are fetched, without waiting for a receiver; read the rest of a range with
+        ``read_encoded``.
         timeout_s: the longest wait for a chunk. Raises InvalidArgumentError for an invalid range; any other
         failure of a range is reported in its result.
         """
@@ -373,6 +383,8 @@ async def _next_chunks(
             f"{wanted.event_hub!r} did not arrive within {timeout_s:g} s.",
             next_step="Check that it has been written: the partition's properties show where its log ends.",
         )
+    # Each time: the receiver may have attached again, to a log that was restored meanwhile.
+    receiver.check_history(min(parts[-1].sequence_numbers[-1] + 1, wanted.until), wanted.history_id)
     return list(_regrouped(parts))
 
 

@@ -38,7 +38,7 @@ from tidegate.model.errors import (
     UnauthorizedError,
 )
 from tidegate.model.events import ReceivedEvent
-from tidegate.model.history import History, history_of
+from tidegate.model.history import History, find_divergence, history_of
 from tidegate.model.limits import EVENT_BYTES_MAX
 from tidegate.model.position import EventPosition, PositionKind
 from tidegate.wire.encoded_events import EncodedEvents, events_of_batch, events_of_deliveries
@@ -187,6 +187,14 @@ class PartitionReceiver(LinkHandler, AsyncClosing):
         while True:
             for event in await self.receive():
                 yield event
+
+    def check_history(self, resume_point: int, history_id: str | None) -> None:
+        """Raise LogDivergedError if the log, as this receiver attached to it, is not the one that has the
+        events before ``resume_point`` in this history. None: it is not known.
+        """
+        where = f"Partition {self.partition_id}"
+        if error := find_divergence(resume_point, history_id, self._histories, where=where):
+            raise error
 
     def history_of(self, sequence_number: int) -> str | None:
         """The id of the history in which an event up to the last received one was stored.

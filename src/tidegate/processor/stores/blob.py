@@ -30,7 +30,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -40,6 +39,12 @@ from typing import Any, Final, Self
 from tidegate.model.errors import ClosedError, InvalidArgumentError, StoreError, StoreUnavailableError
 from tidegate.processor.checkpoint import ProcessorCheckpoint
 from tidegate.processor.lease import GroupKey, Lease, LeaseSnapshot
+from tidegate.processor.stores.blob_names import (
+    chosen_name,
+    is_same_machine,
+    warn_of_others,
+    without_port,
+)
 
 try:
     from azure.core import MatchConditions
@@ -84,9 +89,11 @@ class BlobStore:
         """container_client: has its own retries and time-outs; the caller closes it.
 
         fully_qualified_namespace: as in the blob names of the group's official processors. None: the name
-        under which the group is in the container already, and else that of the connection string, with the
-        port if it gives one, as the official packages for Python and Go name it (JavaScript's leaves the port
-        out; on Azure there is none). Hosts of one namespace agree on it, whatever their connection strings.
+        under which the group is in the container already, with any port, or any name if both are of this
+        machine; and else that of the connection string, with the port if it gives one, as the official
+        packages for Python and Go name it (JavaScript's leaves the port out; on Azure there is none). Hosts
+        of one namespace agree on it, whatever their connection strings. Official processors always use their
+        own: those that come later must have the same host and port, or a warning is logged at the next start.
         """
         self._container = container_client
         self._is_container_owned = False
@@ -274,33 +281,45 @@ class BlobStore:
             return self._names[group]
 
     async def _agree_on_name(self, group: GroupKey) -> str:
-        if group.namespace in (group.authority, _without_port(group.authority)):
-            return await self._found_name(group)  # it has no id by which hosts could agree
+        if group.namespace in (group.authority, without_port(group.authority)):
+            return chosen_name(
+                group, await self._used_names(group)
+            )  # it has no id by which hosts could agree
         place = f"{_NAMES}/{group.namespace}/{group.event_hub}/{group.consumer_group}"
         blob = self._container.get_blob_client(place)
+        used = await self._used_names(group)
+        name = chosen_name(group, used)
         async with self._slots:
-            for _ in range(2):
-                with contextlib.suppress(_RefusedError), self._translated_errors():
-                    return _metadata(await blob.get_blob_properties())[_NAME]
-                name = await self._found_name(group)
-                with contextlib.suppress(_RefusedError), self._translated_errors():
-                    await blob.upload_blob(b"", overwrite=False, metadata={_NAME: name})
-                    return name
+            with contextlib.suppress(_RefusedError), self._translated_errors():
+                await blob.upload_blob(b"", overwrite=False, metadata={_NAME: name})
+                return name
+            with contextlib.suppress(_RefusedError), self._translated_errors():
+                agreed = _metadata(await blob.get_blob_properties())[_NAME]
+                warn_of_others(group, agreed, used)
+                return agreed
         raise StoreUnavailableError(f"The blob {place} in {self._where} appeared, and is not there.")
 
-    async def _found_name(self, group: GroupKey) -> str:
-        """The name under which the group has blobs, with the port of the connection string or without it; of
-        two, the one used last. Without any, the one with the port."""
-        names = dict.fromkeys((group.authority, _without_port(group.authority)))
-        if len(names) == 1:
-            return group.authority
-        used: dict[datetime, str] = {}
-        for name in names:
-            prefix = f"{name}/{group.event_hub}/{group.consumer_group}/"
-            with self._translated_errors():
-                async for blob in self._container.list_blobs(name_starts_with=prefix):
-                    used[blob.last_modified] = name
-        return used[max(used)] if used else group.authority
+    async def _used_names(self, group: GroupKey) -> dict[str, datetime]:
+        """The names of this machine under which the group has blobs, and when each was last used."""
+        used: dict[str, datetime] = {}
+        suffix = f"/{group.event_hub}/{group.consumer_group}"
+        with self._translated_errors():
+            names = [each.name.rstrip("/") async for each in self._container.walk_blobs(delimiter="/")]
+            for name in names:
+                if name != _NAMES and is_same_machine(name, group.authority):
+                    prefix = f"{name}{suffix}/"
+                    async for blob in self._container.list_blobs(name_starts_with=prefix):
+                        used[name] = max(used.get(name, blob.last_modified), blob.last_modified)
+            if used:
+                agreements = self._container.list_blobs(name_starts_with=f"{_NAMES}/", include=["metadata"])
+                async for blob in agreements:
+                    is_others = (
+                        blob.name.endswith(suffix) and blob.name != f"{_NAMES}/{group.namespace}{suffix}"
+                    )
+                    taken = _metadata(blob).get(_NAME, "")
+                    if is_others and taken not in (group.authority, without_port(group.authority)):
+                        used.pop(taken, None)
+        return used
 
     async def _list(self, group: GroupKey, kind: str, clock: _ServiceClock) -> AsyncIterator[BlobProperties]:
         prefix = await self._prefix(group, kind)
@@ -457,10 +476,6 @@ def _with_request(lease: Lease, request: BlobProperties | None) -> Lease:
         return lease
     requested_at = request.last_modified.astimezone(UTC)
     return replace(lease, requested_by=metadata.get("requestedby", ""), requested_at=requested_at)
-
-
-def _without_port(authority: str) -> str:
-    return re.sub(r":\d+$", "", authority)
 
 
 def _version(etag: str) -> str:

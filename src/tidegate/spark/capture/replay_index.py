@@ -7,7 +7,7 @@ because Capture continues to write while a replay runs.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tidegate.spark.capture.files import list_capture_files, open_capture_files
 from tidegate.spark.capture.names import CaptureFile, prune
@@ -109,5 +109,5 @@ def split_at(
     start, until = wanted.start_sequence_number, wanted.until_sequence_number
     middle = min(max(sequence_number, start), until)
     before = PartitionRange(wanted.partition_id, start, middle) if middle > start else None
-    after = PartitionRange(wanted.partition_id, middle, until) if until > middle else None
+    after = replace(wanted, start_sequence_number=middle) if until > middle else None
     return before, after

@@ -165,13 +165,17 @@ class HubReader:
             item.partition_id,
             item.start_sequence_number,
             item.until_sequence_number,
+            history_id=item.history_id,
             is_continued=item.is_last_piece,
         )
 
     def read_together(self, items: Sequence[PartitionRange]) -> list[FetchedRange]:
         """Short ranges of different partitions together; ``read`` the rest of any incomplete one."""
         return self._consumer.read_together(
-            [(item.partition_id, item.start_sequence_number, item.until_sequence_number) for item in items]
+            [
+                (item.partition_id, item.start_sequence_number, item.until_sequence_number, item.history_id)
+                for item in items
+            ]
         )
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Annotated, Final, Literal, TypeVar
 
 import msgspec
@@ -31,6 +32,11 @@ PIECES_MAX: Final = 4
 is reserved for a receiver that waits for the next micro-batch."""
 TASK_EVENTS: Final = 10_000
 """Events that justify a task (our choice: reading fewer takes no longer than a task's overhead)."""
+
+DIVERGED_STEP: Final = (
+    "Give the query a new checkpoint directory, and set eventhubs.startingPositions to the events to "
+    "continue with. See the guide on disaster recovery."
+)
 
 T = TypeVar("T")
 
@@ -115,6 +121,8 @@ class PartitionRange:
     until_sequence_number: int
     is_last_piece: bool = True
     """False: another task reads the events after it at the same time."""
+    history_id: str | None = None
+    """The history of the log in which the last event was stored when this was planned; None: unknown."""
 
     @property
     def event_count(self) -> int:
@@ -209,8 +217,7 @@ def check_histories(offset: StreamOffset, bounds: Mapping[str, PartitionEnds]) -
         if found is not None:
             raise LogDivergedError(
                 found.message,
-                next_step="Give the query a new checkpoint directory, and set eventhubs.startingPositions to "
-                "the events to continue with. See the guide on disaster recovery.",
+                next_step=DIVERGED_STEP,
             )
 
 
@@ -259,16 +266,28 @@ def split_ranges(ranges: Iterable[PartitionRange], tasks_max: int) -> list[Parti
         count = max(1, count)
         cuts = [item.start_sequence_number + item.event_count * index // count for index in range(count + 1)]
         pieces += [
-            PartitionRange(item.partition_id, start, until, until == item.until_sequence_number)
+            PartitionRange(
+                item.partition_id, start, until, until == item.until_sequence_number, item.history_id
+            )
             for start, until in pairwise(cuts)
         ]
     return pieces
 
 
-def ranges_between(start: Mapping[str, int], until: Mapping[str, int]) -> list[PartitionRange]:
-    """The non-empty ranges from one offset to the next; a partition missing in ``start`` starts at 0."""
+def ranges_between(
+    start: Mapping[str, int], until: Mapping[str, int], histories: Mapping[str, str] = MappingProxyType({})
+) -> list[PartitionRange]:
+    """The non-empty ranges from one offset to the next; a partition missing in ``start`` starts at 0.
+
+    histories: those of the events before ``until``.
+    """
     return [
-        PartitionRange(partition_id, start.get(partition_id, 0), until_sequence_number)
+        PartitionRange(
+            partition_id,
+            start.get(partition_id, 0),
+            until_sequence_number,
+            history_id=histories.get(partition_id),
+        )
         for partition_id, until_sequence_number in until.items()
         if until_sequence_number > start.get(partition_id, 0)
     ]

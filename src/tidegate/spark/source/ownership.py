@@ -10,10 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
-from sqlalchemy import func, select, update
+from sqlalchemy import and_, func, select, update
 
+from tidegate.model.history import find_divergence
+from tidegate.model.hub_properties import PartitionEnds
 from tidegate.processor.checkpoint import check_same_hub
+from tidegate.spark.source.offsets import StreamOffset
 from tidegate.sql import CheckpointReader, ConsumerKey, Database, UnitOfWork
 from tidegate.sql.core.schema import checkpoint, lease, of_consumer
 from tidegate.sql.core.unit_of_work import default_owner
@@ -103,16 +107,43 @@ def _highest_epoch(unit: UnitOfWork) -> int:
     return max(epoch or 0 for epoch in epochs)
 
 
+def note_histories(database: Database, consumer: ConsumerKey, claim: Claim, offset: StreamOffset) -> None:
+    """Keep the histories of an offset with the checkpoints that are at its numbers, under this claim."""
+    row = checkpoint.c
+    with UnitOfWork(database, consumer, owner=claim.owner) as unit:
+        for partition_id, history_id in sorted(offset.histories.items()):
+            here = and_(
+                of_consumer(checkpoint, consumer, partition_id),
+                row.next_sequence_number == offset.partitions.get(partition_id),
+                row.lease_epoch == claim.lease_epoch,
+            )
+            unit.connection.execute(update(checkpoint).where(here).values(history_id=history_id))
+
+
 def checkpoint_positions(
-    database: Database, consumer: ConsumerKey, *, event_hub_created_at_ms: int
+    database: Database,
+    consumer: ConsumerKey,
+    *,
+    event_hub_created_at_ms: int,
+    bounds: Mapping[str, PartitionEnds] = MappingProxyType({}),
 ) -> dict[str, int]:
     """Partition id → its resume point, the next event to process; partitions never started are absent.
 
-    Raises EventHubReplacedError as ``claim_checkpoints`` does.
+    bounds: of the log now; the checkpoints' histories are compared with them.
+    Raises EventHubReplacedError as ``claim_checkpoints`` does, and LogDivergedError.
     """
     positions: dict[str, int] = {}
     for partition_id, found in CheckpointReader(database).read(consumer).items():
         check_same_hub(consumer, partition_id, found.event_hub_created_at_ms, event_hub_created_at_ms)
         if found.next_sequence_number is not None:
             positions[partition_id] = found.next_sequence_number
+            held = bounds.get(partition_id)
+            diverged = held and find_divergence(
+                found.next_sequence_number,
+                found.history_id,
+                held.histories,
+                where=f"Partition {partition_id} of {consumer}",
+            )
+            if diverged:
+                raise diverged
     return positions

@@ -14,16 +14,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from tidegate.spark.runtime.arrow_step import ArrowFunction
 from tidegate.spark.runtime.pickled import unpickled
 from tidegate.spark.source.options import SourceOptions
-from tidegate.spark.source.reader import EventHubsStreamReader, read_ranges
+from tidegate.spark.source.reader import EventHubsStreamReader, RangesInputPartition, read_ranges
 
 COMMITS_OPTION: Final = "commits"
 """The option that says that the function commits what it gets; its value does not matter."""
+
+ENDS_KEY: Final = b"tidegate.ends"
+"""Metadata of the batches that the function gets: JSON of partition id → (until sequence number, history)."""
 
 _EMPTY_ROWS_MAX: Final = 100_000
 """Most rows without content in a batch (our choice)."""
@@ -59,14 +63,26 @@ class ProcessingStreamReader(EventHubsStreamReader):
 
         def read() -> Iterator[pa.RecordBatch]:
             nonlocal missing
+            ends = _ends_of(partition)
             for events in read_ranges(self._options, partition, plan.columns):
                 missing += events.num_rows
-                yield events
+                yield events.replace_schema_metadata(ends)
 
         for rows in plan.function(read()):
             missing -= rows.num_rows
             yield rows
         yield from rows_without_content(missing, plan.schema)
+
+
+def _ends_of(partition: InputPartition) -> dict[bytes, bytes]:
+    """Metadata of a task's batches: where each partition's range ends, and in which history of the log."""
+    ranges = partition.ranges if isinstance(partition, RangesInputPartition) else ()
+    ends = {
+        each.partition_id: (each.until_sequence_number, each.history_id)
+        for each in ranges
+        if each.history_id is not None
+    }
+    return {ENDS_KEY: msgspec.json.encode(ends)}
 
 
 def rows_without_content(count: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:

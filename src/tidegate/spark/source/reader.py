@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -30,6 +31,7 @@ from pyspark.sql.streaming.datasource import (
 from tidegate.model.errors import (
     CheckpointGapError,
     InvalidArgumentError,
+    LogDivergedError,
     NotFoundError,
     PositionOutOfRangeError,
 )
@@ -40,6 +42,7 @@ from tidegate.spark.runtime.workers import freeze_loaded_modules
 from tidegate.spark.source.columns import ALL_COLUMNS, event_batch, event_batches
 from tidegate.spark.source.hub import HubDescription, HubReader, with_group_named
 from tidegate.spark.source.offsets import (
+    DIVERGED_STEP,
     JsonObject,
     Loss,
     PartitionRange,
@@ -77,8 +80,9 @@ def read_ranges(
 ) -> Iterator[pa.RecordBatch]:
     """The events of a task's ranges as Arrow batches of these columns, in order within each hub partition.
 
-    Raises PositionOutOfRangeError if events of a range are gone (unless ``failOnDataLoss`` is off), and
-    NotFoundError for a missing consumer group, which planning does not notice.
+    Raises PositionOutOfRangeError if events of a range are gone (unless ``failOnDataLoss`` is off),
+    LogDivergedError if the log was restored after the task was planned, and NotFoundError for a missing
+    consumer group, which planning does not notice.
     """
     freeze_loaded_modules()
     if not isinstance(partition, RangesInputPartition):
@@ -95,6 +99,8 @@ def read_ranges(
                     yield event_batch(rest.partition_id, events, columns)
     except NotFoundError as error:
         raise with_group_named(error, options) from error
+    except LogDivergedError as error:
+        raise LogDivergedError(error.message, next_step=DIVERGED_STEP) from error
 
 
 def _is_short(item: PartitionRange) -> bool:
@@ -128,7 +134,8 @@ def _read_short(
             expected = events.sequence_numbers[-1] + 1
             parts.append((item.partition_id, events))
         # If events are gone, reading the rest reports which, or continues after them.
-        if fetched.error is not None and not isinstance(fetched.error, PositionOutOfRangeError):
+        is_lost = isinstance(fetched.error, PositionOutOfRangeError)
+        if isinstance(fetched.error, LogDivergedError) or (fetched.error is not None and not is_lost):
             raise fetched.error
         if expected < item.until_sequence_number:
             rests.append(replace(item, start_sequence_number=expected))
@@ -144,6 +151,8 @@ def _read_range(hub: HubReader, item: PartitionRange, options: SourceOptions) ->
                 _report_loss(item, expected, events.sequence_numbers[0], options)
                 expected = events.sequence_numbers[-1] + 1
                 yield events
+        except LogDivergedError:
+            raise
         except PositionOutOfRangeError:
             first = hub.describe().bounds[item.partition_id].begin_sequence_number
             if first <= expected:
@@ -199,7 +208,7 @@ class EventHubsBatchReader(DataSourceReader):
         end = description.end_offset().partitions
         until = end if options.ending is None else hub.resolve(options.ending, description)
         ranges = self._bounds.apply(
-            ranges_between(start, until),
+            ranges_between(start, until, histories_at(until, description.bounds)),
             lambda key, time: hub.first_sequence_number(
                 key, EventPosition.from_enqueued_time(time), description.bounds[key]
             ),
@@ -247,8 +256,9 @@ def starting_positions(options: SourceOptions, hub: HubReader, description: HubD
 def sql_positions(options: SourceOptions, description: HubDescription) -> dict[str, int]:
     """The consumer group's SQL checkpoints; empty if the options name no database.
 
-    Raises DatabaseError for a missing database or one without tables: a misspelt name would otherwise start
-    the query at the beginning.
+    Raises LogDivergedError if the log was restored, and no longer has what they have processed; DatabaseError
+    for a missing database or one without tables: a misspelt name would otherwise start the query at the
+    beginning.
     """
     url = options.starting.checkpoint_database_url
     if url is None:
@@ -262,6 +272,7 @@ def sql_positions(options: SourceOptions, description: HubDescription) -> dict[s
         existing_database(url, named_by="The option eventhubs.startingPosition"),
         ConsumerKey(options.event_hub, options.consumer_group),
         event_hub_created_at_ms=description.created_at_ms,
+        bounds=description.bounds,
     )
     return {key: number for key, number in found.items() if key in description.bounds}
 
@@ -379,7 +390,9 @@ class EventHubsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             check_histories(offset, description.bounds)
         if self._compared is None:  # as above: not checked yet
             self._check_not_ahead(start_offset, description)
-        ranges, losses = self._readable(start_offset, end_offset.partitions, description)
+        ranges, losses = self._readable(
+            start_offset, end_offset.partitions, description, histories=end_offset.histories
+        )
         _log_losses(losses, self._options)
         layout = end_offset.layout or task_layout(self._options, ranges, is_split_default=False)
         return plan_tasks(ranges, layout)
@@ -420,13 +433,18 @@ class EventHubsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return StreamOffset({}, description.created_at_ms, lost)
 
     def _readable(
-        self, start: StreamOffset, until: Mapping[str, int], description: HubDescription
+        self,
+        start: StreamOffset,
+        until: Mapping[str, int],
+        description: HubDescription,
+        *,
+        histories: Mapping[str, str] = MappingProxyType({}),
     ) -> tuple[list[PartitionRange], list[Loss]]:
         """What to read between two offsets, without what SQL had when this query began; and what is lost."""
         done = self._sql_start or {}
         starts = {key: max(start.partitions.get(key, 0), done.get(key, 0)) for key in description.bounds}
         return clip_lost_events(
-            ranges_between(starts, until),
+            ranges_between(starts, until, histories),
             description.bounds,
             fail_on_data_loss=self._options.fail_on_data_loss,
         )

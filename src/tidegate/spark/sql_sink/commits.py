@@ -37,8 +37,12 @@ _NEW_OBJECTS_MAX = 50_000
 """New objects between garbage collections while a batch is handled (our choice: about a batch's events)."""
 
 
-def to_batch(plan: SinkPlan, partition_id: str, rows: pa.Table, is_gap_allowed: bool) -> PartitionBatch:
+def to_batch(
+    plan: SinkPlan, partition_id: str, rows: pa.Table, is_gap_allowed: bool, history_id: str | None = None
+) -> PartitionBatch:
     """The batch to commit for a hub partition's rows, which are in the order of their sequence numbers.
+
+    history_id: of the last event.
 
     Runs the pipeline's handler or batch function over events. Rows of a transformation stay as they are: an
     event with ``_error`` in any of its rows becomes a dead letter and writes no row; rows with ``_skip`` are
@@ -55,6 +59,7 @@ def to_batch(plan: SinkPlan, partition_id: str, rows: pa.Table, is_gap_allowed: 
         claim.owner,
         claim.lease_epoch,
         pipeline.name,
+        history_id,
     )
     groups: Sequence[ArrowRows]
     failures: Sequence[tuple[int, BaseException]]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tidegate.spark.runtime.pickled import pickled, unpickled
+from tidegate.spark.source.offsets import StreamOffset
 from tidegate.spark.source.options import SourceOptions
-from tidegate.spark.source.ownership import Claim, checkpoint_positions
+from tidegate.spark.source.ownership import Claim, checkpoint_positions, note_histories
 from tidegate.sql import Database, Pipeline
 
 
@@ -33,6 +34,11 @@ class SinkPlan:
             self.pipeline.consumer,
             event_hub_created_at_ms=self.claim.event_hub_created_at_ms,
         )
+
+    def note_histories(self, offset: StreamOffset) -> None:
+        """Keep the histories of a committed micro-batch's end with the checkpoints. Raises DatabaseError."""
+        database = Database.shared(self.database_url)
+        note_histories(database, self.pipeline.consumer, self.claim, offset)
 
     def to_text(self) -> str:
         """The plan as one option's value.

@@ -83,8 +83,8 @@ class SqlSinkWriter(DataSourceStreamArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Report what the tasks could not see: a hub partition in two of them, and events in none.
 
-        Changes nothing. Raises InvalidArgumentError for the former, CheckpointGapError if the database is not
-        at this micro-batch's end in Spark's journal.
+        Keeps the histories of the micro-batch's end with the checkpoints. Raises InvalidArgumentError for the
+        former, CheckpointGapError if the database is not at that end in Spark's journal.
         """
         freeze_loaded_modules()
         plan = load_plan(self._plan_text)
@@ -103,6 +103,7 @@ class SqlSinkWriter(DataSourceStreamArrowWriter):
             position = reached.get(partition_id, 0)
             if position < until:
                 check_lost(plan, partition_id, Gap(position, until))
+        plan.note_histories(end)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Do nothing: what tasks have committed stays, and the micro-batch is repeated without it."""

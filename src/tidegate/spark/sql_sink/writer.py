@@ -20,10 +20,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
+import msgspec
 import pyarrow as pa
 
 from tidegate.model.errors import CheckpointGapError, FencedError, InvalidArgumentError
 from tidegate.spark.source.hub import HubReader
+from tidegate.spark.source.processing import ENDS_KEY
 from tidegate.spark.sql_sink.accounting import (
     Gap,
     PendingRows,
@@ -87,6 +89,8 @@ class TaskWriter:
         self._skipped: Counter[str] = Counter()
         self._passed: dict[str, int] = {}
         """Hub partition → the first event that this task has not yet given to a transaction."""
+        self._ends: dict[str, tuple[int, str]] = {}
+        """Hub partition → where the task's range ends, and the history of the log there, if that is known."""
         self._committing: _Committing | None = None
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> Mapping[str, int]:
@@ -109,6 +113,8 @@ class TaskWriter:
 
     def _write(self, batches: Iterator[pa.RecordBatch], executor: ThreadPoolExecutor) -> None:
         for batch in batches:
+            if not self._ends and (ends := (batch.schema.metadata or {}).get(ENDS_KEY)) is not None:
+                self._ends = msgspec.json.decode(ends, type=dict[str, tuple[int, str]])
             if self._committing is not None and self._committing.outcome.done():
                 self._settle()  # if it failed, handle nothing more
             for partition_id, part in split_by_partition(batch):
@@ -205,8 +211,14 @@ class TaskWriter:
         self, rows: Mapping[str, pa.Table], *, is_gap_allowed: bool = False
     ) -> list[PartitionBatch]:
         return [
-            to_batch(self._plan, partition_id, table, is_gap_allowed) for partition_id, table in rows.items()
+            to_batch(self._plan, partition_id, table, is_gap_allowed, self._history_id(partition_id, table))
+            for partition_id, table in rows.items()
         ]
+
+    def _history_id(self, partition_id: str, rows: pa.Table) -> str | None:
+        """The history of the last event; None: unknown."""
+        until, history_id = self._ends.get(partition_id, (None, None))
+        return history_id if int(sequence_numbers_of(rows)[-1]) + 1 == until else None
 
     def _run(self, batches: Sequence[PartitionBatch]) -> list[BatchResult]:
         try:
