@@ -228,6 +228,23 @@ async def test_a_host_without_a_scheme_counts_while_no_hub_has_its_name(broker: 
     assert heard[-1] is False
 
 
+def test_a_change_parses_no_audience_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection may have 2,500 tokens for audiences of 2,000 characters, which are checked in one step."""
+    policy = SharedAccessPolicy.generate("p", Claim)
+    authorizer = Authorizer([policy])
+    token = make_sas_token(audience="hub" + "/x" * 900, key_name="p", key=policy.key, expiry=_EXPIRY)
+    grant = authorizer.authorize(token, Audience("", entity_path("hub", *"x" * 900)), now_utc=_NOW)
+    parsed: list[str] = []
+    monkeypatch.setattr(authorizer, "audience", parsed.append)
+    authorizer.set_policies([policy])
+    assert authorizer.is_in_force(grant)
+    authorizer.set_host_names(HostNames.of(["other"]))
+    assert authorizer.is_in_force(grant)
+    authorizer.set_host_names(HostNames.of(["hub"]))
+    assert not authorizer.is_in_force(grant)
+    assert parsed == []
+
+
 _NAMES = st.lists(
     st.text(alphabet=st.sampled_from("aAkK\u212a/%?#.$ 2fé\\"), min_size=1, max_size=4), max_size=3
 )

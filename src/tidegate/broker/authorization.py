@@ -27,7 +27,7 @@ from msgspec import Meta
 from tidegate.broker.listeners import Listeners
 from tidegate.model.audience import NAMESPACE, Audience, EntityPath, entity_path, lies_in
 from tidegate.model.errors import InvalidKeyError, UnauthorizedError
-from tidegate.model.hosts import HostNames
+from tidegate.model.hosts import HostNames, host_of
 from tidegate.model.sas import SharedAccessSignature
 
 ROOT_POLICY_NAME: Final = "RootManageSharedAccessKey"
@@ -112,6 +112,8 @@ class Grant:
     """The unparsed ``resource``; None if a key was given instead of a token."""
     policy_id: object = field(default=None, repr=False, compare=False)
     """Distinguishes the policy from a later one of the same name."""
+    names_version: int = field(default=0, repr=False, compare=False)
+    """How often a name had become a host's, or a hub's, before."""
 
     @property
     def reach(self) -> EntityPath:
@@ -143,6 +145,7 @@ class Authorizer:
         is_event_hub: whether an event hub of that name exists now, ignoring case.
         """
         self._host_names = HostNames()
+        self._names_version = 0  # see ``Grant.names_version``
         self._is_event_hub = is_event_hub
         self._scopes = {_NAMESPACE: {policy.name: policy for policy in policies}}
         self._policy_ids: dict[tuple[str, str], object] = {
@@ -163,9 +166,10 @@ class Authorizer:
         return self._host_names
 
     def set_host_names(self, names: HostNames) -> None:
-        """Replace the names of the service. Calls the listeners."""
-        self._host_names = names
-        self.announce_change()
+        """Replace the names of the service. Calls the listeners if they differ."""
+        if names != self._host_names:
+            self._host_names = names
+            self.announce_new_name()
 
     def policy(self, name: str) -> SharedAccessPolicy | None:
         """The namespace's policy of that name, which is case-sensitive; None if there is none."""
@@ -271,20 +275,26 @@ class Authorizer:
         """
         return self._listeners.add(listener)
 
+    def announce_new_name(self) -> None:
+        """Call the listeners, because a name has become a host's, or an event hub's that is a host's."""
+        self._names_version += 1
+        self.announce_change()
+
     def announce_change(self) -> None:
         """Call the listeners, because something else that rights depend on has changed."""
         self._listeners.call()
 
     def _is_meant_as_before(self, grant: Grant) -> bool:
         """Whether the token's audience would be parsed as before: its first part may have become a host of
-        the service, or a hub."""
+        the service, or a hub. A connection may have thousands of long audiences, so only that part is looked
+        at, and only if there was such a change."""
         text = grant.resource_text
-        if text is None or "://" in text:
+        if text is None or grant.names_version == self._names_version or "://" in text:
             return True
-        try:
-            return self.audience(text) == grant.resource
-        except UnauthorizedError:
-            return False
+        host = host_of(text.partition("/")[0])
+        if host is None or host not in self._host_names:
+            return not grant.resource.host
+        return grant.resource.host == host and not self._is_event_hub(host)
 
     def _grant(
         self,
@@ -297,7 +307,15 @@ class Authorizer:
     ) -> Grant:
         policy_id = self._policy_ids[scope, policy.name]
         return Grant(
-            policy.name, resource, policy.claims, expiry, scope, key, resource_text, policy_id=policy_id
+            policy.name,
+            resource,
+            policy.claims,
+            expiry,
+            scope,
+            key,
+            resource_text,
+            policy_id=policy_id,
+            names_version=self._names_version,
         )
 
     def _find(self, scope: str, name: str) -> SharedAccessPolicy | None:

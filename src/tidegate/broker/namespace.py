@@ -273,7 +273,7 @@ class Broker:
         event_hub = self._add_event_hub(record)
         if name in self.authorizer.host_names:
             # An audience that begins with the name has meant the service, and now is ambiguous.
-            self.authorizer.announce_change()
+            self.authorizer.announce_new_name()
         self.audit.record(Action.CREATE_EVENT_HUB, name, new=record.choices())
         self._listeners.call()
         return event_hub
