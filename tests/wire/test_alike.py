@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from azure.eventhub._pyamqp._decode import decode_payload
 from hypothesis import given
@@ -189,7 +191,7 @@ def test_a_publishers_event_has_its_name_or_is_refused(event: bytes) -> None:
     """Protects receivers, who take an event without a name for one of the hub's own senders."""
     sections = split_batch(batch_envelope() + wrap_event(event))
     try:
-        stored = rewritten_batch(sections, list(published_events(sections, "p")), "p")
+        stored = rewritten_batch(sections, list(filter(None, published_events(sections, "p"))), "p")
     except DecodeError:
         return
     (delivery,) = event_deliveries(
@@ -250,6 +252,25 @@ def test_too_many_plain_values_are_a_body() -> None:
         assert delivered(event).endswith(wrap_event(event) if is_body else event)
 
 
+def test_long_lists_are_skipped_in_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects the event loop: 230,000 values that were found one by one took 70 ms at each delivery."""
+    found: list[bytes] = []
+    first = alike._first
+
+    def counted(finder: re.Pattern[bytes], data: bytes, at: int, end: int, count: int) -> list[bytes]:
+        matches = first(finder, data, at, end, count)
+        found.extend(matches)
+        return matches
+
+    monkeypatch.setattr(alike, "_first", counted)
+    numbers = [7] * 200_000
+    assert decode_message(delivered(encode_message(Message(value=numbers)))).value == numbers
+    assert len(found) < 1_000
+    event = encode_message(Message(value=["é"] * 60_000))
+    assert decode_message(delivered(event)).data == (event,)
+    assert len(found) < 1_000
+
+
 def test_no_more_is_searched_than_a_count_says() -> None:
     """Protects the event loop: a count that is a lie costs no more than the values that it claims."""
     data = b"\x40" * 100_000
@@ -260,8 +281,8 @@ def test_too_many_nested_values_are_a_body() -> None:
     """Protects the event loop: no event costs more than 20,000 steps."""
     event = encode_message(Message(value=[[None]] * 5_001))
     assert decode_message(delivered(event)).data == (event,)
-    event = encode_message(Message(value=[[None]] * 4_500))
-    assert decode_message(delivered(event)).value == [[None]] * 4_500
+    event = encode_message(Message(value=[[None]] * 4_400))
+    assert decode_message(delivered(event)).value == [[None]] * 4_400
 
 
 def test_many_costly_events_are_not_prepared_at_once() -> None:

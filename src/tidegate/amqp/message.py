@@ -231,21 +231,24 @@ def _append_section(output: bytearray, code: int, value: object) -> None:
     append_value(output, value)
 
 
-def decode_message(payload: Buffer, limits: Limits | None = None) -> Message:
+def decode_message(
+    payload: Buffer, limits: Limits | None = None, *, content_limits: Limits = CONTENT_LIMITS
+) -> Message:
     """Decode a message with sections in any order.
 
     limits: for the whole message; each section counts as a value, and none that may occur once is repeated.
-    None: each section has the protocol's limits, but body and application properties have none; of a section
-    that may occur once, the last one counts.
+    None: each section has the protocol's limits, but body and application properties together have
+    ``content_limits``; of a section that may occur once, the last one counts.
     Raises DecodeError if the bytes are not a message.
     """
     whole = None if limits is None else Room(limits)
+    content = Room(content_limits)
     once: dict[int, object] = {}
     data: list[bytes] = []
     sequences: list[list[object]] = []
     for code, _, value_start, end in iter_sections(payload):
         if whole is None:
-            room = Room(CONTENT_LIMITS if code in _CONTENT else PROTOCOL_LIMITS)
+            room = content if code in _CONTENT else Room(PROTOCOL_LIMITS)
         elif code in once:
             raise DecodeError(f"A message has a second section 0x{code:x}.")
         else:

@@ -234,9 +234,10 @@ class IngressLink(LinkNode):
             return self._store(sections)
         if len(sections.lengths) > _EVENTS_AT_ONCE or size > _BYTES_AT_ONCE:
             return self._write_later(iter((sections,)), is_as_sent)
-        return self._store_rewritten(sections, list(self._rewritten(sections)))
+        events = list(filter(None, self._rewritten(sections)))
+        return self._store_rewritten(sections, events)
 
-    def _rewritten(self, sections: BatchSections) -> Iterator[bytes]:
+    def _rewritten(self, sections: BatchSections) -> Iterator[bytes | None]:
         """The events with their publisher's name, or without the name that their sender claims."""
         if self._publisher is None:
             return unpublished_events(sections)
