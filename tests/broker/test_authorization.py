@@ -10,10 +10,11 @@ import pytest
 from azure.eventhub import EventHubSharedKeyCredential
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.calls import calls_of
 
 from tidegate.broker import ROOT_POLICY_NAME, Authorizer, Broker, Claim, Grant, SharedAccessPolicy
 from tidegate.model.audience import NAMESPACE, Audience, entity_path, lies_in
-from tidegate.model.errors import UnauthorizedError
+from tidegate.model.errors import InvalidKeyError, UnauthorizedError
 from tidegate.model.hosts import HostNames
 from tidegate.model.sas import make_sas_token
 
@@ -226,6 +227,19 @@ async def test_a_host_without_a_scheme_counts_while_no_hub_has_its_name(broker: 
     broker.authorizer.add_change_listener(lambda: heard.append(broker.authorizer.is_in_force(grant)))
     broker.authorizer.set_host_names(HostNames())
     assert heard[-1] is False
+
+
+def test_a_long_key_is_compared_with_none() -> None:
+    """A stranger's key of 4 KB was compared with those of each hub that has a policy of that name: 50 ms."""
+    authorizer = Authorizer([_POLICY])
+    for number in range(200):
+        authorizer.set_policies([SharedAccessPolicy.generate("p", Claim)], event_hub=f"hub{number}")
+
+    def guess() -> None:
+        with pytest.raises(InvalidKeyError):
+            authorizer.authorize_key("p", "x" * 1025)
+
+    assert calls_of(guess) < 100
 
 
 def test_a_change_parses_no_audience_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,6 +119,19 @@ async def test_consumer_groups_have_receivers_of_their_own(broker: Broker) -> No
         partition.open_receiver("other", name=None, owner_level=None, on_stolen=lambda _: None)
 
 
+async def test_deleted_groups_leave_nothing_in_a_partition(broker: Broker) -> None:
+    """Protects memory: who manages a hub can create, use and delete groups as often as they like."""
+    hub = await broker.create_event_hub("hub", partition_count=1)
+    partition = hub.partition("0")
+    for number in range(20):
+        await hub.create_consumer_group(f"group{number}")
+        partition.open_receiver(
+            f"group{number}", name=None, owner_level=None, on_stolen=lambda _: None
+        ).close()
+        await hub.delete_consumer_group(f"group{number}")
+    assert len(partition._registries) == 1
+
+
 async def test_a_deleted_hub_is_gone(broker: Broker, tmp_path: Path) -> None:
     """Not listed, not found, its files removed; the name is free and begins anew."""
     hub = await broker.create_event_hub("hub", partition_count=1)

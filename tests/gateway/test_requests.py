@@ -570,7 +570,7 @@ async def test_a_client_may_ask_again_when_it_is_answered(
     on another link or without credit; what is held for them is counted until they are answered."""
     sender, receiver = pair.request_links("$management")
     more, elsewhere = pair.request_links("$management", pair.client.begin_session())
-    held_bytes = pair.held_bytes
+    held_bytes = pair.held_bytes - pair.handler.claims._answers_bytes
     sender.send_batch([encode_message(message)] * 16)
     pair.exchange()
     assert sender.credit == 0
@@ -585,7 +585,7 @@ async def test_a_client_may_ask_again_when_it_is_answered(
     look.set()
     await pair.wait_for(lambda: sender.credit == 16)
     assert [answer.status_code for answer in _answers(pair, receiver)] == [200] * 16
-    assert pair.held_bytes == held_bytes
+    assert pair.held_bytes - pair.handler.claims._answers_bytes == held_bytes
 
 
 @pytest.mark.parametrize("message", LISTS, ids=["read", "administration"])

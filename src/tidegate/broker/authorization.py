@@ -28,6 +28,7 @@ from tidegate.broker.listeners import Listeners
 from tidegate.model.audience import NAMESPACE, Audience, EntityPath, entity_path, lies_in
 from tidegate.model.errors import InvalidKeyError, UnauthorizedError
 from tidegate.model.hosts import HostNames, host_of
+from tidegate.model.limits import POLICY_KEY_CHARACTERS_MAX
 from tidegate.model.sas import SharedAccessSignature
 
 ROOT_POLICY_NAME: Final = "RootManageSharedAccessKey"
@@ -40,6 +41,7 @@ _NAMESPACE: Final = ""
 """The scope of the namespace's own policies; a hub's scope is its name in lower case."""
 
 _KEY_BYTES = 32
+_KEY_BYTES_MAX = 4 * POLICY_KEY_CHARACTERS_MAX
 
 
 class Claim(Enum):
@@ -231,10 +233,13 @@ class Authorizer:
         Raises UnauthorizedError if no policy of that name, of the namespace or a hub, has that key.
         """
         grants: list[Grant] = []
+        given = key.encode()
+        if len(given) > _KEY_BYTES_MAX:  # before it is compared with those of any number of hubs
+            raise _invalid_signature()
         for scope in self._scopes:
             policy = self._find(scope, name)
             for known in (policy or self._nobody).keys:
-                if hmac.compare_digest(known.encode(), key.encode()) and policy is not None:
+                if hmac.compare_digest(known.encode(), given) and policy is not None:
                     resource = Audience("", entity_path(scope) if scope else NAMESPACE)
                     grants.append(self._grant(policy, scope, known, resource, NEVER_EXPIRES, None))
         if not grants:

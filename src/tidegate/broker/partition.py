@@ -281,6 +281,8 @@ class Partition:
         group = self._find_consumer_group(consumer_group)
         registry = self._registries.get(group)
         if registry is None:
+            # Those of deleted groups must not add up.
+            self._registries = {name: each for name, each in self._registries.items() if each.receivers}
             registry = self._registries[group] = ReceiverRegistry(group)
         return registry.open(name=name, owner_level=owner_level, on_stolen=on_stolen)
 

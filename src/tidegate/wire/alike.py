@@ -392,7 +392,7 @@ class _Walk:
         return value_end
 
     def _skip_runs(self, at: int, end: int, count: int) -> tuple[int, int]:
-        """Skip short plain values, text in ASCII, by _RUN; returns where the others begin, and their count."""
+        """Skip short plain values with text in ASCII; returns where the others begin, and their count."""
         while count >= _RUN and (run := _match_run(self._data, at, end)) is not None:
             at, count = run.end(), count - _RUN
             self.values += _RUN // _RUN_PER_VALUE

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from itertools import islice
 
 from tidegate.broker import NEVER_EXPIRES, UNKNOWN_PEER, Actor, Broker, Claim, Grant, Peer
 from tidegate.model.audience import Audience, EntityPath, containing
@@ -25,7 +26,10 @@ one per partition and direction, and the largest hub has 1,024 partitions."""
 _GRANT_BYTES = 1024
 """Approximate memory of a grant without its strings (measured: 0.9 KB)."""
 
+_LOST_MAX = 100
 _ANSWERS_MAX = 5000
+_ANSWER_BYTES = 256
+"""Approximate memory of a remembered answer without its path (measured: 0.2 KB)."""
 _PATH_CHARACTERS_MAX = 512
 """Maximum length of paths in caches (our choice: only those of publishers are longer)."""
 
@@ -62,6 +66,7 @@ class ConnectionClaims:
         # Cached answers of ``require``, which is called for every batch: until when (path, claim) is
         # permitted.
         self._permitted_until: dict[tuple[EntityPath, Claim | None], int] = {}
+        self._answers_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -139,9 +144,11 @@ class ConnectionClaims:
         ]
         if expiries:
             if len(self._permitted_until) >= _ANSWERS_MAX:
-                self._permitted_until.clear()
+                self._forget_answers()
             if len(path) <= _PATH_CHARACTERS_MAX:
                 self._permitted_until[path, claim] = max(expiries)
+                self._answers_bytes += _ANSWER_BYTES + len(path)
+                self._add_held(_ANSWER_BYTES + len(path))
             return
         if token is not None:
             grant = self._broker.authorize(token, Audience("", path), self._find_peer())
@@ -185,8 +192,8 @@ class ConnectionClaims:
         self._on_first, self._find_peer = None, lambda: peer
         self._on_loss = lambda: None
         self._forget(list(self._grants))
-        self._add_held = lambda change: None
         self._changed()
+        self._add_held = lambda change: None
         if self._remove_listener is not None:
             self._remove_listener()
             self._remove_listener = None
@@ -202,7 +209,12 @@ class ConnectionClaims:
 
     def _changed(self) -> None:
         self._index = None
+        self._forget_answers()
+
+    def _forget_answers(self) -> None:
         self._permitted_until.clear()
+        self._add_held(-self._answers_bytes)
+        self._answers_bytes = 0
 
     def _keep(self, audience: Audience, grant: Grant) -> None:
         self._see_change()
@@ -237,7 +249,7 @@ class ConnectionClaims:
 
     def _on_change(self) -> None:
         self._is_change_unseen = True
-        self._permitted_until.clear()
+        self._forget_answers()
         self._on_loss()
 
     def _see_change(self) -> None:
@@ -249,9 +261,10 @@ class ConnectionClaims:
         gone = [audience for audience, grant in self._grants.items() if not is_in_force(grant)]
         if gone:
             self._forget(gone)
-            if len(self._lost) + len(gone) > GRANTS_MAX:
+            if len(self._lost) + len(gone) > _LOST_MAX:
                 self._lost.clear()
-            self._lost.update(each.path for each in gone if len(each.path) <= _PATH_CHARACTERS_MAX)
+            short = (each.path for each in gone if len(each.path) <= _PATH_CHARACTERS_MAX)
+            self._lost.update(islice(short, _LOST_MAX))
             self._changed()
 
     def _set_timer(self) -> None:
