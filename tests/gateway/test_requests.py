@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from tests.gateway.support import HOST, WAIT_S, Pair
@@ -17,7 +17,7 @@ from tidegate.amqp.events import ConnectionClosed, DeliveriesReceived
 from tidegate.amqp.link import ReceiverLink
 from tidegate.amqp.message import Message, MessageId, Properties, decode_message, encode_message
 from tidegate.amqp.performatives import Error, Source, Target
-from tidegate.amqp.types import Described, Short, Symbol
+from tidegate.amqp.types import Described, Encoded, Short, Symbol
 from tidegate.broker import ROOT_POLICY_NAME, Broker, Claim, Partition
 from tidegate.gateway.administration.partition_lists import ROW_BYTES
 from tidegate.model.hub_properties import PartitionEnds
@@ -507,6 +507,28 @@ async def test_a_long_list_of_partitions_leaves_turns(
     pair.exchange()
     await pair.wait_for(lambda: bool(pair.deliveries(receiver)))
     assert len(set(turns)) == len(turns) == 40
+
+
+async def test_rows_of_long_lists_are_encoded_in_slices(
+    pair: Pair, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Protects neighbours: 1,024 partitions with 100 histories each took 0.1 to 0.3 s to encode in one step,
+    10,000 revoked publishers 25 ms."""
+    await broker.event_hub("hub").revoke_publisher("x")
+    made: list[object] = []
+    collect = SlicedWork.collect
+
+    async def noted(self: SlicedWork, items: Iterator[object], *, address: object = None) -> list[object]:
+        made.extend(rows := await collect(self, items, address=address))
+        return rows
+
+    monkeypatch.setattr(SlicedWork, "collect", noted)
+    links = pair.request_links("$management")
+    revoked = AdministrationRequest("listRevokedPublishers", {"hub": "hub"}).to_message()
+    lists: list[Any] = [pair.request(*links, message).value for message in (*LISTS, revoked)]
+    assert [type(row) for row in made] == [Encoded] * 5
+    assert [[row.get("partition") for row in lists[0]], lists[2]] == [["0", "1"], [{"name": "x"}]]
+    assert [row["partition_id"] for row in lists[1]] == ["0", "1"]
 
 
 async def test_a_hubs_manager_reaches_no_operation_of_the_namespace(broker: Broker) -> None:

@@ -19,6 +19,7 @@ from tidegate.amqp.types import (
     Char,
     Decimal,
     Described,
+    Encoded,
     Float,
     Int,
     Short,
@@ -271,6 +272,10 @@ _ARRAY_FORMATS: dict[type, tuple[int, str]] = {
 _ARRAY_VARIABLE: dict[type, tuple[int, int]] = {bytes: (0xA0, 0xB0), str: (0xA1, 0xB1), Symbol: (0xA3, 0xB3)}
 
 
+def _append_encoded(output: bytearray, value: Encoded) -> None:
+    output += value.data
+
+
 def _append_array(output: bytearray, value: Array) -> None:
     for item in value.items:
         if type(item) is not value.element_type:
@@ -343,3 +348,4 @@ def _wide_compound(value: object) -> bytes:
 
 
 _ENCODERS[Array] = _append_array
+_ENCODERS[Encoded] = _append_encoded

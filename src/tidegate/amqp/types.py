@@ -102,6 +102,13 @@ class Described:
 
 
 @dataclass(frozen=True, slots=True)
+class Encoded:
+    """A value that is encoded already, with its constructor."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Array:
     """A sequence whose elements share one AMQP type."""
 

@@ -23,7 +23,7 @@ from tidegate.broker import (
     SharedAccessPolicy,
 )
 from tidegate.gateway.administration import shapes
-from tidegate.gateway.administration.partition_lists import each_partition
+from tidegate.gateway.administration.partition_lists import each_partition, in_slices
 from tidegate.gateway.administration.shapes import Shape
 from tidegate.model.capture import CaptureSettings, CaptureStatistics
 from tidegate.model.errors import NotFoundError
@@ -64,6 +64,8 @@ class Call:
     """Whether the token also has Manage here."""
     sliced_work: SlicedWork
     """For long lists."""
+    encode_row: Callable[[object], object]
+    """Encodes a row of a long list (``Operation.is_long_list``)."""
 
     @property
     def event_hub(self) -> EventHub:
@@ -107,6 +109,8 @@ class Operation:
     """None: the answer has a status and no body."""
     is_list: bool = False
     """Whether the answer is a list of ``answer``."""
+    is_long_list: bool = False
+    """Whether the answer is a list of rows that the handler has encoded, in slices."""
     status: int = 200
     is_of_namespace: bool = False
     """True: requires a policy of the namespace, because its effect reaches beyond the event hub."""
@@ -184,6 +188,18 @@ async def _regenerate_key(call: Call) -> object:
         call.scope, call.parameters["policy"], is_secondary=wanted.is_secondary, key=wanted.key
     )
     return _policy(policy, call)
+
+
+async def _list_partitions(call: Call) -> object:
+    async def row(partition: Partition) -> object:
+        return call.encode_row(await _partition(partition))
+
+    return await each_partition(call.event_hub, row, call.sliced_work)
+
+
+async def _list_revoked_publishers(call: Call) -> object:
+    rows = (call.encode_row({"name": name}) for name in call.event_hub.revoked_publishers)
+    return await in_slices(rows, call.sliced_work)
 
 
 async def _revoke_publisher(call: Call) -> object:
@@ -331,8 +347,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     ),
     Operation(
         "GET", f"{_HUB}/partitions", "listPartitions", "The partitions' beginnings and ends.", Needs.SEE,
-        lambda call: each_partition(call.event_hub, _partition, call.sliced_work),
-        answer=shapes.Partition, is_list=True,
+        _list_partitions, answer=shapes.Partition, is_list=True, is_long_list=True,
     ),
     Operation(
         "GET", f"{_HUB}/partitions/{{partition}}", "readPartition", "The beginning and end of one partition.",
@@ -359,9 +374,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     *_policy_operations(_HUB, "EventHub", "an event hub"),
     Operation(
         "GET", f"{_HUB}/revoked-publishers", "listRevokedPublishers", "The revoked publishers.",
-        Needs.SEE,
-        lambda call: [{"name": name} for name in call.event_hub.revoked_publishers],
-        answer=shapes.Named, is_list=True,
+        Needs.SEE, _list_revoked_publishers, answer=shapes.Named, is_list=True, is_long_list=True,
     ),
     Operation(
         "POST", f"{_HUB}/revoked-publishers", "revokePublisher",

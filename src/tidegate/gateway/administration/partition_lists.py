@@ -1,9 +1,12 @@
-"""Lists of an event hub's partitions: of 1,024, each takes some 30 microseconds in an answer."""
+"""Long lists: of partitions, each takes some 30 microseconds in an answer, and with 100 histories 300.
+
+The rule: a row is encoded in the slice that makes it. All rows in one step took 0.1 to 0.3 s.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Final, TypeVar, cast
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from typing import Any, Final, TypeVar
 
 from tidegate.broker import EventHub, Partition, current_actor
 from tidegate.transport.at_once import at_once
@@ -13,7 +16,15 @@ from tidegate.transport.sliced_work import SlicedWork
 T = TypeVar("T")
 
 ROW_BYTES: Final = 1024
-"""Approximate memory of a row until the answer is made (measured: 0.6 KB, more with histories)."""
+_HISTORY_BYTES: Final = 100
+"""Approximate memory of a row, and of each history in it, until the answer is made (measured: 0.6 KB, and 46
+to 82 bytes)."""
+
+
+def partition_rows_bytes(event_hub: EventHub) -> int:
+    """Approximate memory of the rows of all partitions."""
+    known = (partition.known_bounds for partition in event_hub.partitions)
+    return sum(ROW_BYTES + _HISTORY_BYTES * len(each.histories) if each else ROW_BYTES for each in known)
 
 
 async def each_partition(
@@ -24,5 +35,10 @@ async def each_partition(
     row: should hardly ever wait. Cancellation: no effect.
     """
     rows = (at_once(row(partition)) for partition in event_hub.partitions)
-    found = await sliced_work.collect(rows, address=site_at(current_actor().peer.address))
-    return [await each if isinstance(each, Awaitable) else cast(T, each) for each in found]
+    found = await in_slices(rows, sliced_work)
+    return [await each if isinstance(each, Awaitable) else each for each in found]
+
+
+async def in_slices(rows: Iterator[T], sliced_work: SlicedWork) -> list[T]:
+    """All rows, in slices on behalf of the actor's address. Cancellation: no effect."""
+    return await sliced_work.collect(rows, address=site_at(current_actor().peer.address))

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from tidegate.amqp.encode import encode_value
 from tidegate.amqp.message import MessageId
+from tidegate.amqp.types import Encoded
 from tidegate.broker import Actor, Broker, EventHub, Partition, acting_as
 from tidegate.gateway.administration.operations import OPERATIONS, Call, Operation
-from tidegate.gateway.administration.partition_lists import ROW_BYTES, each_partition
+from tidegate.gateway.administration.partition_lists import each_partition, partition_rows_bytes
 from tidegate.gateway.amqp.claims import ConnectionClaims
 from tidegate.model.audience import NAMESPACE, entity_path
 from tidegate.model.capture import CaptureStatistics
@@ -87,14 +89,16 @@ class ManagementService:
                 wanted,
                 is_manager=True,
                 sliced_work=self._sliced_work,
+                encode_row=_encoded,
             )
             answer = operation.handler(call)
             if isinstance(answer, Coroutine):
                 answer = at_once(answer)
         if isinstance(answer, Awaitable):
-            rows = len(call.event_hub.partitions) if operation.operation_id == "listPartitions" else 0
+            is_list = operation.operation_id == "listPartitions"
+            rows_bytes = partition_rows_bytes(call.event_hub) if is_list else 0
             finish = partial(_finish, operation, answer, message_id, actor)
-            return PendingAnswer(finish, is_read=operation.method == "GET", rows_bytes=rows * ROW_BYTES)
+            return PendingAnswer(finish, is_read=operation.method == "GET", rows_bytes=rows_bytes)
         return encode_response(message_id, operation.status, answer)
 
     def _read(
@@ -110,8 +114,8 @@ class ManagementService:
         if isinstance(answer, bytes):
             return answer
         is_list = wanted.operation is management.Operation.QUERY_PARTITIONS
-        rows = len(event_hub.partitions) if is_list else 0
-        return PendingAnswer(lambda: answer, is_read=True, rows_bytes=rows * ROW_BYTES)
+        rows_bytes = partition_rows_bytes(event_hub) if is_list else 0
+        return PendingAnswer(lambda: answer, is_read=True, rows_bytes=rows_bytes)
 
     async def _read_entity(
         self, event_hub: EventHub, wanted: ManagementRequest, message_id: MessageId | None
@@ -127,7 +131,11 @@ class ManagementService:
 
 
 async def _partition(partition: Partition) -> object:
-    return partition_to_map(await partition.ends())
+    return _encoded(partition_to_map(await partition.ends()))
+
+
+def _encoded(value: object) -> Encoded:
+    return Encoded(encode_value(value))
 
 
 def _operation_of(request: AdministrationRequest) -> Operation:

@@ -13,7 +13,7 @@ import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Final
+from typing import Final, cast
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -142,11 +142,14 @@ class Administration:
                     wanted,
                     is_manager,
                     self._sliced_work,
+                    encode_row=_json_text,
                 )
             )
             value = await value if isinstance(value, Awaitable) else value
             if operation.answer is None:
                 return Response(status_code=operation.status)
+            if operation.is_long_list:
+                return _text_response(f"[{', '.join(cast(list[str], value))}]", operation.status)
             return _json_response(value, operation.status)
 
         hub = None if operation.is_of_namespace else parameters.get("hub")
@@ -169,8 +172,15 @@ def admin_error(
 
 
 def _json_response(value: object, status: int, headers: Mapping[str, str] | None = None) -> Response:
+    return _text_response(_json_text(value), status, headers)
+
+
+def _json_text(value: object) -> str:
     # Not orjson, which cannot encode integers beyond 64 bits: a setting may be one.
-    body = json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _text_response(body: str, status: int, headers: Mapping[str, str] | None = None) -> Response:
     return Response(body, status, {"Cache-Control": "no-store", **(headers or {})}, "application/json")
 
 
