@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from tests.storage.engines import MemoryEngine
+from tests.support.calls import calls_of
 from tests.support.clocks import SetClock
 
-from tidegate.broker import Broker, Claim
+from tidegate.broker import Broker, Claim, SharedAccessPolicy
+from tidegate.broker.catalog import Catalog, EventHubRecord
 from tidegate.model.audience import NAMESPACE, entity_path
+from tidegate.model.capture import CaptureSettings
 from tidegate.model.errors import (
     AlreadyExistsError,
     InvalidArgumentError,
@@ -52,6 +56,31 @@ async def test_names_of_revoked_publishers_do_not_fill_the_catalog(broker: Broke
         await hub.revoke_publisher(f"{letters}{longest:05}")
     await hub.restore_publisher(f"{letters}00000")
     await hub.revoke_publisher(f"{letters}{longest:05}")
+
+
+async def test_a_change_of_a_hub_with_many_revoked_publishers_is_short() -> None:
+    """Protects the event loop: to copy 10,000 names one by one took 20 ms at each change of the hub."""
+    catalog = await Catalog.open(MemoryEngine().control, SetClock())
+    policy = SharedAccessPolicy.generate("p", Claim)
+    record = EventHubRecord(
+        hub_id="1",
+        name="hub",
+        partition_count=1,
+        retention_hours=1,
+        created_at_ms=0,
+        policies=(policy,),
+        revoked_publishers=tuple(map(str, range(5_000))),
+        capture=CaptureSettings("/captured"),
+    )
+    change = catalog.put_event_hub(record)
+
+    def run() -> None:
+        with pytest.raises(StopIteration):
+            change.send(None)
+
+    assert calls_of(run) < 1_000
+    again = await Catalog.open(catalog._control, SetClock())
+    assert again.event_hubs == {"1": record}
 
 
 def test_a_revocation_looks_to_clients_as_event_hubs_tells_it() -> None:

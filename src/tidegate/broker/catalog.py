@@ -13,7 +13,7 @@ import asyncio
 import json
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import wraps
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
@@ -154,12 +154,12 @@ class Catalog:
 
         Raises as ``ControlLog.change``.
         """
-        await self._change(NAMESPACE_KEY, asdict(record))
+        await self._change(NAMESPACE_KEY, record)
         self._contents.namespace = record
 
     async def put_event_hub(self, record: EventHubRecord) -> None:
         """Add an event hub, or replace the record with the same id. Otherwise as ``replace_namespace``."""
-        await self._change(HUB_KEYS + record.hub_id, asdict(record))
+        await self._change(HUB_KEYS + record.hub_id, record)
         self._contents.event_hubs[record.hub_id] = record
 
     async def remove_event_hub(self, hub_id: str) -> None:
@@ -167,14 +167,16 @@ class Catalog:
         await self._change(HUB_KEYS + hub_id, None)
         del self._contents.event_hubs[hub_id]
 
-    async def _change(self, key: str, document: dict[str, Any] | None) -> None:
+    async def _change(self, key: str, record: NamespaceRecord | EventHubRecord | None) -> None:
         value = None
-        if document is not None:
+        if record is not None:
+            # Not asdict: for 10,000 revoked publishers it takes 20 ms.
+            values = {each.name: getattr(record, each.name) for each in fields(record)}
             changed = {
                 "changed_at_ms": milliseconds_of(self._clock.now_utc()),
                 "changed_by": current_actor().policy,
             }
-            document = {"format_version": _FORMAT_VERSION, **changed, **document}
+            document = {"format_version": _FORMAT_VERSION, **changed, **values}
             value = json.dumps(document, ensure_ascii=False, default=_plain).encode()
         expected = self._versions.get(key, 0)
         try:
@@ -241,7 +243,9 @@ def parse_catalog(cells: Mapping[str, Cell], place: Callable[[str], str]) -> Cat
     return CatalogContents(namespace, hubs)
 
 
-def _plain(value: Tier | frozenset[Claim]) -> object:
+def _plain(value: Tier | frozenset[Claim] | SharedAccessPolicy | CaptureSettings) -> object:
+    if isinstance(value, (SharedAccessPolicy, CaptureSettings)):
+        return asdict(value)
     return value.value if isinstance(value, Tier) else sorted(claim.value for claim in value)
 
 
