@@ -499,3 +499,18 @@ async def test_links_end_when_a_hub_takes_the_name_that_was_the_services(
     await broker.create_event_hub("localhost", partition_count=1)
     pair.exchange()
     assert not link.is_open
+
+
+async def test_a_change_costs_nothing_per_link_before_its_connections_turn(
+    pair: Pair, broker: Broker
+) -> None:
+    """Protects neighbours: 130,000 links, as many as memory allows, took 10 to 30 ms at each change of
+    anybody's policy."""
+    link = pair.session.attach_receiver("r", source=RECEIVER, target="client")
+    pair.exchange()
+    turns = pair.turns
+    await broker.create_policy(None, "another", [Claim.LISTEN])
+    assert (pair.turns, pair.handler._unjudged) == (turns, {})
+    pair.exchange()
+    assert pair.turns > turns
+    assert link.is_open

@@ -20,6 +20,7 @@ from tidegate.amqp.performatives import Error, Source, Target
 from tidegate.amqp.types import Described, Encoded, Short, Symbol
 from tidegate.broker import ROOT_POLICY_NAME, Broker, Claim, Partition
 from tidegate.gateway.administration.partition_lists import ROW_BYTES
+from tidegate.gateway.amqp.request_node import ResponseLink, _WaitingResponses
 from tidegate.model.hub_properties import PartitionEnds
 from tidegate.model.sas import make_sas_token
 from tidegate.transport.clock import SystemClock
@@ -529,6 +530,24 @@ async def test_rows_of_long_lists_are_encoded_in_slices(
     assert [type(row) for row in made] == [Encoded] * 5
     assert [[row.get("partition") for row in lists[0]], lists[2]] == [["0", "1"], [{"name": "x"}]]
     assert [row["partition_id"] for row in lists[1]] == ["0", "1"]
+
+
+def test_waiting_responses_are_found_without_a_search() -> None:
+    """Protects neighbours: whenever the socket of a connection of 5,000 response links was writable again,
+    each of them looked through a hundred responses that waited for another: 20 to 60 ms."""
+
+    class Unsearched(list[tuple[ResponseLink, bytes]]):
+        def __iter__(self) -> Iterator[tuple[ResponseLink, bytes]]:
+            raise AssertionError
+
+    full, empty = cast(ResponseLink, object()), cast(ResponseLink, object())
+    waiting = _WaitingResponses(lambda change: None)
+    waiting.put(full, b"1")
+    searched, waiting._responses = waiting._responses, Unsearched(waiting._responses)
+    assert waiting.take(empty) is None
+    assert (waiting.has(empty), waiting.has(full)) == (False, True)
+    waiting._responses = searched
+    assert [waiting.take(full), waiting.take(full), waiting.has(full)] == [b"1", None, False]
 
 
 async def test_a_hubs_manager_reaches_no_operation_of_the_namespace(broker: Broker) -> None:

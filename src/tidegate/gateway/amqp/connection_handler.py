@@ -136,6 +136,9 @@ class ConnectionHandler:
         self._pumps: dict[Pump, None] = {}
         self._unjudged: dict[Link, None] = {}
         """Links to check again before anything is sent on them; the first has waited longest."""
+        self._are_all_unjudged = False
+        """Whether the next turn adds all links to them: a change of rights reaches all connections in one
+        step."""
         self._losers: dict[Link, TidegateError] = {}
         """Links that may no longer be used: their nodes are closed, and they wait to be detached with the
         reason."""
@@ -199,6 +202,9 @@ class ConnectionHandler:
         While links wait to be checked or detached, every other turn sends: policies of others may change
         faster than thousands of links are checked.
         """
+        if self._are_all_unjudged:
+            self._are_all_unjudged = False
+            self._unjudged |= dict.fromkeys(self._nodes)
         pump = next(iter(self._pumps), None)
         if pump is not None and (self._is_sending_next or not (self._unjudged or self._losers)):
             self._is_sending_next = False
@@ -418,8 +424,8 @@ class ConnectionHandler:
     def _on_claims_expired(self) -> None:
         """A token expired, a policy changed, or an event hub was deleted: check all links, and detach those
         that may no longer be used, in this connection's turns, because there may be thousands."""
-        self._unjudged |= dict.fromkeys(self._nodes)
-        if self._unjudged and self._driver is not None:
+        if self._nodes and self._driver is not None:
+            self._are_all_unjudged = True
             self._driver.request_turn()
 
     def _judge(self, link: Link) -> None:

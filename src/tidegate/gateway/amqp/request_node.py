@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -169,29 +170,36 @@ class _WaitingResponses:
         """add_held: counts bytes that only the client can free."""
         self._add_held = add_held
         self._responses: list[tuple[ResponseLink, bytes]] = []
+        self._counts: Counter[ResponseLink] = Counter()  # of thousands of links, few have any
         self._size = 0
 
     def put(self, link: ResponseLink, response: bytes) -> None:
         """Add one; if too many wait, the oldest of any link are dropped."""
         self._responses.append((link, response))
+        self._counts[link] += 1
         self._count(len(response))
         while len(self._responses) > 1 and (
             len(self._responses) > _WAITING_MAX or self._size > _WAITING_BYTES_MAX
         ):
-            self._count(-len(self._responses.pop(0)[1]))
+            self._remove(0)
 
     def take(self, link: ResponseLink) -> bytes | None:
         """Remove and return the oldest of a link; None if it has none."""
-        for place, (each, response) in enumerate(self._responses):
-            if each is link:
-                del self._responses[place]
-                self._count(-len(response))
-                return response
-        return None
+        if link not in self._counts:
+            return None
+        return self._remove(next(place for place, (each, _) in enumerate(self._responses) if each is link))
 
     def has(self, link: ResponseLink) -> bool:
         """Whether a response of the link waits."""
-        return any(each is link for each, _ in self._responses)
+        return link in self._counts
+
+    def _remove(self, place: int) -> bytes:
+        link, response = self._responses.pop(place)
+        self._counts[link] -= 1
+        if not self._counts[link]:
+            del self._counts[link]
+        self._count(-len(response))
+        return response
 
     def _count(self, change: int) -> None:
         self._size += change
