@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 
 import pytest
 from tests.gateway.support import HOST, Pair
@@ -300,3 +301,19 @@ async def test_remembered_answers_count_as_memory(pair: Pair, broker: Broker) ->
     await broker.create_policy(None, "another", [Claim.SEND])
     pair.exchange()
     assert pair.held_bytes == before
+
+
+async def test_events_that_are_rewritten_count_as_memory(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects the memory budget: the events of a publisher's batch of 1 MB take 28 MB until it is stored."""
+    held: list[int] = []
+    work_in_slices = pair.handler.work_in_slices
+
+    async def noted(items: Iterator[bytes | None]) -> list[bytes]:
+        held.append(_held(pair))
+        return await work_in_slices(items)
+
+    monkeypatch.setattr(pair.handler, "work_in_slices", noted)
+    before = _held(pair)
+    await _fill(pair, 1, events=300, target="hub/Publishers/p")
+    assert max(held) - before > 300 * (len(_EVENT) + 160)
+    assert _held(pair) == before
