@@ -7,8 +7,9 @@ import datetime
 import ipaddress
 import logging
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from tidegate.amqp.configuration import ConnectionConfiguration
-from tidegate.amqp.connection import IDLE_GRACE
+from tidegate.amqp.connection import IDLE_GRACE, Connection
 from tidegate.amqp.events import (
     ConnectionFailed,
     ConnectionOpened,
@@ -27,9 +28,17 @@ from tidegate.amqp.events import (
     LinkAttaching,
 )
 from tidegate.amqp.link import ReceiverLink, SenderLink
+from tidegate.amqp.transfers import Payload
 from tidegate.model.errors import BrokenError, ClosedError, OperationTimeoutError
 from tidegate.transport.clock import SystemClock
-from tidegate.transport.driver import AmqpDriver, AmqpServer, InternalFailureError, connect_amqp
+from tidegate.transport.driver import (
+    TURN_BUFFERS_MIN,
+    TURN_BYTES_MAX,
+    AmqpDriver,
+    AmqpServer,
+    InternalFailureError,
+    connect_amqp,
+)
 from tidegate.transport.streams import connect_stream
 
 CLIENT = ConnectionConfiguration("client", sasl_mechanism="ANONYMOUS")
@@ -282,6 +291,69 @@ async def test_idle_connections_are_kept_alive_by_the_timer() -> None:
                 await asyncio.sleep(0.01)
         assert driver.stop_reason is None
         await driver.close()
+
+
+@pytest.mark.parametrize("size", [100, 10_000])
+async def test_what_many_links_send_in_a_turn_shares_writes(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Protects receivers of few events, whose deliveries share a write whatever link each is on, and memory:
+    of larger ones, no more than TURN_BYTES_MAX and a piece of work are left unwritten."""
+    service, recorder = Service(), Recorder()
+    async with serving(service) as server:
+        client = await connecting(server, recorder)
+        session = client.connection.begin_session()
+        for number in range(60):
+            session.attach_receiver(f"link {number}", source="hub").grant_credit(1)
+        client.flush()
+        await service.recorder.until(lambda: len(service.senders) == 60)
+        (driver,) = service.drivers
+        left, written = list(service.senders), list[int]()
+
+        def take_turn() -> bool:
+            left.pop().send(bytes(size), settled=True)
+            return bool(left)
+
+        stream = driver._stream
+        assert stream is not None
+        write = stream.write
+
+        def counted(buffers: Sequence[Payload]) -> None:
+            written.append(sum(map(len, buffers)))
+            write(buffers)
+
+        monkeypatch.setattr(stream, "write", counted)
+        monkeypatch.setattr(server.turns, "monotonic", lambda: 0.0)  # a turn has time for all
+        monkeypatch.setattr(server.turns.for_output, "monotonic", lambda: 0.0)
+        driver.on_turn = take_turn
+        driver.request_turn()
+        await recorder.until(lambda: len(recorder.payloads) == 60)
+        assert max(written) < TURN_BYTES_MAX + 2 * TURN_BUFFERS_MIN * size
+        assert len(written) == 1 if size == 100 else 2 <= len(written) <= 10
+        await client.close()
+
+
+async def test_deadlines_are_not_looked_up_for_each_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects the cost of small batches: once both sides have opened, the timer that is set comes first."""
+    service, recorder = Service(), Recorder()
+    async with serving(service) as server:
+        client = await connecting(server, recorder)
+        link = client.connection.begin_session().attach_sender("out", target="hub")
+        client.flush()
+        await recorder.until(lambda: recorder.has(CreditGranted))
+        looked, next_deadline = list[Connection](), Connection.next_deadline
+
+        def counted(connection: Connection) -> float | None:
+            looked.append(connection)
+            return next_deadline(connection)
+
+        monkeypatch.setattr(Connection, "next_deadline", counted)
+        for number in range(10):
+            link.send(b"%d" % number, settled=True)
+            client.flush()
+            await service.recorder.until(partial(service.recorder.payloads.__contains__, b"%d" % number))
+        assert looked == []
+        await client.close()
 
 
 async def test_closing_the_service_tells_its_clients_why() -> None:

@@ -344,6 +344,8 @@ class Connection:
     @property
     def can_send_frames(self) -> bool:
         """Whether frames of sessions may be sent. True from our open on: they are pipelined."""
+        if self.state is ConnectionState.OPENED:
+            return True
         return not self.is_finished and CONNECTION.allows(self.state, ConnectionInput.SEND_FRAME)
 
     def send_performative(self, channel: int, performative: Performative) -> None:

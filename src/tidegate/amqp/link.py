@@ -67,9 +67,9 @@ class SenderLink(Link):
         If only the window limits it, ``CreditGranted`` follows when the window opens.
         """
         session = self.session
-        if self.state is not LinkState.ATTACHED or not session.is_mapped:
+        if self.credit <= 0 or self.state is not LinkState.ATTACHED or self._is_refused_by_peer:
             return 0
-        if self._is_refused_by_peer or self.credit <= 0:
+        if not session.is_mapped:
             return 0
         if session.has_blocked_frames or session.remote_incoming_window <= 0:
             session.wait_for_window(self)

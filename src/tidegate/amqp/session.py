@@ -341,7 +341,9 @@ class Session:
     @property
     def is_mapped(self) -> bool:
         """True from our begin on: begin and attach are pipelined."""
-        return SESSION.allows(self.state, SessionInput.SEND_FRAME) and self.connection.can_send_frames
+        if self.state is not SessionState.MAPPED and not SESSION.allows(self.state, SessionInput.SEND_FRAME):
+            return False
+        return self.connection.can_send_frames
 
     @property
     def has_blocked_frames(self) -> bool:
@@ -551,7 +553,8 @@ class Session:
         theirs = 1 if flow.next_incoming_id is None else flow.next_incoming_id
         self.remote_incoming_window = remaining(flow.incoming_window, self.next_outgoing_id, theirs)
         self.next_incoming_id = flow.next_outgoing_id
-        self._send_blocked()
+        if self._blocked:
+            self._send_blocked()
         # azure-eventhub 5.15.1 answers a detach and grants credit after it (_pyamqp/client.py, line 856). It
         # would hang if its session ended.
         if flow.handle is not None and flow.handle not in self._ended_handles:

@@ -49,9 +49,10 @@ STRANGER_PASS_BYTES: Final = 16 * 1024
 """Bytes read from one peer per pass of the event loop; the second before it has authenticated. Our choice:
 time is the general limit (``turns``), so the first only limits memory."""
 
-TURN_BUFFERS_MAX: Final = 32
-"""Buffers that the owner's work may leave unwritten between pieces (our choice: a burst has more, and small
-deliveries to several links still share a write)."""
+TURN_BUFFERS_MIN: Final = 32
+TURN_BYTES_MAX: Final = 64 * 1024
+"""The owner's work is written between pieces if it has that many buffers, and these bytes. Our choice: a
+burst has more, and small deliveries to all links of a connection share a write."""
 
 EventHandler = Callable[[Event], None]
 """Handles one event. Called from the event loop; must not block."""
@@ -97,11 +98,13 @@ class AmqpDriver:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
+        self._is_timer_early = False  # no deadline can come before the timer
         self._abort_handle: asyncio.TimerHandle | None = None
         self._is_pumping = False
         self._is_closing = False
         self._is_reading_paused = False  # by the owner
         self._is_stream_paused = False
+        self._is_stalled = False  # a server, and its peer does not read
         self._turns = turns
         self._share = Share(None if turns is None else turns.for_arrivals, self._work)
         self._output_share = Share(None if turns is None else turns.for_output, self._work_output)
@@ -160,6 +163,8 @@ class AmqpDriver:
 
     def request_turn(self) -> None:
         """Schedule ``on_turn`` for this connection's next turn; its output is then written."""
+        if self._is_turn_wanted:
+            return
         self._is_turn_wanted = True
         if self._is_in_turn:
             return  # the turn checks for this at its end
@@ -266,6 +271,7 @@ class AmqpDriver:
 
     def writing_resumed(self) -> None:
         self._writable.set()
+        self._is_stalled = False
         self._update_reading()
         if self.on_writable is not None and self.stop_reason is None:
             self._call(self.on_writable)
@@ -327,14 +333,19 @@ class AmqpDriver:
         """Do the owner's work and write its output; returns whether more is left when the time is over."""
         is_outer = not self._is_pumping
         self._is_pumping = self._is_in_turn = True
+        buffers_max = TURN_BUFFERS_MIN
         try:
             while self._is_turn_wanted and self.stop_reason is None:
                 self._is_turn_wanted = False
                 self._call(self._take_turn)
                 if self._output_share.is_time_over:
                     break
-                if len(self.connection.output) >= TURN_BUFFERS_MAX:
-                    self._write()  # so that ``is_writable`` is up to date before the owner sends more
+                output = self.connection.output
+                if len(output) >= buffers_max:
+                    buffers_max = 2 * len(output)
+                    if sum(map(len, output)) >= TURN_BYTES_MAX:
+                        buffers_max = TURN_BUFFERS_MIN
+                        self._write()  # so that ``is_writable`` is up to date before the owner sends more
         finally:
             self._is_pumping, self._is_in_turn = not is_outer, False
         self.flush()
@@ -359,6 +370,7 @@ class AmqpDriver:
             stream.write(connection.data_to_send())
             if not stream.is_writable and self.stop_reason is None:
                 self._writable.clear()
+                self._is_stalled = connection.role is Role.SERVER
                 self._update_reading()
         if connection.is_finished:
             stream.close()
@@ -422,6 +434,7 @@ class AmqpDriver:
         if self.stop_reason is None:
             self.stop_reason = reason
         self._writable.set()
+        self._is_stalled = False
 
     def _update_reading(self) -> None:
         """Pause the stream if the owner asks or, as a server, while the peer does not read.
@@ -446,12 +459,12 @@ class AmqpDriver:
             self._stream.resume_reading()
         self._is_stream_paused = is_paused
 
-    @property
-    def _is_stalled(self) -> bool:
-        return self.connection.role is Role.SERVER and not self._writable.is_set()
-
     def _arm_timer(self) -> None:
         """Set the one timer to fire no later than the next deadline; firing early is harmless."""
+        if self._timer is not None and self._is_timer_early:
+            return
+        # Once both sides have opened, time and frames only move deadlines to later.
+        self._is_timer_early = self.connection.remote_open is not None
         deadline = self.connection.next_deadline()
         if deadline is None or (self._timer is not None and self._timer_at <= deadline):
             return

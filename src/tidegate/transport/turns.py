@@ -109,8 +109,11 @@ class _FairQueue(Generic[_T]):
 
     def enter(self, item: _T) -> None:
         """Update the tags as a member is about to be served."""
-        item.tag_s = self._tag(item)
-        self.start_s = max(self.start_s, item.tag_s)
+        earliest_s = self.start_s - self._credit_s
+        if item.tag_s < earliest_s:
+            item.tag_s = earliest_s
+        if item.tag_s > self.start_s:
+            self.start_s = item.tag_s
 
     def _tag(self, item: _T) -> float:
         return max(item.tag_s, self.start_s - self._credit_s)

@@ -184,8 +184,8 @@ class EgressLink(LinkNode):
         link, owner = self.link, self._owner
         is_memory_short = owner.is_memory_short
         bytes_left = _PUMP_BYTES_SHORT if is_memory_short else _PUMP_BYTES
-        while link.sendable > 0 and owner.is_writable:
-            if self._resume_at > self._loop.time():
+        while (sendable := link.sendable) > 0 and owner.is_writable:
+            if self._resume_at and self._resume_at > self._loop.time():
                 self._resume = self._loop.call_at(self._resume_at, self._on_resumed)
                 return
             if bytes_left <= 0:
@@ -197,7 +197,7 @@ class EgressLink(LinkNode):
             if self._is_batched:
                 bytes_left -= self._send_slice(batch)
             else:
-                bytes_left -= self._send_events(batch, bytes_left)
+                bytes_left -= self._send_events(batch, sendable, bytes_left)
             bytes_left -= _ROUND_BYTES
         if is_memory_short:
             self.drop_read_ahead()
@@ -256,12 +256,12 @@ class EgressLink(LinkNode):
         self._advance(batch, events, len(stored))
         return len(stored)
 
-    def _send_events(self, batch: RecordBatch, bytes_left: int) -> int:
-        """Send events of the batch, one delivery each, as many as credit allows and about ``bytes_left``;
-        returns the bytes that they count.
+    def _send_events(self, batch: RecordBatch, sendable: int, bytes_left: int) -> int:
+        """Send events of the batch, one delivery each, up to ``sendable`` and about ``bytes_left``; returns
+        the bytes that they count.
         """
         index, offset = self._index, self._offset
-        wanted = min(self.link.sendable, _EVENTS_PER_ROUND)
+        wanted = min(sendable, _EVENTS_PER_ROUND)
         lengths = batch.lengths[index : index + wanted]
         size = sum(lengths)
         if size > bytes_left:  # the events of a batch mostly have one size

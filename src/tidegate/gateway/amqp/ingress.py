@@ -367,21 +367,19 @@ class IngressLink(LinkNode):
             if error is None and run is not None and run[1] + 1 == delivery_id:
                 run = (run[0], delivery_id)
                 continue
-            self._accept(run)
-            run = None
+            if run is not None:
+                self._link.settle(*run)
+                run = None
             if error is None:
                 run = (delivery_id, delivery_id)
             else:
                 answer = self._owner.amqp_error(error)
                 _log.info("%s: a batch was refused: %s", self._path, answer.description)
                 self._link.settle(delivery_id, delivery_id, Rejected(error=answer))
-        self._accept(run)
+        if run is not None:
+            self._link.settle(*run)
         if size:
             self._owner.add_unacknowledged(-size)
-
-    def _accept(self, run: tuple[int, int] | None) -> None:
-        if run is not None:
-            self._link.settle(run[0], run[1])
 
 
 @dataclass(frozen=True, slots=True)
