@@ -81,8 +81,12 @@ class MariadbServer(TemporaryServer):
             *(
                 ()
                 if self._is_fsync_used
-                # Written at each commit, so that a killed server keeps it; the disk may have it later.
-                else ("--innodb-flush-log-at-trx-commit=2", "--innodb-flush-method=nosync")
+                else (
+                    # Written at each commit, so that a killed server keeps it; the disk may have it later.
+                    *("--innodb-flush-log-at-trx-commit=2", "--innodb-flush-method=nosync"),
+                    # No file and no statistics for each table: a test creates a dozen.
+                    *("--innodb-file-per-table=0", "--innodb-stats-persistent=0"),
+                )
             ),
         ]
         self._run("mariadbd", command, start_new_session=True)
@@ -100,8 +104,12 @@ class MariadbServer(TemporaryServer):
             process.wait(30)
 
     def url(self, database: str, *, port: int | None = None) -> str:
-        """The SQLAlchemy URL of a database; port: another way in, such as a proxy's."""
-        return f"mariadb://tidegate:{PASSWORD}@127.0.0.1:{port or self.port}/{database}"
+        """The SQLAlchemy URL of a database; port: another way in, such as a proxy's.
+
+        Without TLS, which this server lacks: the driver would load all of the system's authorities for each
+        connection, 30 ms of CPU.
+        """
+        return f"mariadb://tidegate:{PASSWORD}@127.0.0.1:{port or self.port}/{database}?ssl_disabled=true"
 
     def create_database(self) -> str:
         """A fresh database's URL."""
@@ -125,7 +133,7 @@ class MariadbServer(TemporaryServer):
     def _connected(self, arguments: dict[str, Any]) -> Iterator[Any]:
         import pymysql
 
-        connection = pymysql.connect(autocommit=True, connect_timeout=5, **arguments)
+        connection = pymysql.connect(autocommit=True, connect_timeout=5, ssl_disabled=True, **arguments)
         try:
             yield connection
         finally:
