@@ -112,6 +112,7 @@ def pytest_configure() -> None:
     background inherits: the commands tested here would, too.
     """
     use_quick_spark()
+    gc.disable()  # until all is imported and collected
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     _guard.install()
@@ -129,6 +130,7 @@ def pytest_collection_finish() -> None:
     """Let the garbage collector pass over all that was imported: a fifth of the CPU of small tests."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)
