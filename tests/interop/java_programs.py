@@ -22,6 +22,8 @@ QUICK_START: Final = (
 )
 """For programs that live for seconds."""
 
+_QUICK_TOOL: Final = ("-J-XX:TieredStopAtLevel=1", "-J-XX:+UseSerialGC")
+"""The same for the JDK's tools: 7.0 → 4.5 s of CPU per build."""
 _BUILD_S_MAX: Final = 240.0
 _TOOLS: Final = ("java", "javac", "keytool", "mvn")
 
@@ -48,7 +50,7 @@ def build(project: Path, sources: Sequence[Path], folder: Path) -> str:
     classes = folder / "classes"
     shutil.rmtree(classes, ignore_errors=True)
     subprocess.run(
-        ["javac", "-encoding", "UTF-8", "-cp", path, "-d", str(classes), *map(str, sources)],
+        ["javac", *_QUICK_TOOL, "-encoding", "UTF-8", "-cp", path, "-d", str(classes), *map(str, sources)],
         check=True,
         timeout=_BUILD_S_MAX,
     )
@@ -65,7 +67,7 @@ def trusting(ca_file: str, store: Path) -> list[str]:
     """Java's options for a trust store with this certificate authority alone, made anew at ``store``."""
     store.unlink(missing_ok=True)
     password = "not a secret"
-    command = ["keytool", "-importcert", "-noprompt", "-alias", "ca", "-file", ca_file]
+    command = ["keytool", *_QUICK_TOOL, "-importcert", "-noprompt", "-alias", "ca", "-file", ca_file]
     command += ["-keystore", str(store), "-storetype", "PKCS12", "-storepass", password]
     subprocess.run(command, check=True, capture_output=True, timeout=_BUILD_S_MAX)
     return [f"-Djavax.net.ssl.trustStore={store}", f"-Djavax.net.ssl.trustStorePassword={password}"]
