@@ -112,7 +112,8 @@ class SparkCluster(TemporaryServer):
         return [*super()._log_files(), *sorted(self._folder.glob("worker-*/app-*/*/stderr"))]
 
     def _start(self, name: str, *words: str, host: str = "127.0.0.1") -> None:
-        home = pyspark_home()
+        # Of a test run, the one whose Python modules are compiled.
+        home = Path(os.environ.get("SPARK_HOME") or pyspark_home())
         environment = self._environment | find_java().environment()
         environment |= {
             "SPARK_HOME": str(home),
