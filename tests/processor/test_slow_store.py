@@ -118,6 +118,21 @@ def test_closing_waits_for_the_call_that_is_under_way(world: World, what: str) -
     assert host.errors == []
 
 
+def test_closing_waits_for_its_own_renewal(world: World) -> None:
+    """The last handler ends while the store renews: the release is not overtaken by the renewal, which would
+    make its versions old, and keep the leases for their whole duration."""
+    cluster = Cluster(world, 4)
+    host = cluster.join("a")
+    cluster.wait_until_even()
+    host.pumps.stop_takes_s = dict.fromkeys(cluster.partitions, RENEW_INTERVAL_S + 1)
+    host.store.renewals_wait_until_s = world.now + RENEW_INTERVAL_S + 3
+    host.store.delays_s = {"list": 1.5}
+    world.result(host.process, host.manager.close())
+    world.run_for(RENEW_INTERVAL_S)
+    snapshot = world.result(host.process, cluster.memory.list_leases(GROUP))
+    assert {lease.owner for lease in snapshot.leases.values()} == {""}
+
+
 def test_a_renewal_that_is_performed_late_costs_no_lease(world: World) -> None:
     """It stood behind a long transaction, was given up and sent again: the first one makes the second's
     versions old, and that is no theft."""

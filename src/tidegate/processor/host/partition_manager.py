@@ -180,7 +180,9 @@ class PartitionManager:
             self._control.stop(partition_id, CloseReason.SHUTDOWN)
         await self._control.wait_stopped()
         await self._has_run_ended.wait()
-        await self._tasks.close()
+        # Not amid a renewal: performed after all, it would make the versions old that are released below.
+        async with self._lock:
+            await self._tasks.close()
         await self._control.close()
         try:
             if self._is_renewal_unknown or self._is_waiting:
