@@ -18,6 +18,8 @@ from tools.reference.pages import iter_commands, reference_pages
 from tools.reference.source import exported_entries
 
 from tidegate.cli.app import app
+from tidegate.cli.hosts.metrics import HOST_METRICS, RESTARTS
+from tidegate.cli.hosts.metrics import PREFIX as HOST_METRIC_PREFIX
 from tidegate.gateway.metrics import METRICS
 from tidegate.gateway.metrics import PREFIX as METRIC_PREFIX
 from tidegate.model import errors, limits
@@ -82,11 +84,13 @@ def test_every_setting_and_ready_field_is_in_the_reference() -> None:
 
 
 def test_every_metric_is_in_the_reference() -> None:
-    """Of the service and of a pipeline, by the whole name."""
+    """Of the service, of a pipeline and of hosts, by the whole name."""
     page = (ROOT / "docs/reference/metrics.md").read_text(encoding="utf-8")
-    for prefix, rows in ((METRIC_PREFIX, METRICS), (PIPELINE_METRIC_PREFIX, PIPELINE_METRICS)):
-        for row in rows:
-            assert f"| `{prefix}{row.name}` |" in page, row.name
+    names = [METRIC_PREFIX + row.name for row in METRICS]
+    names += [PIPELINE_METRIC_PREFIX + row.name for row in PIPELINE_METRICS]
+    names += [HOST_METRIC_PREFIX + name for name in (*(row.name for row in HOST_METRICS), RESTARTS[0])]
+    for name in names:
+        assert f"| `{name}` |" in page, name
 
 
 OPTIONS = {

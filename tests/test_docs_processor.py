@@ -176,12 +176,13 @@ def _send(service: HubService, hub: str, *bodies: str) -> None:
 
 
 @contextmanager
-def _running(service: HubService, workplace: Path, program: str) -> Iterator[Path]:
-    """Runs a program, yields the file of its output, and ends it as Ctrl-C would."""
+def _running(service: HubService, workplace: Path, program: str, *options: str) -> Iterator[Path]:
+    """Runs a program, or its host with options, yields the file of its output, and ends it at Ctrl-C."""
     output = workplace / f"{program}.out"
+    words = ["-m", "tidegate.cli", "host", "run", f"{program}:host", *options] if options else [program]
     with output.open("wb") as file:
         process = subprocess.Popen(
-            [sys.executable, program],
+            [sys.executable, *words],
             cwd=workplace,
             env=environment_of(service),
             stdout=file,
@@ -219,6 +220,22 @@ def test_a_host_of_the_pages_processes_events_and_goes_on(program: str, workplac
             assert verbs.count("close") == verbs.count("open") == 2
         _send(service, "telemetry", "four")
         with _running(service, workplace, program) as output:
+            _wait(lambda: "four" in _words_of(output), output)
+        assert not _words_of(output) & {"one", "two", "three"}
+
+
+@pytest.mark.slow
+def test_the_host_of_the_page_runs_in_processes(workplace: Path) -> None:
+    """The command of the page shows each event once, and continues where it was stopped."""
+    command = ("hosted.py", "--processes", "2", "--metrics-port", "0")
+    assert "host run hosted.py:host --processes 4 --metrics-port" in CONCEPTS.read_text(encoding="utf-8")
+    with HubService() as service:
+        service.create_hub("telemetry", partition_count=2)
+        _send(service, "telemetry", "one", "two", "three")
+        with _running(service, workplace, *command) as output:
+            _wait(lambda: _words_of(output) >= {"one", "two", "three"}, output)
+        _send(service, "telemetry", "four")
+        with _running(service, workplace, *command) as output:
             _wait(lambda: "four" in _words_of(output), output)
         assert not _words_of(output) & {"one", "two", "three"}
 

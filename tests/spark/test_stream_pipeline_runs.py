@@ -20,6 +20,7 @@ from tidegate.client.background import run_blocking
 from tidegate.model.errors import InvalidArgumentError, PartitionStoppedError
 from tidegate.model.events import EventData
 from tidegate.model.pipeline_status import PipelineState, PipelineStatus, ProcessIdentity
+from tidegate.processor.declared import load_declared
 from tidegate.spark import (
     FileSink,
     HubSink,
@@ -34,7 +35,6 @@ from tidegate.spark.pipelines.failures import error_of
 from tidegate.spark.progress.listener import listening
 from tidegate.spark.progress.report import PipelineReporter
 from tidegate.sql import Database, DeadLetters
-from tidegate.sql.handlers.pipeline import load_declared
 from tidegate.testing.hub import HubService
 from tidegate.transport.clock import SystemClock
 
@@ -88,7 +88,7 @@ def test_the_example_runs(
         publish_flights(hub_service, hub, flights)
         sent += flights
         for name in ("arrivals", "delays"):
-            declared = load_declared(f"{EXAMPLE}:{name}", (StreamPipeline,))
+            declared = load_declared(f"{EXAMPLE}:{name}", (StreamPipeline,), noun="pipeline")
             assert isinstance(declared, StreamPipeline)
             start_stream_pipeline(
                 spark,

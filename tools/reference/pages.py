@@ -20,6 +20,8 @@ import click
 
 import tidegate
 from tidegate.cli.app import EXIT_CODE_HELP, app
+from tidegate.cli.hosts.metrics import HOST_METRICS, RESTARTS
+from tidegate.cli.hosts.metrics import PREFIX as HOST_METRIC_PREFIX
 from tidegate.cli.shell.exit_codes import exit_code_of
 from tidegate.gateway.administration.operations import OPERATIONS, PREFIX
 from tidegate.gateway.administration.shapes import Shape, schemas
@@ -277,6 +279,21 @@ def _metric_page() -> str:
         kind = "counter" if metric.is_counter else "gauge"
         name = PIPELINE_METRIC_PREFIX + metric.name
         lines.append(f"| `{name}` | {kind} | {labels} | {metric.description} |")
+    lines += [
+        "",
+        "## Of Event Processor Hosts",
+        "",
+        "`tidegate host run --metrics-port N` serves these at `/metrics` on that port, without a token, for",
+        "all hosts of `--processes`. All but the last have the label `host`.",
+        "",
+        "| metric | kind | further labels | |",
+        "|---|---|---|---|",
+    ]
+    for each in HOST_METRICS:
+        labels = ", ".join(f"`{label}`" for label in each.labels)
+        kind = "counter" if each.is_counter else "gauge"
+        lines.append(f"| `{HOST_METRIC_PREFIX}{each.name}` | {kind} | {labels} | {each.description} |")
+    lines.append(f"| `{HOST_METRIC_PREFIX}{RESTARTS[0]}` | counter | | {RESTARTS[1]} |")
     return "\n".join(lines) + "\n"
 
 

@@ -25,6 +25,13 @@ class PartitionState(StrEnum):
     """It had backlog and made no progress; it is being restarted."""
 
 
+@dataclass(slots=True)
+class HostTotals:
+    """What a host counts, over all partitions that it has owned."""
+
+    events: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class PartitionStatistics:
     """One owned partition, at one moment."""
@@ -51,6 +58,8 @@ class HostStatistics:
     group: GroupKey
     partitions: Mapping[str, PartitionStatistics]
     """By partition id: the partitions that have a pump."""
+    events_total: int = 0
+    """Events processed since the host was created, over all partitions; a repeated batch counts again."""
 
     @property
     def events_processed(self) -> int:

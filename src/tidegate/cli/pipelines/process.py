@@ -23,11 +23,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from tidegate.cli.shell.metrics_server import metrics_server
 from tidegate.cli.shell.profiles import ServiceConnection
 from tidegate.files import open_private
 from tidegate.model.errors import TidegateError
 from tidegate.model.pipeline_status import PipelineState, PipelineStatus
-from tidegate.spark.progress.metrics import metrics_server
+from tidegate.processor.declared import FILE_MODULE_PREFIX
+from tidegate.spark.progress.metrics import PipelineCollector
 from tidegate.spark.progress.report import PipelineReporter, Watch, counting_dead_letters, first_status
 from tidegate.transport.clock import SystemClock
 from tidegate.transport.status_files import PipelineFiles
@@ -43,8 +45,6 @@ STOP_GRACE_S = 5.0
 """How long a micro-batch may continue after the first signal."""
 STOP_TIMEOUT_S = 30.0
 """How long Spark may take to stop a query before the process exits without it."""
-FILE_MODULE_PREFIX = "tidegate_pipeline_"
-"""Prefix of the module name under which ``sql.handlers.pipeline`` imports a file."""
 REPORTS_SILENCE_S = 20.0
 """Longest wait for the next report of a query that has ended."""
 _POLL_S = 0.05
@@ -95,7 +95,9 @@ class PipelineRun:
             )
             if self.metrics_at is not None:
                 host, port = self.metrics_at
-                address = stack.enter_context(metrics_server(host, port, lambda: reporter.status))
+                address = stack.enter_context(
+                    metrics_server(host, port, PipelineCollector(lambda: reporter.status))
+                )
                 reporter.report_metrics_address(address)
             files.delete_log(self.pipeline.name)
             with reporter:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from tidegate.cli.shell.connection import Service, with_service
 from tidegate.cli.shell.decorators import adding_argument, all_of, flag, option
+from tidegate.cli.shell.imports import let_import_beside
 from tidegate.cli.shell.options import PORT, database_option, with_output
 from tidegate.cli.shell.render import Output
 from tidegate.cli.shell.stores import DATABASE_VARIABLE, STORAGE_VARIABLE
@@ -221,15 +220,12 @@ def load_stream_pipeline(address: str) -> StreamPipeline:
                 f"This command requires the package {package}, which is not installed.",
                 next_step="Run `pip install 'tidegate[spark]'`; in a clone, `make demo`.",
             )
+    from tidegate.processor.declared import load_declared
     from tidegate.spark.pipelines.stream_pipeline import StreamPipeline, declared_pipeline
-    from tidegate.sql.handlers.pipeline import Pipeline, load_declared
+    from tidegate.sql.handlers.pipeline import Pipeline
 
-    place = address.rpartition(":")[0]
-    # As with `python file.py`: modules beside it can be imported. Local workers inherit the environment.
-    directory = str(Path(place).absolute().parent) if place.endswith(".py") else os.getcwd()
-    sys.path.insert(0, directory)
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (directory, os.environ.get("PYTHONPATH"))))
-    found = load_declared(address, (StreamPipeline, Pipeline))
+    let_import_beside(address)
+    found = load_declared(address, (StreamPipeline, Pipeline), noun="pipeline")
     assert isinstance(found, StreamPipeline | Pipeline)
     return declared_pipeline(found)
 

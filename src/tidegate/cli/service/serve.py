@@ -14,7 +14,7 @@ import click
 
 from tidegate.cli.shell.decorators import FILE, option, require_at_most_one
 from tidegate.cli.shell.interrupt import run_interruptible
-from tidegate.cli.shell.options import PORT
+from tidegate.cli.shell.options import PORT, log_format_option
 from tidegate.model.limits import TIER_DEFAULT, Tier
 from tidegate.server.log_format import LogFormat
 
@@ -113,13 +113,8 @@ if TYPE_CHECKING:
     argument="redrive_pipelines",
     multiple=True,
 )
-@click.option(
-    "--log-format",
-    type=click.Choice([each.value for each in LogFormat]),
-    default=LogFormat.TEXT.value,
-    envvar="TIDEGATE_LOG_FORMAT",
-    show_envvar=True,
-    help="Format of the log on standard error. json omits the start message and never contains a secret.",
+@log_format_option(
+    "Format of the log on standard error. json omits the start message and never contains a secret."
 )
 def serve(
     config: Path | None,

@@ -21,6 +21,7 @@ from tidegate.cli.shell.render import Output, OutputFormat
 from tidegate.cli.shell.stores import DATABASE_VARIABLE, STORAGE_VARIABLE, StoreChoice
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
+from tidegate.server.log_format import LogFormat
 
 OFF = "off"
 """Given in place of a number, removes a limit."""
@@ -81,6 +82,18 @@ _FORMAT_HELP = {
 def group_option(text: str) -> Decorator:
     """One consumer group, ``$Default`` unless given. text: the help."""
     return option("--group", "NAME", text, default=DEFAULT_CONSUMER_GROUP, shell_complete=complete_group)
+
+
+def log_format_option(text: str) -> Decorator:
+    """The format of a log on standard error, a ``LogFormat``'s value. text: the help."""
+    return click.option(
+        "--log-format",
+        type=click.Choice([each.value for each in LogFormat]),
+        default=LogFormat.TEXT.value,
+        envvar="TIDEGATE_LOG_FORMAT",
+        show_envvar=True,
+        help=text,
+    )
 
 
 yes_option = flag("--yes", "Do not ask for confirmation. Without a terminal, it never asks.")

@@ -36,7 +36,7 @@ from tidegate.processor.pump.pump import PartitionPump
 from tidegate.processor.pump.session import PumpEnvironment
 from tidegate.processor.pump.shared_reads import SharedRead
 from tidegate.processor.registration import Registration, check_registration
-from tidegate.processor.statistics import HostStatistics, PartitionStatistics
+from tidegate.processor.statistics import HostStatistics, HostTotals, PartitionStatistics
 from tidegate.processor.store import ProcessorStore
 from tidegate.transport.clock import SystemClock
 from tidegate.transport.tasks import TaskOwner
@@ -65,6 +65,7 @@ class EventProcessorHost:
         namespace: Namespace | None = None,
         manager_options: PartitionManagerOptions = PartitionManagerOptions(),  # noqa: B008
         transactional: bool = False,
+        handler: Handler | None = None,
         clock: Clock | None = None,
         random: random_module.Random | None = None,
         **connection: Unpack[ConnectionOptions],
@@ -74,8 +75,8 @@ class EventProcessorHost:
         host_name: unique among the group's live hosts; None: machine, process and a random part.
         event_hub: None uses the connection string's EntityPath. connection_string, namespace: give one of
         them. store: keeps leases and checkpoints; the caller closes it. transactional: each batch is one
-        transaction of the store. clock, random: for tests. connection: options of the connection string's
-        namespace, such as ``ca_file``.
+        transaction of the store. handler: what ``register`` uses unless it is given one. clock, random: for
+        tests. connection: options of the connection string's namespace, such as ``ca_file``.
 
         Raises InvalidArgumentError, ConnectionStringError.
         """
@@ -99,6 +100,7 @@ class EventProcessorHost:
         self._random = random if random is not None else random_module.Random()
         self._is_named = host_name is not None
         self.host_name = host_name if host_name is not None else _make_host_name(self._random)
+        """Owner of its leases, unique among the group's live hosts; it may change before ``register``."""
         if not self.host_name:
             raise InvalidArgumentError("host_name must not be empty: it is the owner of the host's leases.")
         self.event_hub = event_hub
@@ -106,7 +108,11 @@ class EventProcessorHost:
         self.group = GroupKey(namespace.host, event_hub, consumer_group, namespace.authority)
         """The consumer group; its namespace is known by its id once ``register`` has read the hub."""
         self._namespace = namespace
-        self._store = store
+        self.store = store
+        """Keeps leases and checkpoints; the caller closes it."""
+        self.handler = handler
+        """What ``register`` uses unless it is given one."""
+        self._totals = HostTotals()
         self._options = options
         self._manager_options = manager_options
         self._is_transactional = transactional
@@ -126,6 +132,7 @@ class EventProcessorHost:
         options: EventProcessorOptions = EventProcessorOptions(),  # noqa: B008 - frozen
         manager_options: PartitionManagerOptions = PartitionManagerOptions(),  # noqa: B008 - frozen
         transactional: bool = False,
+        handler: Handler | None = None,
         clock: Clock | None = None,
         random: random_module.Random | None = None,
         **connection: Unpack[ConnectionOptions],
@@ -143,6 +150,7 @@ class EventProcessorHost:
             options,
             manager_options=manager_options,
             transactional=transactional,
+            handler=handler,
             clock=clock,
             random=random,
             **connection,
@@ -160,7 +168,8 @@ class EventProcessorHost:
 
         handler: a class with the methods of ``EventProcessor`` (or ``TransactionalProcessor``, which makes
         the host transactional), instantiated for each partition; or ``async def handle(context, events)``; in
-        transactional processing a plain function, or anything else that the store accepts.
+        transactional processing a plain function, or anything else that the store accepts. Without a handler
+        or factory, the host's own handler.
         factory: instead of handler, called with each partition's context. If it returns the same processor
         each time, that gets concurrent calls for different partitions.
 
@@ -173,8 +182,10 @@ class EventProcessorHost:
                 f"Host {self.host_name!r} is already registered.",
                 next_step="Call unregister first, or create another host.",
             )
+        if handler is None and factory is None:
+            handler = self.handler
         registration = check_registration(
-            handler, factory, is_transactional=self._is_transactional, store=self._store, group=self.group
+            handler, factory, is_transactional=self._is_transactional, store=self.store, group=self.group
         )
         if registration.is_transactional and self._options.invoke_after_receive_timeout:
             raise InvalidArgumentError(
@@ -255,7 +266,8 @@ class EventProcessorHost:
     def statistics(self) -> HostStatistics:
         """The owned partitions and their progress."""
         run = self._run
-        return HostStatistics(self.host_name, self.group, {} if run is None else run.statistics())
+        partitions = {} if run is None else run.statistics()
+        return HostStatistics(self.host_name, self.group, partitions, self._totals.events)
 
     def __repr__(self) -> str:
         state = "not registered" if self._run is None else f"{len(self._run.statistics())} partitions"
@@ -286,7 +298,7 @@ class _HostRun:
         self._pump_tasks = TaskOwner(f"pumps of {host.host_name}", on_failure=self._fail)
         self._last_tasks = TaskOwner(f"end of {host.host_name}")
         self._hub = SharedRead(consumer.get_event_hub_properties, self._pump_tasks, name="reading the hub")
-        store, group = host._store, host.group
+        store, group = host.store, host.group
         self._partition_ids = partition_ids
         environment = self._environment = PumpEnvironment(
             group=group,
@@ -304,6 +316,7 @@ class _HostRun:
             report=self._report,
             refused=self._note_refused,
             served=self._note_served,
+            totals=host._totals,
         )
         self._manager = PartitionManager(
             group=group,

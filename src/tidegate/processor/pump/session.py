@@ -60,6 +60,7 @@ from tidegate.processor.pump.starting import (
 )
 from tidegate.processor.pump.states import PumpStep
 from tidegate.processor.registration import Processor, Registration
+from tidegate.processor.statistics import HostTotals
 from tidegate.processor.store import ProcessorStore, TransactionalStore
 from tidegate.transport.tasks import TaskOwner
 
@@ -92,6 +93,7 @@ class PumpEnvironment:
     """Called with the error if the service refuses a partition: this host may not read it, or no host can."""
     served: Callable[[], None]
     """Called when a receiver was opened."""
+    totals: HostTotals
     added_partitions: set[str] = field(default_factory=set)
     """Those that the hub got while this host ran: they start at their beginning."""
 
@@ -399,6 +401,7 @@ class PartitionSession:
             self._remember_first()
         progress.next_sequence_number = events[-1].sequence_number + 1
         progress.events_processed += len(events)
+        self._environment.totals.events += len(events)
         progress.last_progress_at = self._environment.clock.now_utc()
         progress.error = None
         self.has_progressed = True

@@ -6,16 +6,13 @@ It counts nothing itself: the numbers are those of the status file.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final
 
-from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.pipeline_status import PipelineState, PipelineStatus
 
 PREFIX: Final = "tidegate_pipeline_"
@@ -94,7 +91,7 @@ PIPELINE_METRICS: Final = (
 """All metrics except prometheus-client's own of the process (``process_…``)."""
 
 
-class _Table(Collector):
+class PipelineCollector(Collector):
     """The table in the form that prometheus-client requires."""
 
     def __init__(self, status: Callable[[], PipelineStatus]) -> None:
@@ -104,27 +101,3 @@ class _Table(Collector):
         status = self._status()
         for row in PIPELINE_METRICS:
             yield row.family(status)
-
-
-@contextmanager
-def metrics_server(host: str, port: int, status: Callable[[], PipelineStatus]) -> Iterator[str]:
-    """Serve ``/metrics`` while the context is open; yields ``host:port`` (the actual port if ``port`` is 0).
-
-    Raises InvalidArgumentError if the port is in use.
-    """
-    registry = CollectorRegistry()
-    registry.register(_Table(status))
-    ProcessCollector(registry=registry)
-    try:
-        server, thread = start_http_server(port, addr=host, registry=registry)
-    except OSError as error:
-        raise InvalidArgumentError(
-            f"Metrics cannot be served at {host}:{port}: {error.strerror or error}.",
-            next_step="Choose another --metrics-port; 0 means any free port.",
-        ) from error
-    try:
-        yield f"{host}:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

@@ -1,0 +1,59 @@
+"""What a host's process reports: its statistics as plain values, which travel between processes as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+if TYPE_CHECKING:
+    from tidegate.processor.statistics import HostStatistics
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionReport:
+    """An owned partition."""
+
+    partition: str
+    state: str
+    """A ``PartitionState``."""
+    next_sequence_number: int | None
+    """The resume point; None while unknown."""
+    last_progress_s: float | None
+    """When a batch was last processed, in seconds since 1970-01-01 UTC; None: not since it was acquired."""
+    error: str | None
+    """The latest error since the last progress."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostReport:
+    """A host, at one moment."""
+
+    host: str
+    events_total: int
+    """Events processed since its process started."""
+    partitions: tuple[PartitionReport, ...]
+
+    @classmethod
+    def of(cls, statistics: HostStatistics) -> HostReport:
+        """The report of a host's statistics."""
+        return cls(
+            statistics.host_name,
+            statistics.events_total,
+            tuple(
+                PartitionReport(
+                    each.partition_id,
+                    each.state.value,
+                    each.next_sequence_number,
+                    None if each.last_progress_at is None else each.last_progress_at.timestamp(),
+                    None if each.error is None else str(each.error),
+                )
+                for each in statistics.partitions.values()
+            ),
+        )
+
+
+ENCODER: Final = msgspec.json.Encoder()
+DECODER: Final = msgspec.json.Decoder(HostReport)
+"""A report as one line of JSON, and back."""
