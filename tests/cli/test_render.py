@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import json
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 import pytest
 
-from tidegate.cli.shell.render import Output, OutputFormat, cell_text
+from tidegate.cli.shell.render import Output, OutputFormat, cell_text, relative_text
+from tidegate.model.times import time_text
+from tidegate.transport.clock import SystemClock
 
 COLUMNS = ("name", "events", "share", "is_empty", "at", "properties")
 RECORDS = [
@@ -90,19 +92,63 @@ def test_single_record_in_every_format(output_format: OutputFormat) -> None:
 
 
 class Terminal(io.StringIO):
-    """A stream that claims to be one."""
+    """A stream that is a terminal."""
 
     def isatty(self) -> bool:
         return True
 
 
 def test_drawn_table_shows_markup_as_it_is() -> None:
-    """On a terminal a value in square brackets is data, not markup, and long values are not cut."""
-    stream = Terminal()
+    """On a terminal a value in square brackets is data, not markup; a long one is cut unless --wide is given,
+    and never in the table of one thing."""
     value = "[red]" + "x" * 300
-    Output(OutputFormat.TABLE, stream=stream).records([{"a": value}], columns=("a",), title="T")
-    assert "[red]" in stream.getvalue()
-    assert stream.getvalue().count("x") == 300
+    for is_wide, count in ((False, 74), (True, 300)):
+        stream = Terminal()
+        Output(OutputFormat.TABLE, stream=stream, is_wide=is_wide).records(
+            [{"a": value}], columns=("a",), title="T"
+        )
+        assert "[red]" in stream.getvalue()
+        assert stream.getvalue().count("x") == count
+        assert ("Some values are cut. --wide shows all." in stream.getvalue()) is not is_wide
+    stream = Terminal()
+    Output(OutputFormat.TABLE, stream=stream).record({"a": value})
+    assert value in stream.getvalue()
+
+
+def test_times_are_ages_on_a_terminal() -> None:
+    """In a list instead of the time, for one thing beside it; --wide and programs get the time itself."""
+    at = SystemClock().now_utc() - timedelta(minutes=5, seconds=1)
+    shown = {}
+    for name, stream, is_wide in (("list", Terminal(), False), ("wide", Terminal(), True)):
+        Output(OutputFormat.TABLE, stream=stream, is_wide=is_wide).records([{"at": at}], columns=("at",))
+        shown[name] = stream.getvalue().split("\n")[2]
+    stream = Terminal()
+    Output(OutputFormat.TABLE, stream=stream).record({"at": at})
+    assert shown == {"list": "5 min ago", "wide": time_text(at)}
+    assert stream.getvalue().endswith(f"{time_text(at)} (5 min ago)\n")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0 s ago"), (119, "119 s ago"), (120, "2 min ago"), (7199, "119 min ago"), (7200, "2 h ago"),
+        (172_799, "47 h ago"), (172_800, "2 d ago"), (-1, "in 1 s"), (-7200, "in 2 h"),
+    ],
+)  # fmt: skip
+def test_an_age_has_one_unit(seconds: int, text: str) -> None:
+    """The largest of which there are two."""
+    now = datetime(2026, 1, 31, tzinfo=UTC)
+    assert relative_text(now - timedelta(seconds=seconds), now) == text
+
+
+def test_what_is_drawn_can_be_written_in_ascii() -> None:
+    """A terminal without UTF-8 gets a table, not an error."""
+    file = io.BytesIO()
+    stream = io.TextIOWrapper(file, "ascii")
+    stream.isatty = lambda: True  # type: ignore[method-assign]
+    Output(OutputFormat.TABLE, stream=stream).records([{"a": "x" * 300}], columns=("a",))
+    stream.flush()
+    assert "x" * 79 + "~" in file.getvalue().decode()
 
 
 def test_a_title_steers_no_terminal() -> None:

@@ -80,7 +80,9 @@ def list_checkpoints(
         for partition_id in view.partition_ids
         if (checkpoint := view.checkpoints.get(partition_id)) is not None
     ]
-    output.records(records, columns=_LIST_COLUMNS, title=f"Checkpoints of {hub}")
+    output.records(
+        records, columns=_LIST_COLUMNS, title=f"Checkpoints of {hub}", first="partition checkpoint"
+    )
 
 
 @checkpoint_group.command("set")

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tidegate.processor.group_view import GroupView, Lag
 
 _LEASE_COLUMNS = ("consumer_group", "partition", "owner", "acquired", "offset", "lease_age_s", "epoch")
+_LEASE_FIRST = "partition owner consumer_group lease_age_s"
 _LAG_ATTRIBUTES = columns_of("lag_events=events lag_s=seconds lost_events")
 _COLUMNS = (*_LEASE_COLUMNS, "checkpoint", "end_of_log", *_LAG_ATTRIBUTES)
 _CLEAR_SCREEN = "\x1b[H\x1b[2J"
@@ -53,7 +54,7 @@ def list_leases(
         for partition_id in view.partition_ids
         if partition_id in view.leases.leases
     ]
-    output.records(records, columns=_LEASE_COLUMNS, title=f"Leases of {hub}")
+    output.records(records, columns=_LEASE_COLUMNS, title=f"Leases of {hub}", first=_LEASE_FIRST)
 
 
 @click.command()
@@ -150,8 +151,11 @@ def _write(
                     "log; this one was restored or recreated. `tidegate checkpoint set --rewind` moves it."
                 )
     if output.is_table:
-        records.append({"consumer_group": "total"} | attributes(total_of(lags), _LAG_ATTRIBUTES))
-    output.records(records, columns=_COLUMNS, title=f"Lag of {properties.name}")
+        records.append(
+            {"consumer_group": "total", "partition": "all"} | attributes(total_of(lags), _LAG_ATTRIBUTES)
+        )
+    first = "partition lag_events consumer_group lag_s owner lost_events checkpoint end_of_log"
+    output.records(records, columns=_COLUMNS, title=f"Lag of {properties.name}", first=first)
 
 
 def _lease_record(group: str, view: GroupView, partition_id: str) -> dict[str, object]:

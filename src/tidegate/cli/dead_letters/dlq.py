@@ -91,7 +91,8 @@ def list_dead_letters(
         found = dead_letters.list(chosen, limit=limit)
         count = len(found) if len(found) < limit else dead_letters.count(chosen)
     with output.into(output_file) as opened_output:
-        opened_output.objects(found, _LIST_ATTRIBUTES, title="Dead letters")
+        first = "partition sequence_number reason error_type event_hub last_failed_at"
+        opened_output.objects(found, _LIST_ATTRIBUTES, title="Dead letters", first=first)
     if count > len(found):
         remark(
             f"Showing {len(found):,} of {count:,}; use --limit to show more, or --by-reason to count them."

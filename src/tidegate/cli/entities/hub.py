@@ -170,7 +170,7 @@ def show(output: Output, service: Service, name: str) -> None:
       tidegate hub show telemetry
     """
     records, units = run_interruptible(_read(service.connection(), name))
-    output.records(records, columns=_PARTITION_COLUMNS, title=f"Event hub {name}")
+    output.records(records, columns=_PARTITION_COLUMNS, title=f"Event hub {name}", first="partition events")
     if units not in (None, len(records)):
         remark(
             f"Warning: the hub has {len(records)} partitions and the namespace {units} throughput units. "

@@ -78,6 +78,8 @@ _FORMAT_HELP = {
     OutputFormat.CSV: "Comma-separated values with a header line.",
 }
 
+_WIDE_HELP = "On a terminal, show all columns of a table, uncut, with exact times."
+
 
 def group_option(text: str) -> Decorator:
     """One consumer group, ``$Default`` unless given. text: the help."""
@@ -120,12 +122,15 @@ def with_output(*formats: OutputFormat) -> Decorator:
     def make(_: click.Context, arguments: dict[str, Any]) -> Output:
         chosen = [each for each in offered if arguments.pop(f"is_{each.value}")]
         require_at_most_one({f"--{each.value}": True for each in chosen})
-        return Output(chosen[0] if chosen else OutputFormat.TABLE)
+        is_wide = arguments.pop("is_wide", False)
+        return Output(chosen[0] if chosen else OutputFormat.TABLE, is_wide=is_wide)
 
-    flags = [
+    flags: list[Decorator] = [
         click.option(f"--{each.value}", f"is_{each.value}", is_flag=True, help=_FORMAT_HELP[each])
         for each in offered
     ]
+    if OutputFormat.TABLE in offered:
+        flags.append(flag("--wide", _WIDE_HELP, "is_wide"))
     return lambda command: all_of(*flags)(adding_argument(command, "output", make))
 
 

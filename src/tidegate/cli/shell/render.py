@@ -10,20 +10,25 @@ from __future__ import annotations
 import base64
 import csv
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from enum import Enum
 from pathlib import Path
-from typing import TextIO
+from typing import Final, TextIO
 
+import click
 import orjson
 
+from tidegate.cli.shell.table import Column, fields, fit, whole
 from tidegate.files import open_private
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.events import VISIBLE_CONTROLS
 from tidegate.model.times import time_text
+from tidegate.transport.clock import SystemClock
 
 Record = Mapping[str, object]
 """Names to plain values: strings, numbers, booleans, times, bytes, None, and lists and mappings of them."""
@@ -65,9 +70,12 @@ class OutputFormat(Enum):
 class Output:
     """Where and how a command writes its result."""
 
-    def __init__(self, output_format: OutputFormat, *, stream: TextIO | None = None) -> None:
-        """stream: None for this process's standard output."""
+    def __init__(
+        self, output_format: OutputFormat, *, stream: TextIO | None = None, is_wide: bool = False
+    ) -> None:
+        """stream: None for this process's standard output. is_wide: show all of a table on a terminal."""
         self.format = output_format
+        self._is_wide = is_wide
         self._stream = stream
 
     @property
@@ -109,25 +117,36 @@ class Output:
         """Whether the result is for people to read."""
         return self.format is OutputFormat.TABLE
 
-    def records(self, records: Iterable[Record], *, columns: Sequence[str], title: str | None = None) -> None:
+    def records(
+        self,
+        records: Iterable[Record],
+        *,
+        columns: Sequence[str],
+        title: str | None = None,
+        first: str = "",
+    ) -> None:
         """Write a list. columns: the fields and their order, also without any record.
 
-        title: shown only above a table.
+        title: shown only above a table on a terminal. first: the fields, separated by spaces, that a narrow
+        terminal shows before others, most important first; "": as in ``columns``.
         """
         if self.format is OutputFormat.JSON:
             rows = [{column: record.get(column) for column in columns} for record in records]
             self._write_json(rows)
         elif self.format is OutputFormat.TABLE:
-            self._table(list(records), columns, title)
+            self._table(list(records), columns, title, first.split())
         else:
             stream = self.record_stream(columns)
             for record in records:
                 stream.write(record)
             stream.close()
 
-    def objects(self, values: Iterable[object], names: Mapping[str, str], *, title: str) -> None:
-        """Write a list of ``attributes``."""
-        self.records((attributes(each, names) for each in values), columns=tuple(names), title=title)
+    def objects(
+        self, values: Iterable[object], names: Mapping[str, str], *, title: str, first: str = ""
+    ) -> None:
+        """Write a list of ``attributes``. first: as for ``records``."""
+        records = (attributes(each, names) for each in values)
+        self.records(records, columns=tuple(names), title=title, first=first)
 
     def rows(self, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         """Write a list of rows with these columns."""
@@ -138,8 +157,12 @@ class Output:
         if self.format is OutputFormat.JSON:
             self._write_json(record)
         elif self.format is OutputFormat.TABLE:
-            rows = [{"field": key, "value": cell_text(value)} for key, value in record.items()]
-            self._table(rows, ("field", "value"), title, has_header=False)
+            if title is not None and self.is_terminal:
+                self.line(_bold(cell_text(title)))
+            width = self._width if self.is_terminal and not self._is_wide else None
+            values = [self._field_text(value) for value in record.values()]
+            for line in fields(tuple(record), values, width, bold=_bold if self.is_terminal else str):
+                self.line(line)
         else:
             self.record_stream(tuple(record)).write(record)
 
@@ -162,12 +185,50 @@ class Output:
         self.stream.write(json_text(value, is_indented=self.is_terminal) + "\n")
 
     def _table(
-        self, rows: Sequence[Record], columns: Sequence[str], title: str | None, *, has_header: bool = True
+        self, rows: Sequence[Record], columns: Sequence[str], title: str | None, first: Sequence[str]
     ) -> None:
-        if self.is_terminal:
-            _draw_table(self.stream, rows, columns, title, has_header=has_header)
-        else:
-            _write_plain_table(self.stream, rows, columns, has_header=has_header)
+        is_fitted = self.is_terminal and not self._is_wide
+        now = SystemClock().now_utc() if is_fitted else None
+        shown = [
+            Column(
+                name.replace("_", " "), [_cell(row.get(name), now) for row in rows], _is_number(rows, name)
+            )
+            for name in columns
+        ]
+        if not self.is_terminal:
+            for line in whole(shown):
+                self.line(line)
+            return
+        if title is not None:
+            self.line(_bold(cell_text(title)))
+        ranks = [columns.index(name) for name in (*first, *(each for each in columns if each not in first))]
+        width = self._width if is_fitted else sys.maxsize
+        fitted = fit(shown, ranks, width, bold=_bold, is_plain=not self._can_draw)
+        remarks = [f"Not shown: {', '.join(fitted.left_out)}."] if fitted.left_out else []
+        remarks += ["Some values are cut."] if fitted.is_cut else []
+        for line in fitted.lines:
+            self.line(line)
+        if remarks:
+            self.line(textwrap.fill(f"{' '.join(remarks)} --wide shows all.", width, break_on_hyphens=False))
+
+    def _field_text(self, value: object) -> str:
+        """The value of one thing's field; on a terminal, a time with its age."""
+        if not isinstance(value, datetime) or not self.is_terminal:
+            return cell_text(value)
+        return f"{time_text(value)} ({relative_text(value, SystemClock().now_utc())})"
+
+    @property
+    def _width(self) -> int:
+        return shutil.get_terminal_size().columns
+
+    @property
+    def _can_draw(self) -> bool:
+        """Whether the stream's encoding has the characters that tables are drawn with."""
+        try:
+            "─…".encode(self.stream.encoding or "utf-8")
+        except UnicodeEncodeError:
+            return False
+        return True
 
 
 class RecordStream:
@@ -255,54 +316,29 @@ def csv_text(value: object) -> str:
     return value if isinstance(value, str) else orjson.dumps(value).decode()
 
 
+def _cell(value: object, now: datetime | None) -> str:
+    """A cell of a table. now: times are shown as ages; None: as they are."""
+    if now is not None and isinstance(value, datetime):
+        return relative_text(value, now)
+    return cell_text(value)
+
+
+def _bold(text: str) -> str:
+    return click.style(text, bold=True)
+
+
 def _is_number(rows: Sequence[Record], column: str) -> bool:
     values = [row[column] for row in rows if row.get(column) is not None]
     return bool(values) and all(type(value) in (int, float) for value in values)
 
 
-def _draw_table(
-    stream: TextIO,
-    rows: Sequence[Record],
-    columns: Sequence[str],
-    title: str | None,
-    *,
-    has_header: bool,
-) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(
-        # Text, as below: a service or a file may have given it a name.
-        title=None if title is None else Text(cell_text(title), "bold"),
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        show_header=has_header,
-    )
-    for column in columns:
-        table.add_column(
-            column.replace("_", " "),
-            justify="right" if _is_number(rows, column) else "left",
-            overflow="fold",
-            style="bold" if not has_header and column == columns[0] else "",
-        )
-    for row in rows:
-        # Text: a value in square brackets is not markup.
-        table.add_row(*(Text(cell_text(row.get(column))) for column in columns))
-    Console(file=stream, highlight=False).print(table)
+def relative_text(time: datetime, now: datetime) -> str:
+    """A time as an age: ``12 s ago``, ``3 min ago``, ``in 2 h``, ``40 d ago``."""
+    seconds = (now - time).total_seconds()
+    size = int(abs(seconds))
+    unit, length = next((each for each in _UNITS if size >= 2 * each[1]), ("s", 1))
+    text = f"{size // length} {unit}"
+    return f"{text} ago" if seconds >= 0 else f"in {text}"
 
 
-def _write_plain_table(
-    stream: TextIO, rows: Sequence[Record], columns: Sequence[str], *, has_header: bool
-) -> None:
-    header = [[column.replace("_", " ") for column in columns]] if has_header else []
-    lines = header + [[cell_text(row.get(column)) for column in columns] for row in rows]
-    widths = [max((len(line[index]) for line in lines), default=0) for index in range(len(columns))]
-    is_right = [_is_number(rows, column) for column in columns]
-    for line in lines:
-        cells = (
-            text.rjust(width) if right else text.ljust(width)
-            for text, width, right in zip(line, widths, is_right, strict=True)
-        )
-        stream.write("  ".join(cells).rstrip() + "\n")
+_UNITS: Final = (("d", 86_400), ("h", 3600), ("min", 60))
