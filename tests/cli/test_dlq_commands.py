@@ -277,6 +277,41 @@ def test_redrive_says_that_there_is_nothing(aftermath: Aftermath, environment: d
     assert (exhausted.code, "exhausted" in exhausted.out) == (1, True)
 
 
+def test_redrive_and_receive_read_beside_a_host(
+    aftermath: Aftermath, hub_service: HubService, environment: dict[str, str]
+) -> None:
+    """While an owner reads every partition of the group: both succeed, and the owner keeps its receiver."""
+    owner = BlockingConsumer(hub_service.connection_string, aftermath.hub, owner_level=7)
+    with owner:
+        events = owner.read_events(aftermath.hub, "0", range(10))
+        assert next(events).sequence_number == 0
+        words = ("receive", aftermath.hub, "--no-follow", "--nl")
+        received = run_tidegate(*words, environment=environment)
+        assert (received.code, len(received.out.splitlines())) == (0, 10), received.err
+        shown = run_tidegate(
+            *("dlq", "show", aftermath.hub, "0", "5", "--event", "--json"),
+            *("--database", aftermath.database_url),
+            environment=environment,
+        )
+        assert shown.code == 0, shown.err
+        code, report, err = _redrive(aftermath, environment=environment)
+        assert (code, report["redriven"], report["failed"]) == (1, 2, 1), err
+        # The same receiver goes on: nobody has taken the partition from it.
+        assert [event.sequence_number for event in events] == [*range(1, 10)]
+        group = hub_service.ask(
+            lambda server: server.broker.event_hub(aftermath.hub).partition("0").receivers()
+        )
+        assert [handle.owner_level for handle in group] == [7]
+
+
+def test_a_redrive_reads_with_the_group_that_is_named(
+    aftermath: Aftermath, environment: dict[str, str]
+) -> None:
+    """As a service that knows no peeking needs it; one that does not exist is an error."""
+    code, _, err = _redrive(aftermath, "--read-group", "nobody", environment=environment)
+    assert (code, "nobody" in err) == (1, True)
+
+
 def test_show_falls_back_to_the_copy(aftermath: Aftermath, environment: dict[str, str]) -> None:
     """An event that the log no longer holds is shown from the dead letter's copy."""
     with Database.open(aftermath.database_url) as database:

@@ -14,7 +14,7 @@ from tidegate.amqp.link import ReceiverLink
 from tidegate.amqp.performatives import Source
 from tidegate.amqp.types import Described, ULong
 from tidegate.broker import Broker
-from tidegate.wire.names import EPOCH, RECEIVER_NAME, SELECTOR_FILTER
+from tidegate.wire.names import EPOCH, PEEK_CAPABILITY, RECEIVER_NAME, SELECTOR_FILTER
 
 OPEN, STOLEN, REFUSED = "both are open", "the first is stolen from", "the second is refused"
 
@@ -33,12 +33,18 @@ PAIRS = [
 ]
 
 
-def _attach(pair: Pair, name: str, level: int | None, group: str = "$Default") -> ReceiverLink:
+def _attach(
+    pair: Pair, name: str, level: int | None, group: str = "$Default", *, is_peeking: bool = False
+) -> ReceiverLink:
     properties: dict[str, object] = {RECEIVER_NAME: name}
     if level is not None:
         properties[EPOCH] = level
     link = pair.session.attach_receiver(
-        name, source=f"hub/ConsumerGroups/{group}/Partitions/0", target="client", properties=properties
+        name,
+        source=f"hub/ConsumerGroups/{group}/Partitions/0",
+        target="client",
+        properties=properties,
+        desired_capabilities=(PEEK_CAPABILITY,) if is_peeking else (),
     )
     pair.exchange()
     return link
@@ -124,6 +130,25 @@ async def test_the_sixth_reader(pair: Pair) -> None:
     five[2].detach()
     pair.exchange()
     assert _attach(pair, "next", None).is_open
+
+
+async def test_who_peeks_is_beside_every_owner(pair: Pair) -> None:
+    """A receiver that peeks opens beside an owner and disturbs none; a new owner takes nothing from it. Only
+    five may peek, and with a level it is an ordinary receiver."""
+    owner = _attach(pair, "owner", 1)
+    peeking = [_attach(pair, f"peeking-{number}", None, is_peeking=True) for number in range(5)]
+    assert all(
+        link.is_open and PEEK_CAPABILITY in link.remote_attach.offered_capabilities for link in peeking
+    )
+    assert owner.is_open
+    sixth = _attach(pair, "sixth", None, is_peeking=True)
+    assert "receivers - peeking-0, " in _told(pair, sixth, "amqp:resource-limit-exceeded")
+    new_owner = _attach(pair, "new owner", 2, is_peeking=True)
+    assert PEEK_CAPABILITY not in new_owner.remote_attach.offered_capabilities
+    assert not owner.is_open
+    assert new_owner.is_open
+    assert all(link.is_open for link in peeking)
+    assert not _attach(pair, "reader", None).is_open
 
 
 async def test_groups_do_not_know_of_each_other(pair: Pair, broker: Broker) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -229,6 +230,18 @@ def test_a_row_that_the_database_refuses_stays_open(database: Database) -> None:
     assert (report.redriven, report.rows, report.failed) == (4, 4, 1)
     assert dead_numbers(database) == [2]
     assert DeadLetters(database).show(CONSUMER, "0", 2).attempts == 2
+
+
+def test_what_has_a_copy_needs_no_log(database: Database) -> None:
+    """A page of dead letters with copies is redriven although nothing can be read."""
+
+    class NoLog:
+        def read_events(self, *_: object) -> Iterator[ReceivedEvent]:
+            raise AssertionError("nothing needs the log")
+
+    put_aside(database, without_delay(0, 3), is_payload_copied=True)
+    report = DeadLetters(database).redrive(CORRECTED, NoLog())
+    assert (report.considered, report.redriven, report.lost) == (3, 3, ())
 
 
 def test_what_the_log_lost_comes_from_the_copy_or_is_reported(database: Database) -> None:

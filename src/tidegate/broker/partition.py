@@ -56,7 +56,8 @@ class Partition:
         self._log = log
         self._clock = clock
         self._find_consumer_group = find_consumer_group
-        self._registries: dict[str, ReceiverRegistry] = {}
+        self._registries: dict[tuple[str, bool], ReceiverRegistry] = {}
+        """By consumer group and whether its receivers peek."""
         self._producers = ProducerRegistry(log.producer_state)
         self._delivered_events = 0
         self._delivered_bytes = 0
@@ -269,21 +270,28 @@ class Partition:
         )
 
     def open_receiver(
-        self, consumer_group: str, *, name: str | None, owner_level: int | None, on_stolen: OnStolen
+        self,
+        consumer_group: str,
+        *,
+        name: str | None,
+        owner_level: int | None,
+        on_stolen: OnStolen,
+        is_peeking: bool = False,
     ) -> ReceiverHandle:
         """Admit a receiver; close the handle when its link ends.
 
         owner_level: the epoch; None shares the partition. on_stolen: called at most once, from within the
-        call that steals; must not raise.
+        call that steals; must not raise. is_peeking: it has no owner level, and those of others do not
+        concern it; it counts only among others that peek.
         Raises NotFoundError (no such consumer group), ReceiverStolenError (refused by the epoch rules),
         QuotaExceededError (a 6th receiver without owner level).
         """
         group = self._find_consumer_group(consumer_group)
-        registry = self._registries.get(group)
+        registry = self._registries.get((group, is_peeking))
         if registry is None:
             # Those of deleted groups must not add up.
             self._registries = {name: each for name, each in self._registries.items() if each.receivers}
-            registry = self._registries[group] = ReceiverRegistry(group)
+            registry = self._registries[group, is_peeking] = ReceiverRegistry(group)
         return registry.open(name=name, owner_level=owner_level, on_stolen=on_stolen)
 
     async def open_producer(

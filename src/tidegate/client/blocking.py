@@ -121,6 +121,7 @@ class BlockingConsumer(Closing):
         prefetch_bytes: int = PREFETCH_BYTES,
         receiver_name: str | None = None,
         is_batch_delivery_wanted: bool = True,
+        is_peeking: bool = False,
         **options: Unpack[ConnectionOptions],
     ) -> None:
         """Connects when first used. The arguments are those of ``EventHubConsumer`` and ``open_receiver``.
@@ -135,6 +136,7 @@ class BlockingConsumer(Closing):
         self._prefetch_bytes = prefetch_bytes
         self._receiver_name = receiver_name
         self._is_batch_delivery_wanted = is_batch_delivery_wanted
+        self._is_peeking = is_peeking
         self._namespace = Namespace.from_connection_string(connection_string, **options)
         self._state = _State(os.getpid())
         self._is_closed = False
@@ -344,6 +346,7 @@ class BlockingConsumer(Closing):
                     prefetch_bytes=prefetch_bytes,
                     must_start_at_position=True,
                     until_sequence_number=wanted.until,
+                    is_peeking=self._is_peeking,
                 )
             except QuotaExceededError:
                 # With more workers than receivers, idle receivers would block others.

@@ -98,6 +98,7 @@ class EventHubConsumer(AsyncClosing):
         prefetch_bytes: int = PREFETCH_BYTES,
         must_start_at_position: bool = False,
         until_sequence_number: int | None = None,
+        is_peeking: bool = False,
     ) -> PartitionReceiver:
         """Open a receiver of one partition that starts at ``position``.
 
@@ -107,6 +108,8 @@ class EventHubConsumer(AsyncClosing):
         prefetch_events, prefetch_bytes: approximate prefetch limits (with batched delivery, bytes only).
         must_start_at_position: raise PositionOutOfRangeError if retention removed the starting sequence
         number, instead of starting at the first event held. until_sequence_number: fetch little beyond it.
+        is_peeking: read beside an owner, without disturbing it; a service that cannot (Azure) treats the
+        receiver as any without owner level.
 
         Raises NotFoundError, UnauthorizedError, ReceiverStolenError (a higher level reads),
         QuotaExceededError (a 6th shared receiver), PositionOutOfRangeError (beyond the end),
@@ -133,6 +136,7 @@ class EventHubConsumer(AsyncClosing):
             is_batch_delivery_wanted=self._is_batch_delivery_wanted,
             must_start_at_position=must_start_at_position,
             until_sequence_number=until_sequence_number,
+            is_peeking=is_peeking,
         )
         await receiver.start()
         return receiver

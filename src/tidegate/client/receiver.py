@@ -50,6 +50,7 @@ from tidegate.wire.names import (
     HISTORIES,
     HISTORY_CAPABILITY,
     HISTORY_ID,
+    PEEK_CAPABILITY,
     RECEIVER_NAME,
 )
 from tidegate.wire.selector import selector_filter
@@ -84,6 +85,7 @@ class PartitionReceiver(LinkHandler, AsyncClosing):
         is_batch_delivery_wanted: bool,
         must_start_at_position: bool,
         until_sequence_number: int | None,
+        is_peeking: bool,
     ) -> None:
         """For ``EventHubConsumer``, which then calls ``start``."""
         if prefetch_events <= 0 or prefetch_bytes <= 0:
@@ -100,6 +102,7 @@ class PartitionReceiver(LinkHandler, AsyncClosing):
         self._prefetch_events = prefetch_events
         self._prefetch_bytes = prefetch_bytes
         self._is_batch_delivery_wanted = is_batch_delivery_wanted
+        self._is_peeking = is_peeking
         self.is_batched = False
         """Whether the service delivers parts of batches (Tidegate) instead of single events."""
         self._until = until_sequence_number
@@ -348,6 +351,7 @@ class PartitionReceiver(LinkHandler, AsyncClosing):
             desired_capabilities=(
                 *((BATCH_DELIVERY_CAPABILITY,) if self._is_batch_delivery_wanted else ()),
                 HISTORY_CAPABILITY,
+                *((PEEK_CAPABILITY,) if self._is_peeking else ()),
             ),
         )
         try:

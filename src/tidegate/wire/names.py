@@ -42,6 +42,8 @@ BATCH_DELIVERY_CAPABILITY: Final = Symbol("tidegate:batch-delivery")
 """A receiver that desires it, and is offered it, gets slices of record batches (``wire.delivery``)."""
 IDEMPOTENT_BATCH_CAPABILITY: Final = Symbol("tidegate:idempotent-batch")
 """A sender that desires it, and is offered it, numbers its batches in their envelopes (``wire.batch``)."""
+PEEK_CAPABILITY: Final = Symbol("tidegate:peek")
+"""A receiver that desires it, and is offered it, reads beside the owner of a partition. It has no level."""
 HISTORY_CAPABILITY: Final = Symbol("tidegate:history")
 """A receiver that desires it, and is offered it, learns the partition's histories (``model.history``)."""
 HISTORIES: Final = Symbol("tidegate:histories")

@@ -24,7 +24,6 @@ from tidegate.cli.shell.options import (
 )
 from tidegate.cli.shell.render import Output, attributes, columns_of, remark
 from tidegate.cli.shell.stores import default_actor, open_database
-from tidegate.model.errors import TidegateError
 
 if TYPE_CHECKING:
     from tidegate.model.events import ReceivedEvent
@@ -208,15 +207,12 @@ def discard(because: str, database: str | None, dry_run: bool, yes: bool, chosen
 
 
 def _event_of(letter: DeadLetter, service: Service, data_dir: Path | None) -> ReceivedEvent:
-    """The event from the log, or from its copy if the log cannot provide it. Raises TidegateError."""
+    """The event from its copy, else from the log. Raises TidegateError."""
     from tidegate.sql.dead_letters.read_back import event_of_copy, find_event
 
-    try:
+    copy = event_of_copy(letter)
+    if copy is None:
         with event_reader(letter.event_hub, service, data_dir) as reader:
             return find_event(letter, reader)
-    except TidegateError as error:
-        copy = event_of_copy(letter)
-        if copy is None:
-            raise
-        remark(f"Showing the copy stored with the dead letter: {error}")
-        return copy
+    remark("Showing the copy stored with the dead letter.")
+    return copy

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from tidegate.cli.dead_letters.filter import with_filter
+from tidegate.cli.shell.completing import complete_group
 from tidegate.cli.shell.connection import Service, with_service
 from tidegate.cli.shell.decorators import FILE, flag, option
 from tidegate.cli.shell.exit_codes import CheckFailedError
@@ -20,6 +21,7 @@ from tidegate.cli.shell.options import COUNT, database_option, with_output
 from tidegate.cli.shell.render import Output, OutputFormat, attributes, columns_of, remark
 from tidegate.cli.shell.stores import default_actor, open_database
 from tidegate.model.errors import InvalidArgumentError, NotFoundError, TidegateError
+from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
 
 if TYPE_CHECKING:
     from tidegate.cli.shell.profiles import ServiceConnection
@@ -58,6 +60,14 @@ data_dir_option = option(
 )
 @database_option
 @data_dir_option
+@option(
+    "--read-group",
+    "NAME",
+    "Consumer group to read events with. Hosts of any group can keep running, except on Azure: use a group "
+    "without hosts there.",
+    default=DEFAULT_CONSUMER_GROUP,
+    shell_complete=complete_group,
+)
 @flag("--dry-run", "Process everything, then roll back: nothing is written.")
 @option("--max", "N", "Maximum number to redrive.", COUNT, argument="maximum")
 @option("--attempts-max", "N", "Skip dead letters that have already failed N times.", COUNT, default=10)
@@ -73,6 +83,7 @@ def redrive(
     pipeline: str,
     database: str | None,
     data_dir: Path | None,
+    read_group: str,
     dry_run: bool,
     maximum: int | None,
     attempts_max: int,
@@ -81,11 +92,12 @@ def redrive(
 ) -> None:
     """Process open dead letters again with a corrected pipeline.
 
-    Events are read from the log. The handler's rows, the dead letter's new status and the audit trail are
-    written in one transaction, so a redrive can be interrupted and repeated without writing anything twice. A
-    dead letter stays open if it fails again, or if an earlier event with the same partition key is still
-    open. Only dead letters of the pipeline's own name, hub and consumer group are processed; --hub and
-    --group make the command fail if the pipeline is for another.
+    Events are read from the dead letters' copies, or from the log, while hosts and pipelines keep running.
+    The handler's rows, the dead letter's new status and the audit trail are written in one transaction,
+    so a redrive can be interrupted and repeated without writing anything twice. A dead letter stays
+    open if it fails again, or if an earlier event with the same partition key is still open. Only dead
+    letters of the pipeline's own name, hub and consumer group are processed; --hub and --group make the
+    command fail if the pipeline is for another.
 
     Example:
       tidegate dlq redrive --database sqlite:///flights.db --pipeline my_pipelines:flights --dry-run
@@ -100,7 +112,7 @@ def redrive(
     chosen = replace(chosen, event_hub=consumer.event_hub, consumer_group=consumer.consumer_group)
     with (
         open_database(database) as opened,
-        event_reader(loaded.event_hub, service, data_dir) as reader,
+        event_reader(loaded.event_hub, service, data_dir, group=read_group) as reader,
     ):
         if isinstance(loaded, Pipeline) and not dry_run:
             opened.ensure_table(loaded.table)
@@ -132,8 +144,12 @@ def redrive(
 
 
 @contextmanager
-def event_reader(hub: str, service: Service, data_dir: Path | None) -> Iterator[BlockingConsumer]:
+def event_reader(
+    hub: str, service: Service, data_dir: Path | None, *, group: str = DEFAULT_CONSUMER_GROUP
+) -> Iterator[BlockingConsumer]:
     """Reads events from the running service, or from a data directory, which this process then serves.
+
+    It reads beside hosts of the group, where the service can that.
 
     Raises NotFoundError for a directory without a service's data, DirectoryInUseError if a service has it
     open, and as starting a service does.
@@ -148,7 +164,10 @@ def event_reader(hub: str, service: Service, data_dir: Path | None) -> Iterator[
             server = _server_of(data_dir)
             where = run_blocking(server.start())
             stack.callback(lambda: run_blocking(server.close()))
-        yield stack.enter_context(BlockingConsumer(where.connection_string, hub, ca_file=where.ca_file))
+        reader = BlockingConsumer(
+            where.connection_string, hub, consumer_group=group, ca_file=where.ca_file, is_peeking=True
+        )
+        yield stack.enter_context(reader)
 
 
 def _server_of(data_dir: Path) -> TidegateServer:

@@ -43,7 +43,8 @@ def receive(
 ) -> None:
     """Show events as they arrive, until Ctrl-C.
 
-    Reading does not affect other readers. Events are ordered within a partition, not across partitions.
+    Reading does not affect other readers, and hosts that own the group's partitions do not prevent it.
+    Events are ordered within a partition, not across partitions.
 
     Examples:
       tidegate receive telemetry

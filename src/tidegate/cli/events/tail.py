@@ -134,7 +134,7 @@ class _Tail:
                 await self._batches.put(None)
                 return
             last_sequence_number = partition.last_enqueued_sequence_number
-        async with await self._consumer.open_receiver(partition_id, position) as receiver:
+        async with await self._consumer.open_receiver(partition_id, position, is_peeking=True) as receiver:
             while True:
                 events = await receiver.receive(max_events=_EVENTS_PER_BATCH_MAX)
                 if last_sequence_number is None:

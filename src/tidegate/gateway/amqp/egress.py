@@ -110,14 +110,20 @@ class EgressLink(LinkNode):
         self._offset = 0  # where its bytes start
         self._is_closed = False
 
-    def open_receiver(self, consumer_group: str, *, name: str | None, owner_level: int | None) -> None:
+    def open_receiver(
+        self, consumer_group: str, *, name: str | None, owner_level: int | None, is_peeking: bool
+    ) -> None:
         """Open a receiver by the rules of owner levels; a receiver that loses the partition is detached.
 
         Raises NotFoundError, ReceiverStolenError, QuotaExceededError.
         """
         on_stolen: OnStolen = self._on_stolen
         self._receiver = self._partition.open_receiver(
-            consumer_group, name=name, owner_level=owner_level, on_stolen=on_stolen
+            consumer_group,
+            name=name,
+            owner_level=owner_level,
+            on_stolen=on_stolen,
+            is_peeking=is_peeking,
         )
 
     def start(self) -> None:

@@ -31,6 +31,7 @@ from tidegate.wire.names import (
     HISTORY_ID,
     IDEMPOTENT_BATCH_CAPABILITY,
     IDEMPOTENT_PRODUCER_CAPABILITY,
+    PEEK_CAPABILITY,
     PRODUCER_EPOCH,
     PRODUCER_ID,
     PRODUCER_SEQUENCE_NUMBER,
@@ -177,6 +178,8 @@ class NodeOpener:
         # Slices of batches carry no metrics: a client that wants both gets single events.
         is_batched = BATCH_DELIVERY_CAPABILITY in attach.desired_capabilities and not are_metrics_wanted
         is_lost_refused = self._broker.is_lost_position_refused
+        owner_level = _owner_level(attach)
+        is_peeking = PEEK_CAPABILITY in attach.desired_capabilities and owner_level is None
         starts = [await partition.resolve(each, is_lost_refused=is_lost_refused) for each in positions]
         node = EgressLink(
             self._owner,
@@ -198,7 +201,8 @@ class NodeOpener:
         node.open_receiver(
             address.consumer_group,
             name=_receiver_name(attach),
-            owner_level=_owner_level(attach),
+            owner_level=owner_level,
+            is_peeking=is_peeking,
         )
         offered = [
             name
@@ -206,6 +210,7 @@ class NodeOpener:
                 (BATCH_DELIVERY_CAPABILITY, is_batched),
                 (RUNTIME_METRIC_CAPABILITY, are_metrics_wanted),
                 (HISTORY_CAPABILITY, is_history_wanted),
+                (PEEK_CAPABILITY, is_peeking),
             )
             if is_offered
         ]

@@ -1,7 +1,7 @@
-"""Reads a dead letter's event back: from the log by its pointer, or from the dead letter's copy.
+"""Reads a dead letter's event back: from the dead letter's copy, or from the log by its pointer.
 
-An event counts as found only if it has the dead letter's enqueued time: a recreated hub has other events with
-the same sequence numbers.
+The copy is the whole event, so a dead letter that has one needs no log. An event of the log counts as found
+only if it has the dead letter's enqueued time: a recreated hub has other events with the same numbers.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from tidegate.wire.event_codec import decode_event
 def read_back(reader: EventReader, event_hub: str, page: Sequence[DeadLetter]) -> dict[int, ReceivedEvent]:
     """The events of one partition's dead letters that still exist, by sequence number.
 
-    Read from the log, else from the dead letter's copy. page: ascending, not empty.
+    Only those without a copy are read from the log. page: ascending, not empty.
     """
-    by_number = {letter.sequence_number: letter for letter in page}
-    in_log = {
-        event.sequence_number: event
-        for event in _read_available(reader, event_hub, page[0].partition_id, list(by_number))
-        if event.sequence_number in by_number
-        and event.enqueued_time_ms == by_number[event.sequence_number].enqueued_time_ms
-    }
     found: dict[int, ReceivedEvent] = {}
-    for number, letter in by_number.items():
-        event = in_log.get(number) or event_of_copy(letter)
-        if event is not None:
-            found[number] = event
+    times_ms: dict[int, int] = {}
+    for letter in page:
+        event = event_of_copy(letter)
+        if event is None:
+            times_ms[letter.sequence_number] = letter.enqueued_time_ms
+        else:
+            found[letter.sequence_number] = event
+    if times_ms:
+        for event in _read_available(reader, event_hub, page[0].partition_id, list(times_ms)):
+            if event.enqueued_time_ms == times_ms.get(event.sequence_number):
+                found[event.sequence_number] = event
     return found
 
 
 def find_event(letter: DeadLetter, reader: EventReader) -> ReceivedEvent:
-    """The event of one dead letter: from the log by its pointer, else from the dead letter's copy.
+    """The event of one dead letter: from its copy, else from the log by its pointer.
 
     Raises NotFoundError if the log no longer holds it and there is no copy.
     """
     try:
         found = read_back(reader, letter.event_hub, [letter]).get(letter.sequence_number)
     except NotFoundError:  # the hub or the partition itself is gone
-        found = event_of_copy(letter)
+        found = None
     if found is None:
         raise NotFoundError(
             f"The log no longer holds event {letter.sequence_number} of partition {letter.partition_id} "
