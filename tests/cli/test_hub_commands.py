@@ -93,7 +93,7 @@ def test_what_is_sent_is_received(hub: str, environment: dict[str, str]) -> None
 def test_receive_from_a_position(hub: str, environment: dict[str, str]) -> None:
     """@N starts at that event, --max ends it, and a partition can be chosen."""
     _send(hub, "--partition", "1", lines="\n".join("abcdef"), environment=environment)
-    found = _receive(hub, "--partition", "1", "--from", "@2", "--max", "3", environment=environment)
+    found = _receive(hub, "--partition", "1", "--from", "@2", "--count", "3", environment=environment)
     assert [event["body"] for event in found] == ["c", "d", "e"]
     assert [event["sequence_number"] for event in found] == [2, 3, 4]
     assert _receive(hub, "--from", "latest", environment=environment) == []
@@ -150,7 +150,7 @@ def test_send_follows_a_pipe_that_stays_open(hub: str, environment: dict[str, st
         assert sender.stderr is not None
         sender.stdin.write(b"early\n")
         sender.stdin.flush()
-        found = run_tidegate("receive", hub, "--max", "1", "--body", environment=environment)
+        found = run_tidegate("receive", hub, "--count", "1", "--body", environment=environment)
         assert found.out == "early\n"
         sender.send_signal(signal.SIGTERM)
         assert sender.wait(60) == 128 + signal.SIGTERM

@@ -104,7 +104,7 @@ def test_an_interrupted_sender_has_sent_what_it_took(
         assert process.stdin is not None
         process.stdin.write(b'{"flight": "UA1"}\n')
         process.stdin.flush()
-        seen = run_tidegate("receive", filled, "--max", "101", "--body", environment=environment)
+        seen = run_tidegate("receive", filled, "--count", "101", "--body", environment=environment)
         assert '{"flight": "UA1"}' in seen.out
         process.send_signal(number)
         assert process.wait(WAIT_S) == 128 + number
@@ -128,7 +128,7 @@ def test_a_long_file_shows_progress_and_can_be_interrupted(
         try:
             while b"Sending" not in said:
                 said += os.read(terminal, 4096)
-            first = run_tidegate("receive", event_hub, "--max", "1", "--body", environment=environment)
+            first = run_tidegate("receive", event_hub, "--count", "1", "--body", environment=environment)
             assert first.code == 0, first.err
             process.send_signal(signal.SIGINT)
             with contextlib.suppress(OSError):  # EIO: the terminal has no other end any more

@@ -129,7 +129,7 @@ def show(
     Example:
       tidegate dlq show flights 0 4711 --database sqlite:///flights.db
     """
-    from tidegate.cli.events.tail import event_record
+    from tidegate.cli.events.records import event_record
     from tidegate.sql import ConsumerKey, DeadLetters
 
     with open_database(database) as opened:

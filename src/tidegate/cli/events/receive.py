@@ -5,10 +5,10 @@ from __future__ import annotations
 import click
 
 from tidegate.cli.shell.connection import Service, with_service
-from tidegate.cli.shell.decorators import flag, option
+from tidegate.cli.shell.decorators import flag, option, require_at_most_one
 from tidegate.cli.shell.interrupt import run_interruptible
-from tidegate.cli.shell.options import COUNT, group_option, hub_argument, with_output
-from tidegate.cli.shell.render import Output
+from tidegate.cli.shell.options import COUNT, group_option, hub_argument, verbose_option, with_output
+from tidegate.cli.shell.render import Output, OutputFormat
 from tidegate.model.position import parse_position
 
 
@@ -21,13 +21,31 @@ from tidegate.model.position import parse_position
     argument="position",
     default="earliest",
 )
-@option("--max", "N", "Stop after this many events.", COUNT, argument="maximum")
+@option("--count", "N", "Stop after this many events.", COUNT)
 @click.option(
     "--follow/--no-follow", default=True, help="Wait for new events, or stop at the end of the log."
 )
 @option("--partition", "ID", "Only this partition.")
 @group_option("Consumer group to read as.")
+@option("--partition-key", "TEXT", "Only events with this partition key.")
+@option(
+    "--property",
+    "NAME=VALUE",
+    "Only events with this property; repeatable.",
+    argument="properties",
+    multiple=True,
+)
+@option("--contains", "TEXT", "Only events whose body contains this.")
 @flag("--body", "Print only the bodies, one per line.")
+@option(
+    "--format",
+    "TEMPLATE",
+    "Print a line per event: {body}, {partition}, {sequence_number}, {offset}, {enqueued_time}, "
+    "{partition_key}, {message_id}, {correlation_id}, {content_type}, {properties}, {properties.NAME}; "
+    "\\t, \\n and \\0 are understood.",
+    argument="template",
+)
+@verbose_option
 @with_service
 @with_output()
 def receive(
@@ -35,11 +53,16 @@ def receive(
     service: Service,
     hub: str,
     position: str,
-    maximum: int | None,
+    count: int | None,
     follow: bool,
     partition: str | None,
     group: str,
+    partition_key: str | None,
+    properties: tuple[str, ...],
+    contains: str | None,
     body: bool,
+    template: str | None,
+    verbose: bool,
 ) -> None:
     """Show events as they arrive, until Ctrl-C.
 
@@ -49,12 +72,19 @@ def receive(
     Examples:
       tidegate receive telemetry
       tidegate receive telemetry --from 2h --no-follow --nl | head
-      tidegate receive telemetry --from @4711 --partition 0 --max 10
+      tidegate receive telemetry --from @4711 --partition 0 --count 10
+      tidegate receive telemetry --property kind=alarm --format '{partition_key} {body}'
+      tidegate receive telemetry --no-follow --nl | tidegate send copy --nl
     """
-    from tidegate.cli.events.tail import BodyWriter, RecordWriter, Selection, show_events
+    from tidegate.cli.events.filters import EventFilter, FormatWriter, parse_properties
+    from tidegate.cli.events.tail import BodyWriter, RecordWriter, Selection, Writer, show_events
     from tidegate.transport.clock import SystemClock
 
+    require_at_most_one(
+        {"--body": body, "--format": template, "an output format": output.format is not OutputFormat.TABLE}
+    )
     start = parse_position(position, now_utc=SystemClock().now_utc())
-    selection = Selection(start, partition, maximum, follow)
-    writer = BodyWriter() if body else RecordWriter(output)
+    wanted = EventFilter(partition_key, parse_properties(properties), contains)
+    selection = Selection(start, partition, count, follow, wanted, verbose)
+    writer: Writer = BodyWriter() if body else FormatWriter(template) if template else RecordWriter(output)
     run_interruptible(show_events(service.connection(), hub, group, selection, writer))

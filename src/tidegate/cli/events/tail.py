@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from tidegate.cli.events.filters import EventFilter, FormatWriter
+from tidegate.cli.events.records import COLUMNS, event_record
 from tidegate.cli.shell.connection import check_event_hub
 from tidegate.cli.shell.profiles import ServiceConnection
-from tidegate.cli.shell.render import Output, OutputFormat, Record, remark
+from tidegate.cli.shell.render import Output, OutputFormat, remark
 from tidegate.cli.shell.stream_lines import until_reader_goes
 from tidegate.client import EventHubConsumer, EventHubProperties, PartitionEnds
 from tidegate.model.errors import TidegateError
@@ -20,17 +22,6 @@ from tidegate.model.hub_properties import no_partition
 from tidegate.model.position import EventPosition, PositionKind
 
 _TEXT_COLUMNS = ("partition", "sequence_number", "enqueued_time", "partition_key", "body")
-_COLUMNS = (
-    "partition",
-    "sequence_number",
-    "offset",
-    "enqueued_time",
-    "partition_key",
-    "properties",
-    "body",
-    "body_base64",
-)
-
 _EVENTS_PER_BATCH_MAX = 1000
 _PARTITIONS_READ_S = 10.0
 """Time between looks for added partitions."""
@@ -48,6 +39,9 @@ class Selection:
     events_max: int | None
     is_following: bool
     """False: stop at the last event of the log at the start."""
+    filter: EventFilter
+    is_verbose: bool
+    """Whether to say what is read, on standard error."""
 
 
 async def show_events(
@@ -55,7 +49,7 @@ async def show_events(
     hub: str,
     group: str,
     selection: Selection,
-    writer: BodyWriter | RecordWriter,
+    writer: Writer,
 ) -> None:
     """Show the selected events; when interrupted, report their number and return.
 
@@ -88,9 +82,7 @@ def _chosen_partitions(hub: EventHubProperties, wanted: str | None) -> tuple[str
 class _Tail:
     """One task per partition fills a bounded queue; ``run`` writes the batches from it."""
 
-    def __init__(
-        self, consumer: EventHubConsumer, selection: Selection, writer: BodyWriter | RecordWriter
-    ) -> None:
+    def __init__(self, consumer: EventHubConsumer, selection: Selection, writer: Writer) -> None:
         self._consumer = consumer
         self._selection = selection
         self._writer = writer
@@ -128,6 +120,13 @@ class _Tail:
 
     async def _read(self, partition_id: str, position: EventPosition) -> None:
         last_sequence_number: int | None = None
+        if self._selection.is_verbose:
+            ends = await self._consumer.get_partition_properties(partition_id)
+            remark(
+                f"Partition {partition_id}: the log has events {ends.begin_sequence_number} to "
+                f"{ends.last_enqueued_sequence_number}; reading from {position.kind.value} "
+                f"{'' if position.value is None else position.value}".rstrip()
+            )
         if not self._selection.is_following:
             partition = await self._consumer.get_partition_properties(partition_id)
             if not _is_anything_after(position, partition):
@@ -152,6 +151,8 @@ class _Tail:
             if events is None:
                 reader_count -= 1
                 continue
+            if not self._selection.filter.is_open:
+                events = [event for event in events if self._selection.filter.accepts(event)]
             if events_max is not None:
                 events = events[: events_max - self._writer.event_count]
             self._writer.write(events)
@@ -174,7 +175,7 @@ class RecordWriter:
     """Writes events as records in the chosen format."""
 
     def __init__(self, output: Output) -> None:
-        columns = _TEXT_COLUMNS if output.format is OutputFormat.TABLE else _COLUMNS
+        columns = _TEXT_COLUMNS if output.format is OutputFormat.TABLE else COLUMNS
         self._records = output.record_stream(columns)
         self.event_count = 0
 
@@ -206,12 +207,4 @@ class BodyWriter:
         """There is nothing to complete."""
 
 
-def event_record(event: ReceivedEvent) -> Record:
-    """An event as a record, see ``EventContents.record``."""
-    return {
-        "partition": event.partition_id,
-        "sequence_number": event.sequence_number,
-        "offset": event.offset,
-        "enqueued_time": event.enqueued_time,
-        **event.contents.record(),
-    }
+Writer = RecordWriter | BodyWriter | FormatWriter

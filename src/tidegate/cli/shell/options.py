@@ -98,6 +98,9 @@ def log_format_option(text: str) -> Decorator:
     )
 
 
+verbose_option = click.option(
+    "-v", "--verbose", is_flag=True, help="Say on standard error what is read or sent, and where."
+)
 yes_option = flag("--yes", "Do not ask for confirmation. Without a terminal, it never asks.")
 
 

@@ -23,7 +23,18 @@ _READER_LOOK_S = 0.25
 
 
 async def read_lines(descriptor: int) -> AsyncIterator[list[bytes]]:
-    """Lists of the lines available so far, without line ends; the last line needs none.
+    """Lists of the lines available so far, without line ends; the last line needs none."""
+    rest = b""
+    async for chunk in read_chunks(descriptor):
+        *lines, rest = (rest + chunk).split(b"\n")
+        if lines:
+            yield [line.removesuffix(b"\r") for line in lines]
+    if rest:
+        yield [rest.removesuffix(b"\r")]
+
+
+async def read_chunks(descriptor: int) -> AsyncIterator[bytes]:
+    """The bytes available so far, until the end.
 
     Works for files, pipes and terminals. Cancellation: a read that waits for input is left to its thread,
     which does not keep the process from exiting; bytes that it reads afterwards are lost to this process.
@@ -32,18 +43,10 @@ async def read_lines(descriptor: int) -> AsyncIterator[list[bytes]]:
     chunks: asyncio.Queue[bytes | OSError] = asyncio.Queue(_CHUNKS_QUEUED_MAX)
     # os.read, not a buffered file: a thread that holds a buffer's lock would abort the interpreter's exit.
     threading.Thread(target=_pump, args=(descriptor, chunks, loop), daemon=True, name="read-lines").start()
-    rest = b""
-    while True:
-        chunk = await chunks.get()
+    while chunk := await chunks.get():
         if isinstance(chunk, OSError):
             raise chunk
-        if not chunk:
-            break
-        *lines, rest = (rest + chunk).split(b"\n")
-        if lines:
-            yield [line.removesuffix(b"\r") for line in lines]
-    if rest:
-        yield [rest.removesuffix(b"\r")]
+        yield chunk
 
 
 @asynccontextmanager
