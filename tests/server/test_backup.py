@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 import random
 import shutil
 import subprocess
@@ -14,6 +16,7 @@ import pytest
 from tests.cli.support import COMMAND, Result, environment_without_service, run_tidegate
 from tests.client.test_histories import read, reading, send
 
+from tidegate.cli.service import backup as backup_command
 from tidegate.client import EventHubAdministrator, EventHubConsumer, EventHubProducer, RetryPolicy
 from tidegate.model.errors import LogDivergedError, NotFoundError, TidegateError, UnauthorizedError
 from tidegate.model.events import EventData
@@ -146,6 +149,40 @@ async def test_a_restored_backup_knows_its_history(tmp_path: Path) -> None:
         position = EventPosition.from_sequence_number(50, history_id=first_id)
         async with reading(service, position) as receiver:
             await read(receiver, 200)
+
+
+@pytest.mark.parametrize("is_failing", [False, True])
+def test_another_file_system_gets_a_copy_or_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_failing: bool
+) -> None:
+    """With the service's certificates; a copy that fails leaves neither the directory nor a part of it."""
+    place = tmp_path / "data" / "backups" / "name"
+    (place / "logs" / "hub").mkdir(parents=True)
+    (place / "logs" / "hub" / "segment").write_bytes(b"events")
+    (tmp_path / "data" / "certificates").mkdir()
+    (tmp_path / "data" / "certificates" / "ca.pem").write_bytes(b"certificate")
+    destination = tmp_path / "elsewhere"
+    rename = os.rename
+
+    def renamed(source: Path, target: Path) -> None:
+        if source == place:
+            raise OSError(errno.EXDEV, "another file system")
+        if is_failing:
+            raise OSError(errno.EIO, "injected")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", renamed)
+    if is_failing:
+        with pytest.raises(OSError, match="injected"):
+            backup_command._move(place, destination)
+        assert sorted(each.name for each in tmp_path.iterdir()) == ["data"]
+        return
+    backup_command._move(place, destination)
+    found = {each.relative_to(destination): each for each in destination.rglob("*") if each.is_file()}
+    assert {str(name): file.read_bytes() for name, file in found.items()} == {
+        "certificates/ca.pem": b"certificate",
+        "logs/hub/segment": b"events",
+    }
 
 
 async def test_backups_need_manage_and_stand_in_the_audit_trail(hub_service: HubService) -> None:

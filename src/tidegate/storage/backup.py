@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -41,6 +42,10 @@ _WHOLE_SUFFIX: Final = ".whole"
 
 _MOMENT_TIMEOUT_S: Final = 10.0
 """Our choice: the moment comes within milliseconds, unless a partition's file is stuck."""
+
+_LINKED_TOGETHER: Final = 32
+"""Partitions whose segments one command links (our choice: a command costs more than some links, and other
+partitions do not wait for one that is stuck)."""
 
 _CHUNK_BYTES: Final = 1024 * 1024
 _NO_LINKS: Final = frozenset({errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS})
@@ -189,10 +194,9 @@ class FileBackups:
         writers = making.writers
         # All in one turn of the loop: nothing comes between.
         commands = [self._commit.put_command(partial(_take_manifests, making), [*writers.values()])]
-        commands += [
-            self._commit.put_command(partial(self._link_segments, making, key), [writer])
-            for key, writer in writers.items()
-        ]
+        for keys in _batched(writers, _LINKED_TOGETHER):
+            link = partial(self._link_segments, making, keys)
+            commands.append(self._commit.put_command(link, [writers[key] for key in keys]))
         done, late = await asyncio.wait(commands, timeout=_MOMENT_TIMEOUT_S)
         for each in late:
             each.add_done_callback(_ignore)
@@ -210,10 +214,14 @@ class FileBackups:
 
     # -- on the writer's thread
 
-    def _link_segments(self, making: _Making, key: tuple[str, str]) -> None:
-        manifest = making.manifests.get(key)
-        if making.is_given_up or manifest is None:
-            raise ServerBusyError("The backup was given up: another partition's file is stuck.")
+    def _link_segments(self, making: _Making, keys: Sequence[tuple[str, str]]) -> None:
+        for key in keys:
+            manifest = making.manifests.get(key)
+            if making.is_given_up or manifest is None:
+                raise ServerBusyError("The backup was given up: another partition's file is stuck.")
+            self._link(making, key, manifest)
+
+    def _link(self, making: _Making, key: tuple[str, str], manifest: Manifest) -> None:
         directory = making.directory(key)
         for segment in _files_of(manifest):
             suffix = _WHOLE_SUFFIX if segment is _active_of(manifest) else ""
@@ -320,6 +328,12 @@ def remove_leftovers(files: Files, data_directory: Path) -> None:
         for name in files.list_names(directory):
             if name.endswith(_NEW_SUFFIX):
                 files.remove_tree(directory / name)
+
+
+def _batched(items: Iterable[T], size: int) -> Iterator[tuple[T, ...]]:
+    rest = iter(items)
+    while batch := tuple(islice(rest, size)):
+        yield batch
 
 
 def _take_manifests(making: _Making) -> None:
