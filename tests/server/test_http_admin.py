@@ -224,6 +224,12 @@ def test_every_operation_does_what_the_document_says(root: Client, tmp_path: Pat
     assert walk("readCaptureStatistics", hub="walk")["backlog_events"] == 0
     walk("deleteCapture", hub="walk")
 
+    backup = walk("createBackup")
+    assert backup["partition_count"] >= 2
+    assert walk("readBackup", backup=backup["name"])["place"] == backup["place"]
+    assert backup["name"] in [each["name"] for each in walk("listBackups")]
+    walk("deleteBackup", backup=backup["name"])
+
     assert walk("updateNamespace", {"throughput_units": 3, "tier": "Standard"})["retention_hours_max"] == 168
     assert walk("readNamespace")["throughput_units"] == 3
     walk("updateNamespace", {"throughput_units": None, "tier": "Dedicated"})
@@ -244,7 +250,9 @@ def _policy_key(service: HubService, scope: str | None, name: str, *claims: Clai
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.operation_id)
 def test_claims_of_every_operation(service: HubService, hub: str, operation: Operation) -> None:
     """Without a token, or with Send alone, nothing is told; with Listen only what shows, but not keys."""
-    path = operation.path.format(hub=hub, partition="0", group="none", policy="none", publisher="none")
+    path = operation.path.format(
+        hub=hub, partition="0", group="none", policy="none", publisher="none", backup="none"
+    )
     body: object = {} if operation.request is not None else None
     nobody = Client(service)
     nobody.token = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from tidegate.model.errors import (
 from tidegate.spark.pipelines.pipeline import sink_options
 from tidegate.spark.source.options import SourceOptions
 from tidegate.spark.source.ownership import claim_checkpoints
+from tidegate.spark.source.processing import ENDS_KEY
 from tidegate.spark.sql_sink.accounting import Gap
 from tidegate.spark.sql_sink.commits import to_batch
 from tidegate.spark.sql_sink.plan import SinkPlan, load_plan
@@ -33,7 +35,7 @@ from tidegate.spark.sql_sink.writer import (
     check_lost,
     check_partitions_whole,
 )
-from tidegate.sql import BatchResult, Database
+from tidegate.sql import BatchResult, CheckpointReader, Database
 from tidegate.sql.commit.batch import commit_batches
 from tidegate.sql.commit.partition_batch import PartitionBatch
 from tidegate.sql.core.writer_lock import WriterLock
@@ -80,6 +82,23 @@ def _rows(start: int, until: int, partition_id: str = "0") -> pa.RecordBatch:
         "value": [*numbers],
     }
     return pa.RecordBatch.from_pydict(columns)
+
+
+def test_each_checkpoint_has_the_history_of_its_partition(plan: SinkPlan) -> None:
+    """Also where partitions share a transaction; a checkpoint before the end of its range has none."""
+    ends = {ENDS_KEY: json.dumps({"0": (5, "history-0"), "1": (9, "history-1"), "2": (9, "history-2")})}
+    batches = [
+        _rows(0, until, partition).replace_schema_metadata(ends)
+        for partition, until in (("0", 5), ("1", 9), ("2", 8))
+    ]
+    TaskWriter(plan).write(iter(batches))
+    found = CheckpointReader(Database.shared(plan.database_url)).read(plan.pipeline.consumer)
+    assert {key: each.history_id for key, each in found.items()} == {
+        "0": "history-0",
+        "1": "history-1",
+        "2": None,
+        "3": None,
+    }
 
 
 def test_rows_of_events_that_are_committed_are_an_error(plan: SinkPlan) -> None:

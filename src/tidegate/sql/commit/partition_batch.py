@@ -37,7 +37,8 @@ class PartitionBatch:
     @property
     def common(self) -> tuple[object, ...]:
         """What batches must have in common to share a transaction."""
-        return self.table, replace(self.scope, partition_id="", start=0, until=0, is_gap_allowed=False)
+        scope = replace(self.scope, partition_id="", start=0, until=0, is_gap_allowed=False, history_id=None)
+        return self.table, scope
 
 
 def handled_batch(
