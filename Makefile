@@ -10,18 +10,18 @@ PYTEST = $(VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-
 # Compiled modules are kept even where the environment forbids it: else each process compiles what it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test quick faults damage check docs site bench floods screenshots chaos chaos-hosts chaos-spark interop lock audit sbom clean npm vendor
+.PHONY: demo test quick long damage check docs site bench floods screenshots chaos chaos-hosts chaos-spark interop lock audit sbom clean npm vendor
 
 demo: $(STAMP)  ## set up and run the main job: real flights through the log and Spark into SQL
 	$(BIN)/python -m examples.flights $(ARGS)
 
-test: $(STAMP)  ## set up and run the tests but those of `faults`; prints loudly what it had to skip
+test: $(STAMP)  ## set up and run the tests but those of `long`; prints loudly what it had to skip
 	$(BIN)/python -m tests.support.quick_spark
-	$(PYTEST) -m "not faults" $(ARGS)
+	$(PYTEST) -m "not (faults or programs)" $(ARGS)
 
-faults: $(STAMP)  ## tests that kill processes and cut connections at random moments: minutes each; CI runs them
+long: $(STAMP)  ## tests that run whole programs, or kill processes at random moments: minutes each; CI runs them
 	$(BIN)/python -m tests.support.quick_spark
-	$(PYTEST) -m faults $(ARGS)
+	$(PYTEST) -m "faults or programs" $(ARGS)
 
 # Left out: tests/needs.py and pyproject.toml say what a marker means, and a test without any that needs one fails.
 quick: JOBS = 5  # on two cores 1:56, with four 2:03: its tests mostly wait
@@ -31,7 +31,7 @@ quick: $(STAMP)  ## lint, types, import contracts, tests without Spark, browsers
 	$(BIN)/mypy & types=$$!; \
 	$(BIN)/lint-imports && \
 	$(PYTEST) -q $(ARGS) \
-		-m "not (spark or postgresql or mariadb or browser or azurite or sdk or faults or slow)"; \
+		-m "not (spark or postgresql or mariadb or browser or azurite or sdk or faults or programs or slow)"; \
 	tests=$$?; wait $$types && exit $$tests
 
 npm: $(NPM)  ## install what tests need of npm: Azure Storage's emulator, the JavaScript SDK, axe-core

@@ -18,7 +18,9 @@ from typing import Final
 
 import pytest
 
-MARKERS: Final = frozenset({"spark", "postgresql", "mariadb", "browser", "azurite", "sdk", "faults", "slow"})
+MARKERS: Final = frozenset(
+    {"spark", "postgresql", "mariadb", "browser", "azurite", "sdk", "faults", "programs", "slow"}
+)
 """Those that `make quick` leaves out; pyproject.toml says what each means."""
 
 _OF_FIXTURE: Final = {

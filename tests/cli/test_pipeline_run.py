@@ -133,6 +133,7 @@ def next_batch(process: subprocess.Popen[str]) -> dict[str, object]:
     return record
 
 
+@pytest.mark.programs
 @pytest.mark.spark
 @pytest.mark.timeout(600)
 def test_a_pipeline_is_run_stopped_killed_and_run_again(place: Place) -> None:
@@ -183,6 +184,7 @@ def test_a_pipeline_is_run_stopped_killed_and_run_again(place: Place) -> None:
     assert ended.dead_letters_open == outcome_of(place.database_url).dead_letters
 
 
+@pytest.mark.programs
 @pytest.mark.spark
 @pytest.mark.timeout(300)
 def test_what_spark_tells_late_is_heard_all_the_same(place: Place) -> None:
@@ -214,6 +216,7 @@ def test_a_step_that_raises_is_named_by_its_line(place: Place) -> None:
     assert error.startswith(where)
 
 
+@pytest.mark.programs
 @pytest.mark.spark
 @pytest.mark.timeout(300)
 def test_a_signal_that_ends_java_first_is_heard(place: Place) -> None:

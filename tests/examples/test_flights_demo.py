@@ -99,6 +99,7 @@ def _paste(command: str, environment: dict[str, str]) -> str:
     return found.stdout
 
 
+@pytest.mark.programs
 def test_with_postgresql(tmp_path: Path, environment: dict[str, str], postgresql: PostgresqlServer) -> None:
     """The same job into PostgreSQL: exact after the crash, and the password is nowhere in the output."""
     url = postgresql.create_database()
@@ -114,6 +115,7 @@ def test_with_postgresql(tmp_path: Path, environment: dict[str, str], postgresql
     assert rows == summary["rows"]
 
 
+@pytest.mark.programs
 def test_an_interrupt_leaves_no_child_and_the_next_run_goes_on(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:

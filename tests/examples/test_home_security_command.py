@@ -42,6 +42,7 @@ def _wait_for(log: Path, pattern: str, process: subprocess.Popen[bytes], *, time
             process.wait(0.1)
 
 
+@pytest.mark.programs
 @pytest.mark.spark
 @pytest.mark.timeout(600)
 def test_the_demo_can_be_looked_at(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ def _environment(tmp_path: Path) -> dict[str, str]:
     return kept | {"TIDEGATE_CONFIG_DIR": str(tmp_path / "config")}
 
 
+@pytest.mark.programs
 @pytest.mark.spark
 @pytest.mark.timeout(900)
 def test_every_figure_holds_after_a_crash(tmp_path: Path) -> None:

@@ -195,6 +195,7 @@ def _json_of(url: str) -> Any:
         return json.load(answer)
 
 
+@pytest.mark.programs
 @pytest.mark.spark
 @pytest.mark.timeout(900)
 def test_executors_take_load_over(tmp_path: Path, postgresql: PostgresqlServer) -> None:

@@ -25,7 +25,7 @@ from tidegate.spark.source.offsets import TASK_EVENTS
 from tidegate.sql import Database
 from tidegate.testing.hub import HubService
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.programs, pytest.mark.spark, pytest.mark.timeout(600)]
 
 _WAIT_S = 240.0
 """A deadline, not a promise."""
