@@ -17,6 +17,7 @@ from tidegate.cli.entities.limits import throughput_group, tier_group
 from tidegate.cli.entities.policy import policy_group
 from tidegate.cli.entities.profile import profile_group
 from tidegate.cli.entities.publisher import publisher_group
+from tidegate.cli.entities.token import token_group
 from tidegate.cli.events.receive import receive
 from tidegate.cli.events.send import send
 from tidegate.cli.hosts.run import host_group
@@ -72,7 +73,7 @@ pipeline_group = CommandGroup(
     contents=(
         ("The service", (serve, backup, check)),
         ("Event hubs and events", (hub_group, group_group, capture_group, send, receive)),
-        ("Access and throughput", (policy_group, publisher_group, throughput_group, tier_group)),
+        ("Access and throughput", (policy_group, token_group, publisher_group, throughput_group, tier_group)),
         ("Consumers", (host_group, lag, lease_group, checkpoint_group)),
         ("Pipelines", (pipeline_group, dlq_group, audit, spark_group)),
         ("This command line", (profile_group, completion, version)),
