@@ -227,15 +227,15 @@ def measure_sdk(service: HubProcess, hub: str, seconds: float) -> Cost:
 class _Service:
     """A service from one checkout, with a hub to send to and a full one to read."""
 
-    def __init__(self, tree: Path, directory: Path) -> None:
+    def __init__(self, tree: Path, directory: Path, *, is_read: bool) -> None:
         os.environ["PYTHONPATH"] = str(tree / "src")  # of the service's process
         try:
             self.process = HubProcess(directory).start()
         finally:
             del os.environ["PYTHONPATH"]
-        asyncio.run(self._prepare())
+        asyncio.run(self._prepare(_FILLED if is_read else 0))
 
-    async def _prepare(self) -> None:
+    async def _prepare(self, count: int) -> None:
         string = self.process.connection_string
         async with EventHubAdministrator.from_connection_string(string) as administrator:
             for hub in ("sent", "read"):
@@ -244,7 +244,7 @@ class _Service:
                     await administrator.create_consumer_group(hub, f"g{number}")
         async with EventHubProducer.from_connection_string(string, "read") as producer:
             for number in range(_PARTITIONS):
-                await producer.enqueue_many([_EVENT] * _FILLED, partition_id=str(number))
+                await producer.enqueue_many([_EVENT] * count, partition_id=str(number))
             await producer.flush()
 
     def measure(self, case: Case | None, seconds: float) -> Cost:
@@ -266,15 +266,17 @@ def main() -> None:
     trees = {"now": Path(__file__).parents[1]}
     if arguments.before is not None:
         trees = {"before": arguments.before.resolve(), **trees}
-    cases = {case.name: case for case in CASES} | {_SDK: None}
+    cases: dict[str, Case | None] = {case.name: case for case in CASES} | {_SDK: None}
+    cases = {name: case for name, case in cases.items() if arguments.only in name}
+    is_read = any(case is not None and case.senders == 0 for case in cases.values())
     found: dict[str, dict[str, list[Cost]]] = {}
     with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as directory, ExitStack() as stack:
-        services = {name: _Service(tree, Path(directory) / name) for name, tree in trees.items()}
+        services = {
+            name: _Service(tree, Path(directory) / name, is_read=is_read) for name, tree in trees.items()
+        }
         for service in services.values():
             stack.callback(service.process.close)
         for name, case in cases.items():
-            if arguments.only not in name:
-                continue
             costs = found[name] = {tree: [] for tree in services}
             for _ in range(arguments.rounds):
                 for tree, service in services.items():
