@@ -87,10 +87,10 @@ HEARTBEAT_S_MIN: Final = 0.1
 
 SLICE_COST: Final = 128
 """Small settled deliveries per slice. Others in usual encodings count as ``_DELIVERY_COST`` of them, and any
-other frame as ``_FRAME_COST`` (measured, with the service's work on them: 5 to 10 microseconds, 10 to 15, and
+other frame as ``_FRAME_COST`` (measured, with the service's work on them: 5 to 10 microseconds, 14 to 30, and
 20 to 300)."""
 
-_DELIVERY_COST: Final = 2
+_DELIVERY_COST: Final = 4
 _FRAME_COST: Final = 8
 
 _COST_BYTES: Final = 256
