@@ -17,12 +17,11 @@ from tidegate.storage.files import (
     ReadableFile,
     RenameInDoubtError,
     WritableFile,
-    write_all,
 )
 
 _SECTOR_BYTES = 512
 _Pending = tuple[int, bytes] | int
-"""A write (position, data), or a truncation to a size."""
+"""A write (position, data), or a change to a size."""
 
 
 class _Inode:
@@ -34,6 +33,7 @@ class _Inode:
     def apply(self, target: bytearray, operation: _Pending) -> None:
         if isinstance(operation, int):
             del target[operation:]
+            target.extend(bytes(operation - len(target)))
             return
         position, data = operation
         if len(target) < position:
@@ -93,8 +93,11 @@ class SimulatedFiles:
                 raise OSError(errno.EMFILE, "too many open files")
             self.opens_left -= 1
 
-    def lose_power(self, randomness: random.Random) -> SimulatedFiles:
-        """The disk as it is found after a power loss now."""
+    def lose_power(self, randomness: random.Random, *, share: float | None = None) -> SimulatedFiles:
+        """The disk as it is found after a power loss now.
+
+        share: of the sectors not synced that survive; None: chosen for each file.
+        """
         after = SimulatedFiles()
         after.directories = set(self.directories)
         entries = dict(self.durable_entries)
@@ -107,10 +110,10 @@ class SimulatedFiles:
         for path, inode in entries.items():
             survivor = _Inode()
             survivor.durable = bytearray(inode.durable)
-            share = randomness.choice((0.0, 0.5, 0.9, 1.0))
+            surviving = randomness.choice((0.0, 0.5, 0.9, 1.0)) if share is None else share
             for operation in inode.pending:
                 for part in _sectors(operation):
-                    if randomness.random() < share:
+                    if randomness.random() < surviving:
                         inode.apply(survivor.durable, part)
             survivor.content = bytearray(survivor.durable)
             after.entries[path] = survivor
@@ -289,8 +292,15 @@ class _SimulatedWritable:
 
     def allocate(self, size: int) -> None:
         missing = size - len(self._inode.content)
-        if missing > 0:
-            write_all(self, [bytes(missing)], size - missing)
+        if missing <= 0:
+            return
+        self._files.operate()
+        if self._files.space_left is not None:
+            if missing > self._files.space_left:
+                raise OSError(errno.ENOSPC, "no space left on device")
+            self._files.space_left -= missing
+        self._inode.apply(self._inode.content, size)
+        self._inode.pending.append(size)
 
     def reader(self) -> ReadableFile:
         self._files.open()

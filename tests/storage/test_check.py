@@ -23,7 +23,7 @@ from tidegate.storage.manifest import ManifestFiles
 from tidegate.storage.options import LogOptions
 from tidegate.storage.segment import decode_segment_header
 
-_OPTIONS = LogOptions(segment_bytes_max=2000, index_interval_bytes=300)
+_OPTIONS = LogOptions(segment_bytes_max=2000, index_interval_bytes=300, journal_bytes=20_000)
 _EVENTS = 60
 
 
@@ -172,7 +172,13 @@ async def test_what_was_stored_before_a_pause_is_no_torn_tail(
     """D1: a moment after an append the partition has recorded how far it went: neither a start nor a check
     takes lost events for a write that was never acknowledged, also after a crash."""
     crashed = tmp_path / "crashed"
-    options = replace(_OPTIONS, segment_bytes_max=100_000, mark_after_s=0.01, idle_save_s=idle_save_s)
+    options = replace(
+        _OPTIONS,
+        segment_bytes_max=100_000,
+        journal_part_bytes=0,
+        mark_after_s=0.01,
+        idle_save_s=idle_save_s,
+    )
     manager = await LogManager.open(tmp_path / "log", options=options)
     await manager.create_logs("hub", 2)
     for number in range(10):

@@ -26,7 +26,7 @@ from tidegate.storage.record import AppendResult, ProducerBatch, RecordBatch
 Open = Callable[[], Awaitable[LogEngine]]
 """Opens the engine on what earlier ones have kept."""
 
-_OPTIONS = LogOptions(segment_bytes_max=2000, index_interval_bytes=200)
+_OPTIONS = LogOptions(segment_bytes_max=2000, index_interval_bytes=200, journal_bytes=20_000)
 
 
 @pytest.fixture(params=["file", "memory", "slow"])

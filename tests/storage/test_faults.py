@@ -28,11 +28,15 @@ from tidegate.storage.segment import segment_path
 
 _DATA = Path("/data")
 _DIRECTORY = _DATA / "logs/hub/0"
-_OPTIONS = LogOptions(segment_bytes_max=5000, index_interval_bytes=300)
+_OPTIONS = LogOptions(segment_bytes_max=5000, index_interval_bytes=300, journal_bytes=20_000)
+_DIRECT = replace(_OPTIONS, journal_part_bytes=0)
+"""Every round syncs segments, and the journal has nothing."""
 
 
-async def _open(files: SimulatedFiles) -> tuple[LogManager, list[FilePartitionLog]]:
-    manager = await LogManager.open(_DATA, options=_OPTIONS, files=files, is_threaded=False)
+async def _open(
+    files: SimulatedFiles, options: LogOptions = _OPTIONS
+) -> tuple[LogManager, list[FilePartitionLog]]:
+    manager = await LogManager.open(_DATA, options=options, files=files, is_threaded=False)
     await manager.create_logs("hub", 2)
     return manager, [manager.open_log("hub", "0"), manager.open_log("hub", "1")]
 
@@ -291,7 +295,7 @@ async def test_short_writes_are_completed() -> None:
 async def test_after_a_failed_sync_nothing_is_acknowledged_until_a_restart() -> None:
     """The partition says so clearly; the other goes on; a restart verifies the file and appends go on."""
     files = SimulatedFiles()
-    manager, logs = await _open(files)
+    manager, logs = await _open(files, _DIRECT)
     for log in logs:
         _append(manager, log, b"first")
     files.sync_error, files.sync_error_name = errno.EIO, "hub/0/"
@@ -315,7 +319,7 @@ async def test_what_a_start_serves_outlasts_a_power_loss() -> None:
     """A batch whose sync and whose cut failed is read from the page cache at the next start, and the kernel
     takes its pages for written: to be served, it must be written again."""
     files = SimulatedFiles()
-    manager, logs = await _open(files)
+    manager, logs = await _open(files, _DIRECT)
     _append(manager, logs[0], b"first")
     files.sync_error = files.truncate_error = errno.EIO
     files.is_failed_sync_forgotten = True
@@ -335,7 +339,7 @@ async def test_what_a_start_serves_outlasts_a_power_loss() -> None:
 async def _crashed_log(events: int) -> SimulatedFiles:
     """A disk as a killed service leaves it: the manifest as of the first append."""
     files = SimulatedFiles()
-    manager, (log, _) = await _open(files)
+    manager, (log, _) = await _open(files, _DIRECT)
     for number in range(events):
         _append(manager, log, bytes([number]) * 100)
     files.locked.clear()
@@ -409,7 +413,7 @@ async def test_an_event_that_holds_a_segment_is_just_an_event() -> None:
     """A copy of another segment, sent as an event and then torn, is not taken for acknowledged batches."""
     copy = bytes(_content(await _crashed_log(3)))
     files = SimulatedFiles()
-    manager, (log, _) = await _open(files)
+    manager, (log, _) = await _open(files, _DIRECT)
     _append(manager, log, copy)
     files.locked.clear()
     del _content(files)[-1:]
@@ -421,7 +425,7 @@ async def test_an_event_that_holds_a_segment_is_just_an_event() -> None:
 async def test_a_mistake_in_the_writer_strands_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """An unexpected exception fails the appends of its partition; the other and the thread go on."""
     files = SimulatedFiles()
-    manager, logs = await _open(files)
+    manager, logs = await _open(files, _DIRECT)
     for log in logs:
         _append(manager, log, b"first")
     with monkeypatch.context() as patch:

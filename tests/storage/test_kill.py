@@ -20,7 +20,7 @@ from tidegate.storage.log_manager import LogManager
 from tidegate.storage.options import LogOptions
 
 async def main():
-    options = LogOptions(segment_bytes_max=200_000, save_interval_bytes=90_000)
+    options = LogOptions(segment_bytes_max=200_000, save_interval_bytes=90_000, journal_bytes=50_000)
     manager = await LogManager.open(Path(sys.argv[1]), options=options)
     await manager.create_logs("hub", 2)
     logs = [manager.open_log("hub", "0"), manager.open_log("hub", "1")]

@@ -24,7 +24,9 @@ from tidegate.storage.partition_log import FilePartitionLog
 from tidegate.storage.partition_writer import AppendRequest
 from tidegate.storage.record import AppendResult, ProducerBatch
 
-_OPTIONS = LogOptions(segment_bytes_max=2000, index_interval_bytes=300, save_interval_bytes=1500)
+_OPTIONS = LogOptions(
+    segment_bytes_max=2000, index_interval_bytes=300, save_interval_bytes=1500, journal_bytes=20_000
+)
 OpenLog = Callable[[], AbstractAsyncContextManager[tuple[LogManager, FilePartitionLog]]]
 
 

@@ -5,7 +5,9 @@ up.
 from __future__ import annotations
 
 import asyncio
+import errno
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,11 @@ from tidegate.storage.options import LogOptions
 from tidegate.storage.partition_log import FilePartitionLog
 from tidegate.storage.record import AppendResult, RecordBatch
 
-_OPTIONS = LogOptions(segment_bytes_max=6000, index_interval_bytes=1000, save_interval_bytes=3000)
+_OPTIONS = LogOptions(
+    segment_bytes_max=6000,
+    index_interval_bytes=1000,
+    save_interval_bytes=3000,
+)
 _DATA = Path("/data")
 
 
@@ -81,7 +87,7 @@ async def _work(
         if randomness.random() < 0.15:
             files.space_left = randomness.randrange(3000)
         files.write_bytes_max = randomness.choice((None, None, None, 700))
-        for _ in range(randomness.randint(1, 6)):
+        for _ in range(randomness.randint(1, 8)):
             number = randomness.randrange(len(logs))
             payload, lengths = histories[number].new_batch(randomness)
             future = logs[number].append_nowait(
@@ -90,8 +96,12 @@ async def _work(
             if randomness.random() < 0.1:
                 future.cancel()
             pending.append((histories[number], payload, future))
+        if randomness.random() < 0.06:
+            files.sync_error = errno.EIO
+            files.sync_error_name = randomness.choice(("/journal.", "/journal.", "hub/0/", "hub/1/0"))
+            files.is_failed_sync_forgotten = randomness.random() < 0.5
         manager.commit_queued()
-        files.space_left = None
+        files.space_left = files.sync_error = None
         for history, payload, future in pending:
             if future.cancelled():
                 continue
@@ -115,8 +125,8 @@ async def _apply_retention(manager: LogManager, log: FilePartitionLog) -> None:
 
 @pytest.mark.parametrize("seed", range(200))
 async def test_acknowledged_events_survive_power_losses(seed: int) -> None:
-    """Random appends, cancellations, full disks, short writes and retention, and 4 power losses at random
-    moments.
+    """Random appends, cancellations, full disks, short writes, failing syncs and retention, and 4 power
+    losses at random moments.
 
     Unsynced sectors are lost in any combination, as are unsynced creations, renames and removals of files. A
     check finds no damage.
@@ -139,15 +149,21 @@ async def test_the_simulation_notices_a_disk_that_lies_about_syncs() -> None:
 async def _simulate(seed: int, *, is_sync_a_lie: bool) -> None:
     randomness = random.Random(seed)
     files = SimulatedFiles()
-    histories = [_History(), _History()]
-    manager = await LogManager.open(_DATA, options=_OPTIONS, files=files, is_threaded=False)
+    histories = [_History() for _ in range(4)]
+    # Small files begin again often; some rounds are too large for them.
+    options = replace(
+        _OPTIONS,
+        journal_bytes=randomness.choice((12_000, 20_000, 60_000)),
+        journal_part_bytes=randomness.choice((2000, 50_000)),
+    )
+    manager = await LogManager.open(_DATA, options=options, files=files, is_threaded=False)
     await manager.create_logs("hub", len(histories))
     await manager.close()
     for _ in range(4):
         files.operations_left = randomness.randrange(5, 250)
         files.is_sync_a_lie = is_sync_a_lie
         try:
-            manager = await LogManager.open(_DATA, options=_OPTIONS, files=files, is_threaded=False)
+            manager = await LogManager.open(_DATA, options=options, files=files, is_threaded=False)
             await _work(manager, files, histories, randomness)
         except LogFailedError as error:
             if "the power is gone" not in str(error):  # while a log was being opened

@@ -23,7 +23,9 @@ from tidegate.storage.producers import ProducerState
 from tidegate.storage.record import AppendResult, ProducerBatch
 from tidegate.transport.tasks import TaskOwner
 
-_OPTIONS = LogOptions(segment_bytes_max=3000, index_interval_bytes=300, mark_after_s=0.0, idle_save_s=0.0)
+_OPTIONS = LogOptions(
+    segment_bytes_max=3000, index_interval_bytes=300, mark_after_s=0.0, idle_save_s=0.0, journal_bytes=20_000
+)
 
 
 @pytest.fixture

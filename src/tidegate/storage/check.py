@@ -15,10 +15,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from tidegate.model.errors import LogFormatError
+from tidegate.model.errors import LogCorruptError, LogFormatError
+from tidegate.storage.control.reading import read_files
 from tidegate.storage.examination.examiner import examine
 from tidegate.storage.examination.findings import Damage, Examination, TornTail
 from tidegate.storage.files import Files, OsFiles, write_all
+from tidegate.storage.journal.journal import reset
+from tidegate.storage.journal.overlay import OverlaidFiles
+from tidegate.storage.journal.reading import JOURNAL_NAMES
+from tidegate.storage.journal.replay import read_replay, write
 from tidegate.storage.log_manager import LOCK_NAME, LOGS_NAME
 from tidegate.storage.manifest import ManifestFiles, with_history
 from tidegate.storage.options import LogOptions
@@ -77,6 +82,7 @@ def check_log_directory(
     hub_ids = files.list_names(logs_directory)
     lock = files.lock(data_directory / LOCK_NAME)
     try:
+        files = _replayed(files, data_directory, report, repair=repair)
         for hub_directory in (logs_directory / hub_id for hub_id in hub_ids):
             for partition_id in _names_in(files, hub_directory, report) or ():
                 directory = hub_directory / partition_id
@@ -87,6 +93,34 @@ def check_log_directory(
     is_repairable = all(damage.is_repairable for damage in report.damages)
     report.is_repaired = repair and bool(report.damages) and is_repairable
     return report
+
+
+def _replayed(files: Files, data_directory: Path, report: CheckReport, *, repair: bool) -> Files:
+    """The files as they are with what the journal has; a repair writes that first, as a start does."""
+    try:
+        owner = bytes.fromhex(read_files(files, data_directory, is_used=False).best().log_id)
+    except LogCorruptError:
+        owner = None
+    try:
+        replay = read_replay(files, data_directory, data_directory / LOGS_NAME, owner)
+    except LogFormatError as error:
+        report.damages.append(
+            Damage(data_directory / JOURNAL_NAMES[0], 0, error.message, is_repairable=False)
+        )
+        return files
+    # A backup has no journal: its logs are closed.
+    is_there = any(files.exists(data_directory / name) for name in JOURNAL_NAMES)
+    if replay.problem is not None and (is_there or replay.doubted):
+        report.notes.append(replay.problem)
+    if not repair:
+        return OverlaidFiles(files, replay.patches)
+    write(files, replay)
+    for failure in replay.failed.values():
+        if isinstance(failure, OSError):
+            raise failure
+    if replay.is_used and not replay.failed and owner is not None:
+        reset(files, data_directory, owner)
+    return files
 
 
 def _names_in(files: Files, directory: Path, report: CheckReport) -> list[str] | None:

@@ -2,15 +2,16 @@
 
 Theory of operation. The event loop puts appends into a queue and never waits. The leading thread takes what
 is queued (an equal share of each partition if it is too much for one round), does one gathered write per
-partition, syncs each written file once, and passes all results to the loop in one call. Meanwhile the next
-round collects in the queue: the slower the disk, the larger the rounds, so throughput does not fall with the
-time of a sync. Between rounds the thread notes how far partitions went (``PartitionWriter.save_mark``), and
-saves the manifests of those that are idle.
+partition, makes that durable (small rounds with one sync of the journal, others with one of each file), and
+passes all results to the loop in one call. Meanwhile the next round collects in the queue: the slower the
+disk, the larger the rounds, so throughput does not fall with the time of a sync. Between rounds the thread
+notes how far partitions went (``PartitionWriter.save_mark``), and saves the manifests of those that are idle.
 
 A step is one write, sync or command of a partition. The loop looks every few milliseconds whether one takes
 too long. Then the partition is away: another thread leads, and continues the rest of the round. The thread
 that was left finishes the partition's part of the round by itself, brings the partition back, and ends. What
-is queued for the partition meanwhile waits for that; the others do not.
+is queued for the partition meanwhile waits for that; the others do not. The step of the journal concerns
+everybody: all appends wait for it, and nothing else.
 
     loop thread        futures, waiters, listeners, files open for reading, queued bytes, who leads
     leading thread     queue, backlog, rounds; PartitionWriter and files open for writing, unless away
@@ -32,6 +33,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Final
 
+from tidegate.storage.journal.journal import Journal
 from tidegate.storage.partition_writer import AppendRequest, PartitionWriter
 
 ROUND_MAX = 500
@@ -95,15 +97,27 @@ class _Step:
     requests: list[AppendRequest] = field(default_factory=list)
     following: Sequence[Callable[[], object]] = ()
     command: Command | None = None
+    is_for_all: bool = False
+    """It is waited for, however long it takes."""
     started_s: float = 0.0
 
 
 class _Round:
     """What was taken from the queue: appends of partitions, or a command, or nothing."""
 
-    def __init__(self, parts: dict[PartitionWriter, list[AppendRequest]], command: Command | None) -> None:
+    def __init__(
+        self,
+        parts: dict[PartitionWriter, list[AppendRequest]],
+        command: Command | None,
+        journal: Journal | None,
+        away: Container[PartitionWriter],
+    ) -> None:
+        """away: the partitions that are, at any time."""
         self.parts = parts
         self.command = command
+        self._journal = journal
+        self._away = away
+        self._journaled: set[PartitionWriter] = set()
         self.steps = self._iter_steps()
         """Those that were not begun."""
 
@@ -116,12 +130,21 @@ class _Round:
         # All writes come first: a sync then often does the work of the next one as well.
         for writer, requests in self.parts.items():
             yield _Step((writer,), partial(writer.write, requests), requests, (writer.sync, writer.finish))
+        if self._journal is not None and self.parts:
+            yield _Step((), partial(self._commit, self._journal), is_for_all=True)
         for writer, requests in self.parts.items():
-            yield _Step((writer,), writer.sync, requests, (writer.finish,))
+            if writer not in self._journaled:
+                yield _Step((writer,), writer.sync, requests, (writer.finish,))
         for writer, requests in self.parts.items():
             yield _Step((writer,), writer.finish, requests)
         if self.command is not None:
             yield _Step(self.command.writers, partial(_run_command, self.command), command=self.command)
+
+    def _commit(self, journal: Journal) -> None:
+        writers = [writer for writer in self.parts if writer not in self._away]
+        parts = [(writer, part) for writer in writers if (part := writer.journal_part()) is not None]
+        if parts and journal.commit(parts):
+            self._journaled.update(writer for writer, _ in parts)
 
 
 class GroupCommit:
@@ -132,11 +155,13 @@ class GroupCommit:
         loop: asyncio.AbstractEventLoop,
         deliver: Callable[[Delivery], None],
         *,
+        journal: Journal | None,
         mark_after_s: float,
         idle_save_s: float,
     ) -> None:
         """deliver: called on ``loop`` once per round."""
         self._loop = loop
+        self._journal = journal
         self._deliver = deliver
         self._queue: SimpleQueue[_Queued] = SimpleQueue()
         self._returned: deque[_Append | Command] = deque()
@@ -233,7 +258,7 @@ class GroupCommit:
         with self._lock:
             step = self._step
             is_stuck = step is not None and time.monotonic() - step.started_s >= _LEAVE_AFTER_S
-            if step is not None and is_stuck and self._left_count < _LEFT_MAX:
+            if step is not None and is_stuck and not step.is_for_all and self._left_count < _LEFT_MAX:
                 self._leave(step)
         self._look_later()
 
@@ -396,7 +421,7 @@ class GroupCommit:
         command = None
         if not parts:
             command, self._command = self._command, None
-        return _Round(parts, command)
+        return _Round(parts, command, self._journal, self._away)
 
     def _sort_in(self, item: _Append | Command) -> None:
         writers = item.writers if isinstance(item, Command) else item[:1]

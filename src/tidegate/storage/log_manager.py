@@ -2,6 +2,7 @@
 
 <data directory>/lock                                  held while a service runs
 <data directory>/control.log, control.copy             the control log
+<data directory>/journal.0, journal.1                  what is not in the segments yet, durably
 <data directory>/reserve                               space for deletions on a full disk
 <data directory>/backups/                              see ``backup``
 <data directory>/logs/<hub id>/<partition id>/         manifest, segments, indexes
@@ -27,6 +28,8 @@ from tidegate.storage.engine import PartitionLog
 from tidegate.storage.failed_log import FailedLog
 from tidegate.storage.files import DirectoryLock, Files, OsFiles
 from tidegate.storage.group_commit import Command, Delivery, GroupCommit
+from tidegate.storage.journal.journal import Journal
+from tidegate.storage.journal.replay import Replay, read_replay, write
 from tidegate.storage.line_file import LineFile
 from tidegate.storage.options import LogOptions
 from tidegate.storage.partition_log import FilePartitionLog
@@ -57,11 +60,12 @@ class LogManager:
         control: FileControlLog,
         reserve: Reserve,
         *,
+        replay: Replay,
         options: LogOptions,
         files: Files,
         is_threaded: bool,
     ) -> None:
-        """Use ``open``."""
+        """Use ``open``. replay: as written. Raises LogFailedError."""
         self._data_directory = data_directory
         self._logs_directory = data_directory / LOGS_NAME
         self._lock = lock
@@ -84,9 +88,15 @@ class LogManager:
         self._executor: Executor = InlineExecutor()
         if is_threaded:
             self._executor = ThreadPoolExecutor(_THREADS_MAX, thread_name_prefix="tidegate-log-disk")
+        self._replay = replay
+        self._checkpoints: Executor = (
+            ThreadPoolExecutor(1, "tidegate-checkpoint") if is_threaded else InlineExecutor()
+        )
+        self._journal = self._open_journal()
         self._commit = GroupCommit(
             self._loop,
             self._deliver,
+            journal=self._journal,
             mark_after_s=options.mark_after_s,
             idle_save_s=options.idle_save_s,
         )
@@ -137,12 +147,24 @@ class LogManager:
                 files, data_directory, is_used=bool(names), is_threaded=is_control_threaded, reserve=reserve
             )
             reserve.is_whole()
+            try:
+                replay = read_replay(files, data_directory, logs_directory, bytes.fromhex(control.log_id))
+            except OSError as error:
+                raise step_error(error, "read the journal", data_directory) from error
+            write(files, replay)
+            return cls(
+                data_directory,
+                lock,
+                control,
+                reserve,
+                replay=replay,
+                options=options,
+                files=files,
+                is_threaded=is_threaded,
+            )
         except BaseException:
             lock.release()
             raise
-        return cls(
-            data_directory, lock, control, reserve, options=options, files=files, is_threaded=is_threaded
-        )
 
     async def close(self) -> None:
         """Refuse new appends, finish queued ones, save manifests, unlock the directory. Harmless twice."""
@@ -155,13 +177,17 @@ class LogManager:
         await self._commit.stop()
         # The writer thread has ended, so its half may be used.
         writers = [log.writer for log in self._logs.values()]
+        journal, self._journal = self._journal, None
 
-        def close_writers() -> None:
+        def close_files() -> None:
+            self._checkpoints.shutdown()
             for writer in writers:
                 writer.close()
+            if journal is not None:
+                journal.close()
 
-        if writers:
-            await self._run(close_writers)
+        if writers or journal is not None:
+            await self._run(close_files)
         self._logs.clear()
         self._by_writer.clear()
         self._cache.close()
@@ -259,6 +285,8 @@ class LogManager:
                 except OSError as error:
                     _logger.warning("Could not remove the logs %s of a deleted hub: %s.", directory, error)
                 else:
+                    for log in logs:
+                        log.writer.forget_journaled()
                     _remove_deleted(self._files, doomed)
             return None
 
@@ -327,7 +355,36 @@ class LogManager:
         """The result of ``work`` on another thread."""
         return await self._loop.run_in_executor(self._executor, work)
 
+    def _open_journal(self) -> Journal | None:
+        """The journal, empty; None: rounds sync segments. Raises LogFailedError, LogFullError."""
+        if self._replay.problem is not None and self._replay.doubted:
+            path, text = self._replay.problem
+            _logger.error(
+                "%s: %s. %d logs were not closed: they are refused until they are repaired.",
+                path,
+                text,
+                self._replay.doubted,
+            )
+        if self._replay.failed:
+            for directory, failure in self._replay.failed.items():
+                _logger.error("The journal is kept, as it may have events of %s: %s.", directory, failure)
+            return None
+        try:
+            return Journal.open(
+                self._files,
+                self._data_directory,
+                owner=bytes.fromhex(self.control.log_id),
+                file_bytes=self._options.journal_bytes,
+                part_bytes_max=self._options.journal_part_bytes,
+                executor=self._checkpoints,
+            )
+        except OSError as error:
+            raise step_error(error, "prepare the journal", self._data_directory) from error
+
     def _recover(self, directory: Path) -> RecoveredLog:
+        failure = self._replay.failed.get(directory)
+        if failure is not None:
+            raise failure
         return recover_log(directory, files=self._files, options=self._options)
 
     def _log_of(self, directory: Path, recovered: RecoveredLog) -> FilePartitionLog:

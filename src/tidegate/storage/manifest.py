@@ -86,6 +86,8 @@ class Manifest:
     """Numbers from which on a write was taken back, ascending; the oldest of many are left out."""
     is_closed: bool = True
     """Whether nothing was appended since: a stopped service closed the log."""
+    doubt: str = ""
+    """Why it is not known how far the log went: the journal was damaged while it was not closed."""
     features: tuple[str, ...] = ()
     """Features without which the log cannot be read."""
     optional_features: tuple[str, ...] = ()
@@ -170,12 +172,11 @@ class ManifestFiles:
 
         Raises OSError.
         """
-        content = _MARK.pack(_MARK_MAGIC, mark.revision, mark.next_sequence_number, mark.chain)
         self._mark_copy = 1 - self._mark_copy
         file = self._files.open_writable(self._directory / MANIFEST_NAMES[self._mark_copy])
         try:
             # Within a sector: it is replaced as a whole.
-            write_all(file, [content + _CRC.pack(_mark_crc(log_id, content))], 0)
+            write_all(file, [_encode_mark(log_id, mark)], 0)
         finally:
             file.close()
 
@@ -190,6 +191,23 @@ class ManifestFiles:
             file.close()
         if is_new:
             self._files.sync_directory(self._directory)
+
+
+def mark_patch(directory: Path, found: FoundManifest, mark: Mark) -> tuple[Path, tuple[int, bytes]]:
+    """The file, position and bytes of a mark that is farther than the one found."""
+    assert found.manifest is not None
+    data = _encode_mark(found.manifest.log_id, replace(mark, revision=found.manifest.revision))
+    return directory / MANIFEST_NAMES[found.copy], (0, data)
+
+
+def with_doubt(
+    directory: Path, found: FoundManifest, mark: Mark, doubt: str
+) -> dict[Path, list[tuple[int, bytes]]]:
+    """The file, positions and bytes of a copy with a doubt, and of its mark; over the older copy."""
+    assert found.manifest is not None
+    manifest = replace(found.manifest, revision=mark.revision + 1, doubt=doubt)
+    data = _encode_mark(manifest.log_id, replace(mark, revision=manifest.revision))
+    return {directory / MANIFEST_NAMES[1 - found.copy]: [(0, data), (_COPY_START, encode_manifest(manifest))]}
 
 
 def place_of(directory: Path) -> str:
@@ -214,6 +232,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
         "histories": manifest.histories,
         "cuts": manifest.cuts,
         "is_closed": manifest.is_closed,
+        "doubt": manifest.doubt,
         "producers": [_encode_producer(*item) for item in (manifest.producers or {}).items()],
     }
     text = json.dumps(document, separators=(",", ":")).encode()
@@ -256,6 +275,7 @@ def decode_manifest(data: bytes, directory: Path) -> Manifest | None:
         histories=tuple(History(*each) for each in document["histories"]),
         cuts=tuple(document["cuts"]),
         is_closed=document["is_closed"],
+        doubt=document.get("doubt", ""),
         optional_features=tuple(document["optional_features"]),
         producers={
             producer_id: ProducerState(epoch, following, tuple(StoredBatch(*stored) for stored in recent))
@@ -350,6 +370,11 @@ def _farthest(manifest: Manifest, marks: list[bytes]) -> Mark:
         if is_intact and revision >= manifest.revision and following > best.next_sequence_number:
             best = Mark(revision, following, chain)
     return best
+
+
+def _encode_mark(log_id: bytes, mark: Mark) -> bytes:
+    content = _MARK.pack(_MARK_MAGIC, mark.revision, mark.next_sequence_number, mark.chain)
+    return content + _CRC.pack(_mark_crc(log_id, content))
 
 
 def _mark_crc(log_id: bytes, content: bytes) -> int:

@@ -13,6 +13,11 @@ class LogOptions:
     """A segment that would exceed this is sealed, and a new one begun. Retention removes whole segments."""
     index_interval_bytes: int = 64 * 1024
     """Bytes of log per index entry: the most that a look-up reads to find its place."""
+    journal_bytes: int = 16 * 1024 * 1024
+    """The size of each of the two files of the journal."""
+    journal_part_bytes: int = 128 * 1024
+    """Rounds with more than this for each partition but one are synced in the segments: what the journal
+    saves in syncs, it costs by writing everything twice. A sync takes as long as writing about as much."""
     save_interval_bytes: int = 32 * 1024 * 1024
     """The manifest is saved after so many bytes: a start after a crash reads about as much per partition."""
     mark_after_s: float = 0.5

@@ -5,6 +5,9 @@ Theory of operation. A round is ``write`` (all queued requests, one gathered wri
     tail        what is written, or about to be: next sequence number, time, position
     view        what is durable: readers see this, acknowledgements follow it
 
+What ``journal_part`` returns is durable once the journal has it. ``sync`` is then left out, and the segment
+is synced later: by ``sync_journaled``, with the next ``sync``, or before another segment begins.
+
 If a write fails for lack of space, it is cut off the file, the tail is reset, and its requests fail with
 LogFullError; the next round finds the log unchanged. The same holds, with ServerBusyError, if the process is
 short of descriptors or memory. Any other failed write, and any failed sync, ends this partition's appends
@@ -18,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import threading
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 from tidegate.model.errors import LogFailedError, LogFullError, ServerBusyError, TidegateError
 from tidegate.model.history import History
 from tidegate.storage.files import Files, WritableFile, replace_whole, write_all
+from tidegate.storage.journal.records import JournalPart
 from tidegate.storage.manifest import Manifest
 from tidegate.storage.manifest_writer import ManifestWriter, note_end
 from tidegate.storage.options import LogOptions
@@ -134,6 +139,14 @@ class PartitionWriter:
         self._buffers: list[bytes] = []
         self._buffered: list[_Written] = []
         self._unsynced: list[_Written] = []
+        self._unsynced_buffers: list[bytes] = []
+        """The bytes of ``_unsynced``."""
+        self.journaled = 0
+        """The number of the last round of which the journal has a record; see ``Journal``."""
+        self._synced = 0
+        """The last such round that is durable in the segment."""
+        self._sync_lock = threading.Lock()
+        """Held to sync a segment, and to say that it failed: no sync takes the error of another."""
         self._duplicates: list[tuple[AppendRequest, AppendResult]] = []
 
     # -- a round
@@ -164,20 +177,68 @@ class PartitionWriter:
                 request.error = error
         self._flush()
 
-    def sync(self) -> None:
-        """Make written batches durable. A failure ends this partition's appends."""
-        if not self._unsynced and not self._is_cut:
+    def journal_part(self) -> JournalPart | None:
+        """What was written and is not durable yet, for the journal; None: there is nothing, or ``sync`` is
+        needed."""
+        if not self._unsynced or self._is_cut or self.failure is not None:
+            return None
+        header, last = self.view.segments[-1].header, self._unsynced[-1]
+        return JournalPart(
+            header.log_id,
+            header.base_sequence_number,
+            header.salt,
+            self._unsynced[0].position,
+            last.result.until_sequence_number,
+            last.chain,
+            self._unsynced_buffers,
+        )
+
+    def sync(self, *, is_journaled_too: bool = False) -> None:
+        """Make written batches durable. A failure ends this partition's appends.
+
+        is_journaled_too: also if only the journal has made something durable since the last sync.
+        """
+        is_behind = is_journaled_too and self._synced < self.journaled
+        if not self._unsynced and not self._is_cut and not is_behind:
             return
-        assert self._file is not None
-        try:
-            self._file.sync()
-            self._is_cut = False
-        except OSError as error:
-            failure = self._fail(error, "sync")
-            self._cut_off(self.view.end_position)
-            for written in self._unsynced:
-                written.request.error = failure
-            self._unsynced = []
+        with self._sync_lock:
+            failure = self.failure
+            if failure is None:
+                assert self._file is not None
+                try:
+                    self._file.sync()
+                    self._is_cut, self._synced = False, self.journaled
+                    return
+                except OSError as error:
+                    failure = self._fail(error, "sync")
+        self._cut_off(self.view.end_position)
+        for written in self._unsynced:
+            written.request.error = failure
+        self._unsynced, self._unsynced_buffers = [], []
+
+    def sync_journaled(self, count: int) -> bool:
+        """Make what the journal had up to a round durable in the segment; see ``journal.Source``."""
+        with self._sync_lock:
+            if self._synced >= count:
+                return True
+            if self.failure is not None:
+                return False
+            # A descriptor of its own: the other may be closed, and each gets the error of a failed sync.
+            file = self._files.open_writable(self.view.segments[-1].path)
+            try:
+                file.sync()
+            except OSError as error:
+                self._fail(error, "sync")
+                return False
+            finally:
+                file.close()
+            self._synced = count
+            return True
+
+    def forget_journaled(self) -> None:
+        """The log was deleted: nothing of it needs to become durable."""
+        with self._sync_lock:
+            self._synced = self.journaled
 
     def finish(self) -> None:
         """Show readers what is durable now, and give each request its result."""
@@ -194,7 +255,8 @@ class PartitionWriter:
 
     def abort(self, requests: list[AppendRequest], error: Exception) -> None:
         """Refuse appends after an internal error; requests without a result get an error."""
-        self._duplicates, self._buffers, self._buffered, self._unsynced = [], [], [], []
+        self._duplicates, self._buffers, self._buffered = [], [], []
+        self._unsynced, self._unsynced_buffers = [], []
         failure = self.failure or self._fail(error, "step of the writer")
         self._cut_off(self.view.end_position)
         for request in requests:
@@ -261,6 +323,7 @@ class PartitionWriter:
                 written.request.error = failure
             return failure
         self._unsynced += buffered
+        self._unsynced_buffers += buffers
         return None
 
     def _take_back(self, buffered: list[_Written]) -> None:
@@ -292,7 +355,7 @@ class PartitionWriter:
             written.request.result = result
         self._producers.trim()
         last = self._unsynced[-1]
-        self._unsynced = []
+        self._unsynced, self._unsynced_buffers = [], []
         self.view = LogView(
             self.view.segments,
             last.position + last.length,
@@ -311,7 +374,7 @@ class PartitionWriter:
         """Begin a new segment, or leave the log unchanged: LogFullError, ServerBusyError, LogFailedError."""
         # All segments but the last are complete and synced: recovery relies on it.
         error = self._flush()
-        self.sync()
+        self.sync(is_journaled_too=True)
         self._publish()
         if error is not None or self.failure is not None:
             raise self.failure or error or self._full_error()
@@ -451,7 +514,10 @@ class PartitionWriter:
         return self._manifest.snapshot(self.view, self._producers, is_active=self._is_active)
 
     def close(self) -> None:
-        """Save the manifest a last time, so that the next start reads nothing, and release the file."""
+        """Make all of it durable without the journal, save the manifest a last time, so that the next start
+        reads nothing, and release the file."""
+        if self.failure is None:
+            self.sync(is_journaled_too=True)
         if self.failure is None and not self._manifest.is_closed:
             try:
                 self._save(is_both=True, is_closed=True)

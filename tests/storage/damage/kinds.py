@@ -9,6 +9,8 @@ from pathlib import Path
 
 from tests.storage.damage.worlds import World
 
+from tidegate.storage.journal.reading import JOURNAL_NAMES
+
 KINDS = ("bit", "byte", "sector", "cut", "insert", "delete", "swap", "older", "missing", "zeros", "stale")
 _SECTOR_BYTES = 512
 
@@ -38,6 +40,9 @@ def injure(directory: Path, world: World, randomness: random.Random) -> Injury:
     if randomness.random() < 0.3:  # the end of a log is where most can go wrong
         parent = randomness.choice(segments).parent
         path = max(each for each in segments if each.parent == parent)
+    if randomness.random() < 0.15:
+        files = [Path(name) for name in JOURNAL_NAMES]
+        path = randomness.choice(files)
     if kind == "stale":
         return _stale(directory, world, randomness)
     if kind == "swap":
@@ -111,7 +116,7 @@ def _batch_start(data: bytearray, at: int) -> int:
 
 def _swap(directory: Path, path: Path, files: list[Path], randomness: random.Random) -> Injury:
     """Exchange a file with another of its kind: of the same partition, another one, or another hub."""
-    alike = [each for each in files if each.suffix == path.suffix and each != path]
+    alike = [each for each in files if each != path and (each.suffix == path.suffix or len(files) == 2)]
     same_name = [each for each in alike if each.name == path.name]
     other = randomness.choice(same_name if same_name and randomness.random() < 0.5 else alike)
     one, two = directory / path, directory / other

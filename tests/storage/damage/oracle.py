@@ -16,6 +16,7 @@ from tidegate.storage.check import CheckReport, check_log_directory
 from tidegate.storage.examination.findings import Damage
 from tidegate.storage.log_manager import LogManager
 from tidegate.storage.partition_log import FilePartitionLog
+from tidegate.storage.segment import SEGMENT_HEADER_BYTES
 
 Failures = list[tuple[str, str]]
 """(kind, details): lost silently, altered, reused, traceback, repair lost, repair start, disagreement, too
@@ -183,6 +184,8 @@ class Oracle:
         if injury.kind == "swap" and len({path.parent for path in injury.paths}) == 1:
             return False  # both files are there
         end = extent.end if injury.end is None else injury.end
+        if injury.kind == "delete" and injury.start < SEGMENT_HEADER_BYTES:
+            end += SEGMENT_HEADER_BYTES  # what moved to where the header is written again
         return injury.start < extent.end and extent.start < end
 
 

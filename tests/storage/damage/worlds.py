@@ -27,7 +27,7 @@ from tidegate.storage.options import LogOptions
 from tidegate.storage.record import encode_batch, encode_lengths
 from tidegate.storage.segment import SegmentHeader
 
-OPTIONS = LogOptions(segment_bytes_max=8000, index_interval_bytes=1000)
+OPTIONS = LogOptions(segment_bytes_max=8000, index_interval_bytes=1000, journal_bytes=100_000)
 PLACES = ("a/0", "a/1", "b/0", "b/1", "c/0", "c/1", "d/0")
 """Busy, idle, busy, one event now and then, empty, one that a repair has left with a gap, and one on a disk
 that refuses writes after it has taken them."""

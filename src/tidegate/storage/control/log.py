@@ -116,6 +116,11 @@ class FileControlLog:
         # In this order: the thread sets the revision before the cell.
         return ControlFile(self._directory, self._log_id, self._revision, cells=cells)
 
+    @property
+    def log_id(self) -> str:
+        """32 random hexadecimal digits, drawn for the data directory."""
+        return self._log_id
+
     def place(self, key: str) -> str:
         """See ``ControlLog``."""
         return f"{self._directory / FILE_NAMES[0]} ({key})"

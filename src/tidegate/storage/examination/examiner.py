@@ -141,8 +141,9 @@ class _Examiner:
             last.index = self._manifest.index
         self._skip_known_gaps()
         self._lose(self._directory, 0, "the newest events are missing", result.mark.next_sequence_number)
-        if self._is_rebuilt:
-            lost = Damage(self._directory, 0, "it is not known how far the log went", (self._expected, None))
+        if self._is_rebuilt or self._manifest.doubt:
+            text = self._manifest.doubt or "it is not known how far the log went"
+            lost = Damage(self._directory, 0, text, (self._expected, None))
             result.damages.append(lost)
             result.gaps.append((self._expected, self._expected + UNKNOWN_NUMBERS))
             self._expected += UNKNOWN_NUMBERS

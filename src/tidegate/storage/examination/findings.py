@@ -88,6 +88,9 @@ class Examination:
             chain=self.chain,
             last_enqueued_time_ms=self.last_enqueued_time_ms,
             gaps=merged((*self.manifest.gaps, *self.gaps)),
+            # Whatever was appended since is accounted for by the gap that a doubt leaves.
+            is_closed=self.manifest.is_closed or bool(self.manifest.doubt),
+            doubt="",
             producers=self.producers.states,
             index=self.segments[-1].index if self.segments else None,
         )
