@@ -101,6 +101,8 @@ STUCK(int, ftruncate, (int fd, off_t size), (int, off_t), (fd, size))
 
 STUCK_NOWAIT(preadv2, off_t)
 STUCK_NOWAIT(preadv64v2, off64_t)
+STUCK_NOWAIT(pwritev2, off_t)
+STUCK_NOWAIT(pwritev64v2, off64_t)
 
 #define STUCK_OPEN(name)                                                                                           \
     int name(const char *path, int flags, ...)                                                                     \
