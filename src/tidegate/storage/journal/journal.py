@@ -2,7 +2,7 @@
 
 Theory of operation. A round has written its appends to the segments, that is, to the system's page cache.
 ``commit`` puts the same bytes into the journal and syncs that. The segments are synced later: when a file is
-full, rounds go on in the other one, and a thread syncs each segment that has records in the full file, unless
+full, rounds use the other one, and a thread syncs each segment that has records in the full file, unless
 that was done since for another reason. Then the full file begins again.
 
     a round is large, or has one partition         its segments are synced: there is nothing to gain
@@ -76,7 +76,7 @@ class _JournalFile:
         self.dirty: dict[Source, int] = {}
         """Writers whose segment has records here that are perhaps not durable there, and the last round."""
         self.is_ready = True
-        """Whether rounds may go on here."""
+        """Whether rounds may continue here."""
 
 
 class Journal:
