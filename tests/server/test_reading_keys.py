@@ -104,7 +104,9 @@ def test_keys_over_http(service: HubService, scope: str | None, name: str) -> No
     assert address is not None
     policy, keys = _policy(service, scope, name), _of_service(service, _all_keys)
     paths = {
-        operation.path.format(hub=hub, policy=other, partition="0", group="$Default", publisher="p")
+        operation.path.format(
+            hub=hub, policy=other, partition="0", group="$Default", publisher="p", backup="none"
+        )
         for operation in OPERATIONS
         if operation.method == "GET"
         for hub in HUBS
