@@ -51,6 +51,9 @@ JITTER_FRACTION: Final = 0.02
 RENEWAL_NEAR_FRACTION: Final = 0.25
 """Fraction of the renewal interval: with less time left than this, leases are renewed first (our choice)."""
 
+_WITHDRAWALS_MAX: Final = 5
+"""Looks of a host that leaves for leases that it has asked for (our choice)."""
+
 
 class PartitionManager:
     """Acquires and keeps a host's share of the partitions."""
@@ -186,8 +189,7 @@ class PartitionManager:
         await self._control.close()
         try:
             if self._is_renewal_unknown or self._is_waiting:
-                snapshot = await self._look(timeout_s=self._options.renew_interval_s)
-                await self._withdraw_requests(snapshot)
+                await self._withdraw_requests()
             if self._leases:
                 await self._release(list(self._leases.values()))
         except Exception as exc:  # as in _run_cycle; leases not released expire
@@ -344,19 +346,26 @@ class PartitionManager:
         finally:
             self._handing_over.discard(partition_id)
 
-    async def _withdraw_requests(self, snapshot: LeaseSnapshot) -> None:
+    async def _withdraw_requests(self) -> None:
         """No partition is released to this host when it is gone; one that was, is taken, to be released."""
-        for partition_id, lease in snapshot.leases.items():
-            if lease.requested_by != self._owner:
-                continue
-            timeout_s = self._options.renew_interval_s
-            if lease.owner:
-                await self._call(self._store.request(self._group, lease, ""), timeout_s=timeout_s)
-                continue
-            acquire = self._store.acquire(self._group, partition_id, self._owner, expected=lease)
-            taken = await self._call(acquire, timeout_s=timeout_s)
-            if taken is not None:
-                self._leases[partition_id] = taken
+        timeout_s = self._options.renew_interval_s
+        for _ in range(_WITHDRAWALS_MAX):
+            snapshot = await self._look(timeout_s=timeout_s)
+            has_asked = False
+            for partition_id, lease in snapshot.leases.items():
+                if lease.requested_by != self._owner:
+                    continue
+                if lease.owner:
+                    request = self._store.request(self._group, lease, "")
+                    await self._call(request, timeout_s=timeout_s)
+                    has_asked = True
+                    continue
+                acquire = self._store.acquire(self._group, partition_id, self._owner, expected=lease)
+                taken = await self._call(acquire, timeout_s=timeout_s)
+                if taken is not None:
+                    self._leases[partition_id] = taken
+            if not has_asked:  # else an owner may have released the lease since the look
+                return
 
     def _start_guard(self) -> None:
         if not self._is_guarded:
