@@ -84,8 +84,7 @@ class MariadbServer(TemporaryServer):
                 else (
                     # Written at each commit, so that a killed server keeps it; the disk may have it later.
                     *("--innodb-flush-log-at-trx-commit=2", "--innodb-flush-method=nosync"),
-                    # No file and no statistics for each table: a test creates a dozen.
-                    *("--innodb-file-per-table=0", "--innodb-stats-persistent=0"),
+                    "--innodb-file-per-table=0",  # a test creates a dozen
                 )
             ),
         ]

@@ -22,7 +22,8 @@ import sqlalchemy as sa
 from tidegate.model.errors import DatabaseUnavailableError, InvalidArgumentError
 from tidegate.processor.lease import NAMES_SUFFIX, Lease, LeaseSnapshot
 from tidegate.sql.core.database import Database
-from tidegate.sql.core.failures import is_connection_lost, reason_of, translate
+from tidegate.sql.core.dialects.base import ErrorKind
+from tidegate.sql.core.failures import is_connection_lost, is_of, reason_of, translate
 from tidegate.sql.core.schema import UtcDateTime, checkpoint, in_partition_order, lease, of_consumer
 from tidegate.sql.core.values import ConsumerKey, storable_text
 
@@ -37,6 +38,9 @@ _LEASE: Final = (
     lease.c.requested_at,
 )
 """The fields of ``Lease``, of which the table has the version as an integer."""
+
+_DEADLOCKS_MAX: Final = 5
+"""Claims are tried again after so many deadlocks (our choice): MariaDB may lock more rows than asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +123,15 @@ class LeaseTable:
         A claim on the processor's own lease renews it, one with an empty owner releases it, and any other
         acquires it with the next epoch. Claims with an outdated version are lost.
         """
+        for _ in range(_DEADLOCKS_MAX):
+            try:
+                return self._claim(consumer, claims)
+            except DatabaseUnavailableError as error:
+                if error.__cause__ is None or not is_of(error.__cause__, ErrorKind.DEADLOCK):
+                    raise
+        return self._claim(consumer, claims)
+
+    def _claim(self, consumer: ConsumerKey, claims: Sequence[LeaseClaim]) -> dict[str, Lease]:
         kept, released, wanted = [], [], []
         with self._changing("claiming leases") as connection:
             known = [(each.partition_id, each.version) for each in claims if each.version is not None]
