@@ -157,6 +157,21 @@ async def test_a_backup_under_load_has_what_was_acknowledged_before(tmp_path: Pa
     assert check_log_directory(tmp_path).is_sound  # the copies went on, and share no file that changes
 
 
+async def test_a_hub_may_be_deleted_while_a_backup_begins(tmp_path: Path, tasks: TaskOwner) -> None:
+    """What is there at the moment is in it, not what was there at the request."""
+    manager = await LogManager.open(tmp_path, options=_OPTIONS)
+    await manager.create_logs("kept", 1)
+    await manager.create_logs("gone", 1)
+    await manager.open_log("gone", "0").append_nowait(b"event", [5], enqueued_time_ms=0)
+    making = tasks.start(manager.backups.create("first"), name="backup")
+    await asyncio.sleep(0)  # its directories are being made
+    await manager.delete_logs("gone")
+    await making
+    found = await _complete(manager, "first")
+    assert (found.state, found.failure, found.partition_count) == (BackupState.COMPLETE, None, 1)
+    await manager.close()
+
+
 async def test_an_empty_engine_and_idle_partitions_have_a_backup(tmp_path: Path) -> None:
     """Without a hub, without an event, and with a new segment that has none."""
     manager = await LogManager.open(tmp_path, options=_OPTIONS)

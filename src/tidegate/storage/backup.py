@@ -127,18 +127,21 @@ class FileBackups:
             raise ServerBusyError(
                 f"The backup {self._current.name} is being made.", next_step="Wait for its end, or delete it."
             )
-        writers = self._writers()
         new = self._directory / (name + _NEW_SUFFIX)
-        making = self._current = _Making(name, new, self._control.snapshot(), writers)
+        making = self._current = _Making(name, new, self._control.snapshot(), self._writers())
         try:
             await self._in_thread(partial(self._prepare, making))
+            while making.writers.keys() != (writers := self._writers()).keys():  # hubs came or went meanwhile
+                making.writers = writers
+                await self._in_thread(partial(self._prepare, making))
+            making.control = self._control.snapshot()
             await self._take_moment(making)
         except BaseException as error:
             given_up = LogFailedError("The request for the backup was given up.")
             making.fail(error if isinstance(error, TidegateError) else given_up)
             await self._in_thread(partial(self._remove_new, new))
             raise
-        making.partition_count = len(writers)
+        making.partition_count = len(making.manifests)
         making.event_count = sum(map(_event_count, making.manifests.values()))
         making.bytes_total = sum(
             each.file_bytes for manifest in making.manifests.values() for each in _files_of(manifest)
