@@ -75,7 +75,8 @@ def administration() -> Iterator[Endpoint]:
             path = re.sub(r"\{(?!hub)\w+\}", "nothing", operation.path).replace("{hub}", hub)
             is_capture = (operation.method, operation.path) == ("PUT", "/event-hubs/{hub}/capture")
             entity = (hub,) if hub and not is_capture else ()
-            rights = SEE if operation.method == "GET" and operation.path != "/audit" else MANAGE
+            is_seen = operation.method == "GET" and not operation.path.startswith(("/audit", "/backups"))
+            rights = SEE if is_seen else MANAGE
             body = "{" if operation.request is not None else ""
             yield Endpoint(operation.method, PREFIX + path, entity, rights, body)
     for hub in (ALPHA, BETA):

@@ -230,8 +230,8 @@ class PartitionReceiver(LinkHandler, AsyncClosing):
         return self._next
 
     def estimate_skip_bytes(self, sequence_number: int) -> float:
-        """Bytes that ``go_on`` from that event would fetch and drop; infinite if unknown."""
-        if self._next is None or self.is_over:
+        """Bytes that ``go_on`` from that event would fetch and drop; infinite if unknown, or not attached."""
+        if self._next is None or self.is_over or not self._is_attached:
             return math.inf
         return self._window.estimate_bytes(max(0, sequence_number - self._next) + self._unwanted)
 
