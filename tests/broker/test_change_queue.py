@@ -12,9 +12,10 @@ from tests.support.clocks import SetClock
 
 from tidegate.amqp.message import decode_message, encode_message
 from tidegate.broker import ROOT_POLICY_NAME, UNKNOWN_PEER, Actor, Broker, Claim, Grant, acting_as
+from tidegate.broker.catalog import HUB_KEYS
 from tidegate.broker.change_queue import WAITING_MAX, ChangeQueue
 from tidegate.model.audience import NAMESPACE, Audience
-from tidegate.model.errors import ServerBusyError
+from tidegate.model.errors import LogFailedError, ServerBusyError
 from tidegate.transport.tasks import TaskOwner
 from tidegate.wire.administration import AdministrationRequest
 from tidegate.wire.request_response import Response
@@ -144,6 +145,38 @@ async def test_a_manager_cannot_keep_its_policy_by_many_changes(clock: SetClock)
     actions = [record.action for record in broker.audit.newest_first()]
     assert actions[:3] == ["deletePolicy", "updateEventHub", "createPolicy"]
     assert Counter(answer.status_code for answer in answers) == {200: 1, 401: 16, 429: 31}
+    await broker.close()
+
+
+async def test_a_cancellation_ends_nobody_elses_change(
+    clock: SetClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A change is cut off, made all the same, and fails at its next step: the change after it is not ended
+    in its place."""
+    engine = MemoryEngine()
+    broker = await Broker.open(engine, clock=clock)
+    change, is_written = engine.control.change, asyncio.Event()
+
+    async def write(key: str, value: bytes | None, *, expected_version: int) -> int:
+        version = await change(key, value, expected_version=expected_version)
+        if key.startswith(HUB_KEYS) and not is_written.is_set():
+            is_written.set()
+            await asyncio.Event().wait()
+        return version
+
+    def refuse(*_: object, **__: object) -> None:
+        raise LogFailedError("The audit trail is gone.")
+
+    monkeypatch.setattr(engine.control, "change", write)
+    async with TaskOwner("test") as tasks, asyncio.timeout(30):
+        cut_off = tasks.start(broker.create_event_hub("first", partition_count=1), name="creation")
+        await is_written.wait()
+        with monkeypatch.context() as failing:
+            failing.setattr(broker.audit, "record", refuse)
+            cut_off.cancel()
+            await asyncio.wait([cut_off])
+        assert cut_off.cancelled()
+        await broker.create_event_hub("second", partition_count=1)
     await broker.close()
 
 

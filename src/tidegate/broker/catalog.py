@@ -218,11 +218,12 @@ def serialized(
     async def change(self: _Owner, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         async with self._catalog.changes.turn(current_actor()):
             self._catalog.check_actor()
-            result = await method(self, *args, **kwargs)
-            cut_off, self._catalog.cut_off = self._catalog.cut_off, None
-            if cut_off is not None:
-                raise cut_off
-            return result
+            try:
+                return await method(self, *args, **kwargs)
+            finally:
+                cut_off, self._catalog.cut_off = self._catalog.cut_off, None
+                if cut_off is not None:  # also in place of what failed afterwards: nobody waits for that
+                    raise cut_off
 
     return change
 
