@@ -23,7 +23,7 @@ from tidegate.model.errors import DirectoryInUseError, InvalidArgumentError, Not
 from tidegate.model.pipeline_status import PipelineState, PipelineStatus, ProcessIdentity
 from tidegate.spark.progress.batches import BatchProgress
 from tidegate.spark.progress.listener import ProgressListener
-from tidegate.spark.progress.metrics import PIPELINE_METRICS
+from tidegate.spark.progress.metrics import PipelineCollector
 from tidegate.spark.progress.report import PipelineReporter
 from tidegate.transport.clock import SystemClock
 from tidegate.transport.status_files import PipelineFiles, is_there, process_start, this_process
@@ -279,8 +279,8 @@ def test_every_metric_has_its_number() -> None:
     status = BatchProgress.parse(progress()).applied_to(STATUS)
     samples = {
         (sample.name, *sample.labels.values()): sample.value
-        for row in PIPELINE_METRICS
-        for sample in row.family(status).samples
+        for family in PipelineCollector(lambda: status).collect()
+        for sample in family.samples
     }
     assert samples["tidegate_pipeline_events_total", "delays"] == 100
     assert samples["tidegate_pipeline_lag_events", "delays", "0"] == 40

@@ -13,6 +13,7 @@ import dataclasses
 import inspect
 from collections.abc import Iterator, Mapping
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from tidegate.gateway.administration.operations import OPERATIONS, PREFIX
 from tidegate.gateway.administration.shapes import Shape, schemas
 from tidegate.gateway.metrics import METRICS
 from tidegate.gateway.metrics import PREFIX as METRIC_PREFIX
+from tidegate.metric_rows import MetricRow
 from tidegate.model import errors, limits
 from tidegate.spark.progress.metrics import PIPELINE_METRICS
 from tidegate.spark.progress.metrics import PREFIX as PIPELINE_METRIC_PREFIX
@@ -274,11 +276,7 @@ def _metric_page() -> str:
         "| metric | kind | further labels | |",
         "|---|---|---|---|",
     ]
-    for metric in PIPELINE_METRICS:
-        labels = ", ".join(f"`{label}`" for label in metric.labels)
-        kind = "counter" if metric.is_counter else "gauge"
-        name = PIPELINE_METRIC_PREFIX + metric.name
-        lines.append(f"| `{name}` | {kind} | {labels} | {metric.description} |")
+    lines += map(partial(_metric_line, PIPELINE_METRIC_PREFIX), PIPELINE_METRICS)
     lines += [
         "",
         "## Of Event Processor Hosts",
@@ -289,12 +287,15 @@ def _metric_page() -> str:
         "| metric | kind | further labels | |",
         "|---|---|---|---|",
     ]
-    for each in HOST_METRICS:
-        labels = ", ".join(f"`{label}`" for label in each.labels)
-        kind = "counter" if each.is_counter else "gauge"
-        lines.append(f"| `{HOST_METRIC_PREFIX}{each.name}` | {kind} | {labels} | {each.description} |")
+    lines += map(partial(_metric_line, HOST_METRIC_PREFIX), HOST_METRICS)
     lines.append(f"| `{HOST_METRIC_PREFIX}{RESTARTS[0]}` | counter | | {RESTARTS[1]} |")
     return "\n".join(lines) + "\n"
+
+
+def _metric_line(prefix: str, row: MetricRow[Any]) -> str:
+    labels = ", ".join(f"`{label}`" for label in row.labels)
+    kind = "counter" if row.is_counter else "gauge"
+    return f"| `{prefix}{row.name}` | {kind} | {labels} | {row.description} |"
 
 
 def _shape_link(shape: type[Shape]) -> str:

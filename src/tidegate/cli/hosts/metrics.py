@@ -2,59 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from tidegate.cli.hosts.report import HostReport
+from tidegate.metric_rows import MetricRow
 
 PREFIX: Final = "tidegate_host_"
 
-Samples = Iterable[tuple[tuple[str, ...], float]]
-"""(label values without ``host``, value) of each sample."""
-
-
-@dataclass(frozen=True, slots=True)
-class HostMetric:
-    """One row of the table."""
-
-    name: str
-    """Without ``PREFIX``; a counter's ends in ``_total``."""
-    description: str
-    read: Callable[[HostReport], Samples]
-    labels: tuple[str, ...] = ()
-    """Besides ``host``."""
-
-    @property
-    def is_counter(self) -> bool:
-        """Whether it only grows, from 0 when the host's process starts."""
-        return self.name.endswith("_total")
-
-    def family(self, reports: Iterable[HostReport]) -> Metric:
-        """The metric with the numbers of all hosts."""
-        kind = CounterMetricFamily if self.is_counter else GaugeMetricFamily
-        family = kind(PREFIX + self.name, self.description, labels=("host", *self.labels))
-        for report in reports:
-            for labels, value in self.read(report):
-                family.add_metric((report.host, *labels), value)
-        return family
-
-
-HOST_METRICS: Final = (
-    HostMetric("partitions", "Partitions that the host owns.", lambda host: [((), len(host.partitions))]),
-    HostMetric(
+HOST_METRICS: Final[tuple[MetricRow[HostReport], ...]] = (
+    MetricRow("partitions", "Partitions that the host owns.", lambda host: [((), len(host.partitions))]),
+    MetricRow(
         "events_total", "Events processed; a repeated batch counts again.",
         lambda host: [((), host.events_total)],
     ),
-    HostMetric(
+    MetricRow(
         "partition_state", "1 for the state that an owned partition is in.",
         lambda host: [((each.partition, each.state), 1.0) for each in host.partitions],
         ("partition", "state"),
     ),
-    HostMetric(
+    MetricRow(
         "partition_next_sequence_number", "The first event of the partition that is not processed.",
         lambda host: [
             ((each.partition,), each.next_sequence_number)
@@ -62,7 +32,7 @@ HOST_METRICS: Final = (
         ],
         ("partition",),
     ),
-    HostMetric(
+    MetricRow(
         "partition_last_progress_seconds",
         "When a batch of the partition was last processed, in seconds since 1970-01-01 UTC.",
         lambda host: [
@@ -71,7 +41,7 @@ HOST_METRICS: Final = (
         ],
         ("partition",),
     ),
-    HostMetric(
+    MetricRow(
         "partition_failing", "1 if the latest attempt to process the partition failed, else 0.",
         lambda host: [((each.partition,), float(each.error is not None)) for each in host.partitions],
         ("partition",),
@@ -92,9 +62,9 @@ class HostCollector(Collector):
         self._restarts = restarts
 
     def collect(self) -> Iterator[Metric]:
-        reports = list(self._reports.values())
+        reports = [(report.host, report) for report in self._reports.values()]
         for row in HOST_METRICS:
-            yield row.family(reports)
+            yield row.family(PREFIX, "host", reports)
         if self._restarts is not None:
             name, description = RESTARTS
             yield CounterMetricFamily(PREFIX + name, description, value=self._restarts())

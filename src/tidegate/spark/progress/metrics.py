@@ -5,48 +5,20 @@ It counts nothing itself: the numbers are those of the status file.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from operator import attrgetter
 from typing import Final
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from tidegate.metric_rows import MetricRow, Samples
 from tidegate.model.pipeline_status import PipelineState, PipelineStatus
 
 PREFIX: Final = "tidegate_pipeline_"
 
-Samples = Iterable[tuple[tuple[str, ...], float]]
-"""(label values without ``pipeline``, value) of each sample."""
 
-
-@dataclass(frozen=True, slots=True)
-class PipelineMetric:
-    """One row of the table."""
-
-    name: str
-    """Without ``PREFIX``; a counter's ends in ``_total``."""
-    description: str
-    read: Callable[[PipelineStatus], Samples]
-    labels: tuple[str, ...] = ()
-    """Besides ``pipeline``."""
-
-    @property
-    def is_counter(self) -> bool:
-        """Whether it only grows, from 0 at each start."""
-        return self.name.endswith("_total")
-
-    def family(self, status: PipelineStatus) -> Metric:
-        """The metric with its current numbers."""
-        kind = CounterMetricFamily if self.is_counter else GaugeMetricFamily
-        family = kind(PREFIX + self.name, self.description, labels=("pipeline", *self.labels))
-        for labels, value in self.read(status):
-            family.add_metric((status.name, *labels), value)
-        return family
-
-
-def _of(name: str, description: str, field: str, *, scale: float = 1.0) -> PipelineMetric:
+def _of(name: str, description: str, field: str, *, scale: float = 1.0) -> MetricRow[PipelineStatus]:
     """A number of ``PipelineStatus``; omitted while it is unknown."""
     read = attrgetter(field)
 
@@ -54,11 +26,11 @@ def _of(name: str, description: str, field: str, *, scale: float = 1.0) -> Pipel
         value = read(status)
         return [] if value is None else [((), float(value) * scale)]
 
-    return PipelineMetric(name, description, samples)
+    return MetricRow(name, description, samples)
 
 
-PIPELINE_METRICS: Final = (
-    PipelineMetric(
+PIPELINE_METRICS: Final[tuple[MetricRow[PipelineStatus], ...]] = (
+    MetricRow(
         "state", "1 for the state that the pipeline is in.",
         lambda status: [((status.state.value,), 1.0)], ("state",),
     ),
@@ -70,7 +42,7 @@ PIPELINE_METRICS: Final = (
     _of("processed_events_per_second", "Events of the last micro-batch per second of its duration.",
         "processed_events_per_s"),
     _of("batch_seconds", "Duration of the last micro-batch.", "batch_ms", scale=0.001),
-    PipelineMetric(
+    MetricRow(
         "lag_events", "Events that were not yet read when the last micro-batch was planned.",
         lambda status: [((key,), float(lag)) for key, lag in status.lag_by_partition.items()],
         ("partition",),
@@ -79,11 +51,11 @@ PIPELINE_METRICS: Final = (
         "dead_letters_open"),
     _of("state_rows", "Rows in the query's state; absent if it has none.", "state_rows"),
     _of("state_bytes", "Memory of the query's state.", "state_bytes"),
-    PipelineMetric(
+    MetricRow(
         "watermark_seconds", "The watermark, in seconds since 1970-01-01 UTC.",
         lambda status: [] if status.watermark is None else [((), status.watermark.timestamp())],
     ),
-    PipelineMetric(
+    MetricRow(
         "up", "1 while the query runs.",
         lambda status: [((), float(status.state is PipelineState.RUNNING))],
     ),
@@ -100,4 +72,4 @@ class PipelineCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         status = self._status()
         for row in PIPELINE_METRICS:
-            yield row.family(status)
+            yield row.family(PREFIX, "pipeline", [(status.name, status)])
