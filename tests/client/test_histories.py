@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.client import EventHubConsumer, EventHubProducer, PartitionReceiver
+from tidegate.client import BlockingConsumer, EventHubConsumer, EventHubProducer, PartitionReceiver, blocking
 from tidegate.model.errors import LogDivergedError
 from tidegate.model.events import EventData
 from tidegate.model.position import EventPosition
@@ -114,6 +115,29 @@ async def test_a_reader_that_waits_while_an_older_log_is_restored_gets_the_error
             await send(service, 200)
             with pytest.raises(LogDivergedError, match="which this log does not have"):
                 await read(receiver, 250)
+    finally:
+        service.stop()
+
+
+def test_a_receiver_that_was_kept_takes_no_history_to_another_log(
+    service: HubService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A range without a history is read of whatever log there is, as by a new consumer."""
+    monkeypatch.setattr(blocking, "_IDLE_S", 60.0)
+    with service:
+        asyncio.run(send(service, 50))
+    shutil.copytree(service.data_dir, tmp_path / "backup")
+    service.start()
+    try:
+        asyncio.run(send(service, 100))
+        with BlockingConsumer(service.connection_string, _HUB) as consumer:
+            assert sum(map(len, consumer.read_encoded("0", 0, 150))) == 150
+            service.stop()
+            shutil.rmtree(service.data_dir)
+            shutil.copytree(tmp_path / "backup", service.data_dir)
+            service.start()
+            asyncio.run(send(service, 150))
+            assert sum(map(len, consumer.read_encoded("0", 150, 200))) == 50
     finally:
         service.stop()
 

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from azure.eventhub import EventData
 from tests.interop.support import SdkTarget, target_of
 from tests.sql.support import CONSUMER
@@ -23,6 +24,7 @@ from tidegate.model.errors import DatabaseUnavailableError, InvalidArgumentError
 from tidegate.processor.checkpoint import ProcessorCheckpoint
 from tidegate.processor.lease import GroupKey
 from tidegate.sql import CheckpointReader, ConsumerKey, Database, SqlStore, UnitOfWork, read_group_view
+from tidegate.sql.core.schema import lease, of_consumer
 from tidegate.sql.stores.azure_checkpoint_store import AsyncSqlCheckpointStore, Ownership, SqlCheckpointStore
 from tidegate.sql.stores.checkpoint_moves import move_checkpoint
 from tidegate.testing.hub import HubService
@@ -134,6 +136,42 @@ def test_claimers_that_race_win_each_etag_once(store: SqlCheckpointStore) -> Non
     for row in store.list_ownership(*PLACE):
         won = [int(str(etag)) for partition, etag in wins if partition == row["partition_id"]]
         assert sorted(won) == list(range(1, int(str(row["etag"])) + 1))
+
+
+def test_a_claim_outlasts_a_deadlock(mariadb_url: str) -> None:
+    """MariaDB ends the transaction that has changed less; the claim is made again."""
+    with Database.open(mariadb_url) as database, Database.open(mariadb_url) as others:
+        store = SqlCheckpointStore(database)
+        held = store.claim_ownership([wanted("0", "a"), wanted("1", "a")])
+        won: list[Ownership] = []
+        rows = lease.select().where(of_consumer(lease, CONSUMER))
+        with others.writing() as connection, connection.begin():
+            row = dict(
+                connection.execute(rows.where(lease.c.partition_id == "1").with_for_update()).one()._mapping
+            )
+            connection.execute(lease.insert(), [row | {"consumer_group": f"other {n}"} for n in range(50)])
+            claiming = threading.Thread(
+                target=lambda: won.extend(store.claim_ownership([{**each, "owner_id": "b"} for each in held]))
+            )
+            claiming.start()
+            deadline = time.monotonic() + WAIT_S
+            while not is_locked(mariadb_url, "0"):
+                assert time.monotonic() < deadline
+            connection.execute(rows.where(lease.c.partition_id == "0").with_for_update()).one()
+        claiming.join(WAIT_S)
+    assert [each["partition_id"] for each in won] == ["0", "1"]
+
+
+def is_locked(url: str, partition_id: str) -> bool:
+    """Whether a transaction has locked a partition's lease."""
+    row = lease.select().where(of_consumer(lease, CONSUMER, partition_id))
+    with Database.open(url) as looking, looking.writing() as connection:
+        try:
+            with connection.begin():
+                connection.execute(row.with_for_update(nowait=True)).one()
+        except sa.exc.OperationalError:
+            return True
+    return False
 
 
 def test_checkpoints_come_back_as_given(database: Database, store: SqlCheckpointStore) -> None:

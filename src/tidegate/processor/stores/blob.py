@@ -281,14 +281,12 @@ class BlobStore:
             return self._names[group]
 
     async def _agree_on_name(self, group: GroupKey) -> str:
-        if group.namespace in (group.authority, without_port(group.authority)):
-            return chosen_name(
-                group, await self._used_names(group)
-            )  # it has no id by which hosts could agree
-        place = f"{_NAMES}/{group.namespace}/{group.event_hub}/{group.consumer_group}"
-        blob = self._container.get_blob_client(place)
         used = await self._used_names(group)
         name = chosen_name(group, used)
+        if group.namespace in (group.authority, without_port(group.authority)):
+            return name  # it has no id by which hosts could agree
+        place = f"{_NAMES}/{group.namespace}/{group.event_hub}/{group.consumer_group}"
+        blob = self._container.get_blob_client(place)
         async with self._slots:
             with contextlib.suppress(_RefusedError), self._translated_errors():
                 await blob.upload_blob(b"", overwrite=False, metadata={_NAME: name})
