@@ -17,7 +17,7 @@ from tests.cli.support import COMMAND, run_tidegate
 from tidegate.server.opening import open_broker
 from tidegate.storage.check import check_log_directory
 from tidegate.storage.options import LogOptions
-from tidegate.storage.segment import SEGMENT_SUFFIX
+from tidegate.storage.segments.segment import SEGMENT_SUFFIX
 from tidegate.transport.clock import SystemClock
 from tidegate.wire.batch import wrap_event
 

@@ -16,9 +16,9 @@ from tidegate.console.explorer.events import BrokerEvents
 from tidegate.console.explorer.values import EventQuery
 from tidegate.model.events import EventData
 from tidegate.model.position import EventPosition
-from tidegate.storage import segment_reader
 from tidegate.storage.partition_log import FilePartitionLog
 from tidegate.storage.record import BatchHeader, decode_header
+from tidegate.storage.segments import segment_reader
 
 
 @pytest.mark.parametrize("is_newest_first", [False, True], ids=["oldest", "newest"])

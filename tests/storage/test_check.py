@@ -21,7 +21,7 @@ from tidegate.storage.files import OsFiles
 from tidegate.storage.log_manager import LogManager
 from tidegate.storage.manifest import ManifestFiles
 from tidegate.storage.options import LogOptions
-from tidegate.storage.segment import decode_segment_header
+from tidegate.storage.segments.segment import decode_segment_header
 
 _OPTIONS = LogOptions(segment_bytes_max=2000, index_interval_bytes=300, journal_bytes=20_000)
 _EVENTS = 60

@@ -24,7 +24,7 @@ from tidegate.storage.log_manager import LogManager
 from tidegate.storage.options import LogOptions
 from tidegate.storage.partition_log import FilePartitionLog
 from tidegate.storage.record import ProducerBatch
-from tidegate.storage.segment import segment_path
+from tidegate.storage.segments.segment import segment_path
 
 _DATA = Path("/data")
 _DIRECTORY = _DATA / "logs/hub/0"
@@ -403,7 +403,7 @@ async def test_a_clean_start_reads_only_the_manifest(monkeypatch: pytest.MonkeyP
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("a batch was read")
 
-    monkeypatch.setattr("tidegate.storage.segment_reader.decode_header", refuse)
+    monkeypatch.setattr("tidegate.storage.segments.segment_reader.decode_header", refuse)
     manager, (log, _) = await _open(files)
     assert log.view.next_sequence_number == 20
     await manager.close()

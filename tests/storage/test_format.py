@@ -20,7 +20,7 @@ from tidegate.storage.files import OsFiles
 from tidegate.storage.log_manager import LogManager
 from tidegate.storage.manifest import MANIFEST_NAMES, Manifest, ManifestFiles
 from tidegate.storage.options import LogOptions
-from tidegate.storage.segment import decode_segment_header, encode_segment_header
+from tidegate.storage.segments.segment import decode_segment_header, encode_segment_header
 
 _OPTIONS = LogOptions(segment_bytes_max=1000, index_interval_bytes=300, journal_bytes=20_000)
 _EVENTS = 20

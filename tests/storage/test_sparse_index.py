@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.storage.sparse_index import SparseIndex
+from tidegate.storage.segments.sparse_index import SparseIndex
 
 _BATCHES = st.lists(
     st.tuples(st.integers(1, 5), st.integers(0, 3), st.integers(70, 400)), min_size=1, max_size=60

@@ -32,7 +32,7 @@ from tidegate.storage.files import Files, write_all
 from tidegate.storage.group_commit import GroupCommit
 from tidegate.storage.manifest import Manifest, ManifestFiles
 from tidegate.storage.partition_writer import PartitionWriter
-from tidegate.storage.segment import Segment
+from tidegate.storage.segments.segment import Segment
 from tidegate.storage.write_errors import step_error
 
 BACKUPS_NAME: Final = "backups"

@@ -28,7 +28,7 @@ from tidegate.storage.log_manager import LOCK_NAME, LOGS_NAME
 from tidegate.storage.manifest import ManifestFiles, with_history
 from tidegate.storage.options import LogOptions
 from tidegate.storage.recovery import NEW_SUFFIX
-from tidegate.storage.segment import LOG_ID_BYTES, encode_segment_header
+from tidegate.storage.segments.segment import LOG_ID_BYTES, encode_segment_header
 
 DAMAGED_SUFFIX: Final = ".damaged"
 

@@ -22,7 +22,6 @@ from typing import Final, TypeVar
 
 from tidegate.model.errors import ClosedError, LogFailedError, ServerBusyError, TidegateError
 from tidegate.storage.backup import FileBackups, remove_leftovers
-from tidegate.storage.cold_reads import InlineExecutor
 from tidegate.storage.control.log import FileControlLog
 from tidegate.storage.engine import PartitionLog
 from tidegate.storage.failed_log import FailedLog
@@ -35,8 +34,9 @@ from tidegate.storage.options import LogOptions
 from tidegate.storage.partition_log import FilePartitionLog
 from tidegate.storage.partition_writer import AppendRequest, PartitionWriter
 from tidegate.storage.recovery import RecoveredLog, create_log, recover_log
-from tidegate.storage.segment import LOG_ID_BYTES
-from tidegate.storage.segment_reader import SegmentCache
+from tidegate.storage.segments.cold_reads import InlineExecutor
+from tidegate.storage.segments.segment import LOG_ID_BYTES
+from tidegate.storage.segments.segment_reader import SegmentCache
 from tidegate.storage.write_errors import Reserve, step_error
 
 LOGS_NAME: Final = "logs"

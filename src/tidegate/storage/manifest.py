@@ -29,8 +29,8 @@ from tidegate.model.history import HISTORIES_MAX, History
 from tidegate.storage.files import Files, read_whole, write_all
 from tidegate.storage.producers import ProducerState, StoredBatch
 from tidegate.storage.record import OTHER_VERSION
-from tidegate.storage.segment import Segment, SegmentHeader
-from tidegate.storage.sparse_index import SparseIndex
+from tidegate.storage.segments.segment import Segment, SegmentHeader
+from tidegate.storage.segments.sparse_index import SparseIndex
 
 MANIFEST_NAMES: Final = ("manifest.0", "manifest.1")
 _COPY_START: Final = 4096

@@ -11,7 +11,7 @@ from typing import Any
 from tidegate.model.history import History
 from tidegate.storage.manifest import Manifest, ManifestFiles, Mark, with_history
 from tidegate.storage.producers import ProducerTable
-from tidegate.storage.segment import LogView, Segment
+from tidegate.storage.segments.segment import LogView, Segment
 
 _CUTS_MAX = 100
 """Our choice. Beyond the oldest known one, a repair gives up more if a write comes back."""

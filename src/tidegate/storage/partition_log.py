@@ -17,15 +17,15 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from tidegate.model.errors import LogFailedError, ServerBusyError, TidegateError
-from tidegate.storage.cold_reads import RECENT_BYTES, ColdReads, NotInMemory, Warmed
 from tidegate.storage.engine import Bounds, closed_error, copy_error
 from tidegate.storage.group_commit import GroupCommit
 from tidegate.storage.partition_writer import AppendRequest, PartitionWriter
 from tidegate.storage.producers import ProducerState
 from tidegate.storage.record import AppendResult, ProducerBatch, RecordBatch, encode_lengths
-from tidegate.storage.segment import LogView, Segment, corrupt_error, iter_headers
-from tidegate.storage.segment_reader import SegmentCache, read_batches
-from tidegate.storage.sparse_index import NO_TIME
+from tidegate.storage.segments.cold_reads import RECENT_BYTES, ColdReads, NotInMemory, Warmed
+from tidegate.storage.segments.segment import LogView, Segment, corrupt_error, iter_headers
+from tidegate.storage.segments.segment_reader import SegmentCache, read_batches
+from tidegate.storage.segments.sparse_index import NO_TIME
 from tidegate.storage.write_errors import is_shortage_error, shortage_error
 
 _PLACES_MAX = 256

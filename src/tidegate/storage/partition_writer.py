@@ -44,7 +44,7 @@ from tidegate.storage.record import (
     checksum_of,
     encode_batch,
 )
-from tidegate.storage.segment import (
+from tidegate.storage.segments.segment import (
     SEGMENT_HEADER_BYTES,
     LogView,
     Segment,
@@ -52,7 +52,7 @@ from tidegate.storage.segment import (
     encode_segment_header,
     segment_path,
 )
-from tidegate.storage.sparse_index import SparseIndex
+from tidegate.storage.segments.sparse_index import SparseIndex
 from tidegate.storage.write_errors import Reserve, is_full_error, is_shortage_error, shortage_error
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from tidegate.storage.manifest import MANIFEST_NAMES, Manifest, ManifestFiles, p
 from tidegate.storage.manifest_writer import ManifestWriter
 from tidegate.storage.options import LogOptions
 from tidegate.storage.producers import ProducerTable
-from tidegate.storage.segment import INDEX_SUFFIX, LogView, Segment, corrupt_error
+from tidegate.storage.segments.segment import INDEX_SUFFIX, LogView, Segment, corrupt_error
 
 NEW_SUFFIX: Final = ".new"
 """Of the directory of a log that is being created."""

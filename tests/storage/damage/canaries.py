@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tidegate.storage import partition_writer, record, segment
+from tidegate.storage import partition_writer, record
 from tidegate.storage.manifest import ManifestFiles
+from tidegate.storage.segments import segment
 
 DEFENCES = ("seed", "chain", "mark")
 

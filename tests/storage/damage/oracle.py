@@ -16,7 +16,7 @@ from tidegate.storage.check import CheckReport, check_log_directory
 from tidegate.storage.examination.findings import Damage
 from tidegate.storage.log_manager import LogManager
 from tidegate.storage.partition_log import FilePartitionLog
-from tidegate.storage.segment import SEGMENT_HEADER_BYTES
+from tidegate.storage.segments.segment import SEGMENT_HEADER_BYTES
 
 Failures = list[tuple[str, str]]
 """(kind, details): lost silently, altered, reused, traceback, repair lost, repair start, disagreement, too

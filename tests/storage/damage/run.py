@@ -17,7 +17,7 @@ from tests.storage.damage.worlds import PLACES, World, make_world
 from tidegate.storage.examination.examiner import examine
 from tidegate.storage.files import OsFiles
 from tidegate.storage.options import LogOptions
-from tidegate.storage.segment_reader import iter_batches
+from tidegate.storage.segments.segment_reader import iter_batches
 
 
 @dataclass(slots=True)

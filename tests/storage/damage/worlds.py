@@ -25,7 +25,7 @@ from tidegate.storage.files import OsFiles, WritableFile
 from tidegate.storage.log_manager import LogManager
 from tidegate.storage.options import LogOptions
 from tidegate.storage.record import encode_batch, encode_lengths
-from tidegate.storage.segment import SegmentHeader
+from tidegate.storage.segments.segment import SegmentHeader
 
 OPTIONS = LogOptions(segment_bytes_max=8000, index_interval_bytes=1000, journal_bytes=100_000)
 PLACES = ("a/0", "a/1", "b/0", "b/1", "c/0", "c/1", "d/0")

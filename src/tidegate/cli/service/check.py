@@ -98,7 +98,7 @@ def _check_logs(directory: Path, *, repair: bool, is_shown: bool) -> CheckReport
 def segment_bytes(data_directory: Path) -> int:
     """Bytes of all segments of a data directory, without those that a service removes meanwhile."""
     from tidegate.storage.log_manager import LOGS_NAME
-    from tidegate.storage.segment import SEGMENT_SUFFIX
+    from tidegate.storage.segments.segment import SEGMENT_SUFFIX
 
     total = 0
     for segment in (data_directory / LOGS_NAME).glob(f"*/*/*{SEGMENT_SUFFIX}"):

@@ -33,7 +33,7 @@ from tidegate.storage.manifest import FoundManifest, Manifest, ManifestFiles, Ma
 from tidegate.storage.options import LogOptions
 from tidegate.storage.producers import ProducerTable
 from tidegate.storage.record import NO_PRODUCER_ID, BatchHeader, ProducerBatch
-from tidegate.storage.segment import (
+from tidegate.storage.segments.segment import (
     FIRST_FORMAT_MAGIC,
     SEGMENT_HEADER_BYTES,
     Segment,
@@ -43,7 +43,7 @@ from tidegate.storage.segment import (
     segment_bases,
     segment_path,
 )
-from tidegate.storage.sparse_index import SparseIndex
+from tidegate.storage.segments.sparse_index import SparseIndex
 
 UNKNOWN_NUMBERS: Final = 1_000_000_000
 """Our choice: so many numbers are left out where it is not known how many were given, so that none is given

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tidegate.storage.manifest import Manifest, Mark, merged
 from tidegate.storage.producers import ProducerTable
-from tidegate.storage.segment import Segment, SegmentHeader
+from tidegate.storage.segments.segment import Segment, SegmentHeader
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from tidegate.storage.files import ReadableFile
 from tidegate.storage.record import HEADER_BYTES, MAGIC, BatchHeader, decode_header
-from tidegate.storage.segment import Segment, iter_headers
-from tidegate.storage.segment_reader import iter_batches
-from tidegate.storage.sparse_index import SparseIndex
+from tidegate.storage.segments.segment import Segment, iter_headers
+from tidegate.storage.segments.segment_reader import iter_batches
+from tidegate.storage.segments.sparse_index import SparseIndex
 
 _CHUNK_BYTES = 1024 * 1024
 

@@ -24,7 +24,7 @@ from tidegate.storage.journal.overlay import Patches
 from tidegate.storage.journal.reading import read_journal
 from tidegate.storage.journal.records import JournalRecord
 from tidegate.storage.manifest import FoundManifest, ManifestFiles, mark_patch, with_doubt
-from tidegate.storage.segment import (
+from tidegate.storage.segments.segment import (
     SEGMENT_HEADER_BYTES,
     SegmentHeader,
     decode_segment_header,

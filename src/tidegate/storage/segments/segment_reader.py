@@ -9,16 +9,16 @@ import logging
 from collections import OrderedDict
 from collections.abc import Iterator
 
-from tidegate.storage.cold_reads import CachedFile, NotInMemory, Warmed
 from tidegate.storage.files import Files, ReadableFile, read_whole, replace_whole
 from tidegate.storage.record import HEADER_BYTES, BatchHeader, RecordBatch, decode_body, decode_header
-from tidegate.storage.segment import (
+from tidegate.storage.segments.cold_reads import CachedFile, NotInMemory, Warmed
+from tidegate.storage.segments.segment import (
     Segment,
     check_segment_header,
     corrupt_error,
     iter_headers,
 )
-from tidegate.storage.sparse_index import SparseIndex
+from tidegate.storage.segments.sparse_index import SparseIndex
 
 _CHUNK_BYTES = 1024 * 1024
 _logger = logging.getLogger(__name__)

@@ -25,10 +25,10 @@ from typing import Final
 import google_crc32c
 
 from tidegate.model.errors import LogCorruptError, LogFormatError
-from tidegate.storage.cold_reads import CachedFile
 from tidegate.storage.files import ReadableFile, WritableFile
 from tidegate.storage.record import HEADER_BYTES, OTHER_VERSION, BatchHeader, decode_header
-from tidegate.storage.sparse_index import SparseIndex
+from tidegate.storage.segments.cold_reads import CachedFile
+from tidegate.storage.segments.sparse_index import SparseIndex
 
 SEGMENT_SUFFIX: Final = ".log"
 INDEX_SUFFIX: Final = ".index"

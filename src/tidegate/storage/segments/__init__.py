@@ -1,0 +1,1 @@
+"""The segments of a log: their format, and reading them."""
