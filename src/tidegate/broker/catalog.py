@@ -222,7 +222,7 @@ def serialized(
                 return await method(self, *args, **kwargs)
             finally:
                 cut_off, self._catalog.cut_off = self._catalog.cut_off, None
-                if cut_off is not None:  # also in place of what failed afterwards: nobody waits for that
+                if cut_off is not None:  # also in place of what failed afterwards: its caller is gone
                     raise cut_off
 
     return change
