@@ -148,9 +148,7 @@ async def test_a_manager_cannot_keep_its_policy_by_many_changes(clock: SetClock)
     await broker.close()
 
 
-async def test_a_cancellation_ends_no_other_change(
-    clock: SetClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_cancellation_ends_no_other_change(clock: SetClock, monkeypatch: pytest.MonkeyPatch) -> None:
     """A change is cut off, made all the same, and fails at its next step: the change after it is not ended
     in its place."""
     engine = MemoryEngine()
