@@ -10,7 +10,7 @@ PYTEST = $(VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-
 # Compiled modules are kept even where the environment forbids it: else each process compiles what it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test quick long damage check docs site bench floods screenshots chaos chaos-hosts chaos-spark interop lock audit sbom clean npm vendor
+.PHONY: demo test quick long damage crashes check docs site bench floods screenshots chaos chaos-hosts chaos-spark interop lock audit sbom clean npm vendor
 
 demo: $(STAMP)  ## set up and run the main job: real flights through the log and Spark into SQL
 	$(BIN)/python -m examples.flights $(ARGS)
@@ -62,6 +62,9 @@ floods: $(STAMP)  ## attack a service of our own on loopback: what a quiet user 
 
 damage: $(STAMP)  ## damage real logs at random, N times: nothing may be lost in silence, altered, or given again
 	$(BIN)/python -m tests.storage.damage --cases $(or $(N),3000) $(ARGS)
+
+crashes: $(STAMP)  ## N power losses of a simulated disk, and N kills of a process that appends: nothing may be lost
+	$(BIN)/python -m tests.storage.crashes --losses $(or $(N),1000) --kills $(or $(N),1000) $(ARGS)
 
 chaos: chaos-hosts chaos-spark  ## a million events each through hosts and through a Spark cluster under faults
 

@@ -1,7 +1,8 @@
 """A disk in memory that can be full, write short, fail to sync, and lose power.
 
 Faithful in what matters to a log: what was not synced may be lost, in whole or sector by sector and in any
-order; so may creations, renames and removals in a directory that was not synced.
+order; so may creations, renames and removals in a directory that was not synced, of files and of directories,
+and with a directory all that is in it.
 """
 
 from __future__ import annotations
@@ -41,14 +42,31 @@ class _Inode:
         target[position : position + len(data)] = data
 
 
+class _Directory:
+    """What of a directory is durable, and what may be."""
+
+    def __init__(self) -> None:
+        self.durable: _Names = {}
+        self.pending: list[_Names] = []
+        """Each happens as a whole or not at all."""
+
+    def sync(self) -> None:
+        for change in self.pending:
+            self.durable.update(change)
+        self.pending.clear()
+
+
+_Names = dict[str, _Inode | _Directory | None]
+"""None: there is no such name any more."""
+_ROOT = Path("/")
+
+
 class SimulatedFiles:
     """A ``Files`` in memory. Set the faults as attributes between calls."""
 
     def __init__(self) -> None:
         self.entries: dict[Path, _Inode] = {}
-        self.durable_entries: dict[Path, _Inode] = {}
-        self.directories: set[Path] = set()
-        self.pending_entries: list[tuple[Path, _Inode | None]] = []
+        self.directories: dict[Path, _Directory] = {_ROOT: _Directory()}
         self.space_left: int | None = None
         """Bytes by which files may still grow before ENOSPC; None: no limit."""
         self.write_bytes_max: int | None = None
@@ -99,15 +117,9 @@ class SimulatedFiles:
         share: of the sectors not synced that survive; None: chosen for each file.
         """
         after = SimulatedFiles()
-        after.directories = set(self.directories)
-        entries = dict(self.durable_entries)
-        for path, inode in self.pending_entries:
-            if randomness.random() < 0.5:
-                if inode is None:
-                    entries.pop(path, None)
-                else:
-                    entries[path] = inode
-        for path, inode in entries.items():
+        survivors: dict[_Inode, _Inode] = {}  # a file may have several names
+
+        def survive(inode: _Inode) -> _Inode:
             survivor = _Inode()
             survivor.durable = bytearray(inode.durable)
             surviving = randomness.choice((0.0, 0.5, 0.9, 1.0)) if share is None else share
@@ -116,8 +128,23 @@ class SimulatedFiles:
                     if randomness.random() < surviving:
                         inode.apply(survivor.durable, part)
             survivor.content = bytearray(survivor.durable)
-            after.entries[path] = survivor
-        after.durable_entries = dict(after.entries)
+            return survivor
+
+        def visit(directory: _Directory, path: Path) -> None:
+            names = dict(directory.durable)
+            for change in directory.pending:
+                if randomness.random() < 0.5:
+                    names.update(change)
+            found = after.directories[path] = _Directory()
+            for name, node in names.items():
+                if isinstance(node, _Directory):
+                    visit(node, path / name)
+                    found.durable[name] = after.directories[path / name]
+                elif node is not None:
+                    survivors[node] = survivors.get(node) or survive(node)
+                    found.durable[name] = after.entries[path / name] = survivors[node]
+
+        visit(self.directories[_ROOT], _ROOT)
         return after
 
     # -- Files
@@ -134,7 +161,10 @@ class SimulatedFiles:
 
     def make_directory(self, directory: Path) -> None:
         self.operate()
-        self.directories.update((directory, *directory.parents))
+        for path in (*reversed(directory.parents), directory):
+            if path not in self.directories:
+                self.directories[path] = _Directory()
+                self._note(path, self.directories[path])
 
     def create(self, path: Path) -> WritableFile:
         self.open()
@@ -144,7 +174,7 @@ class SimulatedFiles:
         inode = self.entries.get(path)
         if inode is None:
             inode = self.entries[path] = _Inode()
-            self.pending_entries.append((path, inode))
+            self._note(path, inode)
         inode.content.clear()
         inode.pending.append(0)
         return _SimulatedWritable(self, inode, path)
@@ -160,38 +190,36 @@ class SimulatedFiles:
     def rename(self, source: Path, target: Path) -> None:
         self.operate()
         if source in self.directories:
+            change: _Names = {target.name: self.directories[source], source.name: None}
+            self.directories[target.parent].pending.append(change)
             for path in [path for path in self.entries if source in path.parents]:
-                moved = target / path.relative_to(source)
-                self.entries[moved] = self.durable_entries[moved] = self.entries.pop(path)
-                self.durable_entries.pop(path, None)
-            moved_directories = [
-                path for path in self.directories if path == source or source in path.parents
-            ]
-            for path in moved_directories:
-                self.directories.remove(path)
-                self.directories.add(target / path.relative_to(source))
+                self.entries[target / path.relative_to(source)] = self.entries.pop(path)
+            for path in [path for path in self.directories if source in (path, *path.parents)]:
+                self.directories[target / path.relative_to(source)] = self.directories.pop(path)
             return
-        inode = self.entries.pop(source)
-        self.entries[target] = inode
-        self.pending_entries += [(target, inode), (source, None)]
+        inode = self.entries[target] = self.entries.pop(source)
+        self._note(target, inode)
+        self._note(source, None)
 
     def link(self, source: Path, target: Path) -> None:
         self.operate()
         inode = self.entries[target] = self._inode(source)
-        self.pending_entries.append((target, inode))
+        self._note(target, inode)
 
     def remove(self, path: Path) -> None:
         self.operate()
         if self.entries.pop(path, None) is not None:
-            self.pending_entries.append((path, None))
+            self._note(path, None)
 
     def remove_tree(self, directory: Path) -> None:
         self.operate()
         for path in [path for path in self.entries if directory in path.parents]:
             del self.entries[path]
-            self.pending_entries.append((path, None))
+            self._note(path, None)
+        for path in [path for path in self.directories if directory in (path, *path.parents)]:
+            self._note(path, None)
         self.directories = {
-            path for path in self.directories if path != directory and directory not in path.parents
+            path: found for path, found in self.directories.items() if directory not in (path, *path.parents)
         }
 
     def rename_durably(self, source: Path, target: Path) -> None:
@@ -210,15 +238,11 @@ class SimulatedFiles:
         self.operate()
         if self.directory_sync_error is not None:
             raise OSError(self.directory_sync_error, "injected")
-        kept = []
-        for path, inode in self.pending_entries:
-            if path.parent != directory:
-                kept.append((path, inode))
-            elif inode is None:
-                self.durable_entries.pop(path, None)
-            else:
-                self.durable_entries[path] = inode
-        self.pending_entries = kept
+        self.directories[directory].sync()
+
+    def _note(self, path: Path, node: _Inode | _Directory | None) -> None:
+        """A name was given or taken, which is not durable yet."""
+        self.directories[path.parent].pending.append({path.name: node})
 
     def lock(self, path: Path) -> DirectoryLock:
         if path in self.locked:

@@ -25,6 +25,7 @@ _PATHS = tuple(_DIRECTORY / name for name in FILE_NAMES)
 def _disk() -> SimulatedFiles:
     files = SimulatedFiles()
     files.make_directory(_DIRECTORY)
+    files.sync_directory(_DIRECTORY.parent)
     return files
 
 
@@ -54,7 +55,7 @@ async def _filled(files: Files, count: int = 12) -> dict[str, bytes]:
 
 
 def _copy_of(files: SimulatedFiles) -> SimulatedFiles:
-    files.pending_entries.clear()
+    files.sync_directory(_DIRECTORY)
     copy = files.lose_power(random.Random(0))
     for path, inode in files.entries.items():
         copy.entries[path].content[:] = copy.entries[path].durable[:] = inode.content

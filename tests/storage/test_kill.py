@@ -13,6 +13,7 @@ from tests.storage.test_power_loss import read_all
 from tidegate.storage.log_manager import LogManager
 from tidegate.storage.options import LogOptions
 
+KILLS = 3
 _APPENDER = """
 import asyncio, os, sys
 from pathlib import Path
@@ -48,13 +49,22 @@ async def test_acknowledged_events_survive_sigkill(seed: int, tmp_path: Path) ->
     times over.
     """
     print(f"seed {seed}")
+    await kill(seed, tmp_path)
+
+
+async def kill(seed: int, directory: Path) -> int:
+    """Kill a child ``KILLS`` times; returns how many batches were acknowledged. Raises AssertionError and
+    LogCorruptError."""
     randomness = random.Random(seed)
-    for generation in range(3):
+    count = 0
+    for generation in range(KILLS):
         base = {"0": 0, "1": 0}
         if generation:
-            base = await _bounds(tmp_path)
-        acknowledged = _append_until_killed(tmp_path, randomness.randint(50, 1500))
-        await _check(tmp_path, base, acknowledged)
+            base = await _bounds(directory)
+        acknowledged = _append_until_killed(directory, randomness.randint(50, 1500))
+        await _check(directory, base, acknowledged)
+        count += len(acknowledged)
+    return count
 
 
 def _append_until_killed(directory: Path, count: int) -> list[tuple[str, int, int]]:

@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections.abc import Callable, Iterable
@@ -125,7 +126,9 @@ class LogManager:
         logs_directory = data_directory / LOGS_NAME
         try:
             files.make_directory(logs_directory)
-            files.sync_directory(data_directory)
+            for created in (data_directory, *data_directory.absolute().parents):
+                with contextlib.suppress(PermissionError):  # then it was not created for this
+                    files.sync_directory(created)
             lock = files.lock(data_directory / LOCK_NAME)
         except OSError as error:
             raise step_error(error, "prepare the data directory", data_directory) from error
