@@ -14,7 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from sqlalchemy import inspect, text
+from sqlalchemy import text
 from tests.sql.support import CONSUMER
 
 from tidegate.model.errors import (
@@ -100,23 +100,6 @@ def commit_as_pipeline(database: Database, until: int, lease_epoch: int | None =
     """Move the checkpoint of partition 0 in a transaction, as pipelines and Spark do."""
     with UnitOfWork(database, CONSUMER, owner="pipeline", lease_epoch=lease_epoch) as unit:
         unit.advance("0", unit.lock("0"), until, offset=str(until - 1), enqueued_time_ms=until)
-
-
-def test_a_database_of_version_1_is_upgraded_and_kept(
-    database_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Who has rows from the release before gets the leases' table beside them."""
-    with monkeypatch.context() as patch:
-        patch.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:1])
-        with Database.open(database_url) as database:
-            commit_as_pipeline(database, 7)
-            with database.read() as connection:
-                assert not inspect(connection).has_table("tidegate_lease")
-    with Database.open(database_url) as database:
-        assert CheckpointReader(database).read(CONSUMER)["0"].next_sequence_number == 7
-        assert LeaseTable(database).read(CONSUMER).leases == {}
-        with database.read() as connection:
-            assert schema.current_version(connection) == len(schema.MIGRATIONS)
 
 
 async def test_leases_of_version_5_are_kept(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

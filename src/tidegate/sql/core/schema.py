@@ -7,7 +7,7 @@ stays the log's integer of milliseconds.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -229,18 +229,24 @@ def in_partition_order(table: sa.Table) -> tuple[sa.ColumnElement[object], ...]:
 
 
 def _tables(*tables: sa.Table) -> Callable[[sa.Connection], None]:
-    return lambda connection: metadata.create_all(connection, tables=tables, checkfirst=True)
+    def create(connection: sa.Connection) -> None:
+        metadata.create_all(connection, tables=tables, checkfirst=True)
+        for index in (index for table in tables for index in table.indexes):
+            # A start that was cut off may have left a table without its indexes.
+            index.create(connection, checkfirst=True)
+
+    return create
 
 
 def _index(index: sa.Index) -> Callable[[sa.Connection], None]:
-    # In a new database the index came with its table.
+    # Where a start was cut off, the index may have come with its table.
     return lambda connection: index.create(connection, checkfirst=True)
 
 
 def _columns(*columns: sa.Column[Any]) -> Callable[[sa.Connection], None]:
     def add(connection: sa.Connection) -> None:
         for column in columns:
-            # In a new database the column came with its table.
+            # As above.
             known = {each["name"] for each in sa.inspect(connection).get_columns(column.table.name)}
             if column.name not in known:
                 kind = column.type.compile(connection.dialect)
@@ -254,7 +260,7 @@ def _renew_ledger(connection: sa.Connection) -> None:
     columns = {column["name"] for column in sa.inspect(connection).get_columns(batch_ledger.name)}
     if "query_id" not in columns:
         batch_ledger.drop(connection)
-    metadata.create_all(connection, tables=[batch_ledger, ledger_query, ledger_stage], checkfirst=True)
+    _tables(batch_ledger, ledger_query, ledger_stage)(connection)
 
 
 MIGRATIONS: Final[tuple[Callable[[sa.Connection], None], ...]] = (
@@ -277,11 +283,23 @@ def current_version(connection: sa.Connection) -> int:
     return max(versions, default=0)
 
 
+def is_new(connection: sa.Connection) -> bool:
+    """Whether this database has none of the tables."""
+    return metadata.tables.keys().isdisjoint(sa.inspect(connection).get_table_names())
+
+
 def migrate(connection: sa.Connection, *, now: datetime) -> int:
-    """Migrate the tables to this program's version; the caller holds the writers' lock and commits.
+    """Create or migrate the tables to this program's version; the caller holds the writers' lock and commits.
+
+    A new database gets all tables at once. MariaDB commits each statement, so a start that is cut off there
+    leaves some of them and no version; then the next start runs every migration.
 
     Returns the number of migrations run. Raises DatabaseError if a newer Tidegate wrote this database.
     """
+    if is_new(connection):
+        metadata.create_all(connection, checkfirst=False)
+        _record(connection, range(1, len(MIGRATIONS) + 1), now)
+        return len(MIGRATIONS)
     version = current_version(connection)
     if version > len(MIGRATIONS):
         raise DatabaseError(
@@ -293,5 +311,10 @@ def migrate(connection: sa.Connection, *, now: datetime) -> int:
         schema_version.create(connection, checkfirst=True)
     for number, apply in enumerate(MIGRATIONS[version:], start=version + 1):
         apply(connection)
-        connection.execute(schema_version.insert().values(version=number, applied_at=now))
+        _record(connection, [number], now)
     return len(MIGRATIONS) - version
+
+
+def _record(connection: sa.Connection, versions: Iterable[int], now: datetime) -> None:
+    rows = [{"version": version, "applied_at": now} for version in versions]
+    connection.execute(schema_version.insert(), rows)
