@@ -37,7 +37,6 @@ def test_importing_the_package_imports_nothing_else() -> None:
         "tidegate",
         "tidegate.exports",
         "tidegate.model",
-        "tidegate.model.version",
     }
     assert "asyncio" not in loaded
 

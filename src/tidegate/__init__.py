@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tidegate.exports import exports_of
-from tidegate.model.version import VERSION
+from tidegate.model import VERSION
 
 if TYPE_CHECKING:
     # isort: off

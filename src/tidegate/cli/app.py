@@ -34,8 +34,8 @@ from tidegate.cli.shell.contents import CommandGroup, ContentsGroup
 from tidegate.cli.shell.exit_codes import ExitCode, exit_code_of
 from tidegate.cli.shell.options import with_output
 from tidegate.cli.shell.render import Output, remark
+from tidegate.model import VERSION
 from tidegate.model.errors import TidegateError
-from tidegate.model.version import VERSION
 
 EXIT_CODE_HELP = "; ".join(
     (

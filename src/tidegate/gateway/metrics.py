@@ -20,8 +20,8 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from tidegate.broker import Broker, Door, EventHub
+from tidegate.model import VERSION
 from tidegate.model.capture import CaptureStatistics
-from tidegate.model.version import VERSION
 from tidegate.transport.admission import AdmissionStatistics
 from tidegate.transport.memory import MemoryStatistics
 

@@ -9,7 +9,7 @@ import msgspec
 
 from tidegate.gateway.administration.operations import OPERATIONS, PREFIX, Needs, Operation
 from tidegate.gateway.administration.shapes import REFERENCE, Error, Shape, schemas
-from tidegate.model.version import VERSION
+from tidegate.model import VERSION
 
 _PARAMETERS: Final = {
     "backup": "The name of the backup.",

@@ -14,8 +14,8 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from tidegate.model import VERSION
 from tidegate.model.errors import InvalidArgumentError
-from tidegate.model.version import VERSION
 from tidegate.spark.runtime.errors import explain
 
 MODULES_NEEDED = ("msgspec", "numpy", "orjson", "pyarrow", "sqlalchemy")
