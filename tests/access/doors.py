@@ -213,9 +213,9 @@ class AmqpClient:
         self._count = 0
         self._requests = {node: self._open_requests(node) for node in ("$cbs", "$management")}
 
-    def put_token(self, token: str, audience: str) -> int:
+    def put_token(self, token: str, audience: str, *, token_type: str = SAS_TOKEN_TYPE) -> int:
         """The status of the answer."""
-        return self._request("$cbs", put_token_request(PutToken(SAS_TOKEN_TYPE, audience, token)))
+        return self._request("$cbs", put_token_request(PutToken(token_type, audience, token)))
 
     def is_let_through(self, endpoint: Endpoint) -> bool:
         """Whether a link was attached, or a request was not refused."""

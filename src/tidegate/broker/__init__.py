@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tidegate.storage.record import AppendResult as AppendResult
     from tidegate.storage.record import ProducerBatch as ProducerBatch
     from tidegate.broker.authorization import Authorizer as Authorizer
-    from tidegate.broker.authorization import Claim as Claim
+    from tidegate.broker.claims import Claim as Claim
     from tidegate.broker.authorization import Grant as Grant
     from tidegate.broker.authorization import SharedAccessPolicy as SharedAccessPolicy
     from tidegate.broker.authorization import NEVER_EXPIRES as NEVER_EXPIRES

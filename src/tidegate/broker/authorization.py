@@ -1,4 +1,4 @@
-"""Shared access policies, and the check of the tokens made with their keys.
+"""Shared access policies, and the check of the tokens made with their keys or by issuers of Entra ID.
 
 A key leaves this module only in a ``SharedAccessPolicy`` (for a requested connection string); no repr, log
 line or error contains one.
@@ -19,17 +19,20 @@ import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from enum import Enum
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 from msgspec import Meta
 
+from tidegate.broker.claims import Claim
 from tidegate.broker.listeners import Listeners
 from tidegate.model.audience import NAMESPACE, Audience, EntityPath, entity_path, lies_in
 from tidegate.model.errors import InvalidKeyError, UnauthorizedError
 from tidegate.model.hosts import HostNames, host_of
 from tidegate.model.limits import POLICY_KEY_CHARACTERS_MAX
-from tidegate.model.sas import SharedAccessSignature
+from tidegate.model.sas import SIGNATURE_PREFIX, SharedAccessSignature
+
+if TYPE_CHECKING:
+    from tidegate.broker.entra.tokens import EntraTokens
 
 ROOT_POLICY_NAME: Final = "RootManageSharedAccessKey"
 """The policy of every new namespace (Azure "Authorize access with shared access signatures", 2026-09)."""
@@ -42,20 +45,6 @@ _NAMESPACE: Final = ""
 
 _KEY_BYTES = 32
 _KEY_BYTES_MAX = 4 * POLICY_KEY_CHARACTERS_MAX
-
-
-class Claim(Enum):
-    """A right that a policy gives."""
-
-    __hash__ = object.__hash__  # rights are looked up for each small batch, and ``Enum`` hashes in Python
-
-    SEND = "Send"
-    LISTEN = "Listen"
-    MANAGE = "Manage"
-
-    @classmethod
-    def _missing_(cls, value: object) -> Claim | None:
-        return next((each for each in cls if each.value.lower() == str(value).lower()), None)
 
 
 def generate_key() -> str:
@@ -101,6 +90,7 @@ class Grant:
     """The rights of a verified token, until it expires; see also ``Authorizer.is_in_force``."""
 
     policy_name: str
+    """The policy; for a principal of Entra ID ``entra:`` and its id, which no policy's name can be."""
     resource: Audience
     """The token's audience; its sub-paths are included."""
     claims: frozenset[Claim]
@@ -116,6 +106,8 @@ class Grant:
     """Distinguishes the policy from a later one of the same name."""
     names_version: int = field(default=0, repr=False, compare=False)
     """How often a name had become a host's, or a hub's, before."""
+    is_of_principal: bool = False
+    """Whether an issuer's token proved it: it stays in force until it expires."""
 
     @property
     def reach(self) -> EntityPath:
@@ -156,6 +148,8 @@ class Authorizer:
         # Checked instead of a policy that does not exist, so that this takes no less time.
         self._nobody = SharedAccessPolicy.generate("", ())
         self._listeners = Listeners("who may do what")
+        self.entra: EntraTokens | None = None
+        """Whose JSON Web Tokens are accepted beside signatures; None: only signatures are."""
 
     @property
     def policies(self) -> tuple[SharedAccessPolicy, ...]:
@@ -193,15 +187,17 @@ class Authorizer:
         return found
 
     def authorize(self, token: str, audience: Audience | str, *, now_utc: datetime) -> Grant:
-        """Verify a client's SAS token for ``audience``, and return its rights.
+        """Verify a client's SAS token or JSON Web Token for ``audience``, and return its rights.
 
         Hosts are compared if token and audience both have one, only to help clients that mixed up services:
         every host leads to this namespace.
         Raises UnauthorizedError, worded as by Event Hubs: MalformedToken, InvalidSignature (wrong key or
         unknown policy), ExpiredToken, InvalidAudience. The message never contains the token.
         """
-        signature = SharedAccessSignature.parse(token)
         wanted = self.audience(audience) if isinstance(audience, str) else audience
+        if self.entra is not None and not token.startswith(SIGNATURE_PREFIX):
+            return _grant_of_principal(self.entra, token, wanted, now_utc)
+        signature = SharedAccessSignature.parse(token)
         resource = self.audience(signature.resource)
         grant: Grant | None = None
         for scope in (_NAMESPACE, resource.path.partition("/")[0]):
@@ -249,6 +245,8 @@ class Authorizer:
     def is_in_force(self, grant: Grant) -> bool:
         """Whether the grant's policy still exists (not a later one of the same name) with the same key and
         claims, and its token still has the same audience: a host's name may have become a hub's."""
+        if grant.is_of_principal:
+            return True  # its roles are settings, which do not change while the service runs
         policy = self._find(grant.scope, grant.policy_name)
         return (
             policy is not None
@@ -325,6 +323,22 @@ class Authorizer:
 
     def _find(self, scope: str, name: str) -> SharedAccessPolicy | None:
         return self._scopes.get(scope, {}).get(name)
+
+
+def _grant_of_principal(entra: EntraTokens, token: str, wanted: Audience, now_utc: datetime) -> Grant:
+    principal = entra.verify(token, now_utc=now_utc)
+    hub = wanted.path.partition("/")[0]
+    claims, reach = principal.claims_on(hub)
+    if not claims:
+        raise UnauthorizedError(
+            f"Unauthorized access. The principal {principal.name!r} has no role on "
+            f"{f'the event hub {hub!r}' if hub else 'the namespace'}.",
+            next_step="Assign one to it in the service's token_issuers.",
+        )
+    # All that its roles reach, and not only ``wanted``: no audience is in the token.
+    resource = Audience("", entity_path(reach) if reach else NAMESPACE)
+    name = f"entra:{principal.name}"
+    return Grant(name, resource, claims, principal.expiry, reach, is_of_principal=True)
 
 
 def _invalid_signature() -> InvalidKeyError:

@@ -20,8 +20,9 @@ from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 import msgspec
 
 from tidegate.broker.audit import current_actor
-from tidegate.broker.authorization import ROOT_POLICY_NAME, Claim, SharedAccessPolicy
+from tidegate.broker.authorization import ROOT_POLICY_NAME, SharedAccessPolicy
 from tidegate.broker.change_queue import ChangeQueue
+from tidegate.broker.claims import Claim
 from tidegate.model.capture import CaptureSettings
 from tidegate.model.clock import Clock
 from tidegate.model.errors import InvalidArgumentError, LogCorruptError, TidegateError

@@ -7,8 +7,9 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Unpack
 
 from tidegate.broker.audit import Action, AuditTrail, current_actor
-from tidegate.broker.authorization import Authorizer, Claim, SharedAccessPolicy
+from tidegate.broker.authorization import Authorizer, SharedAccessPolicy
 from tidegate.broker.catalog import Catalog, EventHubRecord, serialized
+from tidegate.broker.claims import Claim
 from tidegate.broker.names import validate_name, validate_publisher_name
 from tidegate.broker.partition import Partition
 from tidegate.broker.publishers import PublisherRecords

@@ -16,9 +16,10 @@ from dataclasses import replace
 from typing import Final, Unpack
 
 from tidegate.broker.audit import Action, AuditTrail, current_actor
-from tidegate.broker.authorization import Authorizer, Claim, Grant, SharedAccessPolicy
+from tidegate.broker.authorization import Authorizer, Grant, SharedAccessPolicy
 from tidegate.broker.backups import NamespaceBackups
 from tidegate.broker.catalog import Catalog, EventHubRecord, serialized
+from tidegate.broker.claims import Claim
 from tidegate.broker.event_hub import EventHub, EventHubStatistics
 from tidegate.broker.key_guard import KeyGuard
 from tidegate.broker.listeners import Listeners

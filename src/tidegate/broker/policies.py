@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
-from tidegate.broker.authorization import Claim, SharedAccessPolicy, generate_key
+from tidegate.broker.authorization import SharedAccessPolicy, generate_key
+from tidegate.broker.claims import Claim
 from tidegate.broker.names import validate_name
 from tidegate.model.errors import (
     AlreadyExistsError,

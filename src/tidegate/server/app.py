@@ -150,6 +150,9 @@ class TidegateServer:
             handshake_failures = HandshakeFailures(live.context)
         certificate, tls = (None, None) if live is None else (live.certificate, live.context)
         broker = self._broker = await self._open_broker(certificate)
+        tasks = TaskOwner("service")
+        stack.push_async_callback(tasks.close)
+        await self._trust_issuers(broker, tasks)
         capture = self._capture = CaptureService(
             broker,
             namespace=settings.capture_namespace,
@@ -158,8 +161,6 @@ class TidegateServer:
         )
         stack.push_async_callback(capture.close)
         capture.start()
-        tasks = TaskOwner("service")
-        stack.push_async_callback(tasks.close)
         tasks.start(self._apply_retention(broker), name="retention")
         budget = MemoryBudget(settings.memory_max_bytes or memory_max_bytes_default())
         amqp = self._amqp = self._amqp_gateway(broker, capture, budget)
@@ -211,6 +212,29 @@ class TidegateServer:
             with _step("remove the old ready file", settings.ready_file):
                 settings.ready_file.unlink(missing_ok=True)
         return broker
+
+    async def _trust_issuers(self, broker: Broker, tasks: TaskOwner) -> None:
+        """Accept the tokens of the declared issuers, and of the one for development."""
+        settings = self.settings
+        issuers = settings.declared.token_issuers
+        if not issuers and not settings.is_development_issuer_trusted:
+            return
+        # Imported here: few services need them.
+        from tidegate.broker.entra.tokens import EntraTokens
+        from tidegate.server.development_issuer import DevelopmentIssuer
+        from tidegate.server.issuer_keys import IssuerKeys
+
+        own: DevelopmentIssuer | None = None
+        if settings.is_development_issuer_trusted:
+            with _step("create the key of the issuer for development", settings.data_dir):
+                own = DevelopmentIssuer.create(settings.data_dir)
+        fetched = EntraTokens(issuers if own is None else (*issuers, own.trusted))
+        if own is not None:
+            fetched.set_keys(own.trusted.issuer, own.key_set())
+        keys = IssuerKeys(fetched, issuers)
+        is_complete = await keys.load()
+        tasks.start(keys.run(is_complete=is_complete), name="keys of token issuers")
+        broker.authorizer.entra = fetched
 
     def _amqp_gateway(self, broker: Broker, capture: CaptureService, budget: MemoryBudget) -> AmqpGateway:
         settings = self.settings

@@ -29,7 +29,9 @@ from typing import Any, Final
 
 from msgspec import Struct, defstruct
 from msgspec.structs import asdict
+from msgspec.structs import replace as replace_in
 
+from tidegate.broker.entra.issuers import TokenIssuer
 from tidegate.model.capture import CaptureSettings
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.hub_settings import HUB_SETTINGS, hub_changes_in
@@ -61,7 +63,7 @@ def load_settings(path: Path, *, data_dir: Path | None = None, is_any_port: bool
             if isinstance(value := plain.get(name), str):
                 plain[name] = str(path.parent / value)
         settings = settings_from_mapping(plain, data_dir=data_dir, is_any_port=is_any_port)
-        return replace(settings, declared=_declared(document))
+        return replace(settings, declared=_declared(document, path.parent))
     except InvalidArgumentError as error:
         raise InvalidArgumentError(
             f"In the configuration {path}: {error.message}", next_step=error.next_step
@@ -106,6 +108,7 @@ class _Namespace(Struct, forbid_unknown_fields=True):
     policies: tuple[DeclaredPolicy, ...] = ()
     tier: Tier | None = None
     throughput_units: int | Switch | None = None
+    token_issuers: tuple[TokenIssuer, ...] = ()
 
 
 _SETTINGS: Final = defstruct(
@@ -115,7 +118,7 @@ _SETTINGS: Final = defstruct(
 _NAMESPACE_NAMES: Final = _Namespace.__struct_fields__
 
 
-def _declared(document: Mapping[str, object]) -> DeclaredNamespace:
+def _declared(document: Mapping[str, object], directory: Path) -> DeclaredNamespace:
     found = validated({name: document[name] for name in _NAMESPACE_NAMES if name in document}, _Namespace)
     return DeclaredNamespace(
         event_hubs=tuple(
@@ -124,6 +127,10 @@ def _declared(document: Mapping[str, object]) -> DeclaredNamespace:
         policies=found.policies,
         tier=found.tier,
         throughput_units=found.throughput_units,
+        token_issuers=tuple(
+            each if each.keys is None else replace_in(each, keys=directory / each.keys)
+            for each in found.token_issuers
+        ),
     )
 
 

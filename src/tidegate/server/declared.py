@@ -13,6 +13,7 @@ from enum import Enum
 from msgspec import Struct
 
 from tidegate.broker import Claim
+from tidegate.broker.entra.issuers import TokenIssuer, check_issuers
 from tidegate.model.capture import CaptureSettings
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.hub_settings import HubChanges
@@ -68,10 +69,13 @@ class DeclaredNamespace:
     """The tier whose limits apply."""
     throughput_units: int | Switch | None = None
     """OFF: throughput is not limited."""
+    token_issuers: tuple[TokenIssuer, ...] = ()
+    """Whose JSON Web Tokens are accepted while the service runs with this configuration; not kept."""
 
     def __post_init__(self) -> None:
         _check_distinct("event hub", (hub.name for hub in self.event_hubs))
         _check_distinct("policy", (policy.name for policy in self.policies))
+        check_issuers(self.token_issuers)
 
 
 def _check_distinct(noun: str, names: Iterable[str]) -> None:

@@ -133,6 +133,9 @@ class ServerSettings:
     rights."""
     root_key: str | None = field(default=None, repr=False)
     """The primary key of the root policy; None: its present key, which the first start creates at random."""
+    is_development_issuer_trusted: bool = False
+    """Whether JSON Web Tokens made by ``tidegate token entra`` are accepted: for code that uses Microsoft
+    Entra ID. Real issuers are declared in the configuration (``token_issuers``)."""
     is_console_served: bool = True
     """Whether HTTP serves the console at ``/``."""
     database: str | None = field(default=None, repr=False)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import click
 
+from tidegate.cli.entities.entra import entra
 from tidegate.cli.shell.completing import complete_hub
 from tidegate.cli.shell.connection import Service, with_service
 from tidegate.cli.shell.contents import CommandGroup
 from tidegate.cli.shell.decorators import option, require_at_most_one
-from tidegate.cli.shell.options import with_output
+from tidegate.cli.shell.options import life_option, life_s, with_output
 from tidegate.cli.shell.render import Output, remark
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import InvalidArgumentError, NotFoundError
 from tidegate.model.times import time_of
 
-token_group = CommandGroup("token", help="Make tokens for HTTP clients.")
+token_group = CommandGroup("token", help="Make tokens, for HTTP clients and as Entra ID does.")
+token_group.add_command(entra)
 
 
 @token_group.command()
@@ -29,7 +31,7 @@ token_group = CommandGroup("token", help="Make tokens for HTTP clients.")
     "Send, Listen or Manage: sign with the policy that has it and the fewest others.",
     click.Choice(("Send", "Listen", "Manage"), case_sensitive=False),
 )
-@option("--life", "AGE", "How long it is valid: 90s, 15m, 2h, 7d.", default="1h")
+@life_option
 @with_service
 @with_output()
 def sas(
@@ -51,19 +53,13 @@ def sas(
       tidegate token sas telemetry --claim Send --life 15m
       curl -H "Authorization: $(tidegate token sas)" http://127.0.0.1:5300/api/v1/event-hubs
     """
-    from tidegate.model.position import parse_time
     from tidegate.model.sas import make_sas_token
     from tidegate.transport.clock import SystemClock
 
     require_at_most_one({"--policy": policy, "--claim": claim})
     if publisher is not None and hub is None:
         raise InvalidArgumentError("--publisher was given without an event hub.", next_step="Name the hub.")
-    now = SystemClock().now_utc()
-    if life[-1:] not in ("s", "m", "h", "d"):
-        raise InvalidArgumentError(
-            f"Invalid value {life[:40]!r} for --life.", next_step="Use 90s, 15m, 2h, 7d."
-        )
-    expiry = int((now + (now - parse_time(life, now_utc=now))).timestamp())
+    expiry = int(SystemClock().now_utc().timestamp()) + life_s(life)
     used = ConnectionString.parse(service.connection().connection_string)
     name, key = used.shared_access_key_name, used.shared_access_key
     if policy is not None or claim is not None:

@@ -96,6 +96,13 @@ if TYPE_CHECKING:
     multiple=True,
 )
 @click.option(
+    "--development-issuer",
+    "is_development_issuer_trusted",
+    is_flag=True,
+    default=None,
+    help="Accept tokens made by `tidegate token entra`, for code that uses Microsoft Entra ID.",
+)
+@click.option(
     "--console/--no-console",
     "is_console_served",
     default=None,

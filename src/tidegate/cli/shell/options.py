@@ -47,6 +47,21 @@ groups_option: Decorator = option(
     shell_complete=complete_group,
 )
 
+life_option: Decorator = option("--life", "AGE", "How long it is valid: 90s, 15m, 2h, 7d.", default="1h")
+
+
+def life_s(life: str) -> int:
+    """The seconds in an age. Raises InvalidArgumentError."""
+    from tidegate.model.position import parse_time
+    from tidegate.transport.clock import SystemClock
+
+    if life[-1:] not in ("s", "m", "h", "d"):
+        raise InvalidArgumentError(
+            f"Invalid value {life[:40]!r} for --life.", next_step="Use 90s, 15m, 2h, 7d."
+        )
+    now = SystemClock().now_utc()
+    return int((now - parse_time(life, now_utc=now)).total_seconds())
+
 
 _store_options = all_of(
     database_option,

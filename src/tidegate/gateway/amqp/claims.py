@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from itertools import islice
 
 from tidegate.broker import NEVER_EXPIRES, UNKNOWN_PEER, Actor, Broker, Claim, Grant, Peer
@@ -17,7 +18,7 @@ from tidegate.model.audience import Audience, EntityPath, containing
 from tidegate.model.clock import Clock
 from tidegate.model.errors import QuotaExceededError, UnauthorizedError
 from tidegate.model.sas import SIGNATURE_PREFIX
-from tidegate.wire.cbs import SAS_TOKEN_TYPE
+from tidegate.wire.cbs import JWT_TOKEN_TYPE, SAS_TOKEN_TYPE
 
 GRANTS_MAX = 2500
 """Maximum valid tokens of one connection. Our choice: the official JavaScript client presents
@@ -88,13 +89,18 @@ class ConnectionClaims:
         NotFoundError (a valid token for an event hub that does not exist: only holders of a key learn that).
         """
         # SDKs send a signature from an application's own credential as type jwt.
-        if token_type != SAS_TOKEN_TYPE and not token.startswith(SIGNATURE_PREFIX):
+        is_known = token_type == SAS_TOKEN_TYPE or token.startswith(SIGNATURE_PREFIX)
+        is_jwt_known = token_type == JWT_TOKEN_TYPE and self._broker.authorizer.entra is not None
+        if not is_known and not is_jwt_known:
             raise UnauthorizedError(
                 f"InvalidToken: Tokens of type {token_type[:40]!r} are not supported.",
-                next_step="Use a connection string with a shared access key.",
+                next_step="Use a connection string with a shared access key, or let the service trust the "
+                "tokens' issuer (its setting token_issuers).",
             )
         wanted = self._broker.authorizer.audience(audience)
         grant = self._broker.authorize(token, wanted, self._find_peer())
+        if grant.is_of_principal:
+            grant = replace(grant, resource=wanted)  # what the token was put for
         entity = wanted.path.partition("/")[0]
         if entity and not entity.startswith("$"):
             self._broker.event_hub(entity)

@@ -1,4 +1,4 @@
-"""Authorizes requests by the shared access signature in their ``Authorization`` header.
+"""Authorizes requests by the signature or JSON Web Token in their ``Authorization`` header.
 
 The rule: nothing else in the request counts. The token must be for the entity that the caller acts on;
 neither ``Host`` nor any other header plays a part.
@@ -15,6 +15,7 @@ from tidegate.broker import Broker, Claim, Door, Grant, Peer
 from tidegate.model.audience import Audience, EntityPath
 from tidegate.model.clock import Clock
 from tidegate.model.errors import UnauthorizedError
+from tidegate.model.sas import SIGNATURE_PREFIX
 from tidegate.transport.admission import authenticate_peer
 
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9-]*", re.ASCII)
@@ -34,7 +35,7 @@ class RequestAuthorizer:
         Raises ServerBusyError after too many wrong keys. The answer to an InvalidKeyError waits for
         ``KeyGuard.wait_before_answer``.
         """
-        grant = self._broker.authorize(_token(request), Audience("", path), peer_of(request))
+        grant = self._broker.authorize(self._token(request), Audience("", path), peer_of(request))
         now_utc = self._clock.now_utc()
         if not any(grant.permits(path, claim, now_utc=now_utc) for claim in claims):
             wanted = " or ".join(claim.value for claim in claims)
@@ -46,24 +47,22 @@ class RequestAuthorizer:
         authenticate_peer(request.scope)
         return grant
 
-
-def peer_of(request: HTTPConnection) -> Peer:
-    """The sender of a request."""
-    return Peer(Door.HTTP, request.client.host if request.client is not None else "")
-
-
-def _token(request: HTTPConnection) -> str:
-    tokens = request.headers.getlist("authorization")
-    if not tokens or not tokens[0]:
-        raise UnauthorizedError(
-            "MissingToken: The request has no Authorization header.",
-            next_step="Send Authorization: SharedAccessSignature sr=…&sig=…&se=…&skn=….",
-        )
-    if len(tokens) > 1:
-        # A proxy in front may have checked another one than we would.
-        raise UnauthorizedError("InvalidToken: The request has several Authorization headers.")
-    scheme, space, _ = tokens[0].partition(" ")
-    if scheme.lower() != "sharedaccesssignature":
+    def _token(self, request: HTTPConnection) -> str:
+        tokens = request.headers.getlist("authorization")
+        if not tokens or not tokens[0]:
+            raise UnauthorizedError(
+                "MissingToken: The request has no Authorization header.",
+                next_step="Send Authorization: SharedAccessSignature sr=…&sig=…&se=…&skn=….",
+            )
+        if len(tokens) > 1:
+            # A proxy in front may have checked another one than we would.
+            raise UnauthorizedError("InvalidToken: The request has several Authorization headers.")
+        scheme, space, token = tokens[0].partition(" ")
+        if scheme.lower() == "sharedaccesssignature":
+            return tokens[0]
+        is_trusted = self._broker.authorizer.entra is not None
+        if scheme.lower() == "bearer" and is_trusted and not token.startswith(SIGNATURE_PREFIX):
+            return token
         # Without a space it is not a scheme, but perhaps a key or a token.
         is_scheme = space and _SCHEME.fullmatch(scheme)
         kind = f"of the type {scheme[:40].lower()!r}" if is_scheme else "without a type"
@@ -71,4 +70,8 @@ def _token(request: HTTPConnection) -> str:
             f"InvalidToken: Tokens {kind} are not supported.",
             next_step="Send a SharedAccessSignature made with the key of a policy.",
         )
-    return tokens[0]
+
+
+def peer_of(request: HTTPConnection) -> Peer:
+    """The sender of a request."""
+    return Peer(Door.HTTP, request.client.host if request.client is not None else "")
