@@ -17,13 +17,13 @@ import fastavro
 from bench.measure import Measurement, timed
 from bench.report import print_table
 from tidegate.capture.avro_file import AvroEncoder
+from tidegate.columns.schema import ALL_COLUMNS
 from tidegate.model.capture import NAME_FORMAT_DEFAULT
 from tidegate.model.events import EventData
 from tidegate.spark.capture.files import list_capture_files, open_capture_files
 from tidegate.spark.capture.options import CaptureOptions
 from tidegate.spark.capture.plan import Piece
 from tidegate.spark.capture.reader import CaptureReader, PiecesInputPartition
-from tidegate.spark.source.columns import ALL_COLUMNS
 from tidegate.wire.batch import wrap_event
 from tidegate.wire.capture import AVRO_SCHEMA, capture_file_name
 from tidegate.wire.event_codec import encode_event

@@ -12,12 +12,13 @@ import pytest
 from tests.spark.capture_support import START_S, azure_record, azure_time, write_file
 
 from tidegate.capture.avro_file import AvroEncoder
+from tidegate.columns.batches import event_batch
+from tidegate.columns.schema import ALL_COLUMNS
 from tidegate.model.events import EventData
 from tidegate.spark.capture.columns import capture_batch, capture_rows
 from tidegate.spark.capture.container import CaptureFileError
 from tidegate.spark.capture.options import CaptureOptions
 from tidegate.spark.capture.reader import CaptureReader
-from tidegate.spark.source.columns import ALL_COLUMNS, event_batch
 from tidegate.spark.source.schema import ENCODED_EVENT_SCHEMA
 from tidegate.spark.sql_sink.commits import received_events
 from tidegate.wire.batch import wrap_event

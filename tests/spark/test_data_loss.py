@@ -12,6 +12,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from tests.spark.support import publish
 
+from tidegate.columns.schema import ALL_COLUMNS
 from tidegate.model.errors import (
     CheckpointGapError,
     EventHubReplacedError,
@@ -19,7 +20,6 @@ from tidegate.model.errors import (
     PositionOutOfRangeError,
 )
 from tidegate.server.app import TidegateServer
-from tidegate.spark.source.columns import ALL_COLUMNS
 from tidegate.spark.source.hub import HubReader
 from tidegate.spark.source.offsets import PartitionRange, StreamOffset
 from tidegate.spark.source.options import SourceOptions

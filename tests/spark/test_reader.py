@@ -18,11 +18,11 @@ from tests.spark.test_data_loss import delete_all
 from tidegate.client import EventHubProducer
 from tidegate.client.blocking import BlockingConsumer
 from tidegate.client.credentials import SharedKeyCredential
+from tidegate.columns.schema import ALL_COLUMNS
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import InvalidArgumentError, PositionOutOfRangeError
 from tidegate.model.events import EventData
 from tidegate.spark.source import hub as hub_module
-from tidegate.spark.source.columns import ALL_COLUMNS
 from tidegate.spark.source.hub import HubReader
 from tidegate.spark.source.offsets import PartitionRange, StreamOffset, TaskLayout, split_ranges
 from tidegate.spark.source.options import SourceOptions

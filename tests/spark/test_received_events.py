@@ -7,9 +7,9 @@ import random
 import pyarrow as pa
 
 from tidegate.amqp.message import Message, encode_message
+from tidegate.columns.batches import encoded_bodies, event_batch
+from tidegate.columns.schema import ENCODED_EVENT_ARROW_SCHEMA
 from tidegate.model.events import EventData
-from tidegate.spark.source.columns import encoded_bodies, event_batch
-from tidegate.spark.source.schema import ENCODED_EVENT_ARROW_SCHEMA
 from tidegate.spark.sql_sink.commits import received_events
 from tidegate.wire.encoded_events import EncodedEvents
 from tidegate.wire.event_codec import decode_event, encode_event

@@ -357,6 +357,11 @@ def _decode_properties(data: bytes, at: int, end: int) -> dict[str, PropertyValu
     return properties
 
 
+def decode_property(encoded: bytes) -> PropertyValue:
+    """One application property's value, as ``decode_event`` gives it. Raises DecodeError."""
+    return _plain(_decoded(encoded, 0, len(encoded)))
+
+
 _PLAIN_VALUES: dict[int, tuple[Callable[..., tuple[Any, ...]], int]] = {
     0x54: (_s8, 1),
     0x55: (_s8, 1),

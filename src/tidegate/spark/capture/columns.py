@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from tidegate.columns.batches import binary_column
+from tidegate.columns.schema import EVENT_ARROW_SCHEMA, arrow_schema
 from tidegate.spark.capture.container import CaptureFileError, Record
-from tidegate.spark.source.columns import binary_column
-from tidegate.spark.source.schema import EVENT_ARROW_SCHEMA, arrow_schema
 from tidegate.wire.capture import PROPERTY_TYPES, Values, encoded_event, typed_properties
 from tidegate.wire.event_texts import DECODE_ERROR_PROPERTY, property_of, text_of
 from tidegate.wire.names import ENQUEUED_TIME, OFFSET, PARTITION_KEY, PUBLISHER, SEQUENCE_NUMBER

@@ -23,9 +23,9 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
+from tidegate.columns.schema import NEVER_NULL
 from tidegate.model.times import milliseconds_of, time_of
 from tidegate.spark.source.offsets import PartitionRange
-from tidegate.spark.source.schema import NEVER_NULL
 
 TIME_MARGIN: Final = timedelta(seconds=60)
 """How far the service's clock may have stepped back between two events of a partition (our choice)."""

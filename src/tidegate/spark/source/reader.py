@@ -28,6 +28,8 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from tidegate.columns.batches import event_batch, event_batches
+from tidegate.columns.schema import ALL_COLUMNS
 from tidegate.model.errors import (
     CheckpointGapError,
     InvalidArgumentError,
@@ -39,7 +41,6 @@ from tidegate.model.hub_properties import PartitionEnds
 from tidegate.model.position import EventPosition
 from tidegate.spark.runtime.session import usable_core_count
 from tidegate.spark.runtime.workers import freeze_loaded_modules
-from tidegate.spark.source.columns import ALL_COLUMNS, event_batch, event_batches
 from tidegate.spark.source.hub import HubDescription, HubReader, with_group_named
 from tidegate.spark.source.offsets import (
     DIVERGED_STEP,

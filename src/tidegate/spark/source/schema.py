@@ -1,18 +1,10 @@
-"""The columns of the format ``eventhubs``, as Spark types and as Arrow types.
-
-Names, order and types are those of the JVM connector (azure-eventhubs-spark), so that queries can be moved
-unchanged. The Arrow schema is the one that Spark derives: Spark checks the first batch only, and reads
-garbage from a later one that differs.
-"""
+"""The columns of the format ``eventhubs``, as Spark types; ``columns.schema`` has them as Arrow types."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
 from typing import Final
 
-import pyarrow as pa
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     BinaryType,
     DataType,
@@ -24,6 +16,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from tidegate.columns.schema import ALL_COLUMNS, NEVER_NULL
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.wire.event_texts import property_of
 
@@ -41,31 +34,18 @@ _TYPES: Final[Mapping[str, DataType]] = {
     "encodedEvent": BinaryType(),
 }
 
-NEVER_NULL: Final = ("partition", "offset", "sequenceNumber", "enqueuedTime", "encodedEvent")
-"""The columns that are never null."""
-
 
 def schema_of(names: Iterable[str]) -> StructType:
     """The Spark schema of these columns: any event column, or ``properties.NAME`` (``property_of``)."""
     return StructType([StructField(name, _TYPES.get(name, StringType())) for name in names])
 
 
-EVENT_SCHEMA: Final = schema_of(name for name in _TYPES if name != "encodedEvent")
+EVENT_SCHEMA: Final = schema_of(ALL_COLUMNS)
 """One row per event, decoded."""
 
 ENCODED_EVENT_SCHEMA: Final = schema_of(NEVER_NULL)
 """One row per event, still encoded: what the SQL sink passes to a Python handler, so that it gets the same
 ``ReceivedEvent``, with typed properties, as every other consumer."""
-
-
-@lru_cache(maxsize=64)
-def arrow_schema(names: tuple[str, ...]) -> pa.Schema:
-    """The Arrow schema of these columns, in this order."""
-    return to_arrow_schema(schema_of(names), timezone="UTC")
-
-
-EVENT_ARROW_SCHEMA: Final = arrow_schema(tuple(EVENT_SCHEMA.fieldNames()))
-ENCODED_EVENT_ARROW_SCHEMA: Final = arrow_schema(NEVER_NULL)
 
 
 def check_chosen_columns(chosen: StructType, available: StructType) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from tidegate.columns.batches import encoded_bodies
 from tidegate.model.events import ReceivedEvent
-from tidegate.spark.source.columns import encoded_bodies
 from tidegate.spark.source.hub import HubReader
 from tidegate.spark.sql_sink.accounting import SequenceNumbers, sequence_numbers_of
 from tidegate.spark.sql_sink.plan import SinkPlan

@@ -1,13 +1,14 @@
 """Turns encoded events into Arrow columns, by whole columns, without a Python object per event.
 
 Theory of operation. A chunk of events is one buffer and the positions of its messages. ``places`` finds
-where all their prefixes (annotations, properties) end; Arrow then cuts bodies and prefixes out of the buffer.
-Events of one producer share their prefix, or differ only in a partition key, which ``places`` finds as well.
-So each distinct prefix is decoded once per chunk, without the key, and its columns are spread over the
-events. Only events of another shape (a value body, a footer, several data sections) are decoded individually.
+where all their bodies, partition keys and application properties are, and ``entries`` those properties'
+keys and values; Arrow cuts them out of the buffer. What is left around a body (header, other annotations,
+standard properties) is mostly the same in all events of a producer: each distinct one is decoded once per
+chunk, and its columns are spread over the events. Only events of another shape (a value body, a footer,
+several data sections) are decoded individually.
 
-Only requested columns are computed: without ``body`` no body is cut out, without the prefix's columns no
-prefix is decoded, and without either no message is examined.
+Only requested columns are computed: without ``body`` no body is cut out, without the columns around it
+nothing is decoded, and without either no message is examined.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ import pyarrow as pa
 import pyarrow.compute
 
 from tidegate.amqp.errors import DecodeError
-from tidegate.spark.source.places import BodyPlaces, Int64s, locate_bodies, locate_keys
-from tidegate.spark.source.schema import EVENT_ARROW_SCHEMA, arrow_schema
+from tidegate.columns.entries import EntryTexts, decode_entries
+from tidegate.columns.places import BodyPlaces, Int64s, cut, locate_bodies, locate_keys
+from tidegate.columns.schema import ALL_COLUMNS, EVENT_ARROW_SCHEMA, arrow_schema
 from tidegate.wire.encoded_events import EncodedEvents
 from tidegate.wire.event_texts import EventTexts, cached_when_short, decode_whole, property_of
 from tidegate.wire.packed_messages import packed
@@ -33,15 +35,11 @@ _compute: Any = pyarrow.compute  # its stubs know less than it does
 if TYPE_CHECKING:
     Column = pa.Array[Any]
 
-ALL_COLUMNS: Final = tuple(EVENT_ARROW_SCHEMA.names)
-
 
 def event_batch(
     partition_id: str, events: EncodedEvents, names: Sequence[str] = ALL_COLUMNS
 ) -> pa.RecordBatch:
-    """The columns of these names, in their order: any of ``EVENT_SCHEMA`` and ``ENCODED_EVENT_SCHEMA``, and
-    ``properties.NAME``.
-    """
+    """The columns of these names, in their order: any of ``columns.schema``, and ``properties.NAME``."""
     contents = _Contents(events)
     columns = [
         _POSITION_COLUMNS[name](partition_id, events) if name in _POSITION_COLUMNS else contents.column(name)
@@ -110,6 +108,10 @@ class _Contents:
         self._distinct: tuple[list[EventTexts], npt.NDArray[np.int32]] | None = None
         self._keys: Column | None = None
         """Once ``_texts`` is known: the partition keys that it leaves out; null for other events."""
+        self._entries: EntryTexts | None = None
+        """Likewise the application properties; of other events none."""
+        self._alone: list[int] = []
+        """Likewise the events that are decoded individually, ascending."""
         self._decoded: dict[int, tuple[EventTexts, bytes | None]] = {}
 
     def column(self, name: str) -> Column:
@@ -117,18 +119,20 @@ class _Contents:
         wanted = property_of(name)
         if wanted is None:
             return _CONTENT_COLUMNS[name](self)
-        return self.spread(lambda texts: texts.properties.get(wanted))
+        return self._with_those_alone(
+            self._properties().values_of(wanted), lambda texts: texts.properties.get(wanted)
+        )
 
     def encoded(self) -> Column:
         """The messages themselves."""
-        return _cut(*self._buffer())
+        return cut(*self._buffer())
 
     def body(self) -> Column:
         """The bodies; null if they were neither found nor decoded."""
         payload, _, ends = self._buffer()
         places = self._located()
         if places.is_found.all():
-            return _cut(payload, places.body_starts, ends)
+            return cut(payload, places.body_starts, ends)
         bodies = [
             self._decode_whole(index)[1] if start < 0 else payload[start:end]
             for index, (start, end) in enumerate(zip(places.body_starts, ends, strict=True))
@@ -136,7 +140,7 @@ class _Contents:
         return pa.array(bodies, type=pa.binary())
 
     def spread(self, value_of: Callable[[EventTexts], object], kind: pa.DataType | None = None) -> Column:
-        """A column made from each event's decoded prefix. kind: its type; None: string."""
+        """A column made from what is around each body, properties left out. kind: its type; None: string."""
         texts, indices = self._texts()
         values: Column = pa.array([value_of(item) for item in texts], type=kind or pa.string())
         return values.take(pa.array(indices, type=pa.int32()))
@@ -145,6 +149,23 @@ class _Contents:
         """The partition keys: cut out if they were found, else decoded."""
         decoded = self.spread(lambda texts: texts.partition_key)
         return decoded if self._keys is None else _compute.coalesce(self._keys, decoded)
+
+    def properties(self) -> Column:
+        """The maps of application properties."""
+        kind = EVENT_ARROW_SCHEMA.field("properties").type
+        return self._with_those_alone(
+            self._properties().maps(kind), lambda texts: list(texts.properties.items())
+        )
+
+    def _with_those_alone(self, found: Column, value_of: Callable[[EventTexts], object]) -> Column:
+        """The column, with the values of events that are decoded individually."""
+        if not self._alone:
+            return found
+        places = np.arange(len(found))
+        places[self._alone] = len(found) + np.arange(len(self._alone))
+        alone = pa.array([value_of(self._decode_whole(index)[0]) for index in self._alone], type=found.type)
+        whole: Column = pa.concat_arrays([found, alone])
+        return whole.take(places)
 
     def _buffer(self) -> tuple[bytes, Int64s, Int64s]:
         """One buffer, and where each message starts and ends in it."""
@@ -158,34 +179,46 @@ class _Contents:
             self._places = locate_bodies(*self._buffer())
         return self._places
 
+    def _properties(self) -> EntryTexts:
+        self._texts()
+        assert self._entries is not None
+        return self._entries
+
     def _texts(self) -> tuple[list[EventTexts], npt.NDArray[np.int32]]:
-        """The distinct prefixes, decoded, and for each event the index of its own."""
+        """The distinct surroundings of bodies, decoded, and for each event the index of its own."""
         if self._distinct is None:
-            self._distinct = self._decode_prefixes()
+            self._distinct = self._decode_around()
         return self._distinct
 
-    def _decode_prefixes(self) -> tuple[list[EventTexts], npt.NDArray[np.int32]]:
+    def _decode_around(self) -> tuple[list[EventTexts], npt.NDArray[np.int32]]:
         (payload, starts, _), places = self._buffer(), self._located()
-        is_found = places.is_found
+        # An event that was not found has an empty range, and so no entries.
+        self._entries = decode_entries(payload, places.properties_starts, places.prefix_ends)
+        is_found = places.is_found & (self._entries.counts >= 0)
         found = np.flatnonzero(is_found)
         self._keys, starts_behind = self._cut_keys(found)
-        prefixes = _cut(payload, starts_behind, places.prefix_ends[found]).dictionary_encode()
-        assert isinstance(prefixes, pa.DictionaryArray)
-        numbers = prefixes.indices.to_numpy()
         texts: list[EventTexts] = []
-        for number, prefix in enumerate(prefixes.dictionary.to_pylist()):
-            try:
-                texts.append(_decode_prefix(bytes(prefix or b"")))
-            except (DecodeError, ValueError, OverflowError):  # garbage, or a time that no calendar has
-                texts.append(EventTexts())
-                is_found[found[numbers == number]] = False
-        indices = np.empty(len(starts), dtype=np.int32)
-        indices[found] = numbers
+        indices = np.zeros(len(starts), dtype=np.int32)
+        rests_end = places.properties_starts[found]
+        if (starts_behind == rests_end).all():
+            texts.append(EventTexts())
+        else:
+            rests = cut(payload, starts_behind, rests_end).dictionary_encode()
+            assert isinstance(rests, pa.DictionaryArray)
+            numbers = rests.indices.to_numpy()
+            indices[found] = numbers
+            for number, rest in enumerate(rests.dictionary.to_pylist()):
+                try:
+                    texts.append(_decode_rest(bytes(rest or b"")))
+                except (DecodeError, ValueError, OverflowError):  # garbage, or a time that no calendar has
+                    texts.append(EventTexts())
+                    is_found[found[numbers == number]] = False
         if self._keys is not None and not is_found[found].all():
             self._keys = _compute.if_else(pa.array(is_found), self._keys, None)
-        for index in np.flatnonzero(~is_found):
+        self._alone = np.flatnonzero(~is_found).tolist()
+        for index in self._alone:
             indices[index] = len(texts)
-            texts.append(self._decode_whole(int(index))[0])
+            texts.append(self._decode_whole(index)[0])
         return texts, indices
 
     def _cut_keys(self, found: Int64s) -> tuple[Column | None, Int64s]:
@@ -197,11 +230,13 @@ class _Contents:
         is_key[found] = keys.is_found
         if not is_key.any():
             return None, starts
-        cut = _cut(payload, keys.starts[keys.is_found], keys.ends[keys.is_found])
+        texts = cut(payload, keys.starts[keys.is_found], keys.ends[keys.is_found])
         try:
-            texts = cut.cast(pa.string())
+            texts = texts.cast(pa.string())
         except pa.ArrowInvalid:
             return None, starts  # one of them is not valid UTF-8, as the decoder will report
+        if is_key.all():
+            return texts, keys.ends
         column = _compute.replace_with_mask(pa.nulls(len(is_key), pa.string()), pa.array(is_key), texts)
         return column, np.maximum(starts, keys.ends)
 
@@ -212,26 +247,9 @@ class _Contents:
 
 
 @cached_when_short
-def _decode_prefix(prefix: bytes) -> EventTexts:
-    """Cached across chunks, because a device sends the same prefix again."""
-    return EventTexts.decode(prefix) if prefix else EventTexts()
-
-
-def _cut(payload: bytes, starts: Int64s, ends: Int64s) -> Column:
-    """``payload[start:end]`` of each pair, ascending and disjoint, as binary values, copied by Arrow.
-
-    Values and the gaps between them form one column over the existing buffer, of which every second value is
-    taken.
-    """
-    if not len(starts):
-        return pa.array([], type=pa.binary())
-    assert len(payload) <= _BINARY_BYTES_MAX
-    offsets = np.empty(2 * len(starts), dtype=np.int32)
-    offsets[0::2], offsets[1::2] = starts, ends
-    whole = pa.Array.from_buffers(
-        pa.binary(), len(offsets) - 1, [None, pa.py_buffer(offsets.data), pa.py_buffer(payload)]
-    )
-    return whole.take(pa.array(np.arange(0, len(offsets), 2), type=pa.int32()))
+def _decode_rest(rest: bytes) -> EventTexts:
+    """Cached across chunks, because a device sends the same again."""
+    return EventTexts.decode(rest) if rest else EventTexts()
 
 
 def _int64s(numbers: Sequence[int]) -> Int64s:
@@ -270,9 +288,7 @@ _CONTENT_COLUMNS: Final[Mapping[str, Callable[[_Contents], Column]]] = {
     "encodedEvent": _Contents.encoded,
     "publisher": lambda contents: contents.spread(lambda texts: texts.publisher),
     "partitionKey": _Contents.partition_key,
-    "properties": lambda contents: contents.spread(
-        lambda texts: list(texts.properties.items()), EVENT_ARROW_SCHEMA.field("properties").type
-    ),
+    "properties": _Contents.properties,
     "systemProperties": lambda contents: contents.spread(
         lambda texts: list(texts.system_properties.items()), EVENT_ARROW_SCHEMA.field("systemProperties").type
     ),

@@ -11,20 +11,27 @@ in nothing else before their bodies. So all keys are cut out, and the rest is de
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 from numpy.lib.stride_tricks import sliding_window_view
 
 from tidegate.wire.batch import DATA_SECTION_8, DATA_SECTION_32
 from tidegate.wire.names import PARTITION_KEY
 
 Int64s = npt.NDArray[np.int64]
+if TYPE_CHECKING:
+    Column = pa.Array[Any]
 
-_SECTIONS_MAX = 6
+_BINARY_BYTES_MAX: Final = 2**31 - 1
+
+_SECTIONS_MAX: Final = 6
 """Most sections before a body: header, two kinds of annotations, properties, application properties, and one
 more for encoders that repeat one. Events with more are left to the full decoder."""
+_PROPERTIES: Final = 0x005374
+"""The first three bytes of application properties."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +40,8 @@ class BodyPlaces:
 
     prefix_ends: Int64s
     body_starts: Int64s
+    properties_starts: Int64s
+    """Where its application properties start, which end with the prefix; ``prefix_ends`` without any."""
 
     @property
     def is_found(self) -> npt.NDArray[np.bool_]:
@@ -55,8 +64,7 @@ def locate_bodies(payload: bytes, starts: Int64s, ends: Int64s) -> BodyPlaces:
     Source: AMQP 1.0 part 1 section 1.6 (sizes of binary, list and map), part 3 section 3.2.
     """
     words = words_of(payload)
-    prefix_ends = np.full(len(starts), -1, dtype=np.int64)
-    body_starts = np.full(len(starts), -1, dtype=np.int64)
+    prefix_ends, body_starts, properties_starts = np.full((3, len(starts)), -1, dtype=np.int64)
     which, at = np.arange(len(starts)), starts
     for _ in range(_SECTIONS_MAX):
         # Five bytes identify a short section; the word's bytes of the following event are ignored then.
@@ -78,10 +86,33 @@ def locate_bodies(payload: bytes, starts: Int64s, ends: Int64s) -> BodyPlaces:
             prefix_ends[which[is_body]] = at[is_body]
             body_starts[which[is_body]] = at[is_body] + header_bytes
         # Sections 0x70 to 0x74 are a list or a map, its size of one byte or, where bit 4 is set, of four.
-        is_walked = (word >> 8 >= 0x005370) & (word >> 8 <= 0x005374) & (word & 0xC0 == 0xC0)
+        code = word >> 8
+        is_walked = (code >= 0x005370) & (code <= _PROPERTIES) & (word & 0xC0 == 0xC0)
+        is_walked &= properties_starts[which] < 0  # only a body may follow application properties
         length = np.where(word & 0x10, 8 + size, 5 + (size >> 24))
+        is_last = is_walked & (code == _PROPERTIES)
+        properties_starts[which[is_last]] = at[is_last]
         which, at = which[is_walked], (at + length)[is_walked]
-    return BodyPlaces(prefix_ends, body_starts)
+    return BodyPlaces(
+        prefix_ends, body_starts, np.where(properties_starts < 0, prefix_ends, properties_starts)
+    )
+
+
+def cut(payload: bytes, starts: Int64s, ends: Int64s) -> Column:
+    """``payload[start:end]`` of each pair, ascending and disjoint, as binary values, copied by Arrow.
+
+    Values and the gaps between them form one column over the existing buffer, of which every second value is
+    taken.
+    """
+    if not len(starts):
+        return pa.array([], type=pa.binary())
+    assert len(payload) <= _BINARY_BYTES_MAX
+    offsets = np.empty(2 * len(starts), dtype=np.int32)
+    offsets[0::2], offsets[1::2] = starts, ends
+    whole = pa.Array.from_buffers(
+        pa.binary(), len(offsets) - 1, [None, pa.py_buffer(offsets.data), pa.py_buffer(payload)]
+    )
+    return whole.take(pa.array(np.arange(0, len(offsets), 2), type=pa.int32()))
 
 
 _NAME: Final = PARTITION_KEY.encode("ascii")

@@ -12,22 +12,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
 from tidegate.amqp.message import Message, Properties, encode_message
-from tidegate.amqp.types import Symbol, Timestamp
-from tidegate.model.errors import InvalidArgumentError
+from tidegate.amqp.types import Described, Symbol, Timestamp, UInt
+from tidegate.columns import batches
+from tidegate.columns.batches import event_batch, event_batches
+from tidegate.columns.places import locate_bodies
+from tidegate.columns.schema import ALL_COLUMNS, ENCODED_EVENT_ARROW_SCHEMA, EVENT_ARROW_SCHEMA
 from tidegate.model.events import EventData, PropertyValue
-from tidegate.spark.source import columns
-from tidegate.spark.source.columns import ALL_COLUMNS, event_batch, event_batches
-from tidegate.spark.source.places import locate_bodies
-from tidegate.spark.source.schema import (
-    ENCODED_EVENT_ARROW_SCHEMA,
-    ENCODED_EVENT_SCHEMA,
-    EVENT_ARROW_SCHEMA,
-    EVENT_SCHEMA,
-    check_chosen_columns,
-)
 from tidegate.wire.encoded_events import EncodedEvents
 from tidegate.wire.event_codec import encode_event
 from tidegate.wire.event_texts import DECODE_ERROR_PROPERTY, EventTexts, decode_whole, text_of
@@ -292,8 +284,8 @@ def test_what_is_not_asked_for_is_not_done(monkeypatch: pytest.MonkeyPatch) -> N
 
         return call
 
-    for name in ("_decode_prefix", "locate_bodies", "_cut", "packed"):
-        monkeypatch.setattr(columns, name, counted(name, getattr(columns, name)))
+    for name in ("_decode_rest", "locate_bodies", "decode_entries", "cut", "packed"):
+        monkeypatch.setattr(batches, name, counted(name, getattr(batches, name)))
     events = _events(
         *(encode_event(EventData(b"body %d" % value, {"n": value}), "key") for value in range(5))
     )
@@ -301,28 +293,95 @@ def test_what_is_not_asked_for_is_not_done(monkeypatch: pytest.MonkeyPatch) -> N
     assert event_batch("0", events, positions).schema.names == positions
     assert done == []
     event_batch("0", events, ["body"])
-    assert done == ["packed", "locate_bodies", "_cut"]
+    assert done == ["packed", "locate_bodies", "cut"]
     done.clear()
     event_batch("0", events, ["partitionKey", "properties"])
-    # Keys are cut out, then what comes between them and the bodies, of which each is another here.
-    assert done == ["packed", "locate_bodies", "_cut", "_cut", *["_decode_prefix"] * 5]
+    # Keys are cut out, and between them and the bodies there are only properties.
+    assert done == ["packed", "locate_bodies", "decode_entries", "cut"]
 
 
-def test_events_that_differ_in_their_keys_are_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hundred thousand devices with a key each: keys are cut out in columns, and what is left is the same
-    for all."""
+def test_events_that_differ_are_not_decoded_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred thousand devices with a key each, and properties of their own: they are cut out in columns,
+    and what is left is the same for all."""
     done: list[bytes] = []
 
-    def decode(prefix: bytes) -> EventTexts:
-        done.append(prefix)
-        return EventTexts.decode(prefix) if prefix else EventTexts()
+    def decode(rest: bytes) -> EventTexts:
+        done.append(rest)
+        return EventTexts.decode(rest) if rest else EventTexts()
 
-    monkeypatch.setattr(columns, "_decode_prefix", decode)
+    monkeypatch.setattr(batches, "_decode_rest", decode)
+    monkeypatch.setattr(batches, "decode_whole", None)
     keys = [f"schlüssel-{number}" * (number % 5) for number in range(200)]
-    messages = [encode_event(EventData(b"x", {"n": 1} if key else {}), key) for key in keys]
-    batch = event_batch("0", _events(*messages), ["partitionKey", "properties"])
+    messages = [
+        encode_event(EventData(b"a body", {"n": number, "key": key} if key else {}, content_type="text"), key)
+        for number, key in enumerate(keys)
+    ]
+    batch = event_batch("0", _events(*messages), ["partitionKey", "properties.n", "properties.key"])
     assert batch.column("partitionKey").to_pylist() == keys
-    assert len(done) == 2
+    assert batch.column("properties.key").to_pylist() == [key or None for key in keys]
+    assert batch.column("properties.n").to_pylist() == [str(n) if keys[n] else None for n in range(200)]
+    assert len(done) == 1
+
+
+_VALUES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**63), 2**63 - 1),
+    st.floats(),
+    st.text(max_size=9),
+    st.text("ab", min_size=250, max_size=300),
+    st.binary(max_size=9),
+    st.uuids(),
+    st.integers(0, 2**32 - 1).map(UInt),
+    st.integers(-(2**63), 2**63 - 1).map(Timestamp),
+    st.just(Symbol("symbol")),
+    st.lists(st.integers(0, 9), max_size=3),
+    st.just(Described(Symbol("com.microsoft:uri"), "https://example.com")),
+)
+_KEYS = st.one_of(st.sampled_from(("device", "kind", "n")), st.text(max_size=5), st.text("k", min_size=256))
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.dictionaries(_KEYS, _VALUES, max_size=5),
+            st.lists(st.tuples(st.integers(0, 200), st.integers(0, 255)), max_size=1),
+        ),
+        min_size=1,
+        max_size=12,
+    )
+)
+@pytest.mark.slow
+def test_properties_are_what_the_decoder_says(
+    shapes: list[tuple[dict[object, object], list[tuple[int, int]]]],
+) -> None:
+    """Of all types, and whatever bytes are changed: keys that are repeated, text that is not UTF-8, sizes
+    that are wrong. The decoder of single events is the reference."""
+    messages: list[bytes] = []
+    for properties, changes in shapes:
+        changed = bytearray(encode_message(Message(application_properties=properties, data=(b"body",))))
+        for place, value in changes:
+            changed[place % len(changed)] = value
+        messages.append(bytes(changed))
+    names = ["properties", "properties.device", "systemProperties"]
+    batch = event_batch("3", _events(*messages), names)
+    batch.validate(full=True)
+    for row, message in zip(batch.to_pylist(), messages, strict=True):
+        texts, _ = decode_whole(message)
+        if DECODE_ERROR_PROPERTY not in texts.system_properties:  # what is garbage, columns may not look at
+            assert row["properties"] == list(texts.properties.items())
+            assert row["properties.device"] == texts.properties.get("device")
+
+
+def test_more_properties_than_are_cut_out() -> None:
+    """An event with hundreds of properties loses none of them."""
+    many: dict[str, PropertyValue] = {f"p{number}": number for number in range(300)}
+    rows = _rows(encode_event(EventData(b"x", {"n": 1})), encode_event(EventData(b"x", many)))
+    assert [dict(row["properties"]) for row in rows] == [  # type: ignore[call-overload]
+        {"n": "1"},
+        {name: str(value) for name, value in many.items()},
+    ]
 
 
 @settings(max_examples=300, deadline=None)
@@ -353,39 +412,3 @@ def test_keys_are_what_the_decoder_says(
         if DECODE_ERROR_PROPERTY not in texts.system_properties:  # what is garbage, columns may not look at
             assert row["partitionKey"] == texts.partition_key
             assert dict(row["properties"]) == texts.properties  # type: ignore[call-overload]
-
-
-@pytest.mark.parametrize(
-    ("chosen", "message"),
-    [
-        ("sequenceNumber LONG, sequencenumber LONG", "no column 'sequencenumber'"),
-        ("body STRING", "body is of type binary, not string"),
-        ("partition STRING, publisher STRING NOT NULL", "publisher may be null"),
-        ("encodedEvent BINARY", "no column 'encodedEvent'"),
-        ("properties. STRING", "no column 'properties.'"),
-        ("properties.n LONG", "properties.n is of type string, not bigint"),
-    ],
-)
-def test_a_schema_that_does_not_fit_is_refused_by_name(chosen: str, message: str) -> None:
-    """A misspelt column would be null in every row otherwise."""
-    with pytest.raises(InvalidArgumentError, match=message):
-        check_chosen_columns(_struct(chosen), EVENT_SCHEMA)
-
-
-def test_any_columns_in_any_order_are_fine() -> None:
-    """Those that are never null may be declared so."""
-    check_chosen_columns(_struct("sequenceNumber LONG NOT NULL, body BINARY, partition STRING"), EVENT_SCHEMA)
-    check_chosen_columns(_struct("body BINARY, properties.n STRING"), EVENT_SCHEMA)
-    with pytest.raises(InvalidArgumentError, match=r"no column 'properties\.n'"):
-        check_chosen_columns(_struct("encodedEvent BINARY, properties.n STRING"), ENCODED_EVENT_SCHEMA)
-    with pytest.raises(InvalidArgumentError, match="No column is given"):
-        check_chosen_columns(StructType([]), EVENT_SCHEMA)
-    with pytest.raises(InvalidArgumentError, match="body is given twice"):
-        check_chosen_columns(_struct("body BINARY, body BINARY"), EVENT_SCHEMA)
-
-
-def _struct(text: str) -> StructType:
-    """What Spark makes of such a text; without Spark, which only its JVM could ask."""
-    types = {"STRING": StringType(), "LONG": LongType(), "BINARY": BinaryType()}
-    fields = [item.split(maxsplit=2) for item in text.split(", ")]
-    return StructType([StructField(each[0], types[each[1]], len(each) == 2) for each in fields])
