@@ -64,6 +64,7 @@ PUBLISHING: Final = (
         "interop/test_sdk_go.py::test_events_arrive_as_they_were_sent",
         "interop/test_sdk_java.py::test_events_arrive_as_they_were_sent",
         "server/test_websocket.py::test_handshake",
+        "client/test_websocket.py::test_events_travel_in_a_websocket",
         note="TCP without TLS is for `UseDevelopmentEmulator=true`.",
     ),
     done(

@@ -27,6 +27,23 @@ def test_the_emulators_own_string_parses() -> None:
     assert parsed.effective_port == 5672
 
 
+@pytest.mark.parametrize(
+    ("more", "port"),
+    [
+        ("TransportType=AmqpWebSockets", 443),
+        ("transporttype=amqpwebsockets;UseDevelopmentEmulator=true", 5300),
+        ("TransportType=AmqpTcp", 5671),
+    ],
+)
+def test_the_transport_is_that_of_nets_connection_strings(more: str, port: int) -> None:
+    """A WebSocket uses the ports of HTTP unless one is given."""
+    text = f"Endpoint=sb://ns/;SharedAccessKeyName=k;SharedAccessKey=s;{more}"
+    parsed = ConnectionString.parse(text)
+    assert (parsed.effective_port, parsed.is_websocket) == (port, "websockets" in more.lower())
+    assert ConnectionString.parse(parsed.format()) == parsed
+    assert ConnectionString.parse(text.replace("ns/", "ns:7/")).effective_port == 7
+
+
 def test_an_azure_string_means_tls_and_its_key_may_hold_equal_signs() -> None:
     """Azure's keys are base64: they end in '='."""
     parsed = ConnectionString.parse(
@@ -48,6 +65,10 @@ def test_an_azure_string_means_tls_and_its_key_may_hold_equal_signs() -> None:
         ("Endpoint=sb://x/;Endpoint=sb://y/;SharedAccessKeyName=a;SharedAccessKey=secret", "twice"),
         ("Endpoint=sb://x/;SharedAccessKeyNam=a;SharedAccessKey=secret", "sharedaccesskeynam"),
         ("Endpoint=sb://x/;secret", "Name=Value"),
+        (
+            "Endpoint=sb://x/;TransportType=secret;SharedAccessKeyName=a;SharedAccessKey=secret",
+            "TransportType",
+        ),
     ],
 )
 def test_a_bad_string_names_the_part_and_not_the_key(text: str, named: str) -> None:

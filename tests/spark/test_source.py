@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -100,6 +101,33 @@ def test_a_private_authority_is_trusted_by_option(
     assert hub is not None
     over_tls = ConnectionString.parse(hub_service.ready.connection_string).with_entity_path(hub).format()
     assert _read(spark, over_tls, caFile=str(hub_service.ready.ca_file)).count() == _COUNT
+
+
+def test_a_stream_in_websockets(
+    spark: SparkSession, hub_service: HubService, filled_hub: str, tmp_path: Path
+) -> None:
+    """By the connection string alone: where only the port of HTTPS leads outside."""
+    assert hub_service.ready.https is not None
+    parsed = ConnectionString.parse(hub_service.ready.connection_string)
+    port = int(hub_service.ready.https.rpartition(":")[2])
+    hub = ConnectionString.parse(filled_hub).entity_path
+    string = replace(parsed, port=port, is_websocket=True, entity_path=hub).format()
+    stream = (
+        spark.readStream.format("eventhubs")
+        .option("eventhubs.connectionString", string)
+        .option("eventhubs.caFile", str(hub_service.ready.ca_file))
+        .option("eventhubs.startingPosition", "earliest")
+        .load()
+    )
+    query = (
+        stream.writeStream.format("memory")
+        .queryName("websockets")
+        .option("checkpointLocation", str(tmp_path))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    assert spark.table("websockets").count() == _COUNT
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,8 @@ class LiveConnection:
                 configuration=_configuration(namespace),
                 clock=clock,
                 on_event=connection._on_event,
+                is_websocket=namespace.is_websocket,
+                proxy=namespace.proxy,
                 timeout_s=namespace.timeout_s,
             )
         except BrokenError as error:

@@ -16,6 +16,7 @@ from tidegate.client.credentials import (
 from tidegate.client.retry import RetryPolicy
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import ConnectionStringError, InvalidArgumentError
+from tidegate.transport.proxy import HttpProxy
 
 
 class ConnectionOptions(TypedDict, total=False):
@@ -31,6 +32,9 @@ class ConnectionOptions(TypedDict, total=False):
     """Certificates to trust in addition to the system's (see ``ca_file`` in Tidegate's ready file)."""
     credential: TokenCredential | Credential | None
     """Used instead of the connection string's key or signature, which may then be missing."""
+    http_proxy: str | None
+    """``http://[user:password@]host:port``: connect through this proxy. None: directly, or for a WebSocket
+    (``TransportType=AmqpWebSockets`` in the connection string) through the one in HTTPS_PROXY, if any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,10 @@ class Namespace:
     """How long one try of an operation may take before it fails with OperationTimeoutError."""
     authority: str = ""
     """Host, and port if the connection string gives one, as official processors name a namespace."""
+    is_websocket: bool = False
+    """Whether AMQP is in a WebSocket."""
+    proxy: HttpProxy | None = None
+    """None: none, or the environment's for a WebSocket."""
 
     def __post_init__(self) -> None:
         if self.timeout_s <= 0:
@@ -63,9 +71,11 @@ class Namespace:
     ) -> Namespace:
         """The namespace of a connection string, with TLS unless it has ``UseDevelopmentEmulator=true``.
 
-        Raises ConnectionStringError; InvalidArgumentError if ``ca_file`` cannot be read.
+        Raises ConnectionStringError; InvalidArgumentError if ``ca_file`` cannot be read, or for
+        ``http_proxy``.
         """
         parsed, given = _parse(connection_string), options.get("credential")
+        proxy = options.get("http_proxy")
         context = None
         if not parsed.use_development_emulator:
             context = _make_ssl_context(options.get("ssl_context"), options.get("ca_file"))
@@ -77,6 +87,8 @@ class Namespace:
             retry=options.get("retry", RetryPolicy()),
             timeout_s=options.get("timeout_s", 60.0),
             authority=parsed.authority,
+            is_websocket=parsed.is_websocket,
+            proxy=None if proxy is None else HttpProxy.parse(proxy),
         )
 
     @classmethod
@@ -87,16 +99,19 @@ class Namespace:
         *,
         port: int | None = None,
         use_tls: bool = True,
+        use_websocket: bool = False,
         retry: RetryPolicy = RetryPolicy(),  # noqa: B008 - frozen, therefore safe to share
         timeout_s: float = 60.0,
         ssl_context: ssl.SSLContext | None = None,
         ca_file: str | Path | None = None,
+        http_proxy: str | None = None,
     ) -> Namespace:
         """A namespace by host name, with a credential of Tidegate's or of azure-identity's ``aio``.
 
-        port: None means 5671 with TLS and 5672 without. Other arguments: see ``ConnectionOptions``.
+        port: None means 5671 with TLS and 5672 without; for a WebSocket 443 and 5300. Other arguments: see
+        ``ConnectionOptions``.
         """
-        place = ConnectionString(host, port, use_development_emulator=not use_tls)
+        place = ConnectionString(host, port, use_development_emulator=not use_tls, is_websocket=use_websocket)
         return cls.from_connection_string(
             place,
             credential=credential,
@@ -104,6 +119,7 @@ class Namespace:
             timeout_s=timeout_s,
             ssl_context=ssl_context,
             ca_file=ca_file,
+            http_proxy=http_proxy,
         )
 
 

@@ -12,6 +12,13 @@ from tidegate.model.errors import ConnectionStringError
 
 _AMQPS_PORT = 5671
 _AMQP_PORT = 5672
+_HTTPS_PORT = 443
+_HTTP_PORT = 5300
+"""The service's own default: Event Hubs has no plain HTTP."""
+
+_TRANSPORTS = {"amqp": False, "amqptcp": False, "amqpwebsockets": True}
+"""Values of TransportType, and whether they are WebSockets (Azure.Messaging.EventHubs, and its forerunner
+Microsoft.Azure.EventHubs)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +28,7 @@ class ConnectionString:
     host: str
     """Host name or address, without scheme and port (an IPv6 address without brackets)."""
     port: int | None = None
-    """None: the default of the transport (5671 with TLS, 5672 without)."""
+    """None: the default of the transport (5671 with TLS, 5672 without; WebSocket: 443, and 5300 without)."""
     shared_access_key_name: str | None = None
     shared_access_key: str | None = field(default=None, repr=False)
     shared_access_signature: str | None = field(default=None, repr=False)
@@ -29,12 +36,16 @@ class ConnectionString:
     """The event hub, if the string names one."""
     use_development_emulator: bool = False
     """True: plain AMQP instead of TLS, as the official SDKs read it."""
+    is_websocket: bool = False
+    """True: AMQP in a WebSocket, as ``TransportType=AmqpWebSockets`` in .NET's connection strings."""
 
     @property
     def effective_port(self) -> int:
         """The TCP port to connect to."""
         if self.port is not None:
             return self.port
+        if self.is_websocket:
+            return _HTTP_PORT if self.use_development_emulator else _HTTPS_PORT
         return _AMQP_PORT if self.use_development_emulator else _AMQPS_PORT
 
     @property
@@ -55,6 +66,12 @@ class ConnectionString:
         key = parts.pop("sharedaccesskey", None)
         signature = parts.pop("sharedaccesssignature", None)
         entity_path = parts.pop("entitypath", None)
+        transport = parts.pop("transporttype", "amqp").lower()
+        if transport not in _TRANSPORTS:
+            raise ConnectionStringError(
+                "The connection string has an unknown TransportType.",
+                next_step="Use Amqp or AmqpWebSockets.",
+            )
         emulator = parts.pop("usedevelopmentemulator", "false").lower() == "true"
         if parts:
             raise ConnectionStringError(f"The connection string has an unknown part {min(parts)!r}.")
@@ -63,7 +80,8 @@ class ConnectionString:
                 "The connection string has only one of SharedAccessKeyName and SharedAccessKey.",
                 next_step="Copy the whole connection string.",
             )
-        return cls(host, port, key_name, key, signature, entity_path, emulator)
+        is_websocket = _TRANSPORTS[transport]
+        return cls(host, port, key_name, key, signature, entity_path, emulator, is_websocket)
 
     def format(self) -> str:
         """The string itself, secrets included; parses back to an equal value."""
@@ -75,6 +93,8 @@ class ConnectionString:
             parts.append(f"SharedAccessSignature={self.shared_access_signature}")
         if self.use_development_emulator:
             parts.append("UseDevelopmentEmulator=true")
+        if self.is_websocket:
+            parts.append("TransportType=AmqpWebSockets")
         if self.entity_path is not None:
             parts.append(f"EntityPath={self.entity_path}")
         return ";".join(parts)

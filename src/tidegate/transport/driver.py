@@ -29,11 +29,11 @@ from tidegate.transport.admission import Admission
 from tidegate.transport.listener import Listener
 from tidegate.transport.memory import MemoryAccount, MemoryBudget
 from tidegate.transport.peers import site_in
+from tidegate.transport.proxy import HttpProxy
 from tidegate.transport.streams import (
     WRITE_HIGH_BYTES,
     WRITE_HIGH_BYTES_SHORT,
     ByteStream,
-    SocketStream,
     connect_stream,
     serve_streams,
 )
@@ -595,21 +595,34 @@ async def connect_amqp(
     configuration: ConnectionConfiguration,
     clock: Clock,
     on_event: EventHandler,
+    is_websocket: bool = False,
+    proxy: HttpProxy | None = None,
     timeout_s: float = 30.0,
 ) -> AmqpDriver:
     """Connect and start to open; ``ConnectionOpened`` follows through ``on_event``.
 
+    is_websocket: whether the connection is one in HTTP. proxy: None connects directly, over a WebSocket
+    through the one that the environment names, if any.
     Sessions may be begun and links attached immediately: their frames are pipelined after the open.
-    Raises BrokenError and OperationTimeoutError as ``connect_stream`` does. Cancellation: nothing stays open.
+    Raises BrokenError and OperationTimeoutError as ``connect_stream`` and ``connect_websocket`` do.
+    Cancellation: nothing stays open.
     """
     connection = Connection(configuration, role=Role.CLIENT, now=clock.monotonic())
     driver = AmqpDriver(connection, clock=clock, on_event=on_event)
 
-    def on_connected(stream: SocketStream) -> AmqpDriver:
+    def on_connected(stream: ByteStream) -> AmqpDriver:
         driver.start(stream)
         return driver
 
-    await connect_stream(host, port, ssl=ssl, on_connected=on_connected, timeout_s=timeout_s)
+    if is_websocket:
+        # Imported here: it takes longer than all else that a client imports.
+        from tidegate.transport.websocket_client import connect_websocket
+
+        await connect_websocket(
+            host, port, ssl=ssl, on_connected=on_connected, proxy=proxy, timeout_s=timeout_s
+        )
+    else:
+        await connect_stream(host, port, ssl=ssl, on_connected=on_connected, proxy=proxy, timeout_s=timeout_s)
     return driver
 
 

@@ -12,12 +12,13 @@ import ssl as ssl_module
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, Protocol, cast
+from typing import Final, Protocol, TypeVar, cast
 
 from tidegate.model.errors import BrokenError, OperationTimeoutError, TidegateError
 from tidegate.transport.admission import Admission, Face, Ticket
 from tidegate.transport.listener import Listener, listening_sockets
 from tidegate.transport.peers import peer_name_of
+from tidegate.transport.proxy import HttpProxy
 from tidegate.transport.tls import CONNECTED_AT, HANDSHAKE_TIMEOUT_S, TlsServerConnection
 from tidegate.transport.turns import Turns
 
@@ -34,6 +35,8 @@ WRITE_HIGH_BYTES_SHORT: Final = 64 * 1024
 while memory is short. Our choice: the kernel's own buffer, of some megabytes, keeps the line busy."""
 
 Payload = bytes | bytearray | memoryview
+
+P = TypeVar("P", bound=asyncio.BaseProtocol)
 
 
 class StreamReceiver(Protocol):
@@ -234,25 +237,42 @@ async def connect_stream(
     *,
     ssl: ssl_module.SSLContext | None,
     on_connected: Callable[[SocketStream], StreamReceiver],
-    server_name: str | None = None,
+    proxy: HttpProxy | None = None,
     timeout_s: float = 30.0,
 ) -> SocketStream:
-    """Connect over TCP, with TLS if there is a context.
+    """Connect over TCP, with TLS if there is a context, directly or through a proxy.
 
-    server_name: the name that the certificate must have; None: ``host``.
     Raises BrokenError if the connection fails, OperationTimeoutError after ``timeout_s``.
     Cancellation: nothing stays open.
     """
+    return await connect_transport(
+        lambda: SocketStream(on_connected), host, port, ssl=ssl, proxy=proxy, timeout_s=timeout_s
+    )
+
+
+async def connect_transport(
+    make: Callable[[], P],
+    host: str,
+    port: int,
+    *,
+    ssl: ssl_module.SSLContext | None,
+    proxy: HttpProxy | None,
+    timeout_s: float,
+) -> P:
+    """As ``connect_stream``, for any protocol that ``make`` returns."""
     loop = asyncio.get_running_loop()
+    server_name = host if ssl is not None else None
     try:
         async with asyncio.timeout(timeout_s):
-            _, stream = await loop.create_connection(
-                lambda: SocketStream(on_connected),
-                host,
-                port,
-                ssl=ssl,
-                server_hostname=(server_name or host) if ssl is not None else None,
-            )
+            if proxy is None:
+                _, stream = await loop.create_connection(
+                    make, host, port, ssl=ssl, server_hostname=server_name
+                )
+            else:
+                tunnel = await proxy.open_tunnel(host, port)
+                _, stream = await loop.create_connection(
+                    make, sock=tunnel, ssl=ssl, server_hostname=server_name
+                )
     except TimeoutError as exc:
         raise OperationTimeoutError(f"{host}:{port} did not answer within {timeout_s:g} s.") from exc
     except ssl_module.SSLCertVerificationError as exc:

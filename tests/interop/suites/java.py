@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Final
 
 from tests.interop import java_programs
-from tests.interop.http_proxy import HttpProxy, running
 from tests.interop.java_programs import JAVA_3, JAVA_5, QUICK_START, sources_of, trusting
 from tests.interop.official_programs import check_throttled_producer
 from tests.interop.suites.programs import run_program
 from tests.interop.suites.service import BUILD, SuiteService
 from tests.interop.suites.suite import Case, Outcome, Suite, Transport
+from tests.support.http_proxy import HttpProxy, running
 
 from tidegate.testing.proxy import CuttingProxy
 
