@@ -8,6 +8,7 @@ import logging
 import os
 import secrets
 import sys
+from functools import partial
 
 from tests.storage.damage.canaries import DEFENCES, switch_off
 from tests.storage.damage.run import run
@@ -27,7 +28,8 @@ def main() -> None:
     for defence in options.without:
         switch_off(defence)
     is_canary = bool(options.without)
-    outcome = asyncio.run(run(options.seed, cases, options.without, on_line=print, is_canary=is_canary))
+    say = partial(print, flush=True)
+    outcome = asyncio.run(run(options.seed, cases, options.without, on_line=say, is_canary=is_canary))
     print(outcome)
     sys.stdout.flush()
     os._exit(1 if outcome.failures else 0)

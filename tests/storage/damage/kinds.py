@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tests.storage.damage.worlds import World
 
+from tidegate.storage.control.reading import FILE_NAMES
 from tidegate.storage.journal.reading import JOURNAL_NAMES
 
 KINDS = ("bit", "byte", "sector", "cut", "insert", "delete", "swap", "older", "missing", "zeros", "stale")
@@ -40,8 +41,8 @@ def injure(directory: Path, world: World, randomness: random.Random) -> Injury:
     if randomness.random() < 0.3:  # the end of a log is where most can go wrong
         parent = randomness.choice(segments).parent
         path = max(each for each in segments if each.parent == parent)
-    if randomness.random() < 0.15:
-        files = [Path(name) for name in JOURNAL_NAMES]
+    if randomness.random() < 0.25:
+        files = [Path(name) for name in randomness.choice((JOURNAL_NAMES, JOURNAL_NAMES, FILE_NAMES))]
         path = randomness.choice(files)
     if kind == "stale":
         return _stale(directory, world, randomness)

@@ -11,6 +11,8 @@ from pathlib import Path
 from tests.storage.damage.kinds import Injury
 from tests.storage.damage.worlds import OPTIONS, PLACES, World, event
 
+from tidegate.broker.catalog import parse_catalog
+from tidegate.cli.service.check_catalog import CatalogReport, check_catalog
 from tidegate.model.errors import LogCorruptError, TidegateError
 from tidegate.storage.check import CheckReport, check_log_directory
 from tidegate.storage.examination.findings import Damage
@@ -20,7 +22,7 @@ from tidegate.storage.segments.segment import SEGMENT_HEADER_BYTES
 
 Failures = list[tuple[str, str]]
 """(kind, details): lost silently, altered, reused, traceback, repair lost, repair start, disagreement, too
-much."""
+much, settings."""
 
 _NEW = b"after the damage"
 
@@ -45,16 +47,19 @@ class Extent:
     end: int
 
 
-async def serve(directory: Path) -> dict[str, Served]:
-    """Start a service on a directory, read everything, and append an event to each partition."""
+async def serve(directory: Path) -> tuple[dict[str, Served], dict[str, int]]:
+    """Start a service on a directory, read everything, and append an event to each partition.
+
+    Returns what became of each, and the number of the last change of each hub."""
     manager = await LogManager.open(directory, options=OPTIONS)
     found = {}
     try:
+        hubs = parse_catalog(await manager.control.read_all(""), str).event_hubs
         for place in PLACES:
             found[place] = await _serve_partition(manager, place)
     finally:
         await manager.close()
-    return found
+    return found, {hub: record.created_at_ms for hub, record in hubs.items()}
 
 
 async def _serve_partition(manager: LogManager, place: str) -> Served:
@@ -101,15 +106,21 @@ class Oracle:
         try:
             started = scratch / "started"
             shutil.copytree(damaged, started)
-            before = check_log_directory(damaged)
-            self._judge_start(await serve(started), before, failures)
+            before, catalog = check_log_directory(damaged), check_catalog(damaged)
+            await self._judge_start(started, before, catalog, failures)
             repair = check_log_directory(damaged, repair=True)
+            catalog = check_catalog(damaged, repair=True)
+            if not check_catalog(damaged).is_sound or (catalog.damages and not catalog.is_repaired):
+                failures.append(("disagreement", f"after the repair of the catalog: {catalog}"))
             again = check_log_directory(damaged)
             if not again.is_sound or (repair.damages and not repair.is_repaired):
                 failures.append(("disagreement", f"after the repair: {(again.damages or repair.damages)[0]}"))
             if [each.lost for each in repair.damages] != [each.lost for each in before.damages]:
                 failures.append(("disagreement", "the repair found other damage than the check"))
-            self._judge_repair(await serve(damaged), repair, injury, failures)
+            found, hubs = await serve(damaged)
+            self._judge_repair(found, repair, injury, failures)
+            if not catalog.lost:
+                self._judge_settings(hubs, failures)
         except TidegateError as error:
             failures.append(("repair start", f"{type(error).__name__}: {error}"))
         except Exception as error:  # whatever it is, it is one more failure
@@ -117,7 +128,16 @@ class Oracle:
             failures.append(("traceback", f"{type(error).__name__}: {error}"))
         return failures
 
-    def _judge_start(self, found: dict[str, Served], report: CheckReport, failures: Failures) -> None:
+    async def _judge_start(
+        self, directory: Path, report: CheckReport, catalog: CatalogReport, failures: Failures
+    ) -> None:
+        try:
+            found, hubs = await serve(directory)
+        except LogCorruptError as error:
+            if catalog.is_sound:
+                failures.append(("disagreement", f"the catalog is refused and sound: {error}"))
+            return
+        self._judge_settings(hubs, failures)
         for place, served in found.items():
             self._judge_events(place, served, failures)
             if served.refusal is not None:
@@ -126,6 +146,13 @@ class Oracle:
             else:
                 lost = set(self._intact[place].events) - set(served.events)
                 self._judge_lost(place, lost, report, failures, "lost silently")
+
+    def _judge_settings(self, hubs: dict[str, int], failures: Failures) -> None:
+        """The last change of each hub, or the one that the kill interrupted."""
+        highest = max(self._world.settings.values())
+        for hub, number in self._world.settings.items():
+            if hubs.get(hub) != number and hubs.get(hub) != highest + self._world.is_killed:
+                failures.append(("settings", f"{hub}: {hubs.get(hub)} instead of {number}"))
 
     def _judge_repair(
         self, found: dict[str, Served], report: CheckReport, injury: Injury, failures: Failures

@@ -68,6 +68,8 @@ async def run(
                 outcome.details.append(line)
                 on_line(line)
             shutil.rmtree(scratch)
+            if case % 100 == 99:
+                on_line(f"{case + 1} cases")
             if is_canary and failures:
                 break
     return outcome
@@ -78,7 +80,7 @@ async def _prepared(directory: Path, is_killed: bool, without: list[str]) -> tup
     world = make_world(directory, is_killed=is_killed, settings=without)
     shutil.copytree(world.directory, directory / "intact")
     extents = {place: _extents(world.directory, place) for place in PLACES}
-    intact = await serve(directory / "intact")
+    intact, _ = await serve(directory / "intact")
     for place, served in intact.items():
         assert served.refusal is None, served.refusal
         missing = set(world.acknowledged[place]) - set(served.events)

@@ -16,9 +16,11 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
+from tidegate.broker.catalog import Catalog, EventHubRecord
 from tidegate.model.errors import LogFullError
 from tidegate.storage.check import check_log_directory
 from tidegate.storage.files import OsFiles, WritableFile
@@ -26,11 +28,14 @@ from tidegate.storage.log_manager import LogManager
 from tidegate.storage.options import LogOptions
 from tidegate.storage.record import encode_batch, encode_lengths
 from tidegate.storage.segments.segment import SegmentHeader
+from tidegate.transport.clock import SystemClock
 
 OPTIONS = LogOptions(segment_bytes_max=8000, index_interval_bytes=1000, journal_bytes=100_000)
 PLACES = ("a/0", "a/1", "b/0", "b/1", "c/0", "c/1", "d/0")
 """Busy, idle, busy, one event now and then, empty, one that a repair has left with a gap, and one on a disk
 that refuses writes after it has taken them."""
+HUBS = {"a": 2, "b": 2, "c": 2, "d": 1}
+"""The number of partitions of each."""
 _RUN_S = 2.3
 
 
@@ -42,6 +47,8 @@ class World:
     is_killed: bool
     acknowledged: dict[str, dict[int, tuple[int, float]]] = field(default_factory=dict)
     """By place and number: which event it was, and when it was acknowledged (``time.monotonic``)."""
+    settings: dict[str, int] = field(default_factory=dict)
+    """By hub: which change of it was acknowledged last."""
     ended_at: float = 0.0
     older: list[Path] = field(default_factory=list)
     """Copies of the directory as it was before."""
@@ -53,6 +60,7 @@ class World:
         return not self.is_killed or self.acknowledged[place][number][1] < self.ended_at - 1.0
 
 
+@cache
 def event(place: str, name: int) -> bytes:
     """The event of a place with this name; no two are the same.
 
@@ -110,6 +118,8 @@ def make_world(directory: Path, *, is_killed: bool, settings: list[str]) -> Worl
         if words[:1] == ["refused"] and len(words) == 4:
             path = Path(words[1]).relative_to(world.directory)
             world.refused.append((path, int(words[2]), bytes.fromhex(words[3])))
+        elif words[:1] == ["changed"] and len(words) == 4:
+            world.settings[words[1]] = int(words[2])
         elif len(words) == 4:  # the last line may be cut short by the kill
             place, number, name, at = words[0], int(words[1]), int(words[2]), float(words[3])
             world.acknowledged[place][number] = (name, at)
@@ -182,11 +192,34 @@ class _Appender:
         os.write(1, "".join(lines).encode())
 
 
+class _Settings:
+    """Changes hubs in the catalog: the number of the last change stands where their creation would."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._number = max((hub.created_at_ms for hub in catalog.event_hubs.values()), default=0)
+
+    async def change(self, hub: str) -> None:
+        self._number += 1
+        await self._catalog.put_event_hub(
+            EventHubRecord(
+                hub_id=hub,
+                name=hub,
+                partition_count=HUBS[hub],
+                retention_hours=1,
+                created_at_ms=self._number,
+            )
+        )
+        os.write(1, f"changed {hub} {self._number} .\n".encode())
+
+
 async def _prepare(directory: Path) -> None:
     """Logs that were stopped and started before, one of them with a gap."""
     manager = await LogManager.open(directory, options=OPTIONS)
-    for hub in ("a", "b", "c", "d"):
-        await manager.create_logs(hub, 2 if hub < "d" else 1)
+    settings = _Settings(await Catalog.open(manager.control, SystemClock()))
+    for hub, partition_count in HUBS.items():
+        await manager.create_logs(hub, partition_count)
+        await settings.change(hub)
     appender = _Appender(manager)
     for place in ("a/0", "a/1", "b/1"):
         for _ in range(20):
@@ -204,6 +237,7 @@ async def _work(directory: Path) -> None:
     await _prepare(directory)
     files = _RefusingFiles()
     manager = await LogManager.open(directory, options=OPTIONS, files=files)
+    settings = _Settings(await Catalog.open(manager.control, SystemClock()))
     appender = _Appender(manager)
     for _ in range(10):
         await appender.append("c/1")
@@ -225,6 +259,7 @@ async def _work(directory: Path) -> None:
         await asyncio.gather(*(appender.append(place, turn % 3 + 1) for place in ("a/0", "b/0", "a/0")))
         if turn % 15 == 1:
             await appender.append("b/1")
+            await settings.change("ab"[turn % 2])
         await asyncio.sleep(0.01)
     await manager.close()
 
