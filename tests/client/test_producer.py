@@ -114,11 +114,48 @@ async def test_buffered_events_share_batches_and_keep_their_order(service: FakeS
         assert partition.bodies() == expected
 
 
-async def test_lingering_events_leave_by_themselves(service: FakeService) -> None:
-    """A buffered event is sent after the linger time, with nobody flushing."""
+async def test_events_linger_only_while_a_batch_is_in_flight(service: FakeService) -> None:
+    """An event leaves at once, with what is buffered in the same turn. Later ones of its partition wait for
+    the acknowledgement, and those of another do not."""
+    async with _producer(service, linger_ms=60_000.0) as producer:
+        await producer.start()
+        service.is_acknowledging = False
+        for _ in range(3):
+            producer.enqueue_nowait(EventData(b"x"), partition_id="0")
+        await until(lambda: service.batch_sizes == [3])
+        for _ in range(2):
+            producer.enqueue_nowait(EventData(b"x"), partition_id="0")
+            await asyncio.sleep(0)
+        producer.enqueue_nowait(EventData(b"x"), partition_id="1")
+        await until(lambda: service.batch_sizes == [3, 1])
+        service.acknowledge()
+        await until(lambda: service.batch_sizes == [3, 1, 2])
+
+
+async def test_events_without_a_key_linger_while_any_batch_is_in_flight(service: FakeService) -> None:
+    """Otherwise each of a slow stream would be a batch of its own, of the next partition."""
+    async with _producer(service, linger_ms=60_000.0) as producer:
+        await producer.start()
+        service.is_acknowledging = False
+        producer.enqueue_nowait(EventData(b"x"))
+        await until(lambda: service.batch_sizes == [1])
+        for _ in range(4):
+            producer.enqueue_nowait(EventData(b"x"))
+            await asyncio.sleep(0.001)
+        assert service.batch_sizes == [1]
+        service.acknowledge()
+        await until(lambda: service.batch_sizes == [1, 4])
+
+
+async def test_lingering_events_leave_by_themselves(idempotent_service: FakeService) -> None:
+    """A buffered event is sent after the linger time, with nobody flushing, and nothing acknowledged."""
+    service = idempotent_service
     async with _producer(service, linger_ms=1.0) as producer:
-        await producer.enqueue(EventData(b"lonely"), partition_id="0")
-        await until(lambda: bool(service.partitions[0].events))
+        service.is_acknowledging = False
+        for number in (b"first", b"lonely"):
+            await producer.enqueue(EventData(number), partition_id="0")
+            await until(lambda: number in service.partitions[0].bodies())  # noqa: B023
+        service.acknowledge()
 
 
 async def test_batches_are_cut_by_encoded_size(service: FakeService) -> None:

@@ -118,6 +118,8 @@ class PartitionSender(LinkHandler):
         self.submitted_count = 0
         self.finished_count = 0
         """Total batches submitted, and those of them that were stored, failed or withdrawn."""
+        self.on_idle: Callable[[], None] = lambda: None
+        """Called when the last of them is finished."""
 
     async def learn_message_bytes_max(self) -> int | None:
         """Attach, with retries, and return the service's maximum message size; None for no limit.
@@ -143,6 +145,11 @@ class PartitionSender(LinkHandler):
         self._queue.remove(batch)
         self.finished_count += 1
         return True
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether every batch submitted so far is finished."""
+        return self.finished_count == self.submitted_count
 
     def close(self, error: ClosedError) -> None:
         """Fail the remaining batches with ``error``; the link ends with its connection."""
@@ -395,6 +402,8 @@ class PartitionSender(LinkHandler):
         elif error is not None:
             self._on_failed(FailedEvents(self.partition_id, error, tuple(batch.parts[1::2])))
         self._on_done(batch)
+        if self.is_idle:
+            self.on_idle()
 
 
 def _refusal(state: DeliveryState | None) -> TidegateError:

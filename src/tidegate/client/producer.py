@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import repeat
 from typing import Final, Self, Unpack
 
@@ -63,7 +64,7 @@ class _Lane:
     def __init__(self, sender: PartitionSender, bytes_max: int) -> None:
         self.sender = sender
         self.accumulator = BatchAccumulator(bytes_max)
-        self.linger: asyncio.TimerHandle | None = None
+        self.linger: asyncio.Handle | None = None
 
 
 class EventHubProducer(AsyncClosing):
@@ -91,8 +92,10 @@ class EventHubProducer(AsyncClosing):
         """Connects when first used.
 
         publisher: send as this named publisher; the credential may then be valid for it alone.
-        linger_ms: how long a buffered event may wait for its batch to fill. batch_bytes_max: maximum encoded
-        bytes per batch. buffer_bytes_max: maximum encoded bytes of unacknowledged buffered events.
+        linger_ms: how long a buffered event may wait for its batch to fill, while earlier events of its
+        partition (without a key: any events) are not acknowledged; otherwise it leaves at once.
+        batch_bytes_max: maximum encoded bytes per batch. buffer_bytes_max: maximum encoded bytes of
+        unacknowledged buffered events.
         is_idempotent: number batches if the service supports it. on_error: called on the event loop with each
         failed batch of buffered events; without it ``flush`` raises them.
         """
@@ -325,7 +328,7 @@ class EventHubProducer(AsyncClosing):
                 senders = [self._sender(None)]  # a publisher's credential may not read the hub
             limit = await senders[0].learn_message_bytes_max()
             self._batch_bytes_max = min(self._batch_bytes_max, largest_batch_bytes(limit))
-            lanes = [_Lane(sender, self._batch_bytes_max) for sender in senders]
+            lanes = [self._lane(sender) for sender in senders]
             self._lanes_by_id = {lane.sender.partition_id: lane for lane in lanes}
             self._lanes = lanes
             if self.publisher is None:
@@ -383,6 +386,11 @@ class EventHubProducer(AsyncClosing):
             on_failed=self._on_failed,
         )
 
+    def _lane(self, sender: PartitionSender) -> _Lane:
+        lane = _Lane(sender, self._batch_bytes_max)
+        sender.on_idle = partial(self._on_idle, lane)
+        return lane
+
     async def _follow_partitions(self) -> None:
         """Send to partitions that are added to the hub later; idle producers do not ask for them."""
         while True:
@@ -397,11 +405,7 @@ class EventHubProducer(AsyncClosing):
         if self.publisher is not None:
             return
         found = (await self.get_event_hub_properties()).partition_ids
-        added = [
-            _Lane(self._sender(each), self._batch_bytes_max)
-            for each in found
-            if each not in self._lanes_by_id
-        ]
+        added = [self._lane(self._sender(each)) for each in found if each not in self._lanes_by_id]
         if added:
             self._lanes = [*self._lanes, *added]
             self._lanes_by_id |= {lane.sender.partition_id: lane for lane in added}
@@ -446,7 +450,23 @@ class EventHubProducer(AsyncClosing):
             added_bytes = accumulator.try_add(encoded)
         self._buffered_bytes += added_bytes
         if lane.linger is None:
-            lane.linger = asyncio.get_running_loop().call_later(self._linger_s, self._seal, lane)
+            loop = asyncio.get_running_loop()
+            is_keyed = partition_key is not None or partition_id is not None
+            if lane.sender.is_idle if is_keyed else self._is_all_in(lane):
+                lane.linger = loop.call_soon(self._seal, lane)  # with what else is buffered in this turn
+            else:
+                lane.linger = loop.call_later(self._linger_s, self._seal, lane)
+
+    def _is_all_in(self, lane: _Lane) -> bool:
+        """Whether all that is not acknowledged is still in this lane's batch: no lane has one in flight."""
+        return self._buffered_bytes == lane.accumulator.size_bytes
+
+    def _on_idle(self, lane: _Lane) -> None:
+        """What waits for an acknowledgement leaves with it."""
+        self._seal(lane)
+        shared = self._lanes[self._turn % len(self._lanes)]  # of events without a key
+        if self._is_all_in(shared):
+            self._seal(shared)
 
     def _seal(self, lane: _Lane) -> None:
         """Pass the batch being filled to the lane's sender."""
