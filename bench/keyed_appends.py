@@ -1,8 +1,9 @@
-"""Latency of small keyed appends: single events at a steady rate, each to a partition chosen at random.
+"""Latency of small keyed events: single events at a steady rate, each to a partition that its key chooses.
 
-Run as ``python -m bench.keyed_appends [--partitions N,N] [--rate N] [--seconds N] [--against DIR]``; prints a
-line per number of partitions. With ``--against`` (a RAM disk, say) both directories take turns, and the line
-has their ratio.
+Run as ``python -m bench.keyed_appends [--service] [--partitions N,N] [--rate N] [--seconds N]
+[--against DIR]``; prints a line per number of partitions. Without ``--service``, events are appended to the
+log alone; with it, a process publishes them to a real service, and a host in this one handles them. With
+``--against`` (a RAM disk, say) both directories take turns, and the line has their ratio.
 """
 
 from __future__ import annotations
@@ -11,18 +12,32 @@ import argparse
 import asyncio
 import random
 import statistics
+import struct
+import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from bench.measure import process_times
+from tidegate.client import EventHubProducer
+from tidegate.model.events import EventData, ReceivedEvent
+from tidegate.processor import EventProcessorHost, MemoryStore, PartitionContext
 from tidegate.storage.log_manager import LogManager
 from tidegate.storage.record import AppendResult
+from tidegate.testing.hub import HubProcess
+from tidegate.transport.clock import SystemClock
 
 _EVENT_BYTES = 200
 _LEFT_OUT_S = 1.0
 """The first appends begin segments."""
 _TURN_S = 0.001
+_KEYS = 20_000
+_HUB = "bench"
+_DUE = struct.Struct("<d")
+_FIRST, _LEFT_OUT = 0.0, -1.0
+"""Instead of the time at which an event was due."""
 
 
 async def _measure(directory: Path, *, partitions: int, rate: int, seconds: float) -> tuple[float, float]:
@@ -52,15 +67,90 @@ async def _measure(directory: Path, *, partitions: int, rate: int, seconds: floa
         await asyncio.sleep(_TURN_S)
     await logs[0].producer_state(0)  # after all that was queued
     await manager.close()
+    return _percentiles(latencies)
+
+
+async def _handle(
+    connection_string: str, *, partitions: int, rate: int, seconds: float
+) -> tuple[float, float]:
+    """As ``_measure``, to the call of the handler."""
+    latencies: list[float] = []
+    started: set[str] = set()
+    all_started, all_handled = asyncio.Event(), asyncio.Event()
+    left = int(rate * seconds)
+
+    async def handle(context: PartitionContext, batch: Sequence[ReceivedEvent]) -> None:
+        nonlocal left
+        now = time.monotonic()
+        for event in batch:
+            (due,) = _DUE.unpack_from(event.body)
+            if due == _FIRST:
+                started.add(context.partition_id)
+                if len(started) == partitions:
+                    all_started.set()
+                continue
+            left -= 1
+            if due != _LEFT_OUT:
+                latencies.append(now - due)
+        if left == 0:
+            all_handled.set()
+
+    host = EventProcessorHost("bench", _HUB, "$Default", connection_string, MemoryStore(SystemClock()))
+    await host.register(handle)
+    words = ["-m", "bench.keyed_appends", "--publish", f"--partitions={partitions}"]
+    publisher = await asyncio.create_subprocess_exec(
+        sys.executable, *words, f"--rate={rate}", f"--seconds={seconds}", stdin=asyncio.subprocess.PIPE
+    )
+    assert publisher.stdin is not None
+    publisher.stdin.write(f"{connection_string}\n".encode())
+    await all_started.wait()
+    publisher.stdin.close()
+    await all_handled.wait()
+    await publisher.wait()
+    await host.unregister()
+    return _percentiles(latencies)
+
+
+async def _publish(connection_string: str, *, partitions: int, rate: int, seconds: float) -> None:
+    """One event to each partition, then, when standard input ends, those that are measured."""
+    keys = [f"device-{number}" for number in range(_KEYS)]
+    chosen = random.Random(0)
+    count = int(rate * seconds)
+    async with EventHubProducer.from_connection_string(connection_string, _HUB) as producer:
+        for number in range(partitions):
+            await producer.enqueue(EventData(_DUE.pack(_FIRST).ljust(_EVENT_BYTES)), partition_id=str(number))
+        await producer.flush()
+        await asyncio.to_thread(sys.stdin.read)
+        begun = time.monotonic()
+        sent = 0
+        while sent < count:
+            until = min(count, int((time.monotonic() - begun) * rate))
+            while sent < until:
+                due = begun + sent / rate
+                body = _DUE.pack(due if due > begun + _LEFT_OUT_S else _LEFT_OUT).ljust(_EVENT_BYTES)
+                producer.enqueue_nowait(EventData(body), partition_key=chosen.choice(keys))
+                sent += 1
+            await asyncio.sleep(_TURN_S)
+
+
+def _percentiles(latencies: list[float]) -> tuple[float, float]:
     latencies.sort()
     return latencies[len(latencies) // 2] * 1e3, latencies[len(latencies) * 99 // 100] * 1e3
 
 
 def _run(parent: Path | None, partitions: int, options: argparse.Namespace) -> tuple[float, float]:
-    with tempfile.TemporaryDirectory(dir=parent or Path.cwd()) as directory:
-        return asyncio.run(
-            _measure(Path(directory), partitions=partitions, rate=options.rate, seconds=options.seconds)
-        )
+    load = {"partitions": partitions, "rate": options.rate, "seconds": options.seconds}
+    with tempfile.TemporaryDirectory(dir=parent or Path.cwd()) as name:
+        directory = Path(name)
+        if not options.service:
+            return asyncio.run(_measure(directory, **load))
+        with HubProcess(directory) as service:
+            service.create_hub(_HUB, partition_count=partitions)
+            before = process_times(service.process_id)
+            found = asyncio.run(_handle(service.connection_string, **load))
+            after = process_times(service.process_id)
+            print(before, after, flush=True)
+            return found
 
 
 def main() -> None:
@@ -73,8 +163,14 @@ def main() -> None:
     parser.add_argument(
         "--directory", type=Path, help="on the disk to measure; default: the current directory"
     )
+    parser.add_argument("--service", action="store_true", help="publish to a service, and handle")
+    parser.add_argument("--publish", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--against", type=Path, help="another disk, to compare")
     options = parser.parse_args()
+    if options.publish:
+        load = {"partitions": int(options.partitions), "rate": options.rate, "seconds": options.seconds}
+        asyncio.run(_publish(sys.stdin.readline().strip(), **load))
+        return
     for partitions in map(int, options.partitions.split(",")):
         places = [options.directory] + ([options.against] if options.against else [])
         runs: list[list[tuple[float, float]]] = [[] for _ in places]

@@ -11,7 +11,7 @@ A step is one write, sync or command of a partition. The loop looks every few mi
 too long. Then the partition is away: another thread leads, and continues the rest of the round. The thread
 that was left finishes the partition's part of the round by itself, brings the partition back, and ends. What
 is queued for the partition meanwhile waits for that; the others do not. The step of the journal concerns
-everybody: all appends wait for it, and nothing else.
+everybody: all appends and commands (retention, a deletion) wait for it; reads and creations do not.
 
     loop thread        futures, waiters, listeners, files open for reading, queued bytes, who leads
     leading thread     queue, backlog, rounds; PartitionWriter and files open for writing, unless away
@@ -42,6 +42,10 @@ millisecond, and everything else waits meanwhile."""
 
 _SAVE_EVERY_S = 0.02
 """From one save for an idle partition to the next: they must not delay rounds (our choice)."""
+
+_MARKS_MAX: Final = 8
+"""Marks between two rounds (our choice: 0.2 ms). Many partitions are due at the same time, and the next round
+would wait for all of them."""
 
 _LEAVE_AFTER_S: Final = 0.02
 """A step that takes longer than this leaves the round (our choice: far longer than a sync of a disk that is
@@ -363,9 +367,14 @@ class GroupCommit:
     def _save_due(self) -> bool:
         """Save the marks that are due, and the manifest of the longest idle partition. False: it was left."""
         now = time.monotonic()
-        while self._unmarked and next(iter(self._unmarked.values())) + self._mark_after_s <= now:
-            writer = next(iter(self._unmarked))
+        marks = 0
+        while self._unmarked:
+            writer, since = next(iter(self._unmarked.items()))
+            late_s = now - since - self._mark_after_s
+            if late_s < 0 or (marks >= _MARKS_MAX and late_s < self._mark_after_s / 2):
+                break
             del self._unmarked[writer]
+            marks += 1
             if writer not in self._away and not self._do(_Step((writer,), writer.save_mark)):
                 return False
         if not self._written or self._save_at > now:

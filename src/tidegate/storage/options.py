@@ -21,8 +21,8 @@ class LogOptions:
     save_interval_bytes: int = 32 * 1024 * 1024
     """The manifest is saved after so many bytes: a start after a crash reads about as much per partition."""
     mark_after_s: float = 0.5
-    """So long after a write at most, a partition notes how far it went: that the events before it existed is
-    then known, and their loss is damage instead of a torn write."""
+    """So long after a write (half as long again if many are due) a partition notes how far it went: that the
+    events before it existed is then known, and their loss is damage instead of a torn write."""
     idle_save_s: float = 1.0
     """The manifest of a partition that has had no append for so long is saved."""
     reserve_bytes: int = 1024 * 1024

@@ -11,7 +11,7 @@ cases:
     damage      the manifest's number (or its mark's) was not reached; or an intact batch behind X was written
                 when X was durable; or another segment follows
     torn tail   nothing shows that the bytes behind X were ever durable: a round that a kill or a power loss
-                interrupted. A mark is saved within half a second of a write, so at most what was acknowledged
+                interrupted. A mark is saved within a second of a write, so at most what was acknowledged
                 since can be among them, and that is said
 
 Damage leaves a gap in the numbers. What is intact behind it is kept, as a segment of its own in the same
