@@ -1,15 +1,13 @@
-"""One stuck file, in a real service: its partition waits, and nobody else does."""
+"""One stuck file, in a real service: what needs it waits, and nobody else does."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import statistics
-import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from shutil import which
 from typing import TypeVar
@@ -17,6 +15,7 @@ from urllib.request import urlopen
 
 import pytest
 from tests.support.absent import not_tested
+from tests.support.stuck_files import StuckFiles
 
 from tidegate.client import EventHubAdministrator, EventHubConsumer, EventHubProducer
 from tidegate.model.events import EventData
@@ -26,7 +25,6 @@ from tidegate.transport.tasks import TaskOwner
 
 T = TypeVar("T")
 
-_SOURCE = Path(__file__).parents[1] / "support" / "stuck_files.c"
 _PARTITIONS = 4
 _ROUNDS = 50
 
@@ -38,37 +36,16 @@ async def tasks() -> AsyncIterator[TaskOwner]:
         yield owner
 
 
-class _StuckFiles:
-    """Files of the service whose calls do not return."""
-
-    def __init__(self, control: Path) -> None:
-        self._control = control
-
-    @contextmanager
-    def stuck(self, path: Path) -> Iterator[None]:
-        """All calls on files below ``path`` wait."""
-        new = self._control.with_suffix(".new")
-        new.write_text(f"{path}/")
-        new.rename(self._control)
-        try:
-            yield
-        finally:
-            self._control.unlink()
-
-
 @pytest.fixture
-def stuck_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> _StuckFiles:
+def stuck_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StuckFiles:
     """Services that are started now have it preloaded."""
     if sys.platform != "linux" or which("cc") is None:
         not_tested("A stuck file of a real service: needs Linux and a C compiler (cc).")
-    library = tmp_path / "stuck_files.so"
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, _SOURCE, "-ldl"], check=True)
-    control = tmp_path / "stuck"
-    monkeypatch.setenv("STUCK_CONTROL", str(control))
-    monkeypatch.setenv(
-        "LD_PRELOAD", os.pathsep.join(filter(None, [str(library), os.environ.get("LD_PRELOAD")]))
-    )
-    return _StuckFiles(control)
+    environment = dict(os.environ)
+    files = StuckFiles(tmp_path, environment)
+    for name in ("STUCK_CONTROL", "LD_PRELOAD"):
+        monkeypatch.setenv(name, environment[name])
+    return files
 
 
 class _Times:
@@ -92,7 +69,7 @@ class _Times:
 
 
 async def test_a_stuck_file_stops_its_partition_alone(
-    tmp_path: Path, stuck_files: _StuckFiles, tasks: TaskOwner
+    tmp_path: Path, stuck_files: StuckFiles, tasks: TaskOwner
 ) -> None:
     """Reads and writes of one partition hang. Sends to the others and reads of them, ``/health``, and the
     creation and deletion of event hubs are over before it goes on; then all that was sent to it is there."""
@@ -105,7 +82,7 @@ async def test_a_stuck_file_stops_its_partition_alone(
         ):
             for index in range(_PARTITIONS):
                 await producer.send([EventData(b"before")], partition_id=str(index))
-            with stuck_files.stuck(logs / "0"):
+            with stuck_files.stuck(f"{logs}/0/"):
                 send = tasks.start(producer.send([EventData(b"stuck")], partition_id="0"), name="send")
                 read = tasks.start(_read(consumer, "0", 2), name="read")
                 await _use_the_others(service, producer, consumer)
@@ -115,22 +92,84 @@ async def test_a_stuck_file_stops_its_partition_alone(
             assert await read == [b"before", b"stuck"]
 
 
+async def test_while_the_journal_is_stuck_appends_wait(
+    tmp_path: Path, stuck_files: StuckFiles, tasks: TaskOwner
+) -> None:
+    """Sends to several partitions hang. Reads, ``/health`` and the creation of an event hub are over before
+    it goes on; then all that was sent is there."""
+    with HubProcess(tmp_path / "data", is_http_used=True) as service:
+        hub = service.create_hub(partition_count=_PARTITIONS)
+        async with (
+            EventHubProducer.from_connection_string(service.connection_string, hub) as producer,
+            EventHubConsumer.from_connection_string(service.connection_string, hub) as consumer,
+            EventHubAdministrator.from_connection_string(service.connection_string) as administrator,
+        ):
+
+            def send(index: int) -> asyncio.Task[None]:
+                event = EventData(b"%d" % index)
+                return tasks.start(producer.send([event], partition_id=str(index)), name="send")
+
+            await asyncio.gather(*map(send, range(_PARTITIONS)))
+            with stuck_files.stuck("/journal."):
+                # The first round may have one partition, and needs no journal; the next one has the rest.
+                sends = [send(index) for _ in range(2) for index in range(_PARTITIONS)]
+                times = _Times()
+                for number in range(_ROUNDS):
+                    assert await times.of("health", lambda: _health(service)) == 200
+                    index = number % _PARTITIONS
+                    bodies = await times.of("read", lambda: _read(consumer, str(index), 1))  # noqa: B023
+                    assert bodies == [b"%d" % index]
+                await times.of("create", lambda: administrator.create_event_hub("another", partition_count=2))
+                print(times)
+                assert not all(each.done() for each in sends)
+            await asyncio.gather(*sends)
+            for index in range(_PARTITIONS):
+                assert await _read(consumer, str(index), 3) == [b"%d" % index] * 3
+
+
+async def test_while_a_creation_is_stuck_the_others_go_on(
+    tmp_path: Path, stuck_files: StuckFiles, tasks: TaskOwner
+) -> None:
+    """Making a new log's files hangs: sends, reads and ``/health`` are over before it goes on."""
+    with HubProcess(tmp_path / "data", is_http_used=True) as service:
+        hub = service.create_hub(partition_count=_PARTITIONS)
+        async with (
+            EventHubProducer.from_connection_string(service.connection_string, hub) as producer,
+            EventHubConsumer.from_connection_string(service.connection_string, hub) as consumer,
+            EventHubAdministrator.from_connection_string(service.connection_string) as administrator,
+        ):
+            for index in range(1, _PARTITIONS):
+                await producer.send([EventData(b"before")], partition_id=str(index))
+            with stuck_files.stuck("/2.new/"):
+                creation = tasks.start(
+                    administrator.create_event_hub("slow", partition_count=4), name="creation"
+                )
+                await _use_the_others(service, producer, consumer, is_created_too=False)
+                assert not creation.done()
+            await creation
+            await producer.send([EventData(b"after")], partition_id="0")
+
+
 async def _use_the_others(
-    service: HubProcess, producer: EventHubProducer, consumer: EventHubConsumer
+    service: HubProcess,
+    producer: EventHubProducer,
+    consumer: EventHubConsumer,
+    *,
+    is_created_too: bool = True,
 ) -> None:
     times = _Times()
-    health = f"http://{service.ready.http}/health"
     for number in range(_ROUNDS):
         for index in range(1, _PARTITIONS):
             events = [EventData(b"%d" % number)]
             await times.of("send", lambda: producer.send(events, partition_id=str(index)))  # noqa: B023
-        assert await times.of("health", lambda: asyncio.to_thread(_get, health)) == 200
+        assert await times.of("health", lambda: _health(service)) == 200
     for index in range(1, _PARTITIONS):
         bodies = await times.of("read", lambda: _read(consumer, str(index), 1 + _ROUNDS))  # noqa: B023
         assert bodies == [b"before", *(b"%d" % number for number in range(_ROUNDS))]
-    async with EventHubAdministrator.from_connection_string(service.connection_string) as administrator:
-        await times.of("create", lambda: administrator.create_event_hub("another", partition_count=2))
-        await times.of("delete", lambda: administrator.delete_event_hub("another"))
+    if is_created_too:
+        async with EventHubAdministrator.from_connection_string(service.connection_string) as administrator:
+            await times.of("create", lambda: administrator.create_event_hub("another", partition_count=2))
+            await times.of("delete", lambda: administrator.delete_event_hub("another"))
     print(times)
 
 
@@ -142,7 +181,10 @@ async def _read(consumer: EventHubConsumer, partition_id: str, count: int) -> li
     return bodies
 
 
-def _get(url: str) -> int:
-    with urlopen(url) as response:
-        status: int = response.status
-        return status
+async def _health(service: HubProcess) -> int:
+    def get() -> int:
+        with urlopen(f"http://{service.ready.http}/health") as response:
+            status: int = response.status
+            return status
+
+    return await asyncio.to_thread(get)
