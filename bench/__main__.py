@@ -24,6 +24,8 @@ from tests.support.servers import ServerMissingError
 from bench import baselines, canned_service, processor_stages, stages
 from bench.measure import Measurement
 from bench.report import as_json, print_table
+from tidegate.columns.names import EVENT_COLUMNS
+from tidegate.sql.handlers.batches import DEFAULT_COLUMNS
 from tidegate.testing.hub import HubProcess
 
 _PARTITIONS = 4
@@ -110,6 +112,13 @@ def _measure(
         delivery = stages.delivery(service, _HUB, event_bytes, _PARTITIONS)
         delivery.compare_with(decode)
         delivery.compare_with(copy, by_bytes=True)
+        of_columns = [
+            stages.arrow_delivery(service, _HUB, event_bytes, _PARTITIONS, columns)
+            for columns in (EVENT_COLUMNS, DEFAULT_COLUMNS)
+        ]
+        for stage in of_columns:
+            stage.compare_with(delivery)
+            stage.compare_with(copy, by_bytes=True)
         _progress.print("measuring the official SDK …")
         sdk_bodies = bodies[:sdk_events]
         sdk_ingest = stages.sdk_ingest(
@@ -128,7 +137,7 @@ def _measure(
         sdk_ingest.compare_with(encode)
         sdk_delivery.compare_with(source)
         sdk_delivery.compare_with(decode)
-        found += [ingest, delivery, sdk_ingest, sdk_delivery]
+        found += [ingest, delivery, *of_columns, sdk_ingest, sdk_delivery]
         processor_baselines: list[Measurement] = []
         if is_processor_used:
             _progress.print("measuring the Event Processor Host …")

@@ -17,7 +17,7 @@ import fastavro
 from bench.measure import Measurement, timed
 from bench.report import print_table
 from tidegate.capture.avro_file import AvroEncoder
-from tidegate.columns.schema import ALL_COLUMNS
+from tidegate.columns.names import EVENT_COLUMNS
 from tidegate.model.capture import NAME_FORMAT_DEFAULT
 from tidegate.model.events import EventData
 from tidegate.spark.capture.files import list_capture_files, open_capture_files
@@ -81,13 +81,13 @@ def fastavro_write(records: list[dict[str, Any]], event_bytes: int, directory: P
 
 
 def capture_read(
-    directory: Path, events: int, payload_bytes: int, columns: Sequence[str] = ALL_COLUMNS
+    directory: Path, events: int, payload_bytes: int, columns: Sequence[str] = EVENT_COLUMNS
 ) -> Measurement:
     """What a task of the table does: files become Arrow columns; one core, no Spark around it."""
     options = CaptureOptions.parse({"path": str(directory)})
     files = list_capture_files(open_capture_files(options), options)
     piece = PiecesInputPartition(tuple(Piece(file.partition_id, (file,)) for file in files))
-    names = "all columns" if columns is ALL_COLUMNS else ", ".join(columns)
+    names = "all columns" if columns is EVENT_COLUMNS else ", ".join(columns)
     # Imports and caches are paid once per worker, not per task.
     sum(1 for _ in CaptureReader(options, columns).read(PiecesInputPartition(piece.pieces[:1])))
     with timed(f"Capture read → Arrow ({names})", events=events, payload_bytes=payload_bytes) as measurement:

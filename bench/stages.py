@@ -9,7 +9,8 @@ from azure.eventhub import EventData as SdkEventData
 from azure.eventhub import EventHubConsumerClient, EventHubProducerClient, PartitionContext
 
 from bench.measure import Measurement, timed
-from tidegate.client import EventHubConsumer, EventHubProducer
+from tidegate.client import BlockingConsumer, EventHubConsumer, EventHubProducer
+from tidegate.columns.names import EVENT_COLUMNS
 from tidegate.model.events import EventData
 from tidegate.model.position import EventPosition
 from tidegate.testing.hub import HubProcess
@@ -82,6 +83,25 @@ def delivery(service: HubProcess, hub: str, event_bytes: int, partition_count: i
         return measurement
 
     return asyncio.run(consume())
+
+
+def arrow_delivery(
+    service: HubProcess, hub: str, event_bytes: int, partition_count: int, columns: Sequence[str]
+) -> Measurement:
+    """Our consumer reads every partition, one after the other, as record batches of these columns."""
+    with BlockingConsumer(service.hub_connection_string(hub)) as consumer:
+        consumer.get_event_hub_properties()
+        name = "all columns" if columns == EVENT_COLUMNS else ", ".join(columns)
+        with timed(
+            f"record batches ({name})", events=0, payload_bytes=0, service_pid=service.process_id
+        ) as measurement:
+            rows = [0] * partition_count
+            for batch in consumer.read_arrow(columns):
+                rows[int(batch.column("partition")[0].as_py())] += len(batch)
+        assert min(rows) == max(rows) > 0
+    measurement.events = sum(rows)
+    measurement.payload_bytes = measurement.events * event_bytes
+    return measurement
 
 
 def sdk_delivery(

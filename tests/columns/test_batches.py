@@ -17,8 +17,9 @@ from tidegate.amqp.message import Message, Properties, encode_message
 from tidegate.amqp.types import Described, Symbol, Timestamp, UInt
 from tidegate.columns import batches
 from tidegate.columns.batches import event_batch, event_batches
+from tidegate.columns.names import EVENT_COLUMNS
 from tidegate.columns.places import locate_bodies
-from tidegate.columns.schema import ALL_COLUMNS, ENCODED_EVENT_ARROW_SCHEMA, EVENT_ARROW_SCHEMA
+from tidegate.columns.schema import ENCODED_EVENT_ARROW_SCHEMA, EVENT_ARROW_SCHEMA
 from tidegate.model.events import EventData, PropertyValue
 from tidegate.wire.encoded_events import EncodedEvents
 from tidegate.wire.event_codec import encode_event
@@ -44,7 +45,7 @@ def _rows(*messages: bytes) -> list[dict[str, object]]:
     return rows
 
 
-@pytest.mark.parametrize("names", [ALL_COLUMNS, ["sequenceNumber", "encodedEvent"], ["body", "partition"]])
+@pytest.mark.parametrize("names", [EVENT_COLUMNS, ["sequenceNumber", "encodedEvent"], ["body", "partition"]])
 @given(lengths=st.lists(st.integers(1, 5), max_size=6), seed=st.integers(0, 2**32 - 1))
 @settings(deadline=None, max_examples=40)
 def test_events_of_several_partitions_together(names: list[str], lengths: list[int], seed: int) -> None:
@@ -228,7 +229,7 @@ def test_columns_are_what_decoding_each_event_gives(is_packed: bool) -> None:
         if is_packed:
             columns = events.sequence_numbers, events.enqueued_times_ms, events.offsets
             events = EncodedEvents(*columns, packed(events.messages))
-        names = rng.sample(ALL_COLUMNS, rng.randrange(1, len(ALL_COLUMNS) + 1))
+        names = rng.sample(EVENT_COLUMNS, rng.randrange(1, len(EVENT_COLUMNS) + 1))
         batch = event_batch("3", events, names)
         batch.validate(full=True)
         assert batch.schema.names == names

@@ -13,7 +13,7 @@ from tests.spark.capture_support import START_S, azure_record, azure_time, write
 
 from tidegate.capture.avro_file import AvroEncoder
 from tidegate.columns.batches import event_batch
-from tidegate.columns.schema import ALL_COLUMNS
+from tidegate.columns.names import EVENT_COLUMNS
 from tidegate.model.events import EventData
 from tidegate.spark.capture.columns import capture_batch, capture_rows
 from tidegate.spark.capture.container import CaptureFileError
@@ -67,10 +67,10 @@ def test_every_column_is_the_live_one(captured: list[bytes], tmp_path: Path) -> 
     """Types and values, nulls and the reason of what cannot be decoded; also in another order."""
     numbers = range(len(captured))
     events = EncodedEvents(numbers, [_TIME_MS] * len(captured), [str(n) for n in numbers], list(captured))
-    live = pa.Table.from_batches([event_batch("0", events, ALL_COLUMNS)])
-    found = _read(tmp_path, list(ALL_COLUMNS))
+    live = pa.Table.from_batches([event_batch("0", events, EVENT_COLUMNS)])
+    found = _read(tmp_path, list(EVENT_COLUMNS))
     assert found.schema == live.schema
-    for name in ALL_COLUMNS:
+    for name in EVENT_COLUMNS:
         for mine, theirs in zip(found[name].to_pylist(), live[name].to_pylist(), strict=True):
             # Maps come as lists of pairs, whose order says nothing.
             assert (sorted(mine) if isinstance(mine, list) else mine) == (

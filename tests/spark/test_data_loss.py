@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from tests.spark.support import publish
 
-from tidegate.columns.schema import ALL_COLUMNS
+from tidegate.columns.names import EVENT_COLUMNS
 from tidegate.model.errors import (
     CheckpointGapError,
     EventHubReplacedError,
@@ -65,9 +65,9 @@ def test_retention_between_planning_and_reading(
     """A task whose range is gone, whole or in front, says so by number, or reads the rest of it."""
     task = RangesInputPartition((PartitionRange("0", 0, until),))
     with pytest.raises(PositionOutOfRangeError, match=r"number 0 was wanted.*first available one is 10"):
-        _numbers(read_ranges(_options(hub_service, emptied_hub), task, ALL_COLUMNS))
+        _numbers(read_ranges(_options(hub_service, emptied_hub), task, EVENT_COLUMNS))
     lenient = _options(hub_service, emptied_hub, failOnDataLoss="false")
-    assert _numbers(read_ranges(lenient, task, ALL_COLUMNS)) == list(range(10, max(until, 10)))
+    assert _numbers(read_ranges(lenient, task, EVENT_COLUMNS)) == list(range(10, max(until, 10)))
 
 
 def test_retention_before_planning(

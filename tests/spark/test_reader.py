@@ -18,7 +18,7 @@ from tests.spark.test_data_loss import delete_all
 from tidegate.client import EventHubProducer
 from tidegate.client.blocking import BlockingConsumer
 from tidegate.client.credentials import SharedKeyCredential
-from tidegate.columns.schema import ALL_COLUMNS
+from tidegate.columns.names import EVENT_COLUMNS
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import InvalidArgumentError, PositionOutOfRangeError
 from tidegate.model.events import EventData
@@ -76,10 +76,10 @@ def test_a_service_without_the_extension_gives_the_same_rows(
 ) -> None:
     """Azure sends events one by one, each with its own annotations: every column comes out the same."""
     task = _task(PartitionRange("0", 100, 700))
-    batched = _rows(read_ranges(_options(hub_service, filled_hub), task, ALL_COLUMNS))
+    batched = _rows(read_ranges(_options(hub_service, filled_hub), task, EVENT_COLUMNS))
     consumer_settings["is_batch_delivery_wanted"] = False
     hub_module._consumers.clear()
-    single = _rows(read_ranges(_options(hub_service, filled_hub), task, ALL_COLUMNS))
+    single = _rows(read_ranges(_options(hub_service, filled_hub), task, EVENT_COLUMNS))
     assert [row["sequenceNumber"] for row in single] == list(range(100, 700))
     assert single == batched
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from sqlalchemy import delete
 from tests.sql.support import LogOfEvents, flights, rows_in
 
+from tidegate.columns.names import EVENT_COLUMNS
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.events import EventData, ReceivedEvent
 from tidegate.sql import (
@@ -31,7 +32,6 @@ from tidegate.sql import (
 )
 from tidegate.sql.core.schema import checkpoint, dead_letter
 from tidegate.sql.core.values import DeadLetterFilter
-from tidegate.sql.handlers.batches import EVENT_COLUMNS
 from tidegate.wire.event_codec import decode_event, encode_event
 
 _KINDS = ["row", "row", "row", "three rows", "skip", "raise", "error", "null delay", "same key"]

@@ -12,13 +12,16 @@ import uuid
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeVar, Unpack
+from datetime import datetime
+from typing import TYPE_CHECKING, Final, TypeVar, Unpack
 
+from tidegate.client.arrow import load_batches
 from tidegate.client.background import run_blocking
 from tidegate.client.closing import Closing
 from tidegate.client.consumer import EventHubConsumer
 from tidegate.client.namespace import ConnectionOptions, Namespace, event_hub_of
 from tidegate.client.receiver import PREFETCH_BYTES, PartitionReceiver
+from tidegate.columns.names import EVENT_COLUMNS, checked_columns
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import (
     ClosedError,
@@ -28,13 +31,19 @@ from tidegate.model.errors import (
     TidegateError,
 )
 from tidegate.model.events import ReceivedEvent
-from tidegate.model.hub_properties import EventHubProperties, PartitionEnds
+from tidegate.model.hub_properties import EventHubProperties, PartitionEnds, no_partition
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP, EVENT_BYTES_MAX
-from tidegate.model.position import EventPosition
+from tidegate.model.position import EventPosition, PositionKind
 from tidegate.wire.encoded_events import EncodedEvents
 from tidegate.wire.event_codec import decode_event, event_body
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 T = TypeVar("T")
+
+_EARLIEST: Final = EventPosition.earliest()
+_FIRST_EVENT_WAIT_S: Final = 10.0
 
 _IDLE_S: Final = 2.0
 """How long a receiver is kept for the next range. Short, because a consumer group may have only five
@@ -181,6 +190,71 @@ class BlockingConsumer(Closing):
         """
         wanted = _Range(self._hub(), partition_id, start_sequence_number, until_sequence_number, history_id)
         return self._read(wanted, timeout_s, is_continued=is_continued)
+
+    def read_arrow(
+        self,
+        columns: Sequence[str] = EVENT_COLUMNS,
+        *,
+        partition_ids: Iterable[str] | None = None,
+        position: EventPosition = _EARLIEST,
+        timeout_s: float = 60.0,
+    ) -> pa.RecordBatchReader:
+        """The events from a position to each partition's present end, as record batches that are read when
+        they are asked for.
+
+        pandas, Polars and DuckDB take such a reader. columns: as ``PartitionReceiver.receive_arrow``.
+        partition_ids: None reads all partitions, one after the other. timeout_s: the longest wait for events.
+        Raises as ``receive_arrow`` and ``get_all_partition_properties``; NotFoundError for an unknown
+        partition. The reader raises as ``read_encoded``; pyarrow may wrap that in an error of its own.
+        """
+        names, batches = checked_columns(columns, "read_arrow"), load_batches()
+        all_ends = {ends.partition_id: ends for ends in self.get_all_partition_properties()}
+        wanted = list(all_ends if partition_ids is None else partition_ids)
+        for partition_id in wanted:
+            if partition_id not in all_ends:
+                raise no_partition(self._hub(), partition_id, all_ends)
+        starts = {key: self.first_sequence_number(position, all_ends[key]) for key in wanted}
+
+        def read() -> Iterator[pa.RecordBatch]:
+            for key, start in starts.items():
+                until = all_ends[key].next_sequence_number
+                for events in self.read_encoded(key, min(start, until), until, timeout_s=timeout_s):
+                    yield batches.event_batch(key, events, names)
+
+        reader: pa.RecordBatchReader = batches.batch_reader(names, read())
+        return reader
+
+    def first_sequence_number(self, position: EventPosition, ends: PartitionEnds) -> int:
+        """The number of the first event at a position of the partition that ``ends`` is of.
+
+        Times and offsets are found by receiving that event. One past the last event if there is none yet.
+        """
+        until = ends.next_sequence_number
+        if position.kind is PositionKind.EARLIEST:
+            return ends.begin_sequence_number
+        if position.kind is PositionKind.LATEST or ends.is_empty:
+            return until
+        if position.kind is PositionKind.SEQUENCE_NUMBER:
+            assert isinstance(position.value, int)
+            return position.value if position.is_inclusive else position.value + 1
+        if position.kind is PositionKind.ENQUEUED_TIME:
+            last_time = self.get_partition_properties(ends.partition_id).last_enqueued_time
+            assert isinstance(position.value, datetime)
+            if last_time is None or last_time < position.value:
+                return until
+        events = run_blocking(self._receive_first(position, ends.partition_id))
+        return events.sequence_numbers[0] if len(events) else until
+
+    async def _receive_first(self, position: EventPosition, partition_id: str) -> EncodedEvents:
+        async with await self._consumer(self._hub()).open_receiver(
+            partition_id,
+            position,
+            owner_level=self._owner_level,
+            receiver_name=self._name_of_receiver(),
+            prefetch_events=1,
+            is_peeking=self._is_peeking,
+        ) as receiver:
+            return await receiver.receive_encoded(1, _FIRST_EVENT_WAIT_S)
 
     def read_together(
         self,

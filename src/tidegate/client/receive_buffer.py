@@ -42,11 +42,14 @@ class ReceiveBuffer:
         """Remove and return up to ``events_max`` events from the front; length 0 if there are none."""
         return EncodedEvents.joined(self.take_parts(events_max))
 
-    def take_parts(self, events_max: int) -> list[EncodedEvents]:
-        """As ``take``, in the chunks as they arrived, without copying."""
+    def take_parts(self, events_max: int, bytes_max: float = math.inf) -> list[EncodedEvents]:
+        """As ``take``, in the chunks as they arrived, without copying.
+
+        bytes_max: no chunk is taken after those that hold so many bytes together.
+        """
         taken: list[EncodedEvents] = []
-        left = min(events_max, self.event_count)
-        while left > 0:
+        left, bytes_left = min(events_max, self.event_count), bytes_max
+        while left > 0 and bytes_left > 0:
             (chunk, size_bytes), start = self._chunks[0], self._position
             count = min(left, len(chunk) - start)
             if start + count == len(chunk):
@@ -58,6 +61,7 @@ class ReceiveBuffer:
             self.size_bytes -= size_bytes * count // len(chunk)
             self.event_count -= count
             left -= count
+            bytes_left -= size_bytes
             taken.append(part)
         if not self.event_count:
             self.size_bytes = 0  # corrects rounding by the divisions above

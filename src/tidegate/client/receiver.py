@@ -16,16 +16,18 @@ from bisect import bisect_left
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from itertools import repeat
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from tidegate.amqp.events import Delivery
 from tidegate.amqp.link import ReceiverLink
 from tidegate.amqp.performatives import Attach, Source
+from tidegate.client.arrow import load_batches
 from tidegate.client.closing import AsyncClosing
 from tidegate.client.connection import LinkHandler, LiveConnection
 from tidegate.client.connector import AuthorizedConnection, Connector
 from tidegate.client.management import read_partition
 from tidegate.client.receive_buffer import PrefetchWindow, ReceiveBuffer
+from tidegate.columns.names import EVENT_COLUMNS, checked_columns
 from tidegate.model.errors import (
     BrokenError,
     ClosedError,
@@ -55,9 +57,15 @@ from tidegate.wire.names import (
 )
 from tidegate.wire.selector import selector_filter
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 PREFETCH_EVENTS: Final = 3000
 PREFETCH_BYTES: Final = 16 * 1024 * 1024
 """Our choice: tens of milliseconds of a fast reader."""
+_BATCH_BYTES: Final = 512 * 1024
+"""A record batch takes no more of the buffer once it has this size (our choice: deliveries of usual size are
+not joined, which would copy them)."""
 _FIRST_CREDIT: Final = 300
 """Events requested before any size is known; the prefetch of azure-eventhub 5.15.1."""
 
@@ -173,6 +181,31 @@ class PartitionReceiver(LinkHandler, AsyncClosing):
         self, max_events: int = 10_000, max_wait_s: float | None = None
     ) -> list[EncodedEvents]:
         """As ``receive_encoded``, in the chunks as they arrived, without copying."""
+        return await self._receive(max_events, max_wait_s)
+
+    async def receive_arrow(
+        self,
+        columns: Sequence[str] = EVENT_COLUMNS,
+        *,
+        max_events: int = 100_000,
+        max_wait_s: float | None = None,
+    ) -> pa.RecordBatch:
+        """As ``receive``, as a record batch: about a megabyte of what has arrived, without row if nothing has
+        in time.
+
+        columns: which, and their order: those of Spark's format ``eventhubs``, or ``properties.NAME`` for one
+        property. Others are not decoded. Needs pyarrow and numpy (``tidegate[arrow]``).
+        Raises NotFoundError if they are not installed, InvalidArgumentError for an unknown column, and as
+        ``receive``. An event that cannot be decoded has the reason in its ``systemProperties``.
+        """
+        names, batches = checked_columns(columns, "receive_arrow"), load_batches()
+        parts = await self._receive(max_events, max_wait_s, _BATCH_BYTES)
+        batch: pa.RecordBatch = batches.event_batch(self.partition_id, EncodedEvents.joined(parts), names)
+        return batch
+
+    async def _receive(
+        self, max_events: int, max_wait_s: float | None, bytes_max: float = math.inf
+    ) -> list[EncodedEvents]:
         if max_events <= 0:
             raise InvalidArgumentError(f"max_events must be at least 1, got {max_events}.")
         if not self._buffer.event_count:
@@ -181,7 +214,7 @@ class PartitionReceiver(LinkHandler, AsyncClosing):
             raise self._failure  # buffered events belong to the new owner
         if not self._buffer.event_count and self._failure is not None:
             raise self._failure
-        taken = self._buffer.take_parts(max_events)
+        taken = self._buffer.take_parts(max_events, bytes_max)
         self._renew_credit()
         return taken
 

@@ -13,7 +13,7 @@ nothing is decoded, and without either no message is examined.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -23,8 +23,9 @@ import pyarrow.compute
 
 from tidegate.amqp.errors import DecodeError
 from tidegate.columns.entries import EntryTexts, decode_entries
+from tidegate.columns.names import EVENT_COLUMNS
 from tidegate.columns.places import BodyPlaces, Int64s, cut, locate_bodies, locate_keys
-from tidegate.columns.schema import ALL_COLUMNS, EVENT_ARROW_SCHEMA, arrow_schema
+from tidegate.columns.schema import EVENT_ARROW_SCHEMA, arrow_schema
 from tidegate.wire.encoded_events import EncodedEvents
 from tidegate.wire.event_texts import EventTexts, cached_when_short, decode_whole, property_of
 from tidegate.wire.packed_messages import packed
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 
 def event_batch(
-    partition_id: str, events: EncodedEvents, names: Sequence[str] = ALL_COLUMNS
+    partition_id: str, events: EncodedEvents, names: Sequence[str] = EVENT_COLUMNS
 ) -> pa.RecordBatch:
     """The columns of these names, in their order: any of ``columns.schema``, and ``properties.NAME``."""
     contents = _Contents(events)
@@ -48,8 +49,13 @@ def event_batch(
     return pa.RecordBatch.from_arrays(columns, schema=arrow_schema(tuple(names)))
 
 
+def batch_reader(names: Sequence[str], batches: Iterable[pa.RecordBatch]) -> pa.RecordBatchReader:
+    """A reader of record batches of these columns."""
+    return pa.RecordBatchReader.from_batches(arrow_schema(tuple(names)), batches)
+
+
 def event_batches(
-    parts: Sequence[tuple[str, EncodedEvents]], names: Sequence[str] = ALL_COLUMNS
+    parts: Sequence[tuple[str, EncodedEvents]], names: Sequence[str] = EVENT_COLUMNS
 ) -> Iterator[pa.RecordBatch]:
     """As ``event_batch``, for several partitions together, because small columns cost as much as large
     ones."""

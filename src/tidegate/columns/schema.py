@@ -13,11 +13,13 @@ from typing import Final
 
 import pyarrow as pa
 
+from tidegate.columns.names import EVENT_COLUMNS
+
 NEVER_NULL: Final = ("partition", "offset", "sequenceNumber", "enqueuedTime", "encodedEvent")
 """The columns that are never null."""
 
 _TEXT_MAP: Final = pa.map_(pa.string(), pa.string())
-_TYPES: Final[Mapping[str, pa.DataType]] = {
+TYPES: Final[Mapping[str, pa.DataType]] = {
     "body": pa.binary(),
     "partition": pa.string(),
     "offset": pa.string(),
@@ -30,17 +32,16 @@ _TYPES: Final[Mapping[str, pa.DataType]] = {
     "encodedEvent": pa.binary(),
 }
 
-ALL_COLUMNS: Final = tuple(name for name in _TYPES if name != "encodedEvent")
-"""The columns of a decoded event."""
+assert tuple(TYPES) == (*EVENT_COLUMNS, "encodedEvent")
 
 
 @lru_cache(maxsize=64)
 def arrow_schema(names: tuple[str, ...]) -> pa.Schema:
     """The Arrow schema of these columns, in this order: any of the above, or ``properties.NAME``."""
-    return pa.schema([(name, _TYPES.get(name, pa.string())) for name in names])
+    return pa.schema([(name, TYPES.get(name, pa.string())) for name in names])
 
 
-EVENT_ARROW_SCHEMA: Final = arrow_schema(ALL_COLUMNS)
+EVENT_ARROW_SCHEMA: Final = arrow_schema(EVENT_COLUMNS)
 """One row per event, decoded."""
 
 ENCODED_EVENT_ARROW_SCHEMA: Final = arrow_schema(NEVER_NULL)

@@ -10,13 +10,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructField, StructType
 from pyspark.sql.utils import to_str
 
+from tidegate.columns.names import checked_columns
 from tidegate.spark.formats import ProcessedDataSource, register
 from tidegate.spark.runtime.arrow_step import ArrowFunction, ArrowStep
 from tidegate.spark.runtime.pickled import PLAN_OPTION, pickled
 from tidegate.spark.source.options import SourceOptions
 from tidegate.spark.source.processing import ReadingPlan
 from tidegate.spark.source.reader import EventHubsStreamReader
-from tidegate.sql.handlers.batches import checked_columns
 
 _MADE: Final = "made"
 """The source's only column: the function's row as a struct, or null in a row that only counts an event."""

@@ -13,11 +13,9 @@ import ssl
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Final
 
-from tidegate.client import EventHubConsumer, FetchedRange, Namespace
-from tidegate.client.background import run_blocking
+from tidegate.client import FetchedRange
 from tidegate.client.blocking import BlockingConsumer
 from tidegate.client.credentials import TokenCredential
 from tidegate.model.errors import (
@@ -37,7 +35,6 @@ from tidegate.spark.source.positions import StartingPositions
 from tidegate.wire.encoded_events import EncodedEvents
 
 _CONSUMERS_MAX = 8
-_FIRST_EVENT_WAIT_S = 10.0
 _ENDING_STEP: Final = (
     "Use latest to end at each partition's present end, or set this partition's own end in "
     "eventhubs.endingPositions."
@@ -125,35 +122,10 @@ class HubReader:
 
     def first_sequence_number(self, partition_id: str, position: EventPosition, bounds: PartitionEnds) -> int:
         """The first event at an offset or time, found by receiving it; the end if there is none yet."""
-        if bounds.is_empty:
-            return bounds.next_sequence_number
-        if position.kind is PositionKind.ENQUEUED_TIME:
-            last_time = self._consumer.get_partition_properties(partition_id).last_enqueued_time
-            assert isinstance(position.value, datetime)
-            if last_time is None or last_time < position.value:
-                return bounds.next_sequence_number
-
-        options = self._options
-        namespace = Namespace.from_connection_string(
-            options.connection_string,
-            ssl_context=ssl_context_of(options.ca_certificates),
-            credential=make_credential(options.credential),
-        )
-
-        async def receive_first() -> EncodedEvents:
-            async with EventHubConsumer(
-                namespace, options.event_hub, consumer_group=options.consumer_group
-            ) as consumer:
-                receiver = await consumer.open_receiver(
-                    partition_id, position, receiver_name=_receiver_name(), prefetch_events=1
-                )
-                return await receiver.receive_encoded(1, _FIRST_EVENT_WAIT_S)
-
         try:
-            events = run_blocking(receive_first())
+            return self._consumer.first_sequence_number(position, bounds)
         except NotFoundError as error:
-            raise with_group_named(error, options) from error
-        return events.sequence_numbers[0] if len(events) else bounds.next_sequence_number
+            raise with_group_named(error, self._options) from error
 
     def read_events(self, partition_id: str, sequence_numbers: Sequence[int]) -> Iterator[ReceivedEvent]:
         """Single events, ascending. Raises PositionOutOfRangeError if retention has deleted one."""

@@ -29,7 +29,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from tidegate.columns.batches import event_batch, event_batches
-from tidegate.columns.schema import ALL_COLUMNS
+from tidegate.columns.names import EVENT_COLUMNS
 from tidegate.model.errors import (
     CheckpointGapError,
     InvalidArgumentError,
@@ -185,7 +185,7 @@ def _log_losses(losses: Sequence[Loss], options: SourceOptions) -> None:
 class EventHubsBatchReader(DataSourceReader):
     """Reads from the starting to the ending position, both fixed when the query is planned."""
 
-    def __init__(self, options: SourceOptions, columns: Sequence[str] = ALL_COLUMNS) -> None:
+    def __init__(self, options: SourceOptions, columns: Sequence[str] = EVENT_COLUMNS) -> None:
         if options.max_events_per_trigger is not None:
             raise InvalidArgumentError(
                 "The option maxEventsPerTrigger is for streams; a batch query reads once.",
@@ -284,7 +284,7 @@ class EventHubsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     def __init__(
         self,
         options: SourceOptions,
-        columns: Sequence[str] = ALL_COLUMNS,
+        columns: Sequence[str] = EVENT_COLUMNS,
         *,
         is_committing: bool = False,
     ) -> None:

@@ -16,7 +16,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from tidegate.columns.schema import ALL_COLUMNS, NEVER_NULL
+from tidegate.columns.names import EVENT_COLUMNS
+from tidegate.columns.schema import NEVER_NULL
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.wire.event_texts import property_of
 
@@ -40,7 +41,7 @@ def schema_of(names: Iterable[str]) -> StructType:
     return StructType([StructField(name, _TYPES.get(name, StringType())) for name in names])
 
 
-EVENT_SCHEMA: Final = schema_of(ALL_COLUMNS)
+EVENT_SCHEMA: Final = schema_of(EVENT_COLUMNS)
 """One row per event, decoded."""
 
 ENCODED_EVENT_SCHEMA: Final = schema_of(NEVER_NULL)

@@ -8,7 +8,7 @@ Importing this module needs pyarrow.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from sqlalchemy import Table, types
 
+from tidegate.columns.schema import TYPES
 from tidegate.model.events import ReceivedEvent
 from tidegate.sql.core.arrow_rows import ArrowRows, SequenceNumbers
 from tidegate.sql.core.halving import failures_of
@@ -25,7 +26,6 @@ from tidegate.sql.core.values import encode_contents
 from tidegate.sql.handlers.batches import (
     BOOKKEEPING_COLUMNS,
     ERROR_COLUMN,
-    EVENT_COLUMNS,
     SEQUENCE_NUMBER_COLUMN,
     SKIP_COLUMN,
     ArrowHandler,
@@ -35,19 +35,6 @@ from tidegate.sql.handlers.batches import (
 )
 from tidegate.wire.event_texts import EventTexts, decode_whole, property_of
 
-_TEXT_MAP = pa.map_(pa.string(), pa.string())
-EVENT_TYPES: Mapping[str, pa.DataType] = {
-    "body": pa.binary(),
-    "partition": pa.string(),
-    "offset": pa.string(),
-    "sequenceNumber": pa.int64(),
-    "enqueuedTime": pa.timestamp("us", tz="UTC"),
-    "publisher": pa.string(),
-    "partitionKey": pa.string(),
-    "properties": _TEXT_MAP,
-    "systemProperties": _TEXT_MAP,
-}
-assert tuple(EVENT_TYPES) == EVENT_COLUMNS
 _UNDECODED_COLUMNS = frozenset({"partition", "offset", "sequenceNumber", "enqueuedTime"})
 
 _FLAT_TYPES = (
@@ -188,7 +175,7 @@ def event_batch_of(events: Sequence[ReceivedEvent], columns: Iterable[str]) -> p
         if wanted is not None:
             values[name] = [item.properties.get(wanted) for item, _ in texts]
     return pa.RecordBatch.from_arrays(
-        [pa.array(values[name], type=EVENT_TYPES.get(name, pa.string())) for name in names], names=names
+        [pa.array(values[name], type=TYPES.get(name, pa.string())) for name in names], names=names
     )
 
 

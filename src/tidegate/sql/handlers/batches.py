@@ -5,12 +5,12 @@ It does not import pyarrow or pandas; ``arrow`` does when a batch is run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from tidegate.columns.names import checked_columns
 from tidegate.model.errors import InvalidArgumentError
-from tidegate.wire.event_texts import property_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -18,20 +18,6 @@ if TYPE_CHECKING:
 
     ArrowFunction = Callable[[pa.RecordBatch], pa.RecordBatch | pa.Table]
     PandasFunction = Callable[[pd.DataFrame], pd.DataFrame]
-
-EVENT_COLUMNS: Final = (
-    "body",
-    "partition",
-    "offset",
-    "sequenceNumber",
-    "enqueuedTime",
-    "publisher",
-    "partitionKey",
-    "properties",
-    "systemProperties",
-)
-"""Columns that a handler may ask for, with names and types of the data source ``eventhubs``; also
-``properties.NAME``, one property as a string, null if an event lacks it."""
 
 DEFAULT_COLUMNS: Final = ("body", "partition", "sequenceNumber", "enqueuedTime")
 """What a handler is given by default: everything that costs nothing."""
@@ -120,25 +106,3 @@ class PandasHandler(_BatchFunction):
 
 BatchHandler = ArrowHandler | PandasHandler
 """A handler of many events at once, as columns."""
-
-
-def checked_columns(columns: Sequence[str], subject: str) -> tuple[str, ...]:
-    """The columns that a batch function asks for. subject: how an error begins.
-
-    Raises InvalidArgumentError unless there is at least one, each an event's column, none repeated.
-    """
-    if isinstance(columns, str):
-        raise InvalidArgumentError(
-            f"{subject} needs a list of column names, got the string {columns!r}.",
-            next_step=f"Write columns=({columns!r},).",
-        )
-    unknown = [name for name in columns if name not in EVENT_COLUMNS and property_of(name) is None]
-    if unknown:
-        raise InvalidArgumentError(
-            f"Events have no column {unknown[0]!r}.",
-            next_step=f"They have {', '.join(EVENT_COLUMNS)}, and properties.NAME for one of the properties; "
-            "fields of a body are yours to parse.",
-        )
-    if not columns or len(set(columns)) != len(columns):
-        raise InvalidArgumentError(f"{subject} asks for one column or more, each once.")
-    return tuple(columns)

@@ -16,12 +16,12 @@ import pyarrow as pa
 import pyarrow.compute
 from sqlalchemy import BigInteger, Column, MetaData, Table, Text, delete
 
+from tidegate.columns.schema import TYPES
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.times import milliseconds_of
 from tidegate.sql.core.database import Database
 from tidegate.sql.core.unit_of_work import RowsRefusedError, UnitOfWork
 from tidegate.sql.core.values import ConsumerKey, NewDeadLetter, PartitionRows
-from tidegate.sql.handlers.arrow import EVENT_TYPES
 from tidegate.sql.handlers.batches import ERROR_COLUMN as ERROR
 from tidegate.sql.handlers.batches import PARTITION_COLUMN as PARTITION
 from tidegate.sql.handlers.batches import SEQUENCE_NUMBER_COLUMN as SEQUENCE_NUMBER
@@ -56,7 +56,7 @@ _ATTEMPTS_MAX: Final = 5
 _KEYS: Final = [PARTITION, SEQUENCE_NUMBER]
 LETTER_SCHEMA: Final = pa.schema(
     [
-        *(pa.field(name, EVENT_TYPES[name]) for name in EVENT_COLUMNS),
+        *(pa.field(name, TYPES[name]) for name in EVENT_COLUMNS),
         pa.field(ERROR, pa.string()),
         pa.field(ERROR_TYPE, pa.string()),
     ]
