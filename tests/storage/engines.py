@@ -14,6 +14,7 @@ from tidegate.model.history import History
 from tidegate.storage.engine import (
     Bounds,
     Cell,
+    ControlChange,
     ControlConflictError,
     LogReader,
     PartitionLog,
@@ -97,16 +98,21 @@ class MemoryControlLog:
         return {key: cell for key, cell in self._memory.cells.items() if key.startswith(prefix)}
 
     async def change(self, key: str, value: bytes | None, *, expected_version: int) -> int:
+        return await self.change_all([ControlChange(key, value, expected_version)])
+
+    async def change_all(self, changes: Sequence[ControlChange]) -> int:
         memory = self._memory
-        cell = memory.cells.get(key)
-        version = 0 if cell is None else cell.version
-        if version != expected_version:
-            raise ControlConflictError(f"Version {version} of the {key} came before this change.")
+        for each in changes:
+            cell = memory.cells.get(each.key)
+            version = 0 if cell is None else cell.version
+            if version != each.expected_version:
+                raise ControlConflictError(f"Version {version} of the {each.key} came before this change.")
         memory.revision += 1
-        if value is None:
-            memory.cells.pop(key, None)
-        else:
-            memory.cells[key] = Cell(memory.revision, value)
+        for each in changes:
+            if each.value is None:
+                memory.cells.pop(each.key, None)
+            else:
+                memory.cells[each.key] = Cell(memory.revision, each.value)
         return memory.revision
 
 
@@ -320,9 +326,9 @@ class SlowControlLog(MemoryControlLog):
         await asyncio.sleep(self._delay_s)
         return await super().read_all(prefix)
 
-    async def change(self, key: str, value: bytes | None, *, expected_version: int) -> int:
+    async def change_all(self, changes: Sequence[ControlChange]) -> int:
         await asyncio.sleep(self._delay_s)
-        version = await super().change(key, value, expected_version=expected_version)
+        version = await super().change_all(changes)
         await asyncio.sleep(self._delay_s)
         return version
 

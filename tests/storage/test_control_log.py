@@ -15,7 +15,7 @@ from tidegate.storage.control import records
 from tidegate.storage.control.log import OUTDATED_BYTES_MIN, FileControlLog
 from tidegate.storage.control.reading import FILE_NAMES, read_files
 from tidegate.storage.control.repair import damages_of, merge
-from tidegate.storage.engine import ChangeInDoubtError
+from tidegate.storage.engine import ChangeInDoubtError, ControlChange
 from tidegate.storage.files import Files, OsFiles
 
 _DIRECTORY = Path("/data")
@@ -42,13 +42,23 @@ async def _set(log: FileControlLog, key: str, value: bytes | None) -> int:
     return await log.change(key, value, expected_version=0 if cell is None else cell.version)
 
 
+async def _set_all(log: FileControlLog, values: dict[str, bytes | None]) -> int:
+    cells = await log.read_all("")
+    return await log.change_all(
+        [
+            ControlChange(key, value, cells[key].version if key in cells else 0)
+            for key, value in values.items()
+        ]
+    )
+
+
 async def _filled(files: Files, count: int = 12) -> dict[str, bytes]:
     """A log with changes, a removal and a start in between, closed; its values."""
     for generation in range(2):
         log = _open(files)
         for number in range(count):
             await _set(log, f"hub/{number}", b'{"retention_hours":%d}' % (number + 100 * generation))
-        await _set(log, "hub/1", None)
+        await _set_all(log, {"hub/1": None, "hub/2": b"%d" % generation, f"hub/new {generation}": b"new"})
         values = await _values(log)
         await log.close()
     return values
@@ -226,8 +236,8 @@ async def test_what_a_later_version_writes_is_refused_by_name(
 
 
 async def test_changes_survive_a_power_loss_at_every_write() -> None:
-    """Before or after the interrupted change, at each step of a first start, of changes, of a compaction and
-    of the start after a loss. Answered changes are there."""
+    """Before or after the interrupted change, of one key or of several, at each step of a first start, of
+    changes, of a compaction and of the start after a loss. Answered changes are there."""
     big = bytes(OUTDATED_BYTES_MIN // 4)
     for seed in range(3):
         for operations in range(90):
@@ -243,6 +253,10 @@ async def test_changes_survive_a_power_loss_at_every_write() -> None:
                     key = f"hub/{number % 3}"
                     value = None if number % 7 == 6 else b"%d" % number + big
                     before = after
+                    if number % 5 == 4:
+                        after = before | {"hub/2": b"%d" % number, "hub/more": big}
+                        await _set_all(log, {"hub/2": b"%d" % number, "hub/more": big})
+                        continue
                     after = {**before, key: value} if value is not None else {**before}
                     if value is None:
                         after.pop(key, None)

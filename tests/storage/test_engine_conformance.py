@@ -18,7 +18,7 @@ from tidegate.model.errors import (
     ProducerEpochStolenError,
     RepeatDiffersError,
 )
-from tidegate.storage.engine import ControlConflictError, LogEngine, PartitionLog
+from tidegate.storage.engine import ControlChange, ControlConflictError, LogEngine, PartitionLog
 from tidegate.storage.log_manager import LogManager
 from tidegate.storage.options import LogOptions
 from tidegate.storage.record import AppendResult, ProducerBatch, RecordBatch
@@ -369,6 +369,31 @@ async def test_the_control_log_compares_and_sets(open_engine: Open) -> None:
     assert cell is not None
     assert cell.value == b"by %d" % winner
     assert await engine.control.change("catalog", b"next", expected_version=cell.version) > cell.version
+    await engine.close()
+
+
+async def test_keys_of_the_control_log_change_together(open_engine: Open) -> None:
+    """All of them or none: one that came too late stops the others."""
+    engine = await open_engine()
+    control = engine.control
+    old = await control.change("blob/1", b"first", expected_version=0)
+    late = [ControlChange("blob/2", b"new", 0), ControlChange("blob/1", b"late", old + 1)]
+    with pytest.raises(ControlConflictError):
+        await control.change_all(late)
+    assert await control.read("blob/2") is None
+    version = await control.change_all(
+        [ControlChange("blob/2", b"new", 0), ControlChange("blob/1", None, old), ControlChange("c", b"", 0)]
+    )
+    assert version > old
+    for _ in range(2):
+        assert {key: cell.value for key, cell in (await control.read_all("")).items()} == {
+            "blob/2": b"new",
+            "c": b"",
+        }
+        await engine.close()
+        engine = await open_engine()
+        control = engine.control
+    assert await control.change("blob/2", b"next", expected_version=version) > version
     await engine.close()
 
 

@@ -1,7 +1,7 @@
 """What the broker needs of a log: the seam between ``broker`` and an engine that keeps it.
 
     LogEngine       creates and deletes the logs of hubs, and has the control log
-    ControlLog      small values by key, each changed as a whole: the catalog, the state of Capture
+    ControlLog      small values by key, each changed as a whole: the catalog, Capture's state, checkpoints
     PartitionLog    appends to one partition, and knows its bounds
     LogReader       reads a partition in order
     Backups         copies of everything as it was at one moment
@@ -157,6 +157,17 @@ class Cell:
     value: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class ControlChange:
+    """A change of one key's value."""
+
+    key: str
+    value: bytes | None
+    """None removes the key."""
+    expected_version: int
+    """The version that the key has before; 0: it has no value."""
+
+
 class ControlConflictError(ServerBusyError):
     """Another change of the key came first: nothing was changed. Read it again, and try again."""
 
@@ -195,6 +206,12 @@ class ControlLog(Protocol):
         value: None removes the key. Durable on return. Raises ControlConflictError, ChangeInDoubtError, and
         LogFullError, ServerBusyError, LogFailedError: the old value then stays.
         Cancellation: the change may or may not take place.
+        """
+        ...
+
+    async def change_all(self, changes: Sequence[ControlChange]) -> int:
+        """Make changes of different keys, all or none, at about the cost of one; returns the new version of
+        all these keys. Otherwise as ``change``.
         """
         ...
 

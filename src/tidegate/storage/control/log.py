@@ -28,9 +28,17 @@ from tidegate.storage.control.records import (
     ControlFile,
     digest_of,
     encode_change,
+    encode_changes,
     encode_header,
+    size_of,
 )
-from tidegate.storage.engine import Cell, ChangeInDoubtError, ControlConflictError, copy_error
+from tidegate.storage.engine import (
+    Cell,
+    ChangeInDoubtError,
+    ControlChange,
+    ControlConflictError,
+    copy_error,
+)
 from tidegate.storage.files import Files, RenameInDoubtError, WritableFile, write_all
 from tidegate.storage.write_errors import Reserve, step_error
 
@@ -135,11 +143,15 @@ class FileControlLog:
 
     async def change(self, key: str, value: bytes | None, *, expected_version: int) -> int:
         """See ``ControlLog``. Cancellation: a change that has begun is waited for first."""
+        return await self.change_all([ControlChange(key, value, expected_version)])
+
+    async def change_all(self, changes: Sequence[ControlChange]) -> int:
+        """See ``ControlLog``. Cancellation: as of ``change``."""
         if self._is_closed:
             raise ClosedError("The service is stopping and accepts no more changes.")
         if self._thread is None:
-            return self._change(key, value, expected_version)
-        begun = self._thread.submit(self._change, key, value, expected_version)
+            return self._change(changes)
+        begun = self._thread.submit(self._change, changes)
         answer = asyncio.wrap_future(begun)
         try:
             return await asyncio.shield(answer)
@@ -159,31 +171,34 @@ class FileControlLog:
 
     # -- in the thread
 
-    def _change(self, key: str, value: bytes | None, expected_version: int) -> int:
-        change = partial(self._change_once, key, value, expected_version)
+    def _change(self, changes: Sequence[ControlChange]) -> int:
+        change = partial(self._change_once, changes)
         return change() if self._reserve is None else self._reserve.lend(change)
 
-    def _change_once(self, key: str, value: bytes | None, expected_version: int) -> int:
+    def _change_once(self, changes: Sequence[ControlChange]) -> int:
         if self.failure is not None:
             # Not in doubt: this change was not begun.
             raise LogFailedError(self.failure.message, next_step=self.failure.next_step)
-        cell = self._cells.get(key)
-        version = 0 if cell is None else cell.version
-        if version != expected_version:
-            raise ControlConflictError(f"Version {version} of the {key} came before this change.")
+        for each in changes:
+            cell = self._cells.get(each.key)
+            version = 0 if cell is None else cell.version
+            if version != each.expected_version:
+                raise ControlConflictError(f"Version {version} of the {each.key} came before this change.")
         self._compact_outdated()
         revision = self._revision + 1
-        size = self._append(key, lambda digest: encode_change(revision, digest, key, value))
+        self._append(changes[0].key, lambda digest: encode_changes(revision, digest, changes))
         self._revision = revision
-        self._live_bytes += (0 if value is None else size) - self._sizes.pop(key, 0)
-        if value is None:
-            self._cells.pop(key, None)
-        else:
-            self._cells[key], self._sizes[key] = Cell(revision, value), size
+        for each in changes:
+            size = 0 if each.value is None else size_of(each.key, each.value)
+            self._live_bytes += size - self._sizes.pop(each.key, 0)
+            if each.value is None:
+                self._cells.pop(each.key, None)
+            else:
+                self._cells[each.key], self._sizes[each.key] = Cell(revision, each.value), size
         return revision
 
-    def _append(self, key: str, encode: Callable[[bytes], bytes]) -> int:
-        """Make a record durable in both files; returns its size."""
+    def _append(self, key: str, encode: Callable[[bytes], bytes]) -> None:
+        """Make a record durable in both files. key: for messages."""
         records = [encode(copy.digest) for copy in self._copies]
         touched: list[_Copy] = []
         try:
@@ -197,7 +212,6 @@ class FileControlLog:
         for copy, record in zip(self._copies, records, strict=True):
             copy.end += len(record)
             copy.digest = digest_of(record)
-        return len(records[0])
 
     def _undo(self, key: str, copies: list[_Copy]) -> None:
         """Cut off what a failed change has written. Raises ChangeInDoubtError if that fails."""
@@ -284,7 +298,7 @@ class FileControlLog:
         records = [encode_header(self._log_id, self._revision, len(self._cells))]
         for key, cell in self._cells.items():
             records.append(encode_change(cell.version, digest_of(records[-1]), key, cell.value))
-            self._sizes[key] = len(records[-1])
+            self._sizes[key] = size_of(key, cell.value)
         self._live_bytes = sum(self._sizes.values())
         file = self._files.create(new_path)
         try:

@@ -2,13 +2,13 @@
 
     header      the log's id, format and features, and how many values follow
     values      the value of each key when the file was written, in the order of the keys' creation
-    changes     each later change, numbered without gaps
+    changes     each later change, of one key or of several together, numbered without gaps
 
 Each record proves itself (a digest of all its bytes) and its place (it repeats the digest of the record
 before it), so no record can be altered, omitted, exchanged or moved unnoticed.
 
     4  marker                         16  digest of the record before; zeros in the header
-    4  length of the body              n  body: a line of JSON, then the value
+    4  length of the body              n  body: a line of JSON, then the value, or the values end to end
     8  revision                       16  BLAKE2b of everything before it
 """
 
@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 from typing import Final
 
 from tidegate.model.errors import LogCorruptError
-from tidegate.storage.engine import Cell
+from tidegate.storage.engine import Cell, ControlChange
 
 FORMAT: Final = 1
 FEATURES: Final[frozenset[str]] = frozenset()
@@ -49,23 +49,29 @@ class Record:
     """Digest of the record before it."""
     digest: bytes
     about: Mapping[str, object]
-    """Of the header: ``format``, ``features``, ``log_id``, ``count``. Of others: ``key``, and ``removed``."""
+    """Of the header: ``format``, ``features``, ``log_id``, ``count``. Of others: ``key``, and ``removed``; or
+    ``changes``, a list of [key, length of its value, or null where it is removed]."""
     value: bytes
 
     @property
-    def key(self) -> str | None:
-        """None: it is a header."""
-        key = self.about.get("key")
-        return key if isinstance(key, str) else None
+    def is_header(self) -> bool:
+        return "log_id" in self.about
+
+    def changes(self) -> Iterator[tuple[str, bytes | None]]:
+        """The changed keys and their values; None: the key is removed."""
+        together: Sequence[tuple[str, int | None]] | None = self.about.get("changes")  # type: ignore[assignment]
+        if together is None:
+            yield str(self.about["key"]), None if self.about.get("removed") is True else self.value
+            return
+        start = 0
+        for key, length in together:
+            yield key, None if length is None else self.value[start : start + length]
+            start += length or 0
 
     @property
     def count(self) -> int:
         """Of a header: the values that follow."""
         return int(str(self.about["count"]))
-
-    @property
-    def is_removal(self) -> bool:
-        return self.about.get("removed") is True
 
 
 @dataclass(slots=True)
@@ -81,7 +87,7 @@ class ControlFile:
     """The highest of any record that is whole, also behind damage."""
     cells: dict[str, Cell] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
-    """Bytes of each key's record."""
+    """Bytes of each key's part of a record."""
     last: Record | None = None
     last_bytes: bytes = b""
     """The last record, as it stands in the file."""
@@ -94,14 +100,13 @@ class ControlFile:
 
     def apply(self, record: Record) -> None:
         """Make a change's effect that of the newest one."""
-        key = record.key
-        assert key is not None
-        if record.is_removal:
-            self.cells.pop(key, None)
-            self.sizes.pop(key, None)
-        else:
-            self.cells[key] = Cell(record.revision, record.value)
-            self.sizes[key] = record.end - record.start
+        for key, value in record.changes():
+            if value is None:
+                self.cells.pop(key, None)
+                self.sizes.pop(key, None)
+            else:
+                self.cells[key] = Cell(record.revision, value)
+                self.sizes[key] = size_of(key, value)
 
 
 def encode_header(log_id: str, revision: int, count: int) -> bytes:
@@ -114,6 +119,19 @@ def encode_change(revision: int, previous: bytes, key: str, value: bytes | None)
     """A record of a key's value; None: the key is removed."""
     about = {"key": key} if value is not None else {"key": key, "removed": True}
     return _encode(revision, previous, about, value or b"")
+
+
+def encode_changes(revision: int, previous: bytes, changes: Sequence[ControlChange]) -> bytes:
+    """A record of several changes, which are made all or not at all."""
+    if len(changes) == 1:
+        return encode_change(revision, previous, changes[0].key, changes[0].value)
+    lengths = [[each.key, None if each.value is None else len(each.value)] for each in changes]
+    return _encode(revision, previous, {"changes": lengths}, b"".join(each.value or b"" for each in changes))
+
+
+def size_of(key: str, value: bytes) -> int:
+    """About the bytes of a record of one key."""
+    return RECORD_BYTES_MIN + len(key) + len(value)
 
 
 def digest_of(record: bytes) -> bytes:
@@ -152,7 +170,7 @@ def read_file(path: Path, data: bytes) -> ControlFile:
     """
     file = ControlFile(path)
     header = decode_record(data, 0)
-    if header is None or header.key is not None:
+    if header is None or not header.is_header:
         file.revision_seen = max((record.revision for record in whole_records(data)), default=0)
         return file
     check_features(header, path)
@@ -162,7 +180,7 @@ def read_file(path: Path, data: bytes) -> ControlFile:
     while (record := decode_record(data, file.end)) is not None:
         is_value = file.values_missing > 0
         expected = record.revision <= header.revision if is_value else record.revision == file.revision + 1
-        if record.key is None or record.previous != file.last.digest or not expected:
+        if record.is_header or record.previous != file.last.digest or not expected:
             break
         file.apply(record)
         file.values_missing -= is_value

@@ -91,7 +91,7 @@ def set_aside(files: Files, path: Path) -> Path:
 
 
 def _changes(data: bytes) -> Iterator[Record]:
-    return (record for record in whole_records(data) if record.key is not None)
+    return (record for record in whole_records(data) if not record.is_header)
 
 
 def _values(data: bytes) -> tuple[int, list[Record]]:
