@@ -16,6 +16,7 @@ from tests.support.quick_spark import use_quick_spark
 
 if TYPE_CHECKING:
     from tests.support.azurite import AzuriteServer
+    from tests.support.blob_storage import BlobStorage
     from tests.support.mariadb import MariadbServer
     from tests.support.postgresql import PostgresqlServer
 
@@ -62,6 +63,17 @@ def azurite() -> Iterator[AzuriteServer]:
 
     with required_azurite(Path(__file__).parent / "azurite") as server:
         yield server
+
+
+@pytest.fixture(params=["tidegate", "azurite"])
+def blob_storage(request: pytest.FixtureRequest) -> BlobStorage:
+    """Azure Blob Storage: the service's own accounts, then Azurite."""
+    from tests.support.blob_storage import OwnStorage
+
+    if request.param == "tidegate":
+        return OwnStorage(request.getfixturevalue("hub_service"))
+    storage: BlobStorage = request.getfixturevalue("azurite")
+    return storage
 
 
 @pytest.fixture(scope="session")

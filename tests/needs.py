@@ -58,7 +58,9 @@ def add_markers(item: pytest.Item) -> None:
     wanted = {_OF_FIXTURE[name] for name in getattr(item, "fixturenames", ()) if name in _OF_FIXTURE}
     parameters = getattr(item, "callspec", None)
     if parameters is not None:
-        wanted |= {server for server in ("postgresql", "mariadb") if server in parameters.params.values()}
+        wanted |= {
+            server for server in ("postgresql", "mariadb", "azurite") if server in parameters.params.values()
+        }
     folder = item.path.parent.relative_to(_ROOT).as_posix() if item.path.is_relative_to(_ROOT) else ""
     wanted |= {marker for place, marker in _OF_FOLDER.items() if f"{folder}/".startswith(f"{place}/")}
     for name in sorted(wanted):

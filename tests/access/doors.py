@@ -51,6 +51,11 @@ def token_of(signer: Signer, encoded: str) -> str:
     return f"SharedAccessSignature sr={encoded}&sig={signature}&se={EXPIRY}&skn={signer.policy}"
 
 
+def account_of(scope: str) -> str:
+    """The storage account of a hub, or of the namespace."""
+    return f"{scope}.blob" if scope else "blob"
+
+
 # --- HTTP -------------------------------------------------------------------------------------------------
 
 

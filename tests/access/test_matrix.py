@@ -9,12 +9,13 @@ Some ten thousand cases against one real service. To see one again, give what a 
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
-from itertools import islice
+from itertools import islice, product
 
 import pytest
 from tests.access import doors
@@ -25,6 +26,7 @@ from tests.access.matrix import (
     OWN_NAME,
     RIGHTS,
     SCOPES,
+    SIGNERS,
     Audience,
     Case,
     Endpoint,
@@ -36,9 +38,11 @@ from tests.access.matrix import (
 )
 from tests.access.support import RawHttp
 from tests.console.support import PlainBrowser
+from tests.gateway.blob_client import BlobClient
 
 from tidegate.broker import Claim
 from tidegate.gateway.administration.operations import PREFIX
+from tidegate.gateway.http.blobs.operations import OPERATIONS as BLOB_OPERATIONS
 from tidegate.server.app import TidegateServer
 from tidegate.testing.hub import HubService
 
@@ -47,6 +51,7 @@ HTTP_DRAWN, HTTP_DISGUISED, AMQP_TOKENS, WEBSOCKET_TOKENS = 4000, 3000, 120, 30
 LINKS_MAX = 8
 _HOSTS = (ALPHA, f"{ALPHA}:80", BETA, GONE, "elsewhere.example", "127.0.0.1:5300", "[::1]:80")
 SHOWN_MAX = 10
+SCOPES_AND_GONE = (*SCOPES, GONE)
 
 pytestmark = pytest.mark.usefixtures("guesses_are_free")
 
@@ -117,6 +122,36 @@ def test_websocket(service: HubService) -> None:
         # A library makes the request, and refuses what is no host.
         lambda case: doors.WebSocketWire(address, case.host if case.host in _HOSTS else "localhost"),
     )
+
+
+@pytest.mark.slow
+def test_blobs(service: HubService) -> None:
+    """Every operation of Blob Storage in every account, with the key of every policy: signed for the account
+    that is asked for, or for another one; with a Host header that repeats it."""
+    assert service.ready.http is not None
+    found: list[str] = []
+    count = 0
+    draw = random.Random(f"blobs {SEED}")
+    for signer in SIGNERS:
+        key = base64.b64encode(signer.key.encode()).decode()
+        for signed, asked, operation in product(SCOPES_AND_GONE, SCOPES_AND_GONE, BLOB_OPERATIONS):
+            rights = RIGHTS[signer.policy] if signer.is_genuine else frozenset[str]()
+            # That there is no such hub is told to whoever may listen to all.
+            needed = "Manage" if operation.needs_manage and asked != GONE else "Listen"
+            is_allowed = signed == asked and signer.scope in ("", asked) and needed in rights
+            client = BlobClient(service.ready.http, doors.account_of(signed), key)
+            path = "/store-x" if operation.resource == "c" else "/store-x/b"
+            query = {name: value for name in ("restype", "comp") if (value := getattr(operation, name))}
+            headers = {"Host": draw.choice([doors.account_of(signed), signed or "localhost", "localhost"])}
+            answer = client.ask(operation.method, path, query, headers, at=doors.account_of(asked))
+            count += 1
+            if (answer.status != 403) != is_allowed:
+                found.append(f"{signer} {signed} {asked} {operation.method} {query}: {answer}")
+            elif not is_allowed:
+                # What does not exist is refused alike.
+                assert b"hub" not in answer.body
+                assert answer.code in ("AuthenticationFailed", "AuthorizationPermissionMismatch")
+    assert not found, f"{len(found)} of {count}: {found[:SHOWN_MAX]}"
 
 
 @pytest.mark.slow

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from tests.access.support import Header, RawHttp
 from tests.console.support import console_service
+from tests.gateway.blob_client import BlobClient
 
+from tidegate.broker.blobs.accounts import DEVELOPMENT_ACCOUNT, DEVELOPMENT_KEY
 from tidegate.testing.hub import HubService
 
 PROXY_HEADERS = (
@@ -113,6 +115,34 @@ def test_a_trusted_proxy_is_never_this_machine(tmp_path: Path) -> None:
             for name in ("X-Forwarded-For", "Forwarded"):
                 headers = [("Host", "localhost"), (name, "for=127.0.0.1" if name == "Forwarded" else "::1")]
                 assert _statuses(http, headers) == (303, 401), name
+
+
+def _development_status(service: HubService, headers: list[Header]) -> int:
+    """Of a container in the development account, whose key is public."""
+    assert service.ready.http is not None
+    client = BlobClient(service.ready.http, DEVELOPMENT_ACCOUNT, DEVELOPMENT_KEY)
+    return client.ask("GET", "/absent", {"restype": "container"}, dict(headers)).status
+
+
+@pytest.mark.parametrize("header", PROXY_HEADERS)
+def test_a_proxy_does_not_open_the_development_account(service: HubService, header: str) -> None:
+    """Nor does a name that is not loopback's; a program on this machine needs only the public key."""
+    name, _, value = header.partition(":")
+    assert _development_status(service, [("Host", "localhost")]) == 404
+    assert _development_status(service, [("Host", "localhost"), (name, value.strip())]) == 403
+    assert _development_status(service, [("Host", "evil.example")]) == 403
+
+
+@pytest.mark.parametrize(("setting", "statuses"), [("off", (403, 403)), ("everywhere", (404, 404))])
+def test_a_setting_says_who_has_the_development_account(
+    tmp_path: Path, setting: str, statuses: tuple[int, int]
+) -> None:
+    """Nobody, or everybody."""
+    with console_service(tmp_path, development_account=setting) as service:
+        assert statuses == (
+            _development_status(service, [("Host", "localhost")]),
+            _development_status(service, [("Host", "elsewhere.example")]),
+        )
 
 
 def _websocket_status(http: RawHttp, headers: list[Header]) -> int:

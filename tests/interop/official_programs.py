@@ -19,7 +19,7 @@ from types import TracebackType
 
 from azure.storage.blob import ContainerClient
 from tests.interop.support import bodies, read, target_of
-from tests.support.azurite import AzuriteServer
+from tests.support.blob_storage import BlobStorage
 
 from tidegate.client import EventHubProducer
 from tidegate.model.events import EventData
@@ -102,14 +102,14 @@ class ProcessorProgram:
         self._stderr.close()
 
 
-def check_processors(command: Sequence[str], service: HubService, azurite: AzuriteServer) -> None:
+def check_processors(command: Sequence[str], service: HubService, blob_storage: BlobStorage) -> None:
     """Two processors share the partitions; one that is started later goes on behind their checkpoints.
 
     command: the program, to which the connection string, the hub, the storage and the container are added.
     """
-    log, container = _Log(service), azurite.create_container()
-    started = [*command, service.connection_string, log.hub, azurite.connection_string(), container]
-    with ContainerClient.from_connection_string(azurite.connection_string(), container) as blobs:
+    log, container = _Log(service), blob_storage.create_container()
+    started = [*command, service.connection_string, log.hub, blob_storage.connection_string(), container]
+    with ContainerClient.from_connection_string(blob_storage.connection_string(), container) as blobs:
         with ProcessorProgram(started) as first, ProcessorProgram(started) as second:
             _wait(lambda: _partitions_by_owner(blobs) == [2, 2], "the store has two owners of two")
             # Who has lost a partition reads on until its new owner has come.

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from azure.eventhub.extensions.checkpointstoreblobaio import BlobCheckpointStore
 from tests.interop.support import SdkTarget, target_of
-from tests.support.azurite import AzuriteServer
+from tests.support.blob_storage import BlobStorage
 
 from tidegate.client import EventHubProducer
 from tidegate.model.connection_string import ConnectionString
@@ -239,7 +239,7 @@ def transport() -> str:
 
 
 @pytest.fixture
-def surroundings(hub_service: HubService, azurite: AzuriteServer, transport: str) -> Surroundings:
+def surroundings(hub_service: HubService, blob_storage: BlobStorage, transport: str) -> Surroundings:
     """A new hub with eight partitions and a new container."""
     hub = hub_service.create_hub(partition_count=len(PARTITIONS))
     return Surroundings(
@@ -247,8 +247,8 @@ def surroundings(hub_service: HubService, azurite: AzuriteServer, transport: str
             hub,
             hub_service.hub_connection_string(hub),
             target_of(hub_service, transport),
-            azurite.connection_string(),
-            azurite.create_container(),
+            blob_storage.connection_string(),
+            blob_storage.create_container(),
         )
     )
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from tests.interop.official_programs import check_processors, check_throttled_producer
 from tests.interop.support import tls_connection_string
-from tests.support.azurite import AzuriteServer
+from tests.support.blob_storage import BlobStorage
 
 from tidegate.testing.hub import HubService
 
@@ -115,9 +115,11 @@ def test_refusals(report: tuple[str, dict[str, Any]]) -> None:
     assert "no-such-hub" in found["unknown_hub"]
 
 
-def test_processors_with_checkpoints(program: Path, hub_service: HubService, azurite: AzuriteServer) -> None:
+def test_processors_with_checkpoints(
+    program: Path, hub_service: HubService, blob_storage: BlobStorage
+) -> None:
     """Two of the SDK's processors with its blob store share the partitions; a third goes on behind them."""
-    check_processors([str(program), "processor"], hub_service, azurite)
+    check_processors([str(program), "processor"], hub_service, blob_storage)
 
 
 def test_throttled_producer_backs_off(program: Path) -> None:

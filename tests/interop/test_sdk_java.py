@@ -13,7 +13,7 @@ from tests.interop.java_programs import JAVA_5, QUICK_START, build, sources_of, 
 from tests.interop.official_programs import check_processors, check_throttled_producer
 from tests.interop.suites.suite import ToolMissingError
 from tests.interop.support import tls_connection_string
-from tests.support.azurite import AzuriteServer
+from tests.support.blob_storage import BlobStorage
 
 from tidegate.testing.hub import HubService
 
@@ -90,10 +90,10 @@ def test_owner_levels(report: Lines) -> None:
 
 
 def test_processors_with_checkpoints(
-    class_path: str, hub_service: HubService, azurite: AzuriteServer
+    class_path: str, hub_service: HubService, blob_storage: BlobStorage
 ) -> None:
     """Two of the SDK's processors with its blob store share the partitions; a third goes on behind them."""
-    check_processors(["java", *QUICK_START, "-cp", class_path, "Processor"], hub_service, azurite)
+    check_processors(["java", *QUICK_START, "-cp", class_path, "Processor"], hub_service, blob_storage)
 
 
 def test_throttled_producer_backs_off(class_path: str) -> None:

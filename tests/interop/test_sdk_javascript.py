@@ -13,7 +13,7 @@ from azure.eventhub import EventData
 from azure.eventhub.amqp import AmqpAnnotatedMessage
 from tests.interop.node import JavaScript, JavaScriptError, JavaScriptSdk
 from tests.interop.support import bodies, read, target_of, tls_connection_string
-from tests.support.azurite import AzuriteServer
+from tests.support.blob_storage import BlobStorage
 
 from tidegate.model.partition_key import partition_for_key
 from tidegate.server.app import TidegateServer
@@ -327,9 +327,12 @@ def test_large_backlog_is_delivered_in_order(
     ]
 
 
-def test_processor_with_checkpoints(plain: JavaScriptSdk, azurite: AzuriteServer, event_hub: str) -> None:
+def test_processor_with_checkpoints(plain: JavaScriptSdk, blob_storage: BlobStorage, event_hub: str) -> None:
     """The SDK's processor reads all partitions with its blob store, and a second one goes on behind it."""
-    storage = {"connectionString": azurite.connection_string(), "container": azurite.create_container()}
+    storage = {
+        "connectionString": blob_storage.connection_string(),
+        "container": blob_storage.create_container(),
+    }
     for partition_id in ("0", "1"):
         plain.send(event_hub, _events("a", "b"), partitionId=partition_id)
     with plain.subscribed(event_hub, None, storage=storage, checkpoints=True) as first:

@@ -11,7 +11,7 @@ import pytest
 from azure.eventhub.extensions.checkpointstoreblobaio import BlobCheckpointStore
 from azure.storage.blob import ContainerClient, ContainerSasPermissions, generate_container_sas
 from azure.storage.blob.aio import ContainerClient as AsyncContainerClient
-from tests.support.azurite import AzuriteServer
+from tests.support.blob_storage import BlobStorage
 
 from tidegate.model.errors import ClosedError, InvalidArgumentError, StoreError, StoreUnavailableError
 from tidegate.processor.checkpoint import ProcessorCheckpoint
@@ -29,35 +29,39 @@ PREFIX = "name.servicebus.windows.net/flights/$default"
 
 
 @pytest.fixture
-def container(azurite: AzuriteServer) -> str:
+def container(blob_storage: BlobStorage) -> str:
     """The name of an empty container."""
-    return azurite.create_container()
+    return blob_storage.create_container()
 
 
 @pytest.fixture
-async def store(azurite: AzuriteServer, container: str) -> AsyncIterator[BlobStore]:
+async def store(blob_storage: BlobStorage, container: str) -> AsyncIterator[BlobStore]:
     """Our store in the container."""
-    store = BlobStore.from_connection_string(azurite.connection_string(), container)
+    store = BlobStore.from_connection_string(blob_storage.connection_string(), container)
     yield store
     await store.close()
 
 
 @pytest.fixture
-async def official(azurite: AzuriteServer, container: str) -> AsyncIterator[BlobCheckpointStore]:
+async def official(blob_storage: BlobStorage, container: str) -> AsyncIterator[BlobCheckpointStore]:
     """The official Python processor's store in the same container."""
-    async with BlobCheckpointStore.from_connection_string(azurite.connection_string(), container) as store:
+    async with BlobCheckpointStore.from_connection_string(
+        blob_storage.connection_string(), container
+    ) as store:
         yield store
 
 
-async def test_hosts_agree_on_the_name_of_a_namespace(azurite: AzuriteServer, container: str) -> None:
+async def test_hosts_agree_on_the_name_of_a_namespace(blob_storage: BlobStorage, container: str) -> None:
     """By whatever names hosts reach a service, they use one: that of the first, with its port, as the
     official Python package names it; a later service on that address has names of its own."""
-    stores = [BlobStore.from_connection_string(azurite.connection_string(), container) for _ in range(3)]
+    stores = [BlobStore.from_connection_string(blob_storage.connection_string(), container) for _ in range(3)]
     by_port = GroupKey("0123abcd", "Flights", "$Default", "localhost:5672")
     by_name = GroupKey("0123abcd", "Flights", "$Default", "127.0.0.1:5671")
     lease = await acquire(stores[0], by_port, "0", "host-a")
     assert dict((await stores[1].list_leases(by_name)).leases) == {"0": lease}
-    async with AsyncContainerClient.from_connection_string(azurite.connection_string(), container) as client:
+    async with AsyncContainerClient.from_connection_string(
+        blob_storage.connection_string(), container
+    ) as client:
         names = [blob.name async for blob in client.list_blobs()]
     assert names == [
         "localhost:5672/flights/$default/ownership/0",
@@ -71,12 +75,12 @@ async def test_hosts_agree_on_the_name_of_a_namespace(azurite: AzuriteServer, co
 
 @pytest.mark.parametrize("name", ["localhost:5672", "localhost", "localhost:35481", "127.0.0.1:9"])
 async def test_the_name_that_official_processors_use_is_found(
-    azurite: AzuriteServer, container: str, official: BlobCheckpointStore, name: str
+    blob_storage: BlobStorage, container: str, official: BlobCheckpointStore, name: str
 ) -> None:
     """With any port, as Python and Go, or without, as JavaScript: who came first decides."""
     claim = official_claim("0", "theirs") | {"fully_qualified_namespace": name}
     assert len(list(await official.claim_ownership([claim]))) == 1
-    store = BlobStore.from_connection_string(azurite.connection_string(), container)
+    store = BlobStore.from_connection_string(blob_storage.connection_string(), container)
     group = GroupKey("0123abcd", "Flights", "$Default", "LocalHost:5672")
     assert [lease.owner for lease in (await store.list_leases(group)).leases.values()] == ["theirs"]
     await acquire(store, group, "1", "ours")
@@ -86,7 +90,7 @@ async def test_the_name_that_official_processors_use_is_found(
 
 
 async def test_official_processors_that_come_later_under_another_name_are_warned_of(
-    azurite: AzuriteServer,
+    blob_storage: BlobStorage,
     container: str,
     official: BlobCheckpointStore,
     caplog: pytest.LogCaptureFixture,
@@ -94,13 +98,13 @@ async def test_official_processors_that_come_later_under_another_name_are_warned
     """They cannot find the hosts' blobs, so each side would process everything; the next start says it."""
     group = GroupKey("0123abcd", "Flights", "$Default", "localhost:5672")
     for name in ("localhost:5672", "localhost:5671"):
-        store = BlobStore.from_connection_string(azurite.connection_string(), container)
+        store = BlobStore.from_connection_string(blob_storage.connection_string(), container)
         await acquire(store, group, name[-1], "ours")
         await store.close()
         assert not caplog.records
         claim = official_claim("0", "theirs") | {"fully_qualified_namespace": name}
         assert len(list(await official.claim_ownership([claim]))) == 1
-    store = BlobStore.from_connection_string(azurite.connection_string(), container)
+    store = BlobStore.from_connection_string(blob_storage.connection_string(), container)
     owners = [lease.owner for lease in (await store.list_leases(group)).leases.values()]
     assert sorted(owners) == ["ours", "ours", "theirs"]
     (record,) = caplog.records
@@ -114,8 +118,8 @@ class TestBlobStore(ProcessorStoreConformance):
     walk_steps = 80
 
     @pytest.fixture(autouse=True)
-    def _place(self, azurite: AzuriteServer, container: str) -> None:
-        self.place = (azurite.connection_string(), container)
+    def _place(self, blob_storage: BlobStorage, container: str) -> None:
+        self.place = (blob_storage.connection_string(), container)
 
     async def make_store(self) -> ProcessorStore:
         """A store with connections of its own."""
@@ -129,7 +133,7 @@ def official_claim(partition_id: str, owner: str, etag: str | None = None) -> di
 
 
 async def test_blobs_are_named_and_marked_as_the_official_ones(
-    azurite: AzuriteServer, container: str, store: BlobStore, official: BlobCheckpointStore
+    blob_storage: BlobStorage, container: str, store: BlobStore, official: BlobCheckpointStore
 ) -> None:
     """Byte for byte the names and metadata that the official store writes for the same group; a lease has one
     name more, by which our hosts know that its owner hands it over when asked."""
@@ -138,7 +142,7 @@ async def test_blobs_are_named_and_marked_as_the_official_ones(
     await official.claim_ownership([official_claim("1", "Host-A")])
     names = official_claim("1", "")
     await official.update_checkpoint({**names, "offset": "4100", "sequence_number": 41})
-    with ContainerClient.from_connection_string(azurite.connection_string(), container) as client:
+    with ContainerClient.from_connection_string(blob_storage.connection_string(), container) as client:
         blobs = {
             blob.name: (blob.metadata, blob.size, blob.blob_type)
             for blob in client.list_blobs(include=["metadata"])
@@ -153,7 +157,7 @@ async def test_blobs_are_named_and_marked_as_the_official_ones(
 
 
 async def test_official_processors_are_not_asked(
-    azurite: AzuriteServer, container: str, store: BlobStore, official: BlobCheckpointStore
+    blob_storage: BlobStorage, container: str, store: BlobStore, official: BlobCheckpointStore
 ) -> None:
     """They know no requests, as is seen in what they write even over a lease of ours; and a request of ours
     does not keep them from stealing."""
@@ -241,24 +245,28 @@ async def test_a_checkpoint_that_an_official_processor_moved_is_seen(
     ],
 )
 async def test_checkpoints_of_other_languages_are_read(
-    azurite: AzuriteServer,
+    blob_storage: BlobStorage,
     container: str,
     store: BlobStore,
     metadata: dict[str, str],
     expected: ProcessorCheckpoint,
 ) -> None:
     """.NET may leave out a position, and adds the name of its client."""
-    async with AsyncContainerClient.from_connection_string(azurite.connection_string(), container) as client:
+    async with AsyncContainerClient.from_connection_string(
+        blob_storage.connection_string(), container
+    ) as client:
         await client.upload_blob(f"{PREFIX}/checkpoint/0", b"", metadata=metadata)
     assert dict(await store.list_checkpoints(GROUP)) == {"0": expected}
 
 
 @pytest.mark.parametrize("metadata", [{}, {"offset": "9", "sequencenumber": "nine"}, {"offset": ""}])
 async def test_a_blob_without_position_is_named(
-    azurite: AzuriteServer, container: str, store: BlobStore, metadata: dict[str, str]
+    blob_storage: BlobStorage, container: str, store: BlobStore, metadata: dict[str, str]
 ) -> None:
     """A garbled checkpoint is never taken for none: its partition would start over without a word."""
-    async with AsyncContainerClient.from_connection_string(azurite.connection_string(), container) as client:
+    async with AsyncContainerClient.from_connection_string(
+        blob_storage.connection_string(), container
+    ) as client:
         await client.upload_blob(f"{PREFIX}/checkpoint/0", b"", metadata=metadata)
     with pytest.raises(StoreError, match=r"checkpoint/0 in the blob container .* holds no checkpoint"):
         await store.list_checkpoints(GROUP)
@@ -274,23 +282,23 @@ async def test_half_a_position_is_refused(store: BlobStore, checkpoint: Processo
 
 
 async def test_the_namespace_may_be_spelled_as_theirs(
-    azurite: AzuriteServer, container: str, official: BlobCheckpointStore
+    blob_storage: BlobStorage, container: str, official: BlobCheckpointStore
 ) -> None:
     """The official Python package has a local service's port in the name; a store can be told."""
     claim = official_claim("0", "theirs") | {"fully_qualified_namespace": "localhost:5672"}
     await official.claim_ownership([claim])
     store = BlobStore.from_connection_string(
-        azurite.connection_string(), container, fully_qualified_namespace="localhost:5672"
+        blob_storage.connection_string(), container, fully_qualified_namespace="localhost:5672"
     )
     leases = (await store.list_leases(GroupKey("localhost", *OFFICIAL[1:]))).leases
     assert [lease.owner for lease in leases.values()] == ["theirs"]
     await store.close()
 
 
-async def test_a_container_that_is_missing_is_named(azurite: AzuriteServer) -> None:
+async def test_a_container_that_is_missing_is_named(blob_storage: BlobStorage) -> None:
     """For each operation: the error says to create it, and no lease is taken for free."""
-    store = BlobStore.from_connection_string(azurite.connection_string(), "missing-one")
-    with pytest.raises(StoreError, match="no blob container missing-one in tidegate"):
+    store = BlobStore.from_connection_string(blob_storage.connection_string(), "missing-one")
+    with pytest.raises(StoreError, match=f"no blob container missing-one in {blob_storage.account_name}"):
         await store.list_leases(GROUP)
     with pytest.raises(StoreError, match="Create it"):
         await store.acquire(GROUP, "0", "host-a", expected=None)
@@ -299,10 +307,10 @@ async def test_a_container_that_is_missing_is_named(azurite: AzuriteServer) -> N
     await store.close()
 
 
-async def test_a_wrong_key_is_refused_for_good(azurite: AzuriteServer, container: str) -> None:
+async def test_a_wrong_key_is_refused_for_good(blob_storage: BlobStorage, container: str) -> None:
     """Not worth a retry, and the message does not hold the key."""
     key = "d3Jvbmc="
-    wrong = azurite.connection_string().replace(azurite.account_key, key)
+    wrong = blob_storage.connection_string().replace(blob_storage.account_key, key)
     store = BlobStore.from_connection_string(wrong, container)
     with pytest.raises(StoreError, match="403") as caught:
         await store.list_leases(GROUP)
@@ -312,12 +320,12 @@ async def test_a_wrong_key_is_refused_for_good(azurite: AzuriteServer, container
 
 
 async def test_a_service_that_does_not_answer_is_worth_a_retry(
-    azurite: AzuriteServer, container: str
+    blob_storage: BlobStorage, container: str
 ) -> None:
     """A lost line is a StoreUnavailableError; when it is back, so is the store."""
-    async with CuttingProxy("127.0.0.1", azurite.port, cut_after_bytes=(10, 10)) as proxy:
+    async with CuttingProxy("127.0.0.1", blob_storage.port, cut_after_bytes=(10, 10)) as proxy:
         client = AsyncContainerClient.from_connection_string(
-            azurite.connection_string(port=proxy.port), container, retry_total=0
+            blob_storage.connection_string(port=proxy.port), container, retry_total=0
         )
         store = BlobStore(client)
         with pytest.raises(StoreUnavailableError) as caught:
@@ -327,9 +335,9 @@ async def test_a_service_that_does_not_answer_is_worth_a_retry(
         await client.close()
 
 
-async def test_a_container_url_with_a_signature_is_enough(azurite: AzuriteServer, container: str) -> None:
+async def test_a_container_url_with_a_signature_is_enough(blob_storage: BlobStorage, container: str) -> None:
     """A host needs no account key: a URL that is good for one container, for a while."""
-    account, key = azurite.account_name, azurite.account_key
+    account, key = blob_storage.account_name, blob_storage.account_key
     signature = generate_container_sas(
         account,
         container,
@@ -337,7 +345,7 @@ async def test_a_container_url_with_a_signature_is_enough(azurite: AzuriteServer
         permission=ContainerSasPermissions(read=True, write=True, list=True, create=True),
         expiry=SystemClock().now_utc() + timedelta(minutes=10),
     )
-    url = f"http://127.0.0.1:{azurite.port}/{account}/{container}?{signature}"
+    url = f"http://127.0.0.1:{blob_storage.port}/{account}/{container}?{signature}"
     store = BlobStore.from_container_url(url)
     lease = await acquire(store, GROUP, "0", "host-a")
     await store.update_checkpoint(GROUP, ProcessorCheckpoint("0", 5, "5"), lease=lease)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import MISSING, fields
+from enum import Enum
 from typing import Final, get_args
 
 from tidegate.server import settings
@@ -50,6 +51,8 @@ def _type_text(found: re.Match[str]) -> str:
 
 
 def _default_text(default: object) -> str:
+    if isinstance(default, Enum):
+        default = default.value
     if default is MISSING:
         return "required"
     return f"`{default:,}`" if isinstance(default, int) and default > 99_999 else f"`{default!r}`"

@@ -77,6 +77,8 @@ class Action(Enum):
     STOP_PIPELINE = "stopPipeline"
     CREATE_BACKUP = "createBackup"
     DELETE_BACKUP = "deleteBackup"
+    CREATE_CONTAINER = "createContainer"
+    DELETE_CONTAINER = "deleteContainer"
 
 
 _SIGN_INS: Final = frozenset({Action.SIGN_IN, Action.REFUSED_SIGN_IN, Action.SIGN_OUT})

@@ -242,6 +242,26 @@ class Authorizer:
             raise _invalid_signature()
         return tuple(grants)
 
+    def authorize_signature(
+        self, event_hub: str | None, is_signed_with: Callable[[str], bool]
+    ) -> tuple[Grant, ...]:
+        """The rights of a peer whose signature names no policy: one grant per policy whose key made it.
+
+        event_hub: whose policies count beside the namespace's; None: none. is_signed_with: whether a policy's
+        key made the signature. Raises InvalidKeyError, also if there is no such event hub.
+        """
+        grants: list[Grant] = []
+        for scope in dict.fromkeys((_NAMESPACE, (event_hub or _NAMESPACE).lower())):
+            for policy in (self._scopes.get(scope) or {"": self._nobody}).values():
+                for key in policy.keys:
+                    # As in ``authorize``, all keys are tried.
+                    if is_signed_with(key) and policy is not self._nobody:
+                        resource = Audience("", entity_path(scope) if scope else NAMESPACE)
+                        grants.append(self._grant(policy, scope, key, resource, NEVER_EXPIRES, None))
+        if not grants:
+            raise _invalid_signature()
+        return tuple(grants)
+
     def is_in_force(self, grant: Grant) -> bool:
         """Whether the grant's policy still exists (not a later one of the same name) with the same key and
         claims, and its token still has the same audience: a host's name may have become a hub's."""

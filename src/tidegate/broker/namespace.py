@@ -18,6 +18,8 @@ from typing import Final, Unpack
 from tidegate.broker.audit import Action, AuditTrail, current_actor
 from tidegate.broker.authorization import Authorizer, Grant, SharedAccessPolicy
 from tidegate.broker.backups import NamespaceBackups
+from tidegate.broker.blobs.accounts import parse_account
+from tidegate.broker.blobs.store import BlobStore
 from tidegate.broker.catalog import Catalog, EventHubRecord, serialized
 from tidegate.broker.claims import Claim
 from tidegate.broker.event_hub import EventHub, EventHubStatistics
@@ -55,7 +57,9 @@ _logger = logging.getLogger(__name__)
 class Broker:
     """A namespace; open it with ``await Broker.open(...)`` and ``await close()`` it."""
 
-    def __init__(self, catalog: Catalog, engine: LogEngine, clock: Clock, audit: AuditTrail) -> None:
+    def __init__(
+        self, catalog: Catalog, engine: LogEngine, clock: Clock, audit: AuditTrail, blobs: BlobStore
+    ) -> None:
         """Use ``open``."""
         self.is_lost_position_refused = False
         """True: a reader whose next event was removed by retention gets an error. False: it continues with
@@ -78,6 +82,8 @@ class Broker:
         """The audit trail, in which methods that change the namespace record it themselves."""
         self.backups: Final = NamespaceBackups(engine.backups, catalog, clock, audit)
         """The backups of the namespace."""
+        self.blobs: Final = blobs
+        """The checkpoints of official processors."""
         self.throughput: Final = Throughput(clock, catalog.namespace.throughput_units)
         """The throughput limits."""
         self._statistics_of_deleted = EventHubStatistics()
@@ -95,7 +101,8 @@ class Broker:
         """
         try:
             catalog = await Catalog.open(engine.control, clock)
-            broker = cls(catalog, engine, clock, AuditTrail(clock, engine.open_lines))
+            blobs = await BlobStore.open(engine.control, clock, hub_ids=catalog.event_hubs)
+            broker = cls(catalog, engine, clock, AuditTrail(clock, engine.open_lines), blobs)
             for record in catalog.event_hubs.values():
                 broker._add_event_hub(record)
             broker._report_unopened()
@@ -111,6 +118,7 @@ class Broker:
 
     async def close(self) -> None:
         """Refuse new appends, finish those queued, and release the data directory. Idempotent."""
+        await self.blobs.close()
         await self._engine.close()
         self.audit.close()
 
@@ -132,6 +140,21 @@ class Broker:
         Raises UnauthorizedError, and as ``KeyGuard.judge``.
         """
         return self.key_guard.judge(peer, name, lambda: self.authorizer.authorize_key(name, key))
+
+    def authorize_signature(
+        self,
+        event_hub: str | None,
+        is_signed_with: Callable[[str], bool],
+        peer: Peer,
+        account: str,
+    ) -> tuple[Grant, ...]:
+        """The rights of a peer whose signature names no policy; see ``Authorizer.authorize_signature``.
+
+        account: under which wrong signatures are counted. Raises InvalidKeyError, and as ``KeyGuard.judge``.
+        """
+        return self.key_guard.judge(
+            peer, account, lambda: self.authorizer.authorize_signature(event_hub, is_signed_with)
+        )
 
     def policies(self, event_hub: str | None = None) -> tuple[SharedAccessPolicy, ...]:
         """The policies of an event hub, or (None) of the namespace. Raises NotFoundError (no such hub)."""
@@ -255,6 +278,11 @@ class Broker:
         """
         limits = self.limits
         validate_name(name, "event hub", HUB_NAME_CHARACTERS_MAX)
+        if parse_account(name) is not None:
+            raise InvalidArgumentError(
+                f"{name!r} is the name of a storage account for checkpoints.",
+                next_step="Use a name that does not end in .blob.",
+            )
         if not 1 <= partition_count <= limits.partitions_max:
             raise InvalidArgumentError(
                 f"Invalid number of partitions {partition_count}: use 1 to {limits.partitions_max}."
@@ -462,6 +490,7 @@ class Broker:
 
     def _forget(self, event_hub: EventHub) -> None:
         del self._event_hubs[event_hub.name.lower()]
+        self.blobs.forget_account(event_hub.description.hub_id)
         event_hub.is_deleted = True
         self._statistics_of_deleted += event_hub.statistics()
         self.authorizer.set_policies((), event_hub=event_hub.name)

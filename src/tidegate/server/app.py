@@ -289,6 +289,7 @@ class TidegateServer:
             proxies=proxies,
             further_routes=() if console is None else (console.route(),),
             hsts_max_age_s=settings.hsts_max_age_s,
+            development_account=settings.development_account,
             tls_handshake_failures=lambda: 0 if handshake_failures is None else handshake_failures.count,
         )
         stack.push_async_callback(http.close)

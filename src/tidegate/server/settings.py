@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final, get_origin, get_type_hints
 
 from msgspec import Meta
 
+from tidegate.gateway.http.blobs.access import DevelopmentAccount
 from tidegate.gateway.http.origins import AllowedOrigins
 from tidegate.model.capture_destination import CaptureDestinations
 from tidegate.model.errors import InvalidArgumentError
@@ -136,6 +137,9 @@ class ServerSettings:
     is_development_issuer_trusted: bool = False
     """Whether JSON Web Tokens made by ``tidegate token entra`` are accepted: for code that uses Microsoft
     Entra ID. Real issuers are declared in the configuration (``token_issuers``)."""
+    development_account: DevelopmentAccount = DevelopmentAccount.THIS_MACHINE
+    """Who may keep checkpoints in Azurite's account ``devstoreaccount1``, whose key is public:
+    ``this-machine``, ``everywhere`` or ``off``."""
     is_console_served: bool = True
     """Whether HTTP serves the console at ``/``."""
     database: str | None = field(default=None, repr=False)

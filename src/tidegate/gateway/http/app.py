@@ -1,5 +1,6 @@
 """The HTTP service: ``/health``, ``/ready``, ``/metrics``, publishing (``publish``), administration
-(``admin``, and ``atom`` as old SDKs call it), and AMQP over WebSocket.
+(``admin``, and ``atom`` as old SDKs call it), checkpoints of official processors (``blobs``), and AMQP over
+WebSocket.
 
 Everything is served on every HTTP and HTTPS port. Errors have one shape: that
 of Event Hubs' REST interface, or JSON under the administration's addresses.
@@ -25,6 +26,8 @@ from tidegate.gateway.health import health_report
 from tidegate.gateway.http.admin import Administration, admin_error
 from tidegate.gateway.http.atom import AtomAdministration
 from tidegate.gateway.http.authorization import RequestAuthorizer
+from tidegate.gateway.http.blobs.access import DevelopmentAccount
+from tidegate.gateway.http.blobs.door import BlobDoor
 from tidegate.gateway.http.errors import error_response, response_for
 from tidegate.gateway.http.origins import AllowedOrigins
 from tidegate.gateway.http.publish import Publishing
@@ -55,6 +58,7 @@ class HttpGateway:
         further_routes: Sequence[BaseRoute] = (),
         hsts_max_age_s: int | None = None,
         tls_handshake_failures: Callable[[], int] = lambda: 0,
+        development_account: DevelopmentAccount = DevelopmentAccount.THIS_MACHINE,
     ) -> None:
         """amqp: serves AMQP over WebSockets; close it first, so that it ends them in order.
 
@@ -62,6 +66,7 @@ class HttpGateway:
         and the service is not stopping. origins: of pages that may open WebSockets. proxies: trusted to
         report their clients' addresses. further_routes: serve all other paths (the console). hsts_max_age_s:
         sent to browsers that use HTTPS; None: not sent. tls_handshake_failures: since the service started.
+        development_account: who may use it.
         """
         self._broker = broker
         self._amqp = amqp
@@ -89,6 +94,13 @@ class HttpGateway:
                 Route("/health", self._health, methods=["GET"]),
                 Route("/ready", self._ready, methods=["GET"]),
                 Route("/metrics", self._show_metrics, methods=["GET"]),
+                BlobDoor(
+                    broker,
+                    clock=clock,
+                    sliced_work=amqp.sliced_work,
+                    proxies=proxies,
+                    development=development_account,
+                ),
                 *Administration(
                     broker,
                     clock=clock,

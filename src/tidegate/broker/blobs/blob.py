@@ -1,0 +1,139 @@
+"""A blob and a container as values: what the control log holds of them, and the conditions of requests."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final, TypeVar
+
+import msgspec
+
+from tidegate.broker.blobs.lease import Lease, StoredLease
+from tidegate.broker.blobs.refusals import BlobRefusedError, Refusal
+from tidegate.model.errors import LogCorruptError
+from tidegate.model.times import time_of
+
+T = TypeVar("T")
+
+_ETAG_BYTES: Final = 8
+_OVERHEAD_BYTES: Final = 512
+"""Of a blob in memory, besides its name, content and metadata (measured, rounded up)."""
+
+CONTENT_TYPE_DEFAULT: Final = "application/octet-stream"
+
+
+def new_etag() -> str:
+    """An ETag, without quotes; random, so that it is never repeated."""
+    return f"0x{secrets.token_hex(_ETAG_BYTES).upper()}"
+
+
+class Blob(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A blob; each change makes another."""
+
+    name: str
+    etag: str
+    created_at_ms: int
+    modified_at_ms: int
+    """Milliseconds since 1970-01-01 UTC; changes of the lease do not count."""
+    metadata: Mapping[str, str] = {}
+    """By name as spelled."""
+    content: bytes = b""
+    content_type: str = CONTENT_TYPE_DEFAULT
+    stored_lease: StoredLease | None = None
+
+    @property
+    def held_bytes(self) -> int:
+        """About what it takes in memory."""
+        texts = sum(len(name) + len(value) for name, value in self.metadata.items())
+        return _OVERHEAD_BYTES + len(self.name) + len(self.content) + texts
+
+
+class Container(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A container's record."""
+
+    container_id: str
+    """In the keys of its blobs: a container of the same name has another one later."""
+    name: str
+    etag: str
+    created_at_ms: int
+    metadata: Mapping[str, str] = {}
+
+
+def parse_blob(value: bytes, place: str) -> Blob:
+    """A blob from a value of the control log. Raises LogCorruptError."""
+    return _parse(value, Blob, place)
+
+
+def parse_container(value: bytes, place: str) -> Container:
+    """A container from a value of the control log. Raises LogCorruptError."""
+    return _parse(value, Container, place)
+
+
+def _parse(value: bytes, kind: type[T], place: str) -> T:
+    try:
+        return msgspec.json.decode(value, type=kind)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise LogCorruptError(
+            f"Cannot parse the checkpoints in {place}: {error}.",
+            next_step="Run the version that wrote it, or a later one.",
+        ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What must hold of a blob for a request to be served. None: no such condition."""
+
+    if_match: str | None = None
+    """An ETag without quotes, or ``*``: any blob."""
+    if_none_match: str | None = None
+    """An ETag without quotes, or ``*``: no blob."""
+    if_modified_since: datetime | None = None
+    if_unmodified_since: datetime | None = None
+
+    def check_change(self, etag: str | None, modified_at_ms: int) -> None:
+        """Raise BlobRefusedError unless a blob with this ETag may be changed. etag: None: there is none."""
+        if etag is None:
+            if self.if_match is not None:
+                raise BlobRefusedError(Refusal.CONDITION_NOT_MET)
+            return
+        if self.if_none_match == "*":
+            raise BlobRefusedError(Refusal.BLOB_EXISTS)
+        if not self._holds(etag, modified_at_ms) or not self._is_other(etag, modified_at_ms):
+            raise BlobRefusedError(Refusal.CONDITION_NOT_MET)
+
+    def check_read(self, etag: str, modified_at_ms: int) -> None:
+        """Raise BlobRefusedError unless a blob with this ETag is wanted."""
+        if not self._holds(etag, modified_at_ms):
+            raise BlobRefusedError(Refusal.CONDITION_NOT_MET)
+        if not self._is_other(etag, modified_at_ms):
+            raise BlobRefusedError(Refusal.NOT_MODIFIED)
+
+    def _holds(self, etag: str, modified_at_ms: int) -> bool:
+        time = _seconds(modified_at_ms)
+        return self.if_match in (None, "*", etag) and (
+            self.if_unmodified_since is None or time <= self.if_unmodified_since
+        )
+
+    def _is_other(self, etag: str, modified_at_ms: int) -> bool:
+        time = _seconds(modified_at_ms)
+        return self.if_none_match not in ("*", etag) and (
+            self.if_modified_since is None or time > self.if_modified_since
+        )
+
+
+NO_CONDITIONS: Final = Conditions()
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A blob with its lease as of now."""
+
+    blob: Blob
+    lease: Lease | None = None
+
+
+def _seconds(time_ms: int) -> datetime:
+    """As headers have it: without fractions."""
+    return time_of(time_ms).replace(microsecond=0)

@@ -1,0 +1,395 @@
+"""Checkpoints of official processors in the control log: durable, shared by few writes, bounded, leased."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+
+import pytest
+from tests.storage.engines import Memory, MemoryEngine
+from tests.support.clocks import SetClock
+
+from tidegate.broker import BackupState, Broker
+from tidegate.broker.blobs import lease as leases
+from tidegate.broker.blobs import store as stores
+from tidegate.broker.blobs.blob import NO_CONDITIONS, Blob, Conditions
+from tidegate.broker.blobs.lease import INFINITE, Lease, StoredLease
+from tidegate.broker.blobs.refusals import BlobRefusedError, Refusal
+from tidegate.broker.blobs.store import NAMESPACE_ACCOUNT_ID, BlobStore
+from tidegate.model.errors import InvalidArgumentError, LogFailedError
+from tidegate.server.opening import open_broker
+from tidegate.storage.engine import ControlChange
+
+A = NAMESPACE_ACCOUNT_ID
+ID, OTHER = "11111111-1111-1111-1111-111111111111", "22222222-2222-2222-2222-222222222222"
+
+
+class _CountingEngine(MemoryEngine):
+    """Counts the writes of its control log, which take a turn of the loop, and can fail them."""
+
+    def __init__(self, memory: Memory) -> None:
+        super().__init__(memory)
+        self.writes: list[int] = []
+        self.failure: LogFailedError | None = None
+        change_all = self.control.change_all
+
+        async def counted(changes: Sequence[ControlChange]) -> int:
+            await asyncio.sleep(0)
+            if self.failure is not None:
+                raise self.failure
+            self.writes.append(len(changes))
+            return await change_all(changes)
+
+        self.control.change_all = counted  # type: ignore[method-assign]
+
+
+class _World:
+    """A broker over memory that can be opened again."""
+
+    def __init__(self, clock: SetClock) -> None:
+        self.memory, self.clock = Memory(), clock
+
+    async def open(self) -> None:
+        self.engine = _CountingEngine(self.memory)
+        self.broker = await Broker.open(self.engine, clock=self.clock)
+
+    @property
+    def blobs(self) -> BlobStore:
+        return self.broker.blobs
+
+    async def reopen(self) -> None:
+        await self.broker.close()
+        await self.open()
+
+    async def put(
+        self,
+        name: str,
+        conditions: Conditions = NO_CONDITIONS,
+        *,
+        account: str = A,
+        lease_id: str | None = None,
+    ) -> Blob:
+        return await self.blobs.put(
+            account, "store", name, conditions, lease_id=lease_id, content=b"", metadata={"offset": "5"}
+        )
+
+    def names(self, account: str = A) -> list[str]:
+        found, _ = self.blobs.page(account, "store", prefix="", delimiter="", start="", count=10**6)
+        return [each.blob.name for each in found if not isinstance(each, str)]
+
+    def kept(self) -> list[str]:
+        return [key for key in self.memory.cells if key.startswith(("blob/", "container/"))]
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[_World]:
+    """With one container in the namespace's account."""
+    world = _World(SetClock())
+    await world.open()
+    await world.blobs.create_container(A, "store", {})
+    yield world
+    await world.broker.close()
+
+
+async def _refused(refusal: Refusal, call: Callable[[], object]) -> None:
+    async def result() -> None:
+        found = call()
+        if asyncio.iscoroutine(found):
+            await found
+
+    with pytest.raises(BlobRefusedError) as caught:
+        await result()
+    assert caught.value.refusal is refusal
+
+
+async def test_what_was_answered_is_there_after_a_restart(world: _World) -> None:
+    """Names, metadata, ETags and times; what was deleted is not."""
+    first = await world.put("b/2")
+    await world.put("b/1")
+    await world.put("gone")
+    await world.blobs.delete(A, "store", "gone", NO_CONDITIONS, lease_id=None)
+    world.clock.advance(60)
+    second = await world.blobs.set_metadata(
+        A, "store", "b/1", NO_CONDITIONS, lease_id=None, metadata={"Offset": "6"}
+    )
+    for _ in range(2):
+        assert world.names() == ["b/1", "b/2"]
+        assert world.blobs.read(A, "store", "b/2", NO_CONDITIONS, lease_id=None).blob == first
+        assert world.blobs.read(A, "store", "b/1", NO_CONDITIONS, lease_id=None).blob == second
+        await world.reopen()
+
+
+async def test_changes_that_come_together_are_written_together(world: _World) -> None:
+    """A hub's partitions checkpoint at once: the first is written alone, all others in one write."""
+    world.engine.writes.clear()
+    await asyncio.gather(*(world.put(f"checkpoint/{number}") for number in range(200)))
+    assert world.engine.writes == [200] or world.engine.writes == [1, 199]
+    assert len(world.names()) == 200
+
+
+async def test_too_many_waiting_changes_are_refused(world: _World) -> None:
+    """As busy, which clients try again; those that waited are made."""
+    calls = [world.put(f"{number}") for number in range(stores.WAITING_MAX + 3)]
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    refused = [each for each in results if isinstance(each, BlobRefusedError)]
+    assert [each.refusal for each in refused] == [Refusal.SERVER_BUSY] * 3
+    assert len(world.names()) == stores.WAITING_MAX
+
+
+async def test_one_of_many_creates_a_blob(world: _World) -> None:
+    """And one of many replaces it by its ETag: how processors claim a partition."""
+    new = Conditions(if_none_match="*")
+    results = await asyncio.gather(*(world.put("0", new) for _ in range(9)), return_exceptions=True)
+    (created,) = [each for each in results if isinstance(each, Blob)]
+    assert {each.refusal for each in results if isinstance(each, BlobRefusedError)} == {Refusal.BLOB_EXISTS}
+    same = Conditions(if_match=created.etag)
+    results = await asyncio.gather(*(world.put("0", same) for _ in range(9)), return_exceptions=True)
+    assert sum(isinstance(each, Blob) for each in results) == 1
+    assert sum(isinstance(each, BlobRefusedError) for each in results) == 8
+
+
+async def test_a_failed_write_changes_nothing(world: _World) -> None:
+    """The error reaches each of those that waited; the next change is made."""
+    world.engine.failure = LogFailedError("Cannot write.")
+    results = await asyncio.gather(world.put("0"), world.put("1"), return_exceptions=True)
+    assert [type(each) for each in results] == [LogFailedError, LogFailedError]
+    assert world.names() == []
+    world.engine.failure = None
+    await world.put("0")
+    assert world.names() == ["0"]
+
+
+async def test_a_cancelled_change_is_whole(world: _World) -> None:
+    """It is made before its caller learns of the cancellation, so that the next one compares with it."""
+    task = asyncio.get_running_loop().create_task(world.put("0"))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert world.names() == ["0"]
+    await _refused(Refusal.BLOB_EXISTS, lambda: world.put("0", Conditions(if_none_match="*")))
+
+
+async def _until_empty(world: _World) -> None:
+    async with asyncio.timeout(30):
+        while world.kept():  # noqa: ASYNC110 - what is removed later reports to nobody
+            await asyncio.sleep(0)
+
+
+async def test_a_deleted_container_takes_its_blobs(world: _World) -> None:
+    """At once for its users, in the control log a little later; also if the service stops in between."""
+    for number in range(3):
+        await world.put(str(number))
+    late = asyncio.gather(world.put("late"), return_exceptions=True)
+    assert await world.blobs.delete_container(A, "store") == 3
+    (refused,) = await late
+    assert isinstance(refused, BlobRefusedError)
+    await _refused(Refusal.CONTAINER_NOT_FOUND, lambda: world.put("0"))
+    await _until_empty(world)
+    await world.blobs.create_container(A, "store", {})
+    assert world.names() == []
+    await world.put("0")
+    # As a kill leaves it: the record of the container is gone, and the blob is not.
+    key = next(key for key in world.kept() if key.startswith("container/"))
+    await world.broker.close()
+    del world.memory.cells[key]
+    await world.open()
+    await _until_empty(world)
+
+
+async def test_a_hub_created_again_has_no_checkpoints(world: _World) -> None:
+    """They are of another log, and may be of another tenant."""
+    hub = await world.broker.create_event_hub("hub", partition_count=1)
+    account = hub.description.hub_id
+    await world.blobs.delete_container(A, "store")
+    await world.blobs.create_container(account, "store", {})
+    await world.put("checkpoint", account=account)
+    await world.broker.delete_event_hub("hub")
+    await _refused(Refusal.CONTAINER_NOT_FOUND, lambda: world.names(account))
+    await _until_empty(world)
+    hub = await world.broker.create_event_hub("hub", partition_count=1)
+    await _refused(Refusal.CONTAINER_NOT_FOUND, lambda: world.names(hub.description.hub_id))
+
+
+@pytest.mark.parametrize("name", ["blob", "Blob", "x.blob", "devstoreaccount1", "DevStoreAccount1"])
+async def test_hubs_have_no_names_of_accounts(world: _World, name: str) -> None:
+    """They are the first part of the same paths."""
+    with pytest.raises(InvalidArgumentError, match="storage account"):
+        await world.broker.create_event_hub(name, partition_count=1)
+
+
+async def test_accounts_are_bounded(world: _World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the number of blobs and by bytes, each and together; replacing stays possible."""
+    for name, value in (("BLOBS_MAX", 2), ("BLOBS_TOTAL_MAX", 3), ("CONTAINERS_MAX", 1)):
+        monkeypatch.setattr(stores, name, value)
+    await world.put("0")
+    await world.put("1")
+    await _refused(Refusal.QUOTA_EXCEEDED, lambda: world.put("2"))
+    await world.put("1")
+    await _refused(Refusal.QUOTA_EXCEEDED, lambda: world.blobs.create_container(A, "more", {}))
+    await world.blobs.create_container("development", "store", {})
+    await world.put("0", account="development")
+    await _refused(Refusal.QUOTA_EXCEEDED, lambda: world.put("1", account="development"))
+    await world.blobs.delete(A, "store", "0", NO_CONDITIONS, lease_id=None)
+    await world.put("1", account="development")
+    monkeypatch.setattr(stores, "BLOBS_MAX", 10)
+    monkeypatch.setattr(stores, "BYTES_MAX", 600)
+    await _refused(Refusal.QUOTA_EXCEEDED, lambda: world.put("3"))
+
+
+async def test_leases_outlive_a_restart(world: _World) -> None:
+    """As long as when they were new, so that a holder never believes in a lease that is gone. Renewing
+    writes nothing."""
+    await world.put("0")
+
+    def acquire(lease: Lease | None, now: float) -> Lease:
+        return leases.acquired(lease, now, lease_id=ID, duration_s=30)
+
+    await world.blobs.change_lease(A, "store", "0", NO_CONDITIONS, acquire)
+    written = len(world.engine.writes)
+    world.clock.advance(20)
+    await world.blobs.change_lease(
+        A, "store", "0", NO_CONDITIONS, lambda lease, now: leases.renewed(lease, now, lease_id=ID)
+    )
+    assert len(world.engine.writes) == written
+    await world.reopen()
+    world.clock.advance(29)
+    await _refused(Refusal.LEASE_ID_MISSING, lambda: world.put("0"))
+    await _refused(Refusal.LEASE_ID_DIFFERS, lambda: world.put("0", lease_id=OTHER))
+    await world.put("0", lease_id=ID)
+    world.clock.advance(2)
+    await _refused(Refusal.LEASE_LOST, lambda: world.put("0", lease_id=ID))
+    await world.put("0")
+    held = world.blobs.read(A, "store", "0", NO_CONDITIONS, lease_id=None)
+    assert held.lease is None
+
+
+_HELD = StoredLease(ID, 30).lease(0.0)
+_INFINITE = StoredLease(ID, INFINITE).lease(0.0)
+_BREAKING = leases.broken(_HELD, 0.0, period_s=10)
+
+
+@pytest.mark.parametrize(
+    ("lease", "now", "expected"),
+    [
+        (None, 0.0, "aDhNDN"),
+        (_HELD, 10.0, "leased PrhcsB"),
+        (_HELD, 31.0, "expired arhNsB"),
+        (_INFINITE, 1e9, "leased PrhcsB"),
+        (_BREAKING, 5.0, "breaking PKCCsB"),
+        (_BREAKING, 11.0, "broken aKhNsB"),
+    ],
+    ids=["available", "leased", "expired", "infinite", "breaking", "broken"],
+)
+def test_every_action_in_every_state(lease: Lease | None, now: float, expected: str) -> None:
+    """As the table of Azure's "Lease Blob" has it: acquire by another, renew, acquire by the holder, change,
+    release and break are done (a, r, h, c, s, B), or refused: P: already present, D: another id, N: absent,
+    K: broken, C: being broken."""
+    outcomes = {
+        Refusal.LEASE_PRESENT: "P", Refusal.LEASE_DIFFERS: "D", Refusal.LEASE_ABSENT: "N",
+        Refusal.LEASE_BROKEN: "K", Refusal.LEASE_BREAKING: "C", Refusal.LEASE_BREAKING_UNCHANGED: "C",
+    }  # fmt: skip
+    actions: tuple[tuple[str, Callable[[], object]], ...] = (
+        ("a", lambda: leases.acquired(lease, now, lease_id=OTHER, duration_s=15)),
+        ("r", lambda: leases.renewed(lease, now, lease_id=ID)),
+        ("h", lambda: leases.acquired(lease, now, lease_id=ID, duration_s=15)),
+        ("c", lambda: leases.changed(lease, now, lease_id=ID, proposed_id=OTHER)),
+        ("s", lambda: leases.released(lease, lease_id=ID)),
+        ("B", lambda: leases.broken(lease, now, period_s=None)),
+    )
+    found = "" if lease is None else f"{lease.state(now)} "
+    for done, action in actions:
+        try:
+            action()
+            found += done
+        except BlobRefusedError as error:
+            found += outcomes[error.refusal]
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("lease", "period_s", "left_s"),
+    [(_HELD, None, 20.0), (_HELD, 5, 5.0), (_HELD, 60, 20.0), (_INFINITE, None, 0.0), (_INFINITE, 60, 60.0)],
+)
+def test_a_break_lasts_no_longer_than_the_lease(lease: Lease, period_s: int | None, left_s: float) -> None:
+    """The shorter of the period and the rest; an infinite lease ends at once, or after the period."""
+    after = leases.broken(lease, 10.0, period_s=period_s)
+    assert after.broken_at == 10.0 + left_s
+
+
+async def test_no_checkpoint_is_beyond_a_restored_log(tmp_path: Path) -> None:
+    """Backups while a consumer checkpoints each event after it was stored: each copy's log has them all."""
+    directory = tmp_path / "data"
+    broker = await open_broker(directory, clock=SetClock())
+    hub = await broker.create_event_hub("hub", partition_count=1)
+    account = hub.description.hub_id
+    await broker.blobs.create_container(account, "store", {})
+
+    async def put(number: int) -> None:
+        metadata = {"sequencenumber": str(number)}
+        await broker.blobs.put(
+            account, "store", "0", NO_CONDITIONS, lease_id=None, content=b"", metadata=metadata
+        )
+
+    is_over, kept = False, 0
+
+    async def load() -> None:
+        nonlocal kept
+        while not is_over:
+            appended = await hub.partition("0").append_nowait(b"x", [1])
+            await put(appended.start_sequence_number)
+            kept = appended.start_sequence_number
+
+    places: list[Path] = []
+    loading = asyncio.get_running_loop().create_task(load())
+    async with asyncio.timeout(60):
+        for number in range(5):
+            while kept <= number:  # noqa: ASYNC110 - reports to nobody
+                await asyncio.sleep(0)
+            backup = await broker.backups.create()
+            while backup.state is BackupState.COPYING:
+                await asyncio.sleep(0)
+                backup = await broker.backups.read(backup.name)
+            places.append(Path(backup.place))
+    is_over = True
+    await loading
+    await broker.close()
+    numbers = []
+    for place in places:
+        restored = await open_broker(place, clock=SetClock())
+        blob = restored.blobs.read(account, "store", "0", NO_CONDITIONS, lease_id=None).blob
+        numbers.append(int(blob.metadata["sequencenumber"]))
+        assert numbers[-1] < restored.event_hub("hub").partition("0").next_sequence_number
+        await restored.close()
+    assert numbers == sorted(numbers)
+    assert numbers[-1] >= 5
+
+
+def test_pages_and_common_parts() -> None:
+    """Of names in order, with a prefix and a delimiter, from where the page before ended."""
+
+    async def check() -> None:
+        world = _World(SetClock())
+        await world.open()
+        await world.blobs.create_container(A, "store", {})
+        for name in ("a/1", "a/2", "b", "c/x/1", "c/y", "d"):
+            await world.put(name)
+
+        def listed(**given: str) -> list[str]:
+            found, start, wanted = [], "", {"prefix": "", "delimiter": "", **given}
+            while True:
+                page, following = world.blobs.page(A, "store", start=start, count=2, **wanted)
+                found += [each if isinstance(each, str) else each.blob.name for each in page]
+                if following is None:
+                    return found
+                start = following
+
+        assert listed() == ["a/1", "a/2", "b", "c/x/1", "c/y", "d"]
+        assert listed(delimiter="/") == ["a/", "b", "c/", "d"]
+        assert listed(prefix="c/") == ["c/x/1", "c/y"]
+        assert listed(prefix="c/", delimiter="/") == ["c/x/", "c/y"]
+        assert listed(prefix="e") == []
+        await world.broker.close()
+
+    asyncio.run(check())
