@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tidegate.broker.blobs.accounts import account_key, account_name
 from tidegate.cli.shell.completing import complete_hub, complete_policy
 from tidegate.cli.shell.connection import Service, with_service
 from tidegate.cli.shell.contents import CommandGroup
@@ -155,4 +156,8 @@ def _record(policy: PolicyProperties, service: Service | None = None) -> dict[st
                 entity_path=policy.event_hub,
                 use_development_emulator=used.use_development_emulator,
             ).format()
+        record["storage_account"] = account_name(policy.event_hub)
+        record["storage_account_key"] = (
+            None if policy.primary_key is None else account_key(policy.primary_key)
+        )
     return record

@@ -325,7 +325,7 @@ def operation_of(request: BlobRequest) -> Operation:
     found = _BY_CALL.get((method, resource, restype, comp))
     if found is None:
         raise BlobRefusedError(
-            Refusal.UNSUPPORTED_OPERATION, "See docs/reference/checkpoints.md for those that it has."
+            Refusal.UNSUPPORTED_OPERATION, "It has those that official checkpoint stores use."
         )
     unknown = query.keys() - _COMMON - found.parameters
     if unknown:
