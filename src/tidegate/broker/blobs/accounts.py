@@ -1,4 +1,4 @@
-"""The storage accounts of a namespace. Nobody creates one: they follow from the names of event hubs.
+"""The storage accounts of a namespace. They need not be created: they follow from the names of event hubs.
 
     blob                 of the namespace: its policies' keys open it
     HUB.blob             of an event hub: its policies' keys open it, and those of the namespace

@@ -74,7 +74,7 @@ def acquired(lease: Lease | None, now: float, *, lease_id: str, duration_s: int)
 
 
 def renewed(lease: Lease | None, now: float, *, lease_id: str) -> Lease:
-    """The lease after Renew, which may come late if nobody has changed the blob since.
+    """The lease after Renew, which may come late if the blob has not changed since.
 
     Raises BlobRefusedError.
     """

@@ -57,7 +57,7 @@ class ChangeWriter:
             raise
 
     def remove_later(self, key: str) -> None:
-        """Remove a value that nobody uses any more, when there is time."""
+        """Remove a value that is no longer used, when there is time."""
         self._unwanted.append(key)
         self._begin()
 
