@@ -38,6 +38,15 @@ class ConnectionCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class DiskSpace:
+    """Of the file system with the data directory, in bytes."""
+
+    free: int
+    """For the service's user."""
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
 class Sources:
     """The sources of the numbers."""
 
@@ -48,6 +57,8 @@ class Sources:
     memory: Callable[[], MemoryStatistics]
     admission: Callable[[], AdmissionStatistics]
     tls_handshake_failures: Callable[[], int] = lambda: 0
+    disk_space: Callable[[], DiskSpace | None] = lambda: None
+    """None: not known yet."""
 
 
 Samples = Iterable[tuple[tuple[str, ...], float]]
@@ -229,6 +240,14 @@ METRICS: Final[tuple[MetricRow, ...]] = (
     _of_namespace(
         "congested", Kind.GAUGE, "1 while reading from producers is paused because the disk is too slow.",
         lambda sources: float(sources.broker.is_congested),
+    ),
+    _of_namespace(
+        "disk_free_bytes", Kind.GAUGE, "Free space for the data directory, as of the last 15 seconds.",
+        lambda sources: None if (found := sources.disk_space()) is None else found.free,
+    ),
+    _of_namespace(
+        "disk_bytes", Kind.GAUGE, "Size of the file system with the data directory.",
+        lambda sources: None if (found := sources.disk_space()) is None else found.total,
     ),
     _of_capture(
         "captured_messages_total", Kind.COUNTER, "Events captured since the settings changed.",

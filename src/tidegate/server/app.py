@@ -13,9 +13,10 @@ import asyncio
 import ipaddress
 import logging
 import os
+import shutil
 import ssl
 from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
@@ -30,6 +31,7 @@ from tidegate.gateway.amqp.idle_guard import IdleLimits
 from tidegate.gateway.amqp.server import AmqpGateway
 from tidegate.gateway.http.app import HttpGateway
 from tidegate.gateway.http.origins import AllowedOrigins
+from tidegate.gateway.metrics import DiskSpace
 from tidegate.model.capture_destination import CaptureDestinations
 from tidegate.model.clock import Clock
 from tidegate.model.connection_string import ConnectionString
@@ -75,6 +77,9 @@ MEMORY_FALL_BYTES: Final = 48 * 1024 * 1024
 """How often the memory held for clients is checked, and how far it must have fallen since its peak before
 freed memory is returned (our choice: less than what is kept for reuse anyway)."""
 
+DISK_LOOK_INTERVAL_S: Final = 15.0
+"""Our choice: as often as Prometheus usually asks."""
+
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -92,6 +97,7 @@ class TidegateServer:
         self._capture: CaptureService | None = None
         self._amqp: AmqpGateway | None = None
         self._ready: ReadyInformation | None = None
+        self._disk_space: DiskSpace | None = None
         self._is_serving = False  # every port is open, and the service is not stopping
 
     @property
@@ -165,6 +171,7 @@ class TidegateServer:
         budget = MemoryBudget(settings.memory_max_bytes or memory_max_bytes_default())
         amqp = self._amqp = self._amqp_gateway(broker, capture, budget)
         tasks.start(_give_memory_back(budget), name="give memory back")
+        tasks.start(self._watch_disk(), name="disk space")
         http = await self._http_gateway(broker, capture, amqp, handshake_failures)
         addresses: dict[str, str | None] = {
             "amqp": await _listen(amqp, settings.host, settings.amqp_port, None),
@@ -291,6 +298,7 @@ class TidegateServer:
             hsts_max_age_s=settings.hsts_max_age_s,
             development_account=settings.development_account,
             tls_handshake_failures=lambda: 0 if handshake_failures is None else handshake_failures.count,
+            disk_space=lambda: self._disk_space,
         )
         stack.push_async_callback(http.close)
         if console is not None:
@@ -429,6 +437,14 @@ class TidegateServer:
             if live.refresh():
                 self.broker.authorizer.set_host_names(self._host_names(live.certificate))
                 on_changed()
+
+    async def _watch_disk(self) -> None:
+        """Look at the free space in a thread: a disk that hangs must not hold up a scrape."""
+        while True:
+            with suppress(OSError):
+                usage = await asyncio.to_thread(shutil.disk_usage, self.settings.data_dir)
+                self._disk_space = DiskSpace(usage.free, usage.total)
+            await asyncio.sleep(DISK_LOOK_INTERVAL_S)
 
     async def _apply_retention(self, broker: Broker) -> None:
         while True:

@@ -32,7 +32,7 @@ from tidegate.gateway.http.errors import error_response, response_for
 from tidegate.gateway.http.origins import AllowedOrigins
 from tidegate.gateway.http.publish import Publishing
 from tidegate.gateway.http.server import HttpServer, listening_socket
-from tidegate.gateway.metrics import MetricsPage, Sources
+from tidegate.gateway.metrics import DiskSpace, MetricsPage, Sources
 from tidegate.model.audience import NAMESPACE
 from tidegate.model.capture import CaptureStatistics
 from tidegate.model.clock import Clock
@@ -59,6 +59,7 @@ class HttpGateway:
         hsts_max_age_s: int | None = None,
         tls_handshake_failures: Callable[[], int] = lambda: 0,
         development_account: DevelopmentAccount = DevelopmentAccount.THIS_MACHINE,
+        disk_space: Callable[[], DiskSpace | None] = lambda: None,
     ) -> None:
         """amqp: serves AMQP over WebSockets; close it first, so that it ends them in order.
 
@@ -67,6 +68,7 @@ class HttpGateway:
         report their clients' addresses. further_routes: serve all other paths (the console). hsts_max_age_s:
         sent to browsers that use HTTPS; None: not sent. tls_handshake_failures: since the service started.
         development_account: who may use it.
+        disk_space: of the data directory, as last seen.
         """
         self._broker = broker
         self._amqp = amqp
@@ -82,6 +84,7 @@ class HttpGateway:
                 amqp.budget.statistics,
                 amqp.admission.statistics,
                 tls_handshake_failures,
+                disk_space,
             )
         )
         self._tasks = TaskOwner("HTTP gateway")
