@@ -354,7 +354,7 @@ def test_an_oversized_delivery_ends_the_link_without_being_kept(size: int, is_se
     receiver = pair.other_end(link)
     receiver.grant_credit(10)  # type: ignore[attr-defined]  # the receiving end
     pair.pump()
-    assert link.remote_max_message_size == 1000
+    assert link.remote_attach.max_message_size == 1000
     link.send(bytes(1000), settled=is_settled)
     link.send(bytes(size), settled=is_settled)
     link.send(b"behind", settled=is_settled)

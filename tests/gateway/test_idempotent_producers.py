@@ -15,12 +15,11 @@ from tests.support.clocks import SetClock
 from tidegate.amqp.link import SenderLink
 from tidegate.amqp.message import Message, encode_message
 from tidegate.amqp.performatives import Accepted, Error, Rejected
-from tidegate.amqp.types import Int, Short
+from tidegate.amqp.types import Int, Short, Symbol
 from tidegate.broker import Broker
 from tidegate.server.opening import open_broker
 from tidegate.wire.batch import BATCH_MESSAGE_FORMAT, batch_envelope, iter_events, wrap_event
 from tidegate.wire.names import (
-    GEOREPLICATION_CAPABILITY,
     IDEMPOTENT_PRODUCER_CAPABILITY,
     PRODUCER_EPOCH,
     PRODUCER_ID,
@@ -51,7 +50,7 @@ def _attach(
         name,
         target=address,
         properties=properties,
-        desired_capabilities=(GEOREPLICATION_CAPABILITY, IDEMPOTENT_PRODUCER_CAPABILITY),
+        desired_capabilities=(Symbol("com.microsoft:georeplication"), IDEMPOTENT_PRODUCER_CAPABILITY),
     )
 
 

@@ -361,7 +361,7 @@ async def test_a_request_with_a_token_may_be_larger(pair: Pair) -> None:
     """Administration is for clients with a token, and may describe much; a token is small at any time."""
     for node, bytes_max in (("$management", 65_536), ("$cbs", 16_384)):
         sender, _ = pair.request_links(node)
-        assert sender.remote_max_message_size == bytes_max
+        assert sender.remote_attach.max_message_size == bytes_max
 
 
 async def test_answers_that_nobody_takes_are_bounded(stranger: Pair) -> None:

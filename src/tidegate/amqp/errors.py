@@ -18,8 +18,6 @@ DECODE_ERROR: Final = Symbol("amqp:decode-error")
 RESOURCE_LIMIT_EXCEEDED: Final = Symbol("amqp:resource-limit-exceeded")
 NOT_ALLOWED: Final = Symbol("amqp:not-allowed")
 INVALID_FIELD: Final = Symbol("amqp:invalid-field")
-NOT_IMPLEMENTED: Final = Symbol("amqp:not-implemented")
-RESOURCE_LOCKED: Final = Symbol("amqp:resource-locked")
 PRECONDITION_FAILED: Final = Symbol("amqp:precondition-failed")
 RESOURCE_DELETED: Final = Symbol("amqp:resource-deleted")
 ILLEGAL_STATE: Final = Symbol("amqp:illegal-state")
@@ -28,19 +26,15 @@ FRAME_SIZE_TOO_SMALL: Final = Symbol("amqp:frame-size-too-small")
 
 CONNECTION_FORCED: Final = Symbol("amqp:connection:forced")
 FRAMING_ERROR: Final = Symbol("amqp:connection:framing-error")
-CONNECTION_REDIRECT: Final = Symbol("amqp:connection:redirect")
 """AMQP 1.0 part 2 section 2.8.16 (connection-error)."""
 
-WINDOW_VIOLATION: Final = Symbol("amqp:session:window-violation")
 ERRANT_LINK: Final = Symbol("amqp:session:errant-link")
 HANDLE_IN_USE: Final = Symbol("amqp:session:handle-in-use")
 UNATTACHED_HANDLE: Final = Symbol("amqp:session:unattached-handle")
 """AMQP 1.0 part 2 section 2.8.17 (session-error)."""
 
 DETACH_FORCED: Final = Symbol("amqp:link:detach-forced")
-TRANSFER_LIMIT_EXCEEDED: Final = Symbol("amqp:link:transfer-limit-exceeded")
 MESSAGE_SIZE_EXCEEDED: Final = Symbol("amqp:link:message-size-exceeded")
-LINK_REDIRECT: Final = Symbol("amqp:link:redirect")
 STOLEN: Final = Symbol("amqp:link:stolen")
 """AMQP 1.0 part 2 section 2.8.18 (link-error)."""
 

@@ -39,7 +39,6 @@ class ProtocolHeader(NamedTuple):
 
 
 AMQP_HEADER: Final = ProtocolHeader(0, 1, 0, 0)
-TLS_HEADER: Final = ProtocolHeader(2, 1, 0, 0)
 SASL_HEADER: Final = ProtocolHeader(3, 1, 0, 0)
 
 

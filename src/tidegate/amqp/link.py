@@ -81,11 +81,6 @@ class SenderLink(Link):
         """Frames of a sent delivery wait for the session's window."""
         return self.session.is_link_blocked(self)
 
-    @property
-    def remote_max_message_size(self) -> int | None:
-        """The largest message, in bytes, that the receiver accepts; None: no limit."""
-        return self.remote_attach.max_message_size or None
-
     def forget_deliveries(self) -> None:
         """Stop tracking unsettled deliveries: outcomes are answered if required, but not reported."""
         self._is_forgetful = self.session.has_forgotten_deliveries = True

@@ -34,9 +34,6 @@ MSSBCBS: Final = Symbol("MSSBCBS")
 
 OUTCOME_OK: Final = 0
 OUTCOME_AUTH: Final = 1
-OUTCOME_SYSTEM: Final = 2
-OUTCOME_SYSTEM_PERMANENT: Final = 3
-OUTCOME_SYSTEM_TEMPORARY: Final = 4
 """Values of ``SaslOutcome.code`` (part 5 section 5.3.3.6)."""
 
 

@@ -35,7 +35,6 @@ TRACKING_ID: Final = Symbol("com.microsoft:tracking-id")
 
 RUNTIME_METRIC_CAPABILITY: Final = Symbol("com.microsoft:enable-receiver-runtime-metric")
 IDEMPOTENT_PRODUCER_CAPABILITY: Final = Symbol("com.microsoft:idempotent-producer")
-GEOREPLICATION_CAPABILITY: Final = Symbol("com.microsoft:georeplication")
 """Link capabilities of Event Hubs."""
 
 BATCH_DELIVERY_CAPABILITY: Final = Symbol("tidegate:batch-delivery")
