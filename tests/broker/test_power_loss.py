@@ -17,8 +17,11 @@ from tidegate.model.capture import CaptureSettings
 from tidegate.model.errors import LogFailedError, TidegateError
 from tidegate.model.limits import Tier
 from tidegate.server.opening import open_broker
+from tidegate.storage.options import LogOptions
 
 _DIRECTORY = Path("/data")
+_OPTIONS = LogOptions(journal_bytes=20_000)
+"""The journal of a real one is preallocated: 32 MB in each disk that is copied."""
 _Change = Callable[[Broker], Awaitable[object]]
 
 
@@ -54,12 +57,12 @@ async def test_changes_are_whole_and_kept_over_a_power_loss(clock: SetClock, see
     """After each loss the catalog is the one before the interrupted change, or the one after it."""
     randomness = random.Random(seed)
     files = SimulatedFiles()
-    broker = await open_broker(_DIRECTORY, clock=clock, files=files)
+    broker = await open_broker(_DIRECTORY, clock=clock, options=_OPTIONS, files=files)
     await broker.create_event_hub("hub", partition_count=1)
     for _ in range(8):
         # The same state on a disk that does not fail: there each change can be seen through.
         reference_files = files.lose_power(random.Random(0))
-        reference = await open_broker(_DIRECTORY, clock=clock, files=reference_files)
+        reference = await open_broker(_DIRECTORY, clock=clock, options=_OPTIONS, files=reference_files)
         before = after = _contents(files)
         assert _contents(reference_files) == before
         files.operations_left = randomness.randrange(40)
@@ -81,6 +84,6 @@ async def test_changes_are_whole_and_kept_over_a_power_loss(clock: SetClock, see
         files.operations_left = None
         await broker.close()
         files = survivors
-        broker = await open_broker(_DIRECTORY, clock=clock, files=files)
+        broker = await open_broker(_DIRECTORY, clock=clock, options=_OPTIONS, files=files)
         assert _contents(files) in (before, after)
     await broker.close()
