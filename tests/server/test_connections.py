@@ -220,9 +220,9 @@ async def test_health_and_metrics_tell_of_trouble(tmp_path: Path) -> None:
         assert isinstance(log, FilePartitionLog)
         log.writer.failure = LogFailedError("the disk")
         admission.limits = replace(admission.limits, descriptors_max=3)
-        _, answer = await _get(server, "127.0.0.2", "/health")
+        while "ulimit" not in str(answer["problems"]):  # an answer is reused for ten times as long as it took
+            _, answer = await _get(server, "127.0.0.2", "/health")
         assert "1 partitions accept no events" in str(answer["problems"])
-        assert "ulimit" in str(answer["problems"])
         admission.limits = replace(admission.limits, descriptors_max=None)
         status, text = await _get_text(server, "127.0.0.1", "/metrics")
         assert status == 200
