@@ -5,7 +5,7 @@ NPM := $(patsubst %,%/node_modules/.package-lock.json,tests/azurite tests/consol
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Many tests wait for SDKs and Spark: processes beside each other, files stay whole. JOBS=0: in one process.
-JOBS ?= 4
+JOBS ?= 5
 PYTEST = $(VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 # Compiled modules are kept even where the environment forbids it: else each process compiles what it imports.
 export PYTHONDONTWRITEBYTECODE :=
@@ -19,12 +19,12 @@ test: $(STAMP)  ## set up and run the tests but those of `long`; prints loudly w
 	$(BIN)/python -m tests.support.quick_spark
 	$(PYTEST) -m "not (faults or programs)" $(ARGS)
 
+long: JOBS = 4  # its tests keep the cores busy by themselves
 long: $(STAMP)  ## tests that run whole programs, or kill processes at random moments: minutes each; CI runs them
 	$(BIN)/python -m tests.support.quick_spark
 	$(PYTEST) -m "faults or programs" $(ARGS)
 
 # Left out: tests/needs.py and pyproject.toml say what a marker means, and a test without any that needs one fails.
-quick: JOBS = 5  # on two cores 1:56, with four 2:03: its tests mostly wait
 quick: $(STAMP)  ## lint, types, import contracts, tests without Spark, browsers, SDKs, databases
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
