@@ -78,7 +78,7 @@ chaos-spark: $(STAMP)  ## executors, driver, service and database killed, specul
 interop: $(STAMP) $(NPM)  ## official and generic clients against a real service; fetches them from their registries
 	$(BIN)/python -m tests.interop.suites $(ARGS)
 
-$(STAMP): requirements.lock pyproject.toml
+$(STAMP): requirements.lock pyproject.toml hatch_build.py src/tidegate/wire/_usual_events.pyx
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Tidegate needs Python 3.11 or newer; this is %s. Set PYTHON=/path/to/python3.11." % sys.version.split()[0])'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock

@@ -15,7 +15,6 @@ import math
 from bisect import bisect_left
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
-from itertools import repeat
 from typing import TYPE_CHECKING, Final
 
 from tidegate.amqp.events import Delivery
@@ -44,7 +43,7 @@ from tidegate.model.history import History, find_divergence, history_of
 from tidegate.model.limits import EVENT_BYTES_MAX
 from tidegate.model.position import EventPosition, PositionKind
 from tidegate.wire.encoded_events import EncodedEvents, events_of_batch, events_of_deliveries
-from tidegate.wire.event_codec import decode_event, event_body
+from tidegate.wire.event_codec import received_events
 from tidegate.wire.management import histories_from_list
 from tidegate.wire.names import (
     BATCH_DELIVERY_CAPABILITY,
@@ -156,18 +155,12 @@ class PartitionReceiver(LinkHandler, AsyncClosing):
         """
         events: list[ReceivedEvent] = []
         for encoded in await self.receive_parts(max_events, max_wait_s):
-            # ``map`` with positional arguments costs half as much as a comprehension with keywords.
-            events.extend(
-                map(
-                    ReceivedEvent,
-                    repeat(self.partition_id),
-                    encoded.sequence_numbers,
-                    encoded.offsets,
-                    encoded.enqueued_times_ms,
-                    encoded.messages,
-                    repeat(decode_event),
-                    repeat(event_body),
-                )
+            events += received_events(
+                self.partition_id,
+                encoded.sequence_numbers,
+                encoded.offsets,
+                encoded.enqueued_times_ms,
+                encoded.messages,
             )
         return events
 

@@ -8,9 +8,11 @@ else as a long, as the official Python client does. Our messages have no header 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from functools import lru_cache
+from itertools import repeat
+from types import ModuleType
 from typing import Any, Final, cast
 from uuid import UUID
 
@@ -37,10 +39,17 @@ from tidegate.amqp.message import (
 from tidegate.amqp.performatives import encode_composite
 from tidegate.amqp.types import Decimal, Symbol, Timestamp
 from tidegate.model.errors import InvalidArgumentError
-from tidegate.model.events import EventContents, EventData, PropertyValue
+from tidegate.model.events import EventContents, EventData, PropertyValue, ReceivedEvent
 from tidegate.model.times import milliseconds_of, time_of
 from tidegate.wire.batch import DATA_SECTION_8, DATA_SECTION_32
 from tidegate.wire.names import PARTITION_KEY
+
+try:
+    from tidegate.wire import _usual_events  # type: ignore[attr-defined]
+except ImportError:  # not compiled: no compiler, or no wheel of this platform
+    _usual_events = None
+usual_events: ModuleType | None = _usual_events
+"""The extension, which does what this module does for usual events, and returns None for others."""
 
 _two_u32 = struct.Struct(">II").unpack_from
 _u32 = struct.Struct(">I").unpack_from
@@ -70,10 +79,14 @@ def encode_event(event: EventData, partition_key: str | None = None) -> bytes:
 
     Raises InvalidArgumentError, naming the property, for a value that an event cannot hold.
     """
-    parts: list[bytes] = []
-    if partition_key is not None:
-        parts.append(_partition_key_section(partition_key))
-    if event.content_type is not None or event.message_id is not None or event.correlation_id is not None:
+    key_section = b"" if partition_key is None else _partition_key_section(partition_key)
+    has_standard = not (event.content_type is event.message_id is event.correlation_id is None)
+    if usual_events is not None and not has_standard:
+        encoded: bytes | None = usual_events.encode_usual(key_section, event.properties, event.body)
+        if encoded is not None:
+            return encoded
+    parts: list[bytes] = [key_section]
+    if has_standard:
         content = None if event.content_type is None else Symbol(event.content_type)
         standard = Properties(
             message_id=event.message_id, correlation_id=event.correlation_id, content_type=content
@@ -184,15 +197,40 @@ def _property_encoder(key: str, value: object) -> Callable[[Any], bytes]:
     )
 
 
+# --- decoding: when it is needed -------------------------------------------------------------------------
+
+
+def received_events(
+    partition_id: str,
+    sequence_numbers: Iterable[int],
+    offsets: Iterable[str],
+    enqueued_times_ms: Iterable[int],
+    messages: Iterable[bytes | memoryview],
+) -> list[ReceivedEvent]:
+    """The events of these columns, which have one length; each is decoded when it is first used."""
+    columns = sequence_numbers, offsets, enqueued_times_ms, messages
+    if usual_events is not None:
+        events: list[ReceivedEvent] = usual_events.received_events(
+            partition_id, *columns, decode_event, event_body
+        )
+        return events
+    # ``map`` with positional arguments costs half as much as a comprehension with keywords.
+    return [*map(ReceivedEvent, repeat(partition_id), *columns, repeat(decode_event), repeat(event_body))]
+
+
 # --- decoding: the body alone --------------------------------------------------------------------------
 
 
-def event_body(encoded: Buffer) -> memoryview:
+def event_body(encoded: Buffer) -> bytes | memoryview:
     """The body of an encoded event. Everything before it is skipped, not decoded.
 
     Several data sections are joined; a body of another kind (value, sequence) and a missing one are empty.
     Raises DecodeError if the bytes are not a message.
     """
+    if usual_events is not None:
+        body: bytes | None = usual_events.body_of_usual(encoded)
+        if body is not None:
+            return body
     view = memoryview(encoded)
     bounds = _only_data_section(view, len(view))
     return view[bounds[0] : bounds[1]] if bounds is not None else memoryview(_joined_data(view))
@@ -241,7 +279,8 @@ def decode_event(encoded: bytes | memoryview) -> EventContents:
     Raises DecodeError if the bytes are not a message.
     """
     data = encoded if isinstance(encoded, bytes) else bytes(encoded)
-    usual = _decode_usual(data)
+    usual: EventContents | None = None if usual_events is None else usual_events.decode_usual(data)
+    usual = usual or _decode_usual(data)
     if usual is not None:
         return usual
     # Any other shape: section by section.

