@@ -128,7 +128,9 @@ def links() -> Iterator[Endpoint]:
         group = (hub, "consumergroups", "$default", "partitions", "0")
         yield Endpoint("receive", f"{hub}/ConsumerGroups/$Default/Partitions/0", group, LISTEN)
         yield Endpoint("manage", "READ_EVENT_HUB", (hub, "$management"), ANY, hub)
-        yield Endpoint("manage", "listConsumerGroups", (hub, "$management"), MANAGE, hub)
+        yield Endpoint("manage", "listConsumerGroups", (hub, "$management"), LISTEN, hub)
+        yield Endpoint("manage", "listConsumers", (hub, "$management"), LISTEN, hub)
+        yield Endpoint("manage", "listRevokedPublishers", (hub, "$management"), MANAGE, hub)
     yield Endpoint("manage", "listEventHubs", ("$management",), MANAGE)
 
 

@@ -13,10 +13,11 @@ from tests.support.clocks import SetClock
 from tidegate.broker import BackupState, Broker
 from tidegate.broker.blobs import lease as leases
 from tidegate.broker.blobs import store as stores
+from tidegate.broker.blobs.accounts import NAMESPACE_ACCOUNT_ID
 from tidegate.broker.blobs.blob import NO_CONDITIONS, Blob, Conditions
 from tidegate.broker.blobs.lease import INFINITE, Lease, StoredLease
 from tidegate.broker.blobs.refusals import BlobRefusedError, Refusal
-from tidegate.broker.blobs.store import NAMESPACE_ACCOUNT_ID, BlobStore
+from tidegate.broker.blobs.store import BlobStore
 from tidegate.model.errors import InvalidArgumentError, LogFailedError
 from tidegate.server.opening import open_broker
 from tidegate.storage.engine import ControlChange

@@ -15,7 +15,9 @@ from typing import TypeVar
 
 import pytest
 from tests.cli.support import COMMAND, Result, run_tidegate
+from tests.gateway.blob_client import BlobClient
 from tests.support.azurite import AzuriteServer
+from tests.support.blob_storage import OwnStorage
 
 from tidegate.client import BlockingConsumer
 from tidegate.model.events import ReceivedEvent
@@ -27,6 +29,7 @@ from tidegate.processor.store import ProcessorStore
 from tidegate.processor.stores.blob import BlobStore
 from tidegate.processor.stores.directory import DirectoryStore
 from tidegate.sql import Database, SqlStore
+from tidegate.testing.hub import HubService
 
 T = TypeVar("T")
 
@@ -249,6 +252,35 @@ def test_lists_of_a_database_need_no_service(sql_place: Place, lonely: dict[str,
         assert (found.code, json.loads(found.out)["partition"]) == (0, "0"), found.err
         directory = ("--checkpoint-dir", str(sql_place.path))
         assert run_tidegate(*words, sql_place.hub, *directory, environment=lonely).code == 3
+
+
+def test_groups_that_the_service_keeps(
+    hub_service: HubService, sql_place: Place, environment: dict[str, str]
+) -> None:
+    """Without a store, those of official processors in its accounts; what is missing is named, and what is
+    there, also if a store is given that has nothing."""
+    hub, account = sql_place.hub, OwnStorage(hub_service)
+    client = BlobClient(f"{account.host}:{account.port}", account.account_name, account.account_key)
+    container = f"/{account.create_container()}"
+    for kind, metadata in (
+        ("ownership", {"x-ms-meta-ownerid": "one"}),
+        ("checkpoint", {"x-ms-meta-offset": "6", "x-ms-meta-sequencenumber": "6"}),
+    ):
+        path = f"{container}/localhost/{hub}/$default/{kind}/0".lower()
+        assert client.ask("PUT", path, {}, {"x-ms-blob-type": "BlockBlob"} | metadata).status == 201
+    shown = run_tidegate("lag", hub, "--json", environment=environment)
+    assert shown.code == 0, shown.err
+    first, second = json.loads(shown.out)
+    assert (first["consumer_group"], first["owner"], first["checkpoint"]) == ("$default", "one", 6)
+    assert (first["lag_events"], second["lag_events"], second["owner"]) == (3, 0, None)
+    there = f"Consumer groups of {hub}: $Default. The service keeps checkpoints of $default in "
+    for words in (("--group", "alarms"), ("--group", "alarms", *sql_place.store_options)):
+        missing = run_tidegate("lag", hub, *words, environment=environment)
+        assert missing.code == 0
+        assert (
+            f"has no lease and no checkpoint of alarms of {hub}. {there}blob{container} as localhost."
+            in missing.err
+        )
 
 
 @pytest.mark.slow

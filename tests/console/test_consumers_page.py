@@ -16,6 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.console.processing_support import DEADLINE_S, append, ended_job, hidden_fields, signed_in, text_of
 from tests.console.support import PlainBrowser, assert_accessible, console_service
+from tests.gateway.blob_client import BlobClient
+from tests.support.blob_storage import OwnStorage
 
 from tidegate.broker import Claim
 from tidegate.console.consumers import groups as consumers
@@ -125,6 +127,25 @@ def test_groups_and_their_lag(service: HubService, database: Database, plain_bro
     assert "No partition is stalled" in one
     for nothing in ("nobody", "%00", "a%00b/move?to=latest"):
         assert plain_browser.get(f"/consumers/{HUB}/{nothing}").status == 404
+
+
+def test_groups_that_the_service_keeps(service: HubService, plain_browser: PlainBrowser) -> None:
+    """Those of official processors with checkpoints in its accounts are in the same list, with owner and lag;
+    the console does not move their checkpoints, which are not in the database."""
+    storage = OwnStorage(service)
+    client = BlobClient(f"{storage.host}:{storage.port}", storage.account_name, storage.account_key)
+    assert client.ask("PUT", "/consumers", {"restype": "container"}).status == 201
+    for kind, metadata in (("ownership", {"ownerid": "official-1"}), ("checkpoint", {"sequencenumber": "3"})):
+        headers = {f"x-ms-meta-{name}": value for name, value in metadata.items()}
+        path = f"/consumers/localhost/{HUB}/official/{kind}/0"
+        assert client.ask("PUT", path, {}, headers | {"x-ms-blob-type": "BlockBlob"}).status == 201
+    assert "telemetry official" in text_of(plain_browser.get("/consumers").text)
+    one = plain_browser.get(f"/consumers/{HUB}/official")
+    assert "0 behind official-1" in text_of(one.text)
+    assert "official/move" not in one.text
+    refused = plain_browser.get(f"/consumers/{HUB}/official/move?to=latest").text
+    assert "keeps its checkpoints in the service" in refused
+    assert client.ask("DELETE", "/consumers", {"restype": "container"}).status == 202
 
 
 def test_moving_shows_first_what_it_does(
@@ -384,7 +405,9 @@ def _seen(group: GroupView, begin: int, until: int, waiting_s: float | None) -> 
     log = HubLog("h", 1, frozenset(), {"0": PartitionEnds("h", "0", begin, until, str(until - 1), 0)})
     number = max(begin, (group.checkpoints["0"].sequence_number or 0) + 1)
     unread = {} if waiting_s is None else {("h", 1, "0", number): NOW - timedelta(seconds=waiting_s)}
-    return progress_of(ConsumerKey("h", "g"), group, log, unread, NOW, open_dead_letters=0).partitions[0]
+    return progress_of(
+        ConsumerKey("h", "g"), group, log, unread, NOW, open_dead_letters=0, is_kept=False
+    ).partitions[0]
 
 
 @given(ages, ages, ages, st.integers(0, 20), st.integers(0, 10), st.integers(0, 15))

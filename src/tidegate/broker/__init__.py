@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from tidegate.broker.peers import Door as Door
     from tidegate.broker.peers import Peer as Peer
     from tidegate.broker.peers import UNKNOWN_PEER as UNKNOWN_PEER
+    from tidegate.broker.blobs.groups import KeptGroup as KeptGroup
+    from tidegate.broker.blobs.groups import KeptPartition as KeptPartition
     from tidegate.broker.throttling import Throughput as Throughput
     from tidegate.broker.throttling import ThroughputStatistics as ThroughputStatistics
 

@@ -18,7 +18,8 @@ from typing import Final, Unpack
 from tidegate.broker.audit import Action, AuditTrail, current_actor
 from tidegate.broker.authorization import Authorizer, Grant, SharedAccessPolicy
 from tidegate.broker.backups import NamespaceBackups
-from tidegate.broker.blobs.accounts import parse_account
+from tidegate.broker.blobs.accounts import DEVELOPMENT_ACCOUNT_ID, NAMESPACE_ACCOUNT_ID, parse_account
+from tidegate.broker.blobs.groups import KeptGroup
 from tidegate.broker.blobs.store import BlobStore
 from tidegate.broker.catalog import Catalog, EventHubRecord, serialized
 from tidegate.broker.claims import Claim
@@ -352,6 +353,13 @@ class Broker:
             if self.capture_destinations is not None:
                 self.capture_destinations.check(settings.destination, real_path=os.path.realpath)
         await self.event_hub(name).set_capture(settings)
+
+    def kept_groups(self, event_hub: EventHub) -> list[KeptGroup]:
+        """The consumer groups of official processors that keep their checkpoints here."""
+        described = event_hub.description
+        shared = frozenset({NAMESPACE_ACCOUNT_ID, DEVELOPMENT_ACCOUNT_ID})
+        groups = self.blobs.groups
+        return [*groups.of_hub(event_hub.name, described.hub_id, described.created_at_ms, shared)]
 
     def add_change_listener(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Call ``listener`` after an event hub was created, changed or deleted; returns a function that

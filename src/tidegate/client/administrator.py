@@ -13,7 +13,12 @@ from typing import Any, Self, TypeVar, Unpack
 from tidegate.amqp.message import NO_VALUE
 from tidegate.client.closing import AsyncClosing
 from tidegate.client.connector import Connector
-from tidegate.client.entities import BackupProperties, PolicyProperties, ThroughputProperties
+from tidegate.client.entities import (
+    BackupProperties,
+    ConsumerProperties,
+    PolicyProperties,
+    ThroughputProperties,
+)
 from tidegate.client.management import ask, read_event_hub
 from tidegate.client.namespace import ConnectionOptions, Namespace
 from tidegate.model.capture import CaptureSettings
@@ -116,6 +121,13 @@ class EventHubAdministrator(AsyncClosing):
         Raises NotFoundError, InvalidArgumentError, UnauthorizedError.
         """
         await self._administer("deleteConsumerGroup", hub=event_hub, group=name)
+
+    async def list_consumers(self, event_hub: str) -> list[ConsumerProperties]:
+        """Partitions of the groups of official processors that keep their checkpoints in the service.
+
+        Needs Listen on the hub. Raises NotFoundError, UnauthorizedError.
+        """
+        return _as(list[ConsumerProperties], await self._administer("listConsumers", hub=event_hub))
 
     async def list_policies(self, event_hub: str | None = None) -> list[PolicyProperties]:
         """The policies of a hub, or (None) of the namespace, without their keys.

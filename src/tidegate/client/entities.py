@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from tidegate.model.errors import TidegateError
 
@@ -76,3 +77,30 @@ class SendFailedError(TidegateError):
         )
         self.failed = failed
         """One item per batch, in order of failure."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerProperties:
+    """What an official processor keeps in the service of one partition and consumer group."""
+
+    consumer_group: str
+    """In lower case."""
+    store: str
+    """ACCOUNT/CONTAINER."""
+    namespace: str
+    """The host name by which its processors reach the service."""
+    partition_id: str
+    owner: str
+    """The processor that has claimed it last; empty: none."""
+    renewed_at: datetime | None
+    """When, in UTC; None: it was never claimed."""
+    lease_age_ms: int | None
+    """Milliseconds since then, by the service's clock."""
+    sequence_number: int | None
+    """Of the last processed event; None: there is no checkpoint."""
+    checkpoint_at: datetime | None
+    """When the checkpoint was written, in UTC."""
+    lag_events: int | None
+    """Events still to be read; None: the checkpoint is of another log."""
+    lost_events: int | None
+    """Events that retention removed before they were read; None as above."""

@@ -19,13 +19,18 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from tidegate.broker import Broker, Door, EventHub
+from tidegate.broker import Broker, Door, EventHub, KeptPartition
+from tidegate.broker.blobs.groups import newest_of_each
 from tidegate.model import VERSION
 from tidegate.model.capture import CaptureStatistics
+from tidegate.model.hub_properties import PartitionEnds
 from tidegate.transport.admission import AdmissionStatistics
 from tidegate.transport.memory import MemoryStatistics
 
 PREFIX: Final = "tidegate_"
+
+OWNER_CHARACTERS_MAX: Final = 100
+"""Of a processor's name in a label (our choice: they are GUIDs)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +142,31 @@ def _of_partition(name: str, description: str, field: str) -> MetricRow:
     return MetricRow(name, Kind.GAUGE, description, samples, labels=("event_hub", "partition"))
 
 
+def _of_consumers(
+    name: str,
+    description: str,
+    read: Callable[[KeptPartition, PartitionEnds], float | None],
+    labels_of: Callable[[KeptPartition], tuple[str, ...]] = lambda partition: (),
+    *labels: str,
+) -> MetricRow:
+    """A number of each partition of each consumer group of official processors that keep checkpoints here;
+    None: it has none. Of several containers the one that was written last counts, so that nothing but event
+    hubs and their consumer groups adds lines."""
+
+    def samples(sources: Sources) -> Samples:
+        for hub in sources.broker.list_event_hubs():
+            known = {name.lower() for name in hub.description.consumer_groups}
+            ends = {each.partition_id: each.known_ends() for each in hub.partitions if not each.open_error}
+            for name, group in newest_of_each(sources.broker.kept_groups(hub)).items():
+                for partition_id, partition in group.partitions.items() if name in known else ():
+                    value = read(partition, ends[partition_id]) if partition_id in ends else None
+                    if value is not None:
+                        yield (hub.name, name, partition_id, *labels_of(partition)), value
+
+    names = ("event_hub", "consumer_group", "partition", *labels)
+    return MetricRow(name, Kind.GAUGE, description, samples, labels=names)
+
+
 def _of_namespace(
     name: str, kind: Kind, description: str, read: Callable[[Sources], float | None], azure_name: str = ""
 ) -> MetricRow:
@@ -173,6 +203,21 @@ METRICS: Final[tuple[MetricRow, ...]] = (
     ),
     _of_partition(
         "partition_next_sequence_number", "Sequence number of the next event.", "next_sequence_number"
+    ),
+    _of_consumers(
+        "consumer_lag_messages",
+        "Events that a group of official processors with checkpoints in the service has still to read.",
+        lambda partition, end: None if (behind := partition.behind(end)) is None else behind[0],
+    ),
+    _of_consumers(
+        "consumer_checkpoint_sequence_number", "Sequence number of the last event that it has processed.",
+        lambda partition, end: partition.sequence_number,
+    ),
+    _of_consumers(
+        "consumer_lease_renewed_timestamp_seconds",
+        "When the partition's owner claimed or renewed it last, as Unix time; absent if it was released.",
+        lambda partition, end: (partition.renewed_at_ms or 0) / 1000 if partition.owner else None,
+        lambda partition: (partition.owner[:OWNER_CHARACTERS_MAX],), "owner",
     ),
     _of_namespace(
         "active_connections", Kind.GAUGE, "Open AMQP connections, over all transports.",

@@ -58,6 +58,14 @@ class PartitionEnds:
         """Aware, in UTC; None if no event was ever enqueued."""
         return None if self.last_enqueued_time_ms is None else time_of(self.last_enqueued_time_ms)
 
+    def behind(self, resume_point: int) -> tuple[int, int] | None:
+        """The events still to be read from ``resume_point`` on, and those before the first one held, which
+        are lost; None: it is beyond the end of the log."""
+        if resume_point > self.next_sequence_number:
+            return None
+        begin = self.begin_sequence_number
+        return self.next_sequence_number - max(begin, resume_point), max(0, begin - resume_point)
+
     @property
     def is_empty(self) -> bool:
         """Whether the partition holds no event: none was ever enqueued, or retention removed all."""

@@ -95,10 +95,11 @@ def lag_of(
         return Lag(0, 0.0, 0) if is_at_end else Lag(None, _seconds(partition, checkpoint), None)
     # At -1 nothing is processed yet, and processing starts with the first event held: none is lost.
     resume_point = checkpoint.sequence_number + 1 if checkpoint.sequence_number >= 0 else begin
-    if resume_point > until:
+    behind = partition.behind(resume_point)
+    if behind is None:
         return Lag(None, None, None, is_beyond_log=True)
-    events = until - max(begin, resume_point)
-    return Lag(events, _seconds(partition, checkpoint) if events else 0.0, max(0, begin - resume_point))
+    events, lost_events = behind
+    return Lag(events, _seconds(partition, checkpoint) if events else 0.0, lost_events)
 
 
 def total_of(lags: Sequence[Lag]) -> Lag:

@@ -8,7 +8,8 @@ body. The response's body is the JSON value that HTTP would return.
     hub, policy, …    the parameters of the path
     body              a map; omitted if the operation has no body
 
-Each needs a Manage claim, on the hub that it names or on the namespace. Errors are those of
+Each needs a Manage claim, on the hub that it names or on the namespace; lists of consumers and of consumer
+groups need Listen. Errors are those of
 ``wire.conditions``.
 """
 

@@ -20,6 +20,10 @@ DEVELOPMENT_KEY: Final = (
 )
 """Name and key of the account that every program knows (Azure "Use the Azurite emulator", 2026-09)."""
 
+NAMESPACE_ACCOUNT_ID: Final = "namespace"
+DEVELOPMENT_ACCOUNT_ID: Final = "development"
+"""Ids of the accounts that are of no hub; another one's is its hub's."""
+
 _NAMESPACE_ACCOUNT: Final = "blob"
 _SUFFIX: Final = ".blob"
 
@@ -52,6 +56,13 @@ def parse_account(name: str) -> AccountName | None:
 def account_name(event_hub: str | None) -> str:
     """The account of an event hub, or (None) of the namespace."""
     return _NAMESPACE_ACCOUNT if event_hub is None else f"{event_hub}{_SUFFIX}"
+
+
+def account_of(account_id: str, event_hub: str) -> str:
+    """The name of an account that has to do with an event hub."""
+    if account_id == DEVELOPMENT_ACCOUNT_ID:
+        return DEVELOPMENT_ACCOUNT
+    return account_name(None if account_id == NAMESPACE_ACCOUNT_ID else event_hub)
 
 
 def signing_key(policy_key: str) -> bytes:

@@ -23,6 +23,7 @@ from typing import Final
 import msgspec
 
 from tidegate.broker.blobs import lease as leases
+from tidegate.broker.blobs.accounts import DEVELOPMENT_ACCOUNT_ID, NAMESPACE_ACCOUNT_ID
 from tidegate.broker.blobs.blob import (
     CONTENT_TYPE_DEFAULT,
     Blob,
@@ -33,6 +34,7 @@ from tidegate.broker.blobs.blob import (
     parse_blob,
     parse_container,
 )
+from tidegate.broker.blobs.groups import GroupIndex
 from tidegate.broker.blobs.lease import Lease
 from tidegate.broker.blobs.refusals import BlobRefusedError, Refusal
 from tidegate.broker.blobs.writer import ChangeWriter
@@ -40,8 +42,6 @@ from tidegate.model.clock import Clock
 from tidegate.model.times import milliseconds_of
 from tidegate.storage.engine import ControlLog
 
-NAMESPACE_ACCOUNT_ID: Final = "namespace"
-DEVELOPMENT_ACCOUNT_ID: Final = "development"
 _CONTAINER_KEYS: Final = "container/"
 _BLOB_KEYS: Final = "blob/"
 _CONTAINER_ID_BYTES: Final = 8
@@ -120,6 +120,8 @@ class BlobStore:
         self._usages: dict[str, _Usage] = {}
         self._total = _Usage()
         self._turns: dict[str, _Turn] = {}
+        self.groups: Final = GroupIndex()
+        """The consumer groups whose leases and checkpoints these are."""
 
     @classmethod
     async def open(cls, control: ControlLog, clock: Clock, *, hub_ids: Collection[str]) -> BlobStore:
@@ -169,7 +171,7 @@ class BlobStore:
                     Refusal.QUOTA_EXCEEDED, f"{CONTAINERS_MAX} containers are the maximum."
                 )
             container_id = secrets.token_hex(_CONTAINER_ID_BYTES)
-            container = Container(container_id, name, new_etag(), self._now_ms(), dict(metadata))
+            container = Container(container_id, name, new_etag(), self.now_ms(), dict(metadata))
 
             def apply() -> None:
                 containers[name] = _Contents(account_id, container)
@@ -240,7 +242,7 @@ class BlobStore:
                 raise BlobRefusedError(
                     Refusal.AUTHORIZATION_FAILURE, "The blob exists, and replacing it needs the permission w."
                 )
-            now_ms = self._now_ms()
+            now_ms = self.now_ms()
             return await self._store(
                 contents,
                 Blob(
@@ -270,7 +272,7 @@ class BlobStore:
         contents = self._contents(account_id, container)
         async with self._turn(account_id, contents.key(name)):
             held = self._existing(contents, name, conditions, lease_id)
-            changes = {"etag": new_etag(), "modified_at_ms": self._now_ms(), "metadata": dict(metadata)}
+            changes = {"etag": new_etag(), "modified_at_ms": self.now_ms(), "metadata": dict(metadata)}
             return await self._store(contents, msgspec.structs.replace(held.blob, **changes), held.lease)
 
     async def delete(
@@ -339,7 +341,8 @@ class BlobStore:
 
     # -- below requests
 
-    def _now_ms(self) -> int:
+    def now_ms(self) -> int:
+        """The time of blobs: milliseconds since 1970-01-01 UTC."""
         return milliseconds_of(self._clock.now_utc().astimezone(UTC))
 
     def _contents(self, account_id: str, name: str) -> _Contents:
@@ -422,6 +425,8 @@ class BlobStore:
         elif before is not None:
             del contents.names[bisect_left(contents.names, name)]
         self._count(contents.account_id, before, blob)
+        if blob is not None or before is not None:
+            self.groups.note(contents.account_id, contents.container.name, name, blob)
 
     def _count(self, account_id: str, before: Blob | None, after: Blob | None) -> None:
         for usage in (self._usage(account_id), self._total):
@@ -437,6 +442,7 @@ class BlobStore:
         self._containers[contents.account_id].pop(contents.container.name, None)
         for name, blob in contents.blobs.items():
             self._count(contents.account_id, blob, None)
+            self.groups.note(contents.account_id, contents.container.name, name, None)
             self._writer.remove_later(contents.key(name))
         contents.blobs.clear()
         contents.names.clear()

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING
 
 import click
 
-from tidegate.cli.shell.connection import Service, impatient_namespace, with_service
+from tidegate.cli.consumers.kept import views_of
+from tidegate.cli.shell.connection import (
+    Service,
+    check_event_hub,
+    impatient_namespace,
+    open_administrator,
+    with_service,
+)
 from tidegate.cli.shell.contents import CommandGroup
 from tidegate.cli.shell.decorators import flag, option
 from tidegate.cli.shell.interrupt import run_interruptible
 from tidegate.cli.shell.options import groups_option, hub_argument, with_output, with_store
 from tidegate.cli.shell.render import Output, OutputFormat, attributes, columns_of, remark
-from tidegate.cli.shell.stores import StoreChoice, view_groups
-from tidegate.model.errors import InvalidArgumentError
+from tidegate.cli.shell.stores import DATABASE_VARIABLE, StoreChoice, view_groups
+from tidegate.model.errors import InvalidArgumentError, TidegateError
 from tidegate.model.times import milliseconds_of
 
 if TYPE_CHECKING:
-    from tidegate.client import EventHubProperties, PartitionEnds
+    from tidegate.client import EventHubAdministrator, EventHubProperties, PartitionEnds
     from tidegate.processor.group_view import GroupView, Lag
 
 _LEASE_COLUMNS = ("consumer_group", "partition", "owner", "acquired", "offset", "lease_age_s", "epoch")
@@ -83,7 +90,11 @@ def lag(
     events that retention removed before they were read. Unknown values are empty; a blob container stores no
     times. A table ends with totals; the total of lag_s is the maximum, shown if all values are known.
 
+    Without a database, directory or container: the groups of official processors that keep their checkpoints
+    in the service.
+
     Examples:
+      tidegate lag telemetry
       tidegate lag telemetry --database sqlite:///reports.db
       tidegate lag telemetry --group reports --group alarms --checkpoint-dir ./checkpoints --json
       tidegate lag telemetry --database postgresql://user@host/name --watch
@@ -100,14 +111,13 @@ def lag(
 
         # Watching ordinarily ends by being interrupted.
         with suppress(asyncio.CancelledError) if watch else nullcontext():
-            key = await store.key(service, hub)
             async with (
-                store.open() as opened,
+                _source(store, service, hub, groups, is_watched=watch) as look,
                 EventHubConsumer(impatient_namespace(connection), hub) as consumer,
             ):
                 while True:
                     # The groups first: the log only grows, so no checkpoint appears to be beyond its end.
-                    views = await view_groups(opened, key, groups)
+                    views = await look()
                     properties = await consumer.get_event_hub_properties()
                     partitions = await consumer.get_all_partition_properties(properties)
                     if watch and is_redrawn:
@@ -119,6 +129,61 @@ def lag(
                     await asyncio.sleep(interval)
 
     run_interruptible(work())
+
+
+@asynccontextmanager
+async def _source(
+    store: StoreChoice, service: Service, hub: str, groups: Sequence[str], *, is_watched: bool
+) -> AsyncIterator[Callable[[], Awaitable[Sequence[tuple[str, GroupView]]]]]:
+    """Reads the groups, each with its name. Unless they are watched, remarks which of them are not there, and
+    which are."""
+    async with open_administrator(service.connection()) as administrator:
+        if not store.is_given:
+            kept = views_of(await administrator.list_consumers(hub))
+            if not kept:
+                raise InvalidArgumentError(
+                    f"No database given, and the service keeps no leases and checkpoints of {hub}.",
+                    next_step=f"Use --database ({DATABASE_VARIABLE}), --checkpoint-dir or --blob-container. "
+                    + await _existing(administrator, hub),
+                )
+            missing = [name for name in groups if name.lower() not in kept]
+            if missing and not is_watched:
+                await _remark_missing(missing, "the service", administrator, hub)
+
+            async def look() -> Sequence[tuple[str, GroupView]]:
+                found = views_of(await administrator.list_consumers(hub))
+                return [(name, found[name.lower()]) for name in groups or found if name.lower() in found]
+
+            yield look
+            return
+        key = await store.key(service, hub)
+        async with store.open() as opened:
+            first = await view_groups(opened, key, groups)
+            there = {name.lower(): view for name, view in first if view.partition_ids}
+            where = f"{store.kind}, as {key.namespace}," if store.is_named else store.kind
+            missing = [name for name, _ in first if name.lower() not in there]
+            if missing and not is_watched:
+                await check_event_hub(service.connection(), hub)
+                await _remark_missing(missing, where, administrator, hub)
+            yield lambda: view_groups(opened, key, groups)
+
+
+async def _remark_missing(
+    missing: Sequence[str], where: str, administrator: EventHubAdministrator, hub: str
+) -> None:
+    what = f"has no lease and no checkpoint of {', '.join(missing)} of {hub}."
+    remark(f"{where[0].upper()}{where[1:]} {what} {await _existing(administrator, hub)}".rstrip())
+
+
+async def _existing(administrator: EventHubAdministrator, hub: str) -> str:
+    """The groups that there are; empty if the service does not say so (Azure)."""
+    with suppress(TidegateError):
+        names = ", ".join(await administrator.list_consumer_groups(hub))
+        kept = await administrator.list_consumers(hub)
+        places = dict.fromkeys(f"{each.consumer_group} in {each.store} as {each.namespace}" for each in kept)
+        here = f" The service keeps checkpoints of {', '.join(places)}." if places else ""
+        return f"Consumer groups of {hub}: {names}.{here}"
+    return ""
 
 
 def _write(

@@ -75,6 +75,24 @@ class StoreChoice:
         require_at_most_one(dict(zip(options, values, strict=True)))
 
     @property
+    def is_given(self) -> bool:
+        """Whether the options or the environment name one."""
+        values = (self.database_url, self.directory, self.blob_container, os.environ.get(DATABASE_VARIABLE))
+        return any(values)
+
+    @property
+    def is_named(self) -> bool:
+        """Whether a namespace's name is part of what is kept in it."""
+        return self.directory is not None or self.blob_container is not None
+
+    @property
+    def kind(self) -> str:
+        """For messages; without an address, which may have a password."""
+        if self.blob_container is not None:
+            return "the container"
+        return "the database" if self.directory is None else "the directory"
+
+    @property
     def is_offset_needed(self) -> bool:
         """Whether every checkpoint in the store needs an offset."""
         return self.blob_container is not None

@@ -15,6 +15,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final
 
+from tidegate.console.consumers.kept import kept_views
 from tidegate.console.consumers.moves import KeptPlan, MoveRequest, carry_out, plan_moves
 from tidegate.console.consumers.progress import (
     LEASE_DURATION_S,
@@ -121,6 +122,13 @@ class Consumers:
         """
         moves = await plan_moves(self._broker.event_hub(request.event_hub), request)
         group = await self._database.ask(lambda database: read_group_view(database, request.consumer))
+        if not group.partition_ids and request.consumer in kept_views(
+            self._broker, request.consumer.event_hub
+        ):
+            raise InvalidArgumentError(
+                f"{request.consumer} keeps its checkpoints in the service, not in the database.",
+                next_step="Stop its processors, and use: tidegate checkpoint set --blob-container.",
+            )
 
         def owner(partition_id: str) -> str | None:
             lease = group.lease(partition_id)
@@ -233,7 +241,11 @@ class Consumers:
             view = read_group_view(database, consumer)
             return ({consumer: view} if view.partition_ids else {}), counts
 
-        groups, dead_letters = await self._database.ask(read)
+        stored, dead_letters = await self._database.ask(read)
+        kept = kept_views(self._broker, hub if consumer is None else consumer.event_hub)
+        # Hosts and official processors in one group each process everything: that of the database is shown.
+        kept = {each: kept[each] for each in kept if each not in stored and consumer in (None, each)}
+        groups = {**stored, **kept}
         names = {each.event_hub for each in groups}
         logs = {name: log for name in names if (log := await self._log_of(name)) is not None}
         if hub is not None:
@@ -249,7 +261,9 @@ class Consumers:
 
         def join(each: ConsumerKey) -> GroupProgress:
             log, letters = logs.get(each.event_hub), dead_letters.get(each, 0)
-            return progress_of(each, groups[each], log, unread, now, open_dead_letters=letters)
+            return progress_of(
+                each, groups[each], log, unread, now, open_dead_letters=letters, is_kept=each in kept
+            )
 
         return await self._database.ask(lambda _: {each: join(each) for each in groups})
 

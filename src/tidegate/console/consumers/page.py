@@ -125,7 +125,7 @@ class ConsumerPages(Pages):
             "letters_of": _letters_of,
             "start": start,
             **listing(request, address, found, only=only),
-            "may_move": rights_of(request).may_manage(hub),
+            "may_move": rights_of(request).may_manage(hub) and not progress.summary.is_kept,
             "sentence": _sentence_of_one(progress),
         }
 

@@ -17,6 +17,9 @@ from tidegate.sql import ConsumerKey
 
 LEASE_DURATION_S: Final = PartitionManagerOptions().lease_duration_s
 """The hosts' default, as in ``tidegate checkpoint set``, because the lease table does not store it."""
+KEPT_LEASE_DURATION_S: Final = 120.0
+"""After which official processors take a partition (.NET's default, the shortest; they renew every 30 s)."""
+
 STALL_TIMEOUT_S: Final = PartitionManagerOptions().effective_stall_timeout_s
 
 
@@ -135,6 +138,8 @@ class GroupSummary:
     """When a checkpoint was last moved."""
     open_dead_letters: int
     """Dead letters that are neither redriven nor discarded."""
+    is_kept: bool
+    """Whether official processors keep it in the service, and not hosts in the database."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +158,11 @@ def progress_of(
     now: datetime,
     *,
     open_dead_letters: int,
+    is_kept: bool,
 ) -> GroupProgress:
-    """One consumer group with its sums. unread: enqueued times. now: for the age of checkpoints."""
+    """One consumer group with its sums. unread: enqueued times. now: for the age of checkpoints. is_kept: see
+    ``GroupSummary``."""
+    lease_duration_s = KEPT_LEASE_DURATION_S if is_kept else LEASE_DURATION_S
 
     def partition(partition_id: str) -> PartitionProgress:
         checkpoint = group.checkpoints.get(partition_id)
@@ -167,7 +175,7 @@ def progress_of(
             partition_id,
             group.lease(partition_id),
             group.lease_age_s(partition_id),
-            group.leases.state(partition_id, LEASE_DURATION_S) is LeaseState.EXPIRED,
+            group.leases.state(partition_id, lease_duration_s) is LeaseState.EXPIRED,
             checkpoint,
             lag,
             stalled_s,
@@ -188,6 +196,7 @@ def progress_of(
         beyond_log_count=sum(each.lag.is_beyond_log for each in partitions),
         moved_at=max((each.moved_at for each in group.checkpoints.values() if each.moved_at), default=None),
         open_dead_letters=open_dead_letters,
+        is_kept=is_kept,
     )
     return GroupProgress(summary, partitions)
 

@@ -23,6 +23,7 @@ from tidegate.broker import (
     SharedAccessPolicy,
 )
 from tidegate.gateway.administration import shapes
+from tidegate.gateway.administration.consumers import consumer_rows
 from tidegate.gateway.administration.partition_lists import each_partition, in_slices
 from tidegate.gateway.administration.shapes import Shape
 from tidegate.model.capture import CaptureSettings, CaptureStatistics
@@ -112,6 +113,8 @@ class Operation:
     is_long_list: bool = False
     """Whether the answer is a list of rows that the handler has encoded, in slices."""
     status: int = 200
+    is_listen_enough: bool = False
+    """Whether Listen is enough over AMQP as well; everything else requires Manage there."""
     is_of_namespace: bool = False
     """True: requires a policy of the namespace, because its effect reaches beyond the event hub."""
 
@@ -195,6 +198,11 @@ async def _list_partitions(call: Call) -> object:
         return call.encode_row(await _partition(partition))
 
     return await each_partition(call.event_hub, row, call.sliced_work)
+
+
+async def _list_consumers(call: Call) -> object:
+    rows = map(call.encode_row, consumer_rows(call.broker, call.event_hub))
+    return await in_slices(rows, call.sliced_work)
 
 
 async def _list_revoked_publishers(call: Call) -> object:
@@ -359,7 +367,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "GET", f"{_HUB}/consumer-groups", "listConsumerGroups", "The consumer groups, $Default first.",
         Needs.SEE,
         lambda call: [{"name": name} for name in call.event_hub.description.consumer_groups],
-        answer=shapes.Named, is_list=True,
+        answer=shapes.Named, is_list=True, is_listen_enough=True,
     ),
     Operation(
         "POST", f"{_HUB}/consumer-groups", "createConsumerGroup", "Create a consumer group.", Needs.MANAGE,
@@ -370,6 +378,11 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         Needs.MANAGE,
         lambda call: call.event_hub.delete_consumer_group(call.parameters["group"]),
         status=204,
+    ),
+    Operation(
+        "GET", f"{_HUB}/consumers", "listConsumers",
+        "Owners, checkpoints and lag of official processors that keep them in the service.", Needs.SEE,
+        _list_consumers, answer=shapes.Consumer, is_list=True, is_long_list=True, is_listen_enough=True,
     ),
     *_policy_operations(_HUB, "EventHub", "an event hub"),
     Operation(

@@ -72,6 +72,20 @@ class Backup(Shape):
     failure: Annotated[str | None, _says("Why it failed; null: it did not.")]
 
 
+class Consumer(Shape):
+    consumer_group: Annotated[str, _says("The consumer group, in lower case.")]
+    store: Annotated[str, _says("ACCOUNT/CONTAINER, in which its processors keep it.")]
+    namespace: Annotated[str, _says("The host name by which its processors reach the service.")]
+    partition_id: Annotated[str, _says("The partition.")]
+    owner: Annotated[str, _says("The processor that has claimed it last; empty: none.")]
+    renewed_at: Annotated[str | None, _says("When: UTC, in ISO 8601; null: never.")]
+    lease_age_ms: Annotated[int | None, _says("Milliseconds since then.")]
+    sequence_number: Annotated[int | None, _says("Of the last processed event; null: no checkpoint.")]
+    checkpoint_at: Annotated[str | None, _says("When the checkpoint was written.")]
+    lag_events: Annotated[int | None, _says("Events still to be read; null: it is of another log.")]
+    lost_events: Annotated[int | None, _says("Events that retention removed before they were read.")]
+
+
 class Named(Shape):
     name: Annotated[str, _says("Its name.")]
 

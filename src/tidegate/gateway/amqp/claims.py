@@ -114,19 +114,17 @@ class ConnectionClaims:
         for grant in self._broker.authorize_key(name, key, self._find_peer()):
             self._keep(grant.resource, grant)
 
-    def actor(self, path: EntityPath, *, token: str | None = None) -> Actor:
-        """The actor that has Manage on ``path`` by this connection, or by a token that came with the request.
+    def actor(self, path: EntityPath, *, token: str | None = None, claim: Claim = Claim.MANAGE) -> Actor:
+        """The actor with ``claim`` on ``path`` by this connection, or by a token that came with the request.
 
         If several policies give it, all are named, so that the order of their tokens does not matter. Raises
         as ``require``.
         """
         now_utc = self._clock.now_utc()
-        self.require(path, Claim.MANAGE, token=token)
+        self.require(path, claim, token=token)
         peer = self._find_peer()
         grants = [
-            grant
-            for grant in self._indexed().over(path)
-            if grant.permits(path, Claim.MANAGE, now_utc=now_utc)
+            grant for grant in self._indexed().over(path) if grant.permits(path, claim, now_utc=now_utc)
         ]
         if not grants:
             assert token is not None  # ``require`` found nothing else

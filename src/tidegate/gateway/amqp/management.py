@@ -1,6 +1,7 @@
 """Answers ``$management``: descriptions of event hubs and partitions, and the administration's operations.
 
-Reading a hub or its partitions requires any claim on it; an operation of the administration requires Manage.
+Reading a hub or its partitions requires any claim on it; an operation of the administration requires Manage,
+or Listen where its row says so.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Final
 from tidegate.amqp.encode import encode_value
 from tidegate.amqp.message import MessageId
 from tidegate.amqp.types import Encoded
-from tidegate.broker import Actor, Broker, EventHub, Partition, acting_as
+from tidegate.broker import Actor, Broker, Claim, EventHub, Partition, acting_as
 from tidegate.gateway.administration.operations import OPERATIONS, Call, Operation
 from tidegate.gateway.administration.partition_lists import each_partition, partition_rows_bytes
 from tidegate.gateway.amqp.claims import ConnectionClaims
@@ -79,7 +80,8 @@ class ManagementService:
         operation = _operation_of(request)
         hub = None if operation.is_of_namespace else request.parameters.get("hub")
         path = NAMESPACE if hub is None else entity_path(hub)
-        actor = claims.actor(path, token=request.security_token)
+        claim = Claim.LISTEN if operation.is_listen_enough else Claim.MANAGE
+        actor = claims.actor(path, token=request.security_token, claim=claim)
         with acting_as(actor):
             wanted = None if operation.request is None else validated(request.values, operation.request)
             call = Call(

@@ -19,12 +19,13 @@ from starlette.requests import Request
 from tidegate.broker import Actor, Broker, Claim, Grant, Peer
 from tidegate.broker.blobs.accounts import (
     DEVELOPMENT_ACCOUNT,
+    DEVELOPMENT_ACCOUNT_ID,
     DEVELOPMENT_KEY,
+    NAMESPACE_ACCOUNT_ID,
     parse_account,
     signing_key,
 )
 from tidegate.broker.blobs.refusals import BlobRefusedError, Refusal
-from tidegate.broker.blobs.store import DEVELOPMENT_ACCOUNT_ID, NAMESPACE_ACCOUNT_ID
 from tidegate.gateway.http.authorization import peer_of
 from tidegate.gateway.http.blobs.signatures import BlobRequest, Signed, SignedRights, signed_by
 from tidegate.model.audience import NAMESPACE, entity_path

@@ -1,0 +1,171 @@
+"""What the service knows of the consumer groups that official processors keep in it: owners, lag, whose."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from tests.access.support import RawHttp, token_for
+from tests.gateway.blob_client import BlobClient
+from tests.support.blob_storage import OwnStorage
+
+from tidegate.broker import ROOT_POLICY_NAME, Claim
+from tidegate.client import EventHubAdministrator
+from tidegate.client.entities import ConsumerProperties
+from tidegate.model.connection_string import ConnectionString
+from tidegate.server.app import TidegateServer
+from tidegate.testing.hub import HubService
+
+LABELS = ("event_hub", "consumer_group", "partition", "owner")
+NEW = {"x-ms-blob-type": "BlockBlob"}
+
+
+@pytest.fixture
+def service() -> Iterator[HubService]:
+    """Two event hubs of two partitions; alpha has five events in partition 0, and the group reports."""
+    with HubService(is_http_used=True) as service:
+
+        async def prepare(server: TidegateServer) -> None:
+            for name in ("alpha", "beta"):
+                hub = await server.broker.create_event_hub(name, partition_count=2)
+                await hub.create_consumer_group("reports")
+                await server.broker.create_policy(name, "reader", [Claim.LISTEN])
+            alpha = server.broker.event_hub("alpha")
+            await alpha.partition("0").append_nowait(b"12345", [1, 1, 1, 1, 1])
+
+        service.call(prepare)
+        yield service
+
+
+def _client(service: HubService, hub: str | None = None) -> BlobClient:
+    storage = OwnStorage(service, event_hub=hub, policy=ROOT_POLICY_NAME if hub is None else "reader")
+    client = BlobClient(f"{storage.host}:{storage.port}", storage.account_name, storage.account_key)
+    client.ask("PUT", "/store", {"restype": "container"})
+    return client
+
+
+def _keep(client: BlobClient, hub: str, group: str, partition: str, **metadata: str) -> None:
+    """What official processors write: an ownership, or a checkpoint."""
+    kind = "ownership" if "ownerid" in metadata else "checkpoint"
+    headers = NEW | {f"x-ms-meta-{name}": value for name, value in metadata.items()}
+    path = f"/store/localhost:5672/{hub}/{group}/{kind}/{partition}"
+    assert client.ask("PUT", path, {}, headers).status == 201
+
+
+def _consumers(service: HubService, hub: str) -> list[ConsumerProperties]:
+    key = service.ask(lambda server: server.broker.policy(hub, "reader")).key
+    root = ConnectionString.parse(service.connection_string)
+
+    async def ask() -> list[ConsumerProperties]:
+        connection_string = replace(
+            root, shared_access_key_name="reader", shared_access_key=key, entity_path=hub
+        ).format()
+        async with EventHubAdministrator.from_connection_string(connection_string) as administrator:
+            return await administrator.list_consumers(hub)
+
+    return asyncio.run(ask())
+
+
+def _metrics(service: HubService, name: str) -> dict[tuple[str, ...], float]:
+    assert service.ready.http is not None
+    with RawHttp(service.ready.http) as http:
+        status, body = http.ask("GET", "/metrics", [("Host", "localhost")])
+    assert status == 200
+    return {
+        tuple(sample.labels[name] for name in LABELS if name in sample.labels): sample.value
+        for family in text_string_to_metric_families(body.decode())
+        if family.name == f"tidegate_{name}"
+        for sample in family.samples
+    }
+
+
+def test_owners_and_lag_of_each_partition(service: HubService) -> None:
+    """Over AMQP with Listen on the hub, over HTTP, and in /metrics; without a restart."""
+    client = _client(service, "alpha")
+    assert _consumers(service, "alpha") == []
+    _keep(client, "alpha", "$default", "0", ownerid="one")
+    _keep(client, "alpha", "$default", "0", offset="2", sequencenumber="2")
+    _keep(client, "alpha", "$default", "1", ownerid="")
+    rows = _consumers(service, "alpha")
+    assert [(each.partition_id, each.owner, each.sequence_number, each.lag_events) for each in rows] == [
+        ("0", "one", 2, 2),
+        ("1", "", None, 0),
+    ]
+    assert {(each.store, each.namespace, each.consumer_group) for each in rows} == {
+        ("alpha.blob/store", "localhost:5672", "$default")
+    }
+    assert rows[0].lease_age_ms is not None
+    assert _metrics(service, "consumer_lag_messages") == {
+        ("alpha", "$default", "0"): 2,
+        ("alpha", "$default", "1"): 0,
+    }
+    (labels,) = _metrics(service, "consumer_lease_renewed_timestamp_seconds")
+    assert labels == ("alpha", "$default", "0", "one")
+    assert _metrics(service, "consumer_checkpoint_sequence_number") == {("alpha", "$default", "0"): 2}
+    assert service.ready.http is not None
+    key = service.ask(lambda server: server.broker.policy("alpha", "reader")).key
+    with RawHttp(service.ready.http) as http:
+        token = ("Authorization", token_for("sb://localhost/alpha", "reader", key))
+        path = "/api/v1/event-hubs/alpha/consumers"
+        status, body = http.ask("GET", path, [("Host", "localhost"), token])
+    assert status == 200
+    assert json.loads(body)[0]["lag_events"] == 2
+    client.ask("DELETE", "/store/localhost:5672/alpha/$default/ownership/0")
+    client.ask("DELETE", "/store/localhost:5672/alpha/$default/checkpoint/0")
+    assert [each.partition_id for each in _consumers(service, "alpha")] == ["1"]
+
+
+def test_a_hubs_account_counts_for_that_hub_alone(service: HubService) -> None:
+    """Its tenant cannot show checkpoints of another hub; whoever has the namespace's key can."""
+    _keep(_client(service, "alpha"), "beta", "reports", "0", ownerid="forged")
+    assert _consumers(service, "beta") == []
+    _keep(_client(service), "BETA", "reports", "0", ownerid="true", offset="5")
+    assert [(each.owner, each.store) for each in _consumers(service, "beta")] == [("true", "blob/store")]
+    assert _consumers(service, "alpha") == []
+
+
+def test_only_groups_that_there_are_have_metrics(service: HubService) -> None:
+    """So nobody who may listen can add lines without end; the list has them all, and the last of several."""
+    client = _client(service, "alpha")
+    for number in range(3):
+        _keep(client, "alpha", f"made-up-{number}", "0", ownerid="one")
+    _keep(client, "alpha", "Reports", "0", ownerid="one")
+    _keep(client, "alpha", "reports", "7", offset="1", sequencenumber="1")
+    assert len(_consumers(service, "alpha")) == 5
+    assert set(_metrics(service, "consumer_lag_messages")) == {("alpha", "reports", "0")}
+
+
+def test_a_hub_created_again_begins_without_groups(service: HubService) -> None:
+    """Checkpoints in the namespace's account that are older than the hub are of another log."""
+    _keep(_client(service), "alpha", "reports", "0", offset="4", sequencenumber="4")
+    assert len(_consumers(service, "alpha")) == 1
+
+    async def recreate(server: TidegateServer) -> None:
+        await server.broker.delete_event_hub("alpha")
+        # The clock has milliseconds, and so have blobs.
+        await asyncio.sleep(0.002)
+        await server.broker.create_event_hub("alpha", partition_count=1)
+        await server.broker.create_policy("alpha", "reader", [Claim.LISTEN])
+
+    service.call(recreate)
+    assert _consumers(service, "alpha") == []
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"offset": "x", "sequencenumber": "--1"},
+        {"offset": "", "sequencenumber": "9" * 30},
+        {"sequencenumber": "99"},
+        {},
+    ],
+)
+def test_odd_checkpoints_do_no_harm(service: HubService, metadata: dict[str, str]) -> None:
+    """Whoever may write them gets a row that says less."""
+    _keep(_client(service, "alpha"), "alpha", "reports", "0", **metadata)
+    (row,) = _consumers(service, "alpha")
+    assert row.lag_events == (None if row.sequence_number == 99 else 5)
