@@ -27,6 +27,7 @@ from tidegate.cli.pipelines.spark import spark_group
 from tidegate.cli.pipelines.status import status, stop
 from tidegate.cli.service.backup import backup
 from tidegate.cli.service.check import check
+from tidegate.cli.service.doctor import doctor
 from tidegate.cli.service.serve import serve
 from tidegate.cli.shell.completion import completion, prepare_completion
 from tidegate.cli.shell.connection import connection_options
@@ -71,7 +72,7 @@ pipeline_group = CommandGroup(
     "tidegate",
     cls=ContentsGroup,
     contents=(
-        ("The service", (serve, backup, check)),
+        ("The service", (serve, backup, check, doctor)),
         ("Event hubs and events", (hub_group, group_group, capture_group, send, receive)),
         ("Access and throughput", (policy_group, token_group, publisher_group, throughput_group, tier_group)),
         ("Consumers", (host_group, lag, lease_group, checkpoint_group)),

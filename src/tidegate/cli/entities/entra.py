@@ -67,11 +67,11 @@ def entra(
     data_dir: Path | None,
     port: int | None,
 ) -> None:
-    """Make a token as Microsoft Entra ID does, for a service on this machine.
+    """Make a token as Microsoft Entra ID does.
 
-    The service must run with --development-issuer, and over TLS where an SDK has no other way. The token has
-    the roles on the event hub, or on the namespace, in its claim roles; nothing is sent to Azure. With
-    --serve, the command prints the two variables that azure-identity looks for in every language.
+    The service, on this machine, must run with --development-issuer, and over TLS where an SDK has no other
+    way. The token has the roles on the event hub, or on the namespace, in its claim roles; nothing is sent to
+    Azure. With --serve, the command prints the two variables that azure-identity looks for in every language.
 
     Examples:
       tidegate serve --development-issuer --amqps-port 5671 --http-port 5300

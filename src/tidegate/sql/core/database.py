@@ -14,6 +14,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -38,6 +39,18 @@ LOCK_WAIT_S: Final = 60.0
 """How long a writer waits for others by default, in seconds (our choice: longer than any batch)."""
 
 _WRITER_LOCK = "tidegate_writer_lock"
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseDescription:
+    """A database as it was found."""
+
+    server: str
+    """Its kind and version."""
+    tables_version: int
+    """0: it has no tables of Tidegate."""
+    newest_version: int
+    """Of this Tidegate."""
 
 
 class Database:
@@ -75,6 +88,27 @@ class Database:
         database = cls(_checked_url(url), clock=clock or SystemClock(), lock_wait_s=lock_wait_s)
         database.engine()
         return database
+
+    @classmethod
+    def describe(cls, url: str | URL) -> DatabaseDescription:
+        """What is at ``url``; nothing is created or migrated. Raises as ``open``."""
+        database = cls(_checked_url(url), clock=SystemClock(), lock_wait_s=LOCK_WAIT_S)
+        if database._is_new_file():
+            raise DatabaseError(f"There is no SQLite database {database._path}.")
+        engine = database._new_engine()
+        try:
+            with engine.connect() as connection:
+                connection = connection.execution_options(**{IS_READER: True})
+                server = connection.dialect.server_version_info or ()
+                return DatabaseDescription(
+                    f"{connection.dialect.name} {'.'.join(map(str, server))}",
+                    schema.current_version(connection),
+                    len(schema.MIGRATIONS),
+                )
+        except exc.SQLAlchemyError as error:
+            raise database._connect_error(error) from error
+        finally:
+            engine.dispose()
 
     @classmethod
     def shared(cls, url: str | URL, *, lock_wait_s: float = LOCK_WAIT_S) -> Database:

