@@ -229,13 +229,16 @@ def _measure_spark(
     rows = spark_stages.rows_expected(spark_stages.BULK_ROWS, size)
     spark = spark_session("tidegate-bench", configuration=kafka.spark_settings())
     try:
-        hub = spark_stages.fill_hub(service, read_count, event_bytes)
-        with kafka.reading(spark, read_count, event_bytes) as peer_read:
-            rounds = spark_stages.spark_reads(
-                spark, service, hub, read_count, event_bytes, peer_read=peer_read
-            )
-        read, *of_kafka = spark_stages.median_round(rounds)
-        read.compare_with(decode)
+        reads: list[Measurement] = []
+        for devices in spark_stages.DEVICES:
+            hub = spark_stages.fill_hub(service, read_count, event_bytes, devices=devices)
+            with kafka.reading(spark, read_count, event_bytes, devices=devices) as peer_read:
+                rounds = spark_stages.spark_reads(
+                    spark, service, hub, read_count, event_bytes, peer_read=peer_read, devices=devices
+                )
+            read, *of_kafka = spark_stages.median_round(rounds)
+            read.compare_with(decode)
+            reads += [read, *of_kafka]
         write = spark_stages.spark_write(spark, service, spark_stages.WRITE_EVENTS, event_bytes)
         write.compare_with(ingest)
         hub = spark_stages.fill_hub(service, count, size)
@@ -252,7 +255,7 @@ def _measure_spark(
             "exactly-once, Arrow function → SQLite", handler=spark_stages.ARROW_HANDLER
         )
         columns_into_sqlite.compare_with(baselines.sqlite_many_rows(rows, directory))
-        found = [read, *of_kafka, write, into_sqlite, columns_into_sqlite]
+        found = [*reads, write, into_sqlite, columns_into_sqlite]
         try:
             with PostgresqlServer(is_fsync_used=True) as postgresql:
                 url = postgresql.create_schema()

@@ -1,6 +1,6 @@
 """Kafka beside us: a broker, and Spark's own Kafka source in the session that reads ours, of the same events.
 
-    python -m bench.kafka [--events N] [--event-bytes N] [--rounds N] [--json FILE]
+    python -m bench.kafka [--events N] [--event-bytes N] [--rounds N] [--devices N …] [--json FILE]
 
 Needs Maven, which brings both from Maven Central (``kafka.xml``) into ``build/kafka``, once. The broker has
 Kafka's own defaults: an event is acknowledged when it is written, not when it is on disk. A read does not
@@ -34,7 +34,7 @@ from tests.support.ports import free_ports
 
 from bench.measure import Measurement, timed
 from bench.report import as_dict
-from bench.spark_stages import PARTITIONS, READ_EVENTS, ROUNDS, fill_hub, spark_reads
+from bench.spark_stages import DEVICES, PARTITIONS, READ_EVENTS, ROUNDS, fill_hub, spark_reads
 from bench.stages import PROPERTIES
 from bench.targets import KAFKA_READ
 from tidegate.spark import spark_session
@@ -68,10 +68,13 @@ def spark_settings() -> dict[str, str]:
 
 
 @contextmanager
-def reading(spark: SparkSession, events: int, event_bytes: int) -> Iterator[Callable[[], Measurement] | None]:
+def reading(
+    spark: SparkSession, events: int, event_bytes: int, *, devices: int = 1
+) -> Iterator[Callable[[], Measurement] | None]:
     """A broker with a topic of that many events, and what measures one read of it.
 
-    None where Kafka cannot be had, which has been said then. spark: started with ``spark_settings``.
+    devices: as ``stages.ingest``. None where Kafka cannot be had, which has been said then. spark: started
+    with ``spark_settings``.
     """
     if not spark.sparkContext.getConf().contains(_JARS_SETTING):
         yield None
@@ -83,7 +86,7 @@ def reading(spark: SparkSession, events: int, event_bytes: int) -> Iterator[Call
         yield None
         return
     with broker:
-        topic = KafkaTopic(broker, events, event_bytes)
+        topic = KafkaTopic(broker, events, event_bytes, devices)
         topic.fill(spark)
         yield partial(topic.read, spark)
 
@@ -211,12 +214,15 @@ class KafkaTopic:
     broker: KafkaBroker
     events: int
     event_bytes: int
+    devices: int
 
     def fill(self, spark: SparkSession) -> None:
         """Write the events, evenly over the partitions, in batches of half a megabyte."""
+        device = F.concat(F.lit("d-"), (F.col("id") % self.devices + 1).cast("string"))
+        values = {key: F.lit(value) for key, value in PROPERTIES.items()} | {"device": device}
         headers = [
-            F.struct(F.lit(key).alias("key"), F.lit(value.encode()).alias("value"))
-            for key, value in PROPERTIES.items()
+            F.struct(F.lit(key).alias("key"), value.cast("binary").alias("value"))
+            for key, value in values.items()
         ]
         rows = spark.range(0, self.events, 1, 2 * PARTITIONS).select(
             F.lit(bytearray(os.urandom(self.event_bytes))).alias("value"),
@@ -252,24 +258,40 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--events", type=int, default=READ_EVENTS, help="in all")
     parser.add_argument("--event-bytes", type=int, default=1024, help="bytes of each event's body")
+    parser.add_argument(
+        "--devices",
+        type=int,
+        nargs="+",
+        default=DEVICES,
+        help="distinct values of a property: one reads events that are alike, more than events unique ones",
+    )
     parser.add_argument("--rounds", type=int, default=2 * ROUNDS, help="reads of each, in turns")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
     arguments = parser.parse_args()
     events = arguments.events - arguments.events % PARTITIONS
     size = arguments.event_bytes
+    rounds: list[list[Measurement]] = []
     spark = spark_session("tidegate-bench-kafka", configuration=spark_settings())
     try:
         with (
             tempfile.TemporaryDirectory(prefix="tidegate-bench-") as folder,
             HubProcess(Path(folder)) as service,
         ):
-            hub = fill_hub(service, events, size)
-            with reading(spark, events, size) as peer_read:
-                if peer_read is None:
-                    return 1
-                rounds = spark_reads(
-                    spark, service, hub, events, size, peer_read=peer_read, rounds=arguments.rounds
-                )
+            for devices in arguments.devices:
+                hub = fill_hub(service, events, size, devices=devices)
+                with reading(spark, events, size, devices=devices) as peer_read:
+                    if peer_read is None:
+                        return 1
+                    rounds += spark_reads(
+                        spark,
+                        service,
+                        hub,
+                        events,
+                        size,
+                        peer_read=peer_read,
+                        rounds=arguments.rounds,
+                        devices=devices,
+                    )
     finally:
         spark.stop()
     _print(rounds)
@@ -282,10 +304,12 @@ def main() -> int:
 
 def _print(rounds: Sequence[Sequence[Measurement]]) -> None:
     table = Table(title="Batch reads in turns", title_justify="left")
+    table.add_column("ours")
     for column in ("events/s", "CPU µs/event", "Kafka's events/s", "CPU µs/event", "ratio"):
         table.add_column(column, justify="right")
     for ours, kafka in rounds:
         table.add_row(
+            ours.name,
             f"{ours.events_per_s:,.0f}",
             f"{ours.cpu_us_per_event:.2f}",
             f"{kafka.events_per_s:,.0f}",

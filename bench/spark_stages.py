@@ -8,7 +8,7 @@ import os
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute
@@ -78,10 +78,21 @@ ARROW_HANDLER = ArrowHandler(
 )
 
 
-def fill_hub(service: HubProcess, events: int, event_bytes: int) -> str:
+DEVICES: Final = (1, 500, 20_000, READ_EVENTS)
+"""Distinct properties of the events that are read: alike, of some devices, unique."""
+
+
+def name_of_read(name: str, devices: int) -> str:
+    """What a read of events of so many devices is called."""
+    if devices == 1:
+        return name
+    return f"{name}, unique properties" if devices >= READ_EVENTS else f"{name}, {devices:,} devices"
+
+
+def fill_hub(service: HubProcess, events: int, event_bytes: int, *, devices: int = 1) -> str:
     """A new hub of PARTITIONS partitions with that many events of one random body; its name."""
     hub = service.create_hub(partition_count=PARTITIONS)
-    ingest(service, hub, [os.urandom(event_bytes)] * events, PARTITIONS)
+    ingest(service, hub, [os.urandom(event_bytes)] * events, PARTITIONS, devices=devices)
     return hub
 
 
@@ -103,6 +114,7 @@ def spark_reads(
     *,
     peer_read: Callable[[], Measurement] | None = None,
     rounds: int = ROUNDS,
+    devices: int = 1,
 ) -> list[list[Measurement]]:
     """Batch reads of the whole hub, all columns, to Spark's ``noop`` sink, in turns with a peer's.
 
@@ -118,7 +130,7 @@ def spark_reads(
 
     def read() -> Measurement:
         with timed(
-            READ,
+            name_of_read(READ, devices),
             events=events,
             payload_bytes=events * event_bytes,
             service_pid=service.process_id,

@@ -20,14 +20,20 @@ _RECEIVE_TIMEOUT_S = 60.0
 _SDK_BATCH_BYTES = 1_000_000
 
 
-def ingest(service: HubProcess, hub: str, bodies: Sequence[bytes], partition_count: int) -> Measurement:
+def ingest(
+    service: HubProcess, hub: str, bodies: Sequence[bytes], partition_count: int, *, devices: int = 1
+) -> Measurement:
     """Our producer encodes and publishes events with two properties; each acknowledgement follows an fsync.
 
-    Encoding is inside the measurement, making the ``EventData`` values is not.
+    devices: distinct values of one of them. Encoding is inside the measurement, making the ``EventData``
+    values is not.
     """
 
     async def publish() -> Measurement:
-        events = [EventData(body, PROPERTIES) for body in bodies]
+        events = [
+            EventData(body, PROPERTIES | {"device": f"d-{index % devices + 1}"})
+            for index, body in enumerate(bodies)
+        ]
         share = len(events) // partition_count
         async with EventHubProducer.from_connection_string(service.connection_string, hub) as producer:
             await producer.start()

@@ -16,6 +16,7 @@ READ: Final = "Spark read → no-op"
 KAFKA_READ: Final = "Kafka: Spark read → no-op"
 """What a read by Spark's own Kafka source is called."""
 EXACTLY_ONCE_RATIO: Final = 0.7
+KAFKA_RATIO: Final = 1.5
 _BULK: Final = ("SQLite executemany", "PostgreSQL executemany", "PostgreSQL COPY")
 HOMES_STATE_EVENTS_PER_S: Final = 89_000
 """A hand-written probe: keyed state with 20,000 keys a batch, no sink."""
@@ -23,7 +24,6 @@ WINDOWS_BY_HAND: Final = "windows by hand → PostgreSQL"
 """What a hand-written probe of one-minute windows, in the same run, is called (``bench.probes``); with the
 size of its micro-batches behind it, where it is compared with the ledger sink."""
 _RATES: Final = {
-    READ: READ_EVENTS_PER_S,
     "home security, keyed state": HOMES_STATE_EVENTS_PER_S,
 }
 
@@ -47,11 +47,11 @@ def targets_of(stages: Sequence[Measurement]) -> list[Target]:
     """The targets of those stages that have one."""
     found: list[Target] = []
     for stage in stages:
-        rate = _RATES.get(stage.name)
+        rate = READ_EVENTS_PER_S if stage.name.startswith(READ) else _RATES.get(stage.name)
         if rate is not None:
             found.append(Target(stage.name, f"{rate:,} events/s", stage.events_per_s / rate, 1.0))
         if KAFKA_READ in stage.baselines:
-            found.append(Target(stage.name, KAFKA_READ, stage.baselines[KAFKA_READ], 1.0))
+            found.append(Target(stage.name, KAFKA_READ, stage.baselines[KAFKA_READ], KAFKA_RATIO))
         found += [
             Target(stage.name, peer, ratio, 1.0)
             for peer, ratio in stage.baselines.items()

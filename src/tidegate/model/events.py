@@ -126,26 +126,32 @@ class ReceivedEvent:
 
     @property
     def contents(self) -> EventContents:
-        if self._contents is None:
+        contents = self._contents
+        if contents is None:
             assert self._decode is not None
             assert self._encoded is not None
-            self._contents = self._decode(self._encoded)
+            contents = self._contents = self._decode(self._encoded)
             self._encoded = None
-        return self._contents
+        return contents
 
     @property
     def body(self) -> bytes:
-        if self._body is None:
+        body = self._body
+        if body is None:
             if self._contents is None and self._decode_body is not None:
                 assert self._encoded is not None
-                self._body = bytes(self._decode_body(self._encoded))
+                found = self._decode_body(self._encoded)
+                body = found if isinstance(found, bytes) else bytes(found)
             else:
-                self._body = self.contents.body
-        return self._body
+                body = self.contents.body
+            self._body = body
+        return body
 
     @property
     def properties(self) -> Mapping[str, PropertyValue]:
-        return self.contents.properties
+        # As ``contents``, without its call: programs that read properties do so for each event.
+        contents = self._contents
+        return (self.contents if contents is None else contents).properties
 
     @property
     def partition_key(self) -> str | None:
