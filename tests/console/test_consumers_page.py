@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+from tests.access.support import RawHttp
 from tests.console.processing_support import DEADLINE_S, append, ended_job, hidden_fields, signed_in, text_of
 from tests.console.support import PlainBrowser, assert_accessible, console_service
 from tests.gateway.blob_client import BlobClient
@@ -127,6 +129,31 @@ def test_groups_and_their_lag(service: HubService, database: Database, plain_bro
     assert "No partition is stalled" in one
     for nothing in ("nobody", "%00", "a%00b/move?to=latest"):
         assert plain_browser.get(f"/consumers/{HUB}/{nothing}").status == 404
+
+
+def test_groups_are_in_the_metrics(service: HubService, database: Database) -> None:
+    """Lag, hosts and open dead letters of the database's groups, as they are at the scrape."""
+    _checkpoint(database, "measured", "0", 3)
+    LeaseTable(database).acquire(ConsumerKey(HUB, "measured"), "0", "host-a", expected=None)
+
+    def numbers() -> dict[str, float]:
+        assert service.ready.http is not None
+        with RawHttp(service.ready.http) as http:
+            status, body = http.ask("GET", "/metrics", [("Host", "localhost")])
+        assert status == 200
+        return {
+            family.name.removeprefix("tidegate_group_"): sample.value
+            for family in text_string_to_metric_families(body.decode())
+            if family.name.startswith("tidegate_group_")
+            for sample in family.samples
+            if sample.labels == {"event_hub": HUB, "consumer_group": "measured"}
+        }
+
+    expected = {"lag_messages": 26, "owned_partitions": 1, "hosts": 1, "open_dead_letters": 0}
+    assert numbers() == expected
+    letter = NewDeadLetter(1, "1", 5, "ValueError", "")
+    DeadLetters(database).add(ConsumerKey(HUB, "measured"), "0", [letter])
+    assert numbers() == expected | {"open_dead_letters": 1}
 
 
 def test_groups_that_the_service_keeps(service: HubService, plain_browser: PlainBrowser) -> None:

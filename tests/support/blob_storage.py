@@ -7,7 +7,8 @@ from typing import Protocol
 
 from tidegate.broker import ROOT_POLICY_NAME
 from tidegate.broker.blobs.accounts import account_key, account_name
-from tidegate.testing.hub import HubService
+from tidegate.model.connection_string import ConnectionString
+from tidegate.testing.hub import HubProcess, HubService
 
 
 class BlobStorage(Protocol):
@@ -30,19 +31,21 @@ class OwnStorage:
     """An account of a service: the namespace's, or an event hub's."""
 
     def __init__(
-        self, service: HubService, *, event_hub: str | None = None, policy: str = ROOT_POLICY_NAME
+        self,
+        service: HubService | HubProcess,
+        *,
+        event_hub: str | None = None,
+        policy: str = ROOT_POLICY_NAME,
     ) -> None:
-        """policy: of the event hub, or of the namespace if the hub has none of that name."""
+        """policy: of the event hub, or of the namespace; the root policy opens both accounts."""
         assert service.ready.http is not None
         self.host, _, port = service.ready.http.rpartition(":")
         self.port = int(port)
         self.account_name = account_name(event_hub)
 
-        def key(scope: str | None) -> str | None:
-            policies = service.ask(lambda server: server.broker.policies(scope))
-            return next((each.key for each in policies if each.name == policy), None)
-
-        found = (None if event_hub is None else key(event_hub)) or key(None)
+        found = ConnectionString.parse(service.connection_string).shared_access_key
+        if isinstance(service, HubService) and policy != ROOT_POLICY_NAME:
+            found = service.ask(lambda server: server.broker.policy(event_hub, policy)).key
         assert found is not None
         self.account_key = account_key(found)
 

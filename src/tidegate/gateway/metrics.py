@@ -8,7 +8,7 @@ naming".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from operator import attrgetter
@@ -52,6 +52,19 @@ class DiskSpace:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredGroup:
+    """A consumer group of hosts or pipelines with leases, checkpoints and dead letters in the database."""
+
+    event_hub: str
+    consumer_group: str
+    lag_events: int | None
+    """None: this service has no such hub."""
+    owned_partitions: int
+    hosts: int
+    open_dead_letters: int
+
+
+@dataclass(frozen=True, slots=True)
 class Sources:
     """The sources of the numbers."""
 
@@ -64,6 +77,8 @@ class Sources:
     tls_handshake_failures: Callable[[], int] = lambda: 0
     disk_space: Callable[[], DiskSpace | None] = lambda: None
     """None: not known yet."""
+    stored_groups: Callable[[], Sequence[StoredGroup]] = tuple
+    """Consumer groups of the database, as read last."""
 
 
 Samples = Iterable[tuple[tuple[str, ...], float]]
@@ -167,6 +182,17 @@ def _of_consumers(
     return MetricRow(name, Kind.GAUGE, description, samples, labels=names)
 
 
+def _of_stored_groups(name: str, description: str, read: Callable[[StoredGroup], float | None]) -> MetricRow:
+    """A number of each consumer group in the database; None: it is unknown."""
+
+    def samples(sources: Sources) -> Samples:
+        for group in sources.stored_groups():
+            if (value := read(group)) is not None:
+                yield (group.event_hub, group.consumer_group), value
+
+    return MetricRow(name, Kind.GAUGE, description, samples, labels=("event_hub", "consumer_group"))
+
+
 def _of_namespace(
     name: str, kind: Kind, description: str, read: Callable[[Sources], float | None], azure_name: str = ""
 ) -> MetricRow:
@@ -218,6 +244,21 @@ METRICS: Final[tuple[MetricRow, ...]] = (
         "When the partition's owner claimed or renewed it last, as Unix time; absent if it was released.",
         lambda partition, end: (partition.renewed_at_ms or 0) / 1000 if partition.owner else None,
         lambda partition: (partition.owner[:OWNER_CHARACTERS_MAX],), "owner",
+    ),
+    _of_stored_groups(
+        "group_lag_messages",
+        "Events that a consumer group with checkpoints in the service's database has still to read.",
+        lambda group: group.lag_events,
+    ),
+    _of_stored_groups(
+        "group_owned_partitions", "Its partitions that a host owns now.",
+        lambda group: group.owned_partitions,
+    ),
+    _of_stored_groups("group_hosts", "Hosts that own one.", lambda group: group.hosts),
+    _of_stored_groups(
+        "group_open_dead_letters",
+        "Its dead letters that are neither redriven nor discarded; their rate: deriv(…[10m]).",
+        lambda group: group.open_dead_letters,
     ),
     _of_namespace(
         "active_connections", Kind.GAUGE, "Open AMQP connections, over all transports.",

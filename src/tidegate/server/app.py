@@ -63,6 +63,7 @@ from tidegate.server.ready import (
     write_ready_file,
 )
 from tidegate.server.settings import ServerSettings
+from tidegate.server.stored_groups import read_stored_groups
 from tidegate.storage.options import LogOptions
 from tidegate.storage.write_errors import step_error
 from tidegate.transport.admission import Admission, AdmissionStatistics, connection_limits
@@ -268,7 +269,7 @@ class TidegateServer:
         """HTTP with the console, and the order in which they, and AMQP, are closed."""
         settings, stack = self.settings, self._exit_stack
         proxies = TrustedProxies.parse(settings.trusted_proxies)
-        console = None
+        console = consumers = None
         if settings.is_console_served and (settings.http_port is not None or settings.https_port is not None):
             parts = ConsoleParts(
                 broker,
@@ -281,6 +282,7 @@ class TidegateServer:
                 settings.redrive_pipelines,
             )
             views = await stack.enter_async_context(open_views(parts))
+            consumers = None if views.processing is None else views.processing.consumers
             console = ConsoleApp(
                 views, clock=self._clock, proxies=proxies, budget=amqp.budget, sliced_work=amqp.sliced_work
             )
@@ -297,6 +299,7 @@ class TidegateServer:
             further_routes=() if console is None else (console.route(),),
             hsts_max_age_s=settings.hsts_max_age_s,
             development_account=settings.development_account,
+            read_stored_groups=None if consumers is None else partial(read_stored_groups, consumers),
             tls_handshake_failures=lambda: 0 if handshake_failures is None else handshake_failures.count,
             disk_space=lambda: self._disk_space,
         )

@@ -35,6 +35,9 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="name the suites, and end")
     parser.add_argument("--only", action="append", choices=list(suites), metavar="NAME", help="repeatable")
     parser.add_argument("--transport", action="append", choices=[each.value for each in Transport])
+    parser.add_argument(
+        "--own-storage", action="store_true", help="checkpoints in the service, not in Azurite"
+    )
     parser.add_argument("--case", action="append", default=[], metavar="NAME", help="repeatable")
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
     parser.add_argument("--write", action="store_true", help=f"put the results into {FILE.name} and {PAGE}")
@@ -51,7 +54,7 @@ def main() -> int:
     results, is_complete = [], True
     for suite in chosen:
         try:
-            for result in _run(suite, transports, arguments.case):
+            for result in _run(suite, transports, arguments.case, arguments.own_storage):
                 results.append(result)
                 if arguments.write:
                     write_results([result])
@@ -65,7 +68,9 @@ def main() -> int:
     return int(not is_complete or any(result.failed for result in results))
 
 
-def _run(suite: Suite, transports: Sequence[Transport], cases: Sequence[str]) -> Iterator[Result]:
+def _run(
+    suite: Suite, transports: Sequence[Transport], cases: Sequence[str], has_own_storage: bool
+) -> Iterator[Result]:
     """A fresh service for each transport, so that no run sees what an earlier one left."""
     suite.prepare()
     for transport in suite.transports:
@@ -73,7 +78,7 @@ def _run(suite: Suite, transports: Sequence[Transport], cases: Sequence[str]) ->
             continue
         _progress.print(f"{suite.name} over {transport.value} …")
         started = time.monotonic()
-        with SuiteService() as service:
+        with SuiteService(has_own_storage=has_own_storage) as service:
             result = result_of(suite, transport, map(_say, suite.run(service, transport, cases)))
         _progress.print(
             f"  {result.passed} passed, {len(result.failed)} failed, {len(result.skipped)} skipped "

@@ -67,8 +67,8 @@ class _Group:
         self._draw = draw
         self._connection_string = service.connection_string_for(transport)
         self._hub = service.create_hub(partition_count=PARTITIONS)
-        self._storage = service.azurite.connection_string()
-        self._container = service.azurite.create_container()
+        self._storage = service.storage.connection_string()
+        self._container = service.storage.create_container()
         address = ConnectionString.parse(self._connection_string)
         self._environment = {
             "TIDEGATE_CONNECTION_STRING": self._connection_string,

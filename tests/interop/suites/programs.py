@@ -59,7 +59,7 @@ def run_program(
         "TIDEGATE_CASES": "\n".join(cases),
     }
     if is_azurite_used:
-        given["AZURITE_CONNECTION_STRING"] = service.azurite.connection_string()
+        given["AZURITE_CONNECTION_STRING"] = service.storage.connection_string()
     reported = 0
     with tempfile.TemporaryFile() as stderr:
         process = subprocess.Popen(

@@ -8,6 +8,7 @@ from typing import Final
 from tests.interop.suites.suite import ToolMissingError, Transport
 from tests.interop.support import tls_connection_string
 from tests.support.azurite import AzuriteServer
+from tests.support.blob_storage import BlobStorage, OwnStorage
 from tests.support.servers import ServerMissingError
 
 from tidegate.testing.hub import HubProcess
@@ -22,9 +23,11 @@ AZURE_NAME: Final = "tidegate.servicebus.windows.net"
 class SuiteService(HubProcess):
     """A context manager; ``restart``, ``kill`` and ``create_hub`` are those of ``HubProcess``."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_own_storage: bool = False) -> None:
+        """has_own_storage: checkpoints are kept in the service, and not in Azurite."""
         super().__init__(is_tls_used=True, is_http_used=True, tls_names=("localhost", AZURE_NAME))
         self._azurite: AzuriteServer | None = None
+        self._has_own_storage = has_own_storage
 
     def connection_string_for(self, transport: Transport) -> str:
         """The namespace's, with the transport's port in it. Python's and Java's SDKs ignore ports of TLS."""
@@ -48,6 +51,11 @@ class SuiteService(HubProcess):
     def https_url(self) -> str:
         """Without a slash at the end."""
         return f"https://localhost:{self.port_for(Transport.WEBSOCKET)}"
+
+    @property
+    def storage(self) -> BlobStorage:
+        """Blob storage. Raises ToolMissingError."""
+        return OwnStorage(self) if self._has_own_storage else self.azurite
 
     @property
     def azurite(self) -> AzuriteServer:

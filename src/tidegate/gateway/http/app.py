@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -32,7 +32,7 @@ from tidegate.gateway.http.errors import error_response, response_for
 from tidegate.gateway.http.origins import AllowedOrigins
 from tidegate.gateway.http.publish import Publishing
 from tidegate.gateway.http.server import HttpServer, listening_socket
-from tidegate.gateway.metrics import DiskSpace, MetricsPage, Sources
+from tidegate.gateway.metrics import DiskSpace, MetricsPage, Sources, StoredGroup
 from tidegate.model.audience import NAMESPACE
 from tidegate.model.capture import CaptureStatistics
 from tidegate.model.clock import Clock
@@ -59,6 +59,7 @@ class HttpGateway:
         hsts_max_age_s: int | None = None,
         tls_handshake_failures: Callable[[], int] = lambda: 0,
         development_account: DevelopmentAccount = DevelopmentAccount.THIS_MACHINE,
+        read_stored_groups: Callable[[], Awaitable[Sequence[StoredGroup] | None]] | None = None,
         disk_space: Callable[[], DiskSpace | None] = lambda: None,
     ) -> None:
         """amqp: serves AMQP over WebSockets; close it first, so that it ends them in order.
@@ -67,7 +68,8 @@ class HttpGateway:
         and the service is not stopping. origins: of pages that may open WebSockets. proxies: trusted to
         report their clients' addresses. further_routes: serve all other paths (the console). hsts_max_age_s:
         sent to browsers that use HTTPS; None: not sent. tls_handshake_failures: since the service started.
-        development_account: who may use it.
+        development_account: who may use it. read_stored_groups: those of the database, for metrics; its
+        result is None while they cannot be read, and those read before are shown.
         disk_space: of the data directory, as last seen.
         """
         self._broker = broker
@@ -76,6 +78,8 @@ class HttpGateway:
         self._origins = origins
         self._proxies = proxies
         self._authorizer = RequestAuthorizer(broker, clock)
+        self._read_stored_groups = read_stored_groups
+        self._stored_groups: Sequence[StoredGroup] = ()
         self._metrics = MetricsPage(
             Sources(
                 broker,
@@ -85,6 +89,7 @@ class HttpGateway:
                 amqp.admission.statistics,
                 tls_handshake_failures,
                 disk_space,
+                lambda: self._stored_groups,
             )
         )
         self._tasks = TaskOwner("HTTP gateway")
@@ -176,6 +181,9 @@ class HttpGateway:
             except (UnauthorizedError, ServerBusyError) as error:
                 await self._broker.key_guard.wait_before_answer(error)
                 return response_for(error)
+        if self._read_stored_groups is not None:
+            found = await self._read_stored_groups()
+            self._stored_groups = self._stored_groups if found is None else found
         body, content_type = self._metrics.render(request.headers.get("accept", ""))
         return Response(body, headers={"Content-Type": content_type})
 
