@@ -188,6 +188,7 @@ def test_every_operation_does_what_the_document_says(root: Client, tmp_path: Pat
     assert walk("createConsumerGroup", {"name": "g"}, hub="walk") == {"name": "g"}
     assert walk("listConsumerGroups", hub="walk") == [{"name": "$Default"}, {"name": "g"}]
     walk("deleteConsumerGroup", hub="walk", group="g")
+    assert walk("listConsumers", hub="walk") == []
 
     empty = walk("readPartition", hub="walk", partition="1")
     assert (empty["last_enqueued_offset"], empty["last_enqueued_time"], empty["is_empty"]) == (
