@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tidegate.broker.blobs.blob import Blob
-from tidegate.model.checkpoint_names import RecordKind, RecordName
+from tidegate.broker.blobs.checkpoint_names import RecordKind, RecordName
 from tidegate.model.hub_properties import PartitionEnds
 
 _NUMBER: Final = re.compile(r"-1|[0-9]{1,18}", re.ASCII)
