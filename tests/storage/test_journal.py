@@ -360,6 +360,25 @@ async def test_the_journal_replaces_what_a_segment_has_lost() -> None:
     assert [await _bodies(log) for log in logs] == [_expected(6)] * _COUNT
 
 
+@pytest.mark.parametrize("removed", [1, 40, 300])
+async def test_what_was_moved_by_a_removal_goes_back(removed: int) -> None:
+    """Bytes were removed within the first batch. The journal has that one, and not the last one, which was
+    intact where it had moved to: written again, the others would overwrite its beginning."""
+    files = SimulatedFiles()
+    manager, logs = await _open(files)
+    for body in (b"0" * 400, b"1", b"2"):
+        _round(manager, logs, body)
+    _round(manager, logs[:1], b"3" * 400)
+    files.locked.clear()
+    path = _DATA / "logs/hub/0/00000000000000000000.log"
+    whole = bytes(files.entries[path].content)
+    del files.entries[path].content[150 : 150 + removed]
+    assert check_log_directory(_DATA, files=files).damages == []
+    _, logs = await _open(files)
+    assert await _bodies(logs[0]) == [b"0" * 400, b"1", b"2", b"3" * 400]
+    assert bytes(files.entries[path].content) == whole
+
+
 async def test_what_the_journal_has_not_is_damage_by_number() -> None:
     """It shows how far a log went: what a large round had synced before is no torn tail."""
     files = SimulatedFiles()

@@ -33,7 +33,7 @@ from tidegate.storage.segments.segment import (
 )
 
 _MOVED_BYTES_MAX: Final = 64 * 1024
-"""Our choice: what an editor or a script may insert."""
+"""Our choice: what an editor or a script may insert or remove."""
 _SKIPPED_SUFFIXES: Final = (".new", ".deleted")
 
 
@@ -139,6 +139,7 @@ class _Log:
 
     def _take_batches(self, records: list[JournalRecord], found: FoundManifest, names: list[str]) -> None:
         places: dict[tuple[bytes, int, int], tuple[Path, int | None] | None] = {}
+        moved: set[Path] = set()
         for part in (record.part for record in records):
             identity = part.log_id, part.base_sequence_number, part.salt
             if identity not in places:
@@ -148,9 +149,15 @@ class _Log:
             # What retention or a repair has removed since is not there, or behind the end.
             if place is None or (place[1] is not None and part.position + len(body) > place[1]):
                 continue
-            if self._is_moved(place[0], part.position, body):
-                continue
-            self._replay.patches.setdefault(place[0], []).append((part.position, body))
+            found_at, rest = self._find_moved(place[0], part.position, body, place[1])
+            if found_at > part.position:
+                continue  # bytes were inserted before it: what was moved must not be overwritten
+            runs = self._replay.patches.setdefault(place[0], [])
+            if found_at < part.position and place[0] not in moved:
+                # Bytes were removed before it. What follows it goes back as well: the journal may lack some.
+                moved.add(place[0])
+                runs.append((part.position, rest))
+            runs.append((part.position, body))
 
     def _place_of(
         self, identity: tuple[bytes, int, int], found: FoundManifest, names: list[str]
@@ -173,14 +180,20 @@ class _Log:
                 return other, end
         return None
 
-    def _is_moved(self, path: Path, position: int, body: bytes) -> bool:
-        """Whether the batches are intact a little behind their place: bytes were inserted, and what was moved
-        must not be overwritten."""
+    def _find_moved(self, path: Path, position: int, body: bytes, end: int | None) -> tuple[int, bytes]:
+        """Where the batches are intact, and if that is before their place, the bytes from there that belong
+        before ``end``; their place if they are nowhere."""
         file = self._files.open_readable(path)
         try:
             if file.read_at(len(body), position) == body:
-                return False
-            return file.read_at(len(body) + _MOVED_BYTES_MAX, position + 1).find(body) >= 0
+                return position, b""
+            start = max(0, position - _MOVED_BYTES_MAX)
+            found = file.read_at(position - start + len(body) + _MOVED_BYTES_MAX, start).find(body)
+            if found < 0:
+                return position, b""
+            at = start + found
+            rest = file.size() if end is None else end - (position - at)
+            return at, file.read_at(rest - at, at) if at < position else b""
         finally:
             file.close()
 
