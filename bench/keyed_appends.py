@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from bench.measure import process_times
 from tidegate.client import EventHubProducer
 from tidegate.model.events import EventData, ReceivedEvent
 from tidegate.processor import EventProcessorHost, MemoryStore, PartitionContext
@@ -146,11 +145,7 @@ def _run(parent: Path | None, partitions: int, options: argparse.Namespace) -> t
             return asyncio.run(_measure(directory, **load))
         with HubProcess(directory) as service:
             service.create_hub(_HUB, partition_count=partitions)
-            before = process_times(service.process_id)
-            found = asyncio.run(_handle(service.connection_string, **load))
-            after = process_times(service.process_id)
-            print(before, after, flush=True)
-            return found
+            return asyncio.run(_handle(service.connection_string, **load))
 
 
 def main() -> None:

@@ -23,8 +23,6 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tidegate.console.audit.page import AuditPages
-from tidegate.console.consumers.page import ConsumerPages
-from tidegate.console.dead_letters.page import DeadLetterPages
 from tidegate.console.explorer.page import ExplorerPages
 from tidegate.console.explorer.send_page import SendPages
 from tidegate.console.frame.absent import AbsentPages
@@ -156,6 +154,10 @@ def page_routes(console: Console, views: Views) -> list[Route]:
     if processing is None:
         pages += [OverviewPages(console, namespace, None, None), AbsentPages(console)]
     else:
+        # With them comes SQLAlchemy: a service without a database starts faster, and is smaller.
+        from tidegate.console.consumers.page import ConsumerPages
+        from tidegate.console.dead_letters.page import DeadLetterPages
+
         consumers, letters, jobs = processing.consumers, processing.letters, processing.jobs
         pages += [
             OverviewPages(console, namespace, consumers, letters),

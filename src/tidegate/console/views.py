@@ -6,19 +6,21 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tidegate.broker import AuditTrail
-from tidegate.console.consumers.groups import Consumers
-from tidegate.console.dead_letters.letters import DeadLetterView
 from tidegate.console.explorer.events import BrokerEvents
 from tidegate.console.explorer.sending import EventSender
-from tidegate.console.frame.lazy_database import LazyDatabase
 from tidegate.console.frame.parts import ConsoleParts
 from tidegate.console.frame.rights import Access
 from tidegate.console.hubs.namespace import Namespace
 from tidegate.console.jobs.jobs import Jobs
 from tidegate.console.pipelines.reported import ReportedPipelines
 from tidegate.transport.status_files import PipelineFiles
+
+if TYPE_CHECKING:
+    from tidegate.console.consumers.groups import Consumers
+    from tidegate.console.dead_letters.letters import DeadLetterView
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,11 @@ async def open_views(parts: ConsoleParts) -> AsyncIterator[Views]:
         pipelines = await stack.enter_async_context(ReportedPipelines(files, clock, broker.audit))
         processing = None
         if parts.database is not None:
+            # With them comes SQLAlchemy: see ``app.page_routes``.
+            from tidegate.console.consumers.groups import Consumers
+            from tidegate.console.dead_letters.letters import DeadLetterView
+            from tidegate.console.frame.lazy_database import LazyDatabase
+
             database = LazyDatabase(parts.database)
             stack.push_async_callback(database.close)
             jobs = Jobs(clock, broker.audit, access)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from tidegate.console.consumers.groups import Consumers
 from tidegate.gateway.metrics import StoredGroup
 from tidegate.model.errors import TidegateError
+
+if TYPE_CHECKING:
+    from tidegate.console.consumers.groups import Consumers
 
 READ_S_MAX: Final = 2.0
 """Seconds that a scrape waits for the database (our choice: Prometheus gives up after 10)."""

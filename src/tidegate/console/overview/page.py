@@ -5,13 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tidegate.console.consumers.groups import Consumers
-from tidegate.console.dead_letters.letters import DeadLetterView
 from tidegate.console.frame.pages import Pages, get, see_other
 from tidegate.console.frame.rendering import bytes_text, duration, listed, number, page
 from tidegate.console.frame.sessions import require_listen, rights_of
@@ -19,6 +17,10 @@ from tidegate.console.frame.shared_answers import SharedAnswers
 from tidegate.console.hubs.namespace import Namespace
 from tidegate.console.hubs.sampler import Disk, Rates, Sample
 from tidegate.model.errors import TidegateError
+
+if TYPE_CHECKING:
+    from tidegate.console.consumers.groups import Consumers
+    from tidegate.console.dead_letters.letters import DeadLetterView
 
 HUBS_SHOWN: Final = 12
 """Event hubs on the overview, the busiest first."""
