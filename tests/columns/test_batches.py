@@ -17,8 +17,9 @@ from tidegate.amqp.message import Message, Properties, encode_message
 from tidegate.amqp.types import Described, Symbol, Timestamp, UInt
 from tidegate.columns import batches
 from tidegate.columns.batches import event_batch, event_batches
+from tidegate.columns.entries import EntryTexts, decode_entries
 from tidegate.columns.names import EVENT_COLUMNS
-from tidegate.columns.places import locate_bodies
+from tidegate.columns.places import Int64s, locate_bodies
 from tidegate.columns.schema import ENCODED_EVENT_ARROW_SCHEMA, EVENT_ARROW_SCHEMA
 from tidegate.model.events import EventData, PropertyValue
 from tidegate.wire.encoded_events import EncodedEvents
@@ -219,9 +220,13 @@ def _any_event(rng: random.Random) -> tuple[bytes, bool]:
     return bytes(encoded), not is_broken
 
 
+@pytest.mark.parametrize("is_alike", [True, False])
 @pytest.mark.parametrize("is_packed", [True, False])
-def test_columns_are_what_decoding_each_event_gives(is_packed: bool) -> None:
-    """The fast way against the slow one, whatever is in a chunk and whichever columns are asked for."""
+def test_columns_are_what_decoding_each_event_gives(
+    is_packed: bool, is_alike: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fast ways against the slow one, whatever is in a chunk and whichever columns are asked for."""
+    monkeypatch.setattr(batches, "_are_alike", lambda *_: is_alike)
     for seed in range(150):
         rng = random.Random(seed)
         drawn = [_any_event(rng) for _ in range(rng.randrange(1, 40))]
@@ -322,6 +327,31 @@ def test_events_that_differ_are_not_decoded_one_by_one(monkeypatch: pytest.Monke
     assert batch.column("properties.key").to_pylist() == [key or None for key in keys]
     assert batch.column("properties.n").to_pylist() == [str(n) if keys[n] else None for n in range(200)]
     assert len(done) == 1
+
+
+@pytest.mark.parametrize(("devices", "is_cut_out"), [(1, False), (16, False), (40, True), (200, True)])
+def test_properties_that_most_events_share_are_decoded_once(
+    devices: int, is_cut_out: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And those of many devices in columns; each event has its own either way."""
+    done: list[str] = []
+    decode_rest = batches._decode_rest
+
+    def decode(rest: bytes) -> EventTexts:
+        done.append("decoded")
+        return decode_rest(rest)
+
+    def cut_out(payload: bytes, starts: Int64s, ends: Int64s) -> EntryTexts:
+        done.append("cut out")
+        return decode_entries(payload, starts, ends)
+
+    monkeypatch.setattr(batches, "_decode_rest", decode)
+    monkeypatch.setattr(batches, "decode_entries", cut_out)
+    messages = [encode_event(EventData(b"", {"device": number % devices})) for number in range(200)]
+    batch = event_batch("0", _events(*messages), ["properties.device", "properties"])
+    assert batch.column("properties.device").to_pylist() == [str(number % devices) for number in range(200)]
+    assert batch.column("properties").to_pylist() == [[("device", str(n % devices))] for n in range(200)]
+    assert done == (["cut out"] if is_cut_out else ["decoded"] * devices)
 
 
 _VALUES = st.one_of(

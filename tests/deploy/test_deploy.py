@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from http.client import HTTPConnection
 from pathlib import Path
@@ -115,6 +116,14 @@ def test_the_image_is_built_with_the_locked_versions() -> None:
     found = [Requirement(line) for line in lines if line and not line.startswith("#")]
     assert len(found) > 100
     assert all(str(each.specifier).startswith("==") for each in found)
+
+
+def test_the_image_has_what_the_build_needs() -> None:
+    """Everything that pyproject.toml names."""
+    copied = {word for step, rest in _dockerfile() if step == "COPY" for word in rest.split()[:-1]}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert {"src", "requirements.lock", "LICENSE", project["project"]["readme"]} <= copied
+    assert ("hatch_build.py" in copied) is (ROOT / "hatch_build.py").exists()
 
 
 def test_kubernetes_ports_probes_and_settings_belong_together() -> None:

@@ -104,6 +104,10 @@ def binary_column(values: Sequence[bytes | memoryview]) -> Column:
     )
 
 
+_SAMPLE: Final = 64
+"""Events of a chunk whose properties are compared: most have the same, or most have their own."""
+
+
 class _Contents:
     """The contents of a chunk's messages; each part is computed when first needed."""
 
@@ -115,7 +119,8 @@ class _Contents:
         self._keys: Column | None = None
         """Once ``_texts`` is known: the partition keys that it leaves out; null for other events."""
         self._entries: EntryTexts | None = None
-        """Likewise the application properties; of other events none."""
+        """Likewise the application properties; of other events none. None if most events have the same: they
+        are then in ``_distinct``."""
         self._alone: list[int] = []
         """Likewise the events that are decoded individually, ascending."""
         self._decoded: dict[int, tuple[EventTexts, bytes | None]] = {}
@@ -125,9 +130,11 @@ class _Contents:
         wanted = property_of(name)
         if wanted is None:
             return _CONTENT_COLUMNS[name](self)
-        return self._with_those_alone(
-            self._properties().values_of(wanted), lambda texts: texts.properties.get(wanted)
-        )
+        value_of: Callable[[EventTexts], object] = lambda texts: texts.properties.get(wanted)  # noqa: E731
+        entries = self._properties()
+        if entries is None:
+            return self.spread(value_of)
+        return self._with_those_alone(entries.values_of(wanted), value_of)
 
     def encoded(self) -> Column:
         """The messages themselves."""
@@ -158,10 +165,10 @@ class _Contents:
 
     def properties(self) -> Column:
         """The maps of application properties."""
-        kind = EVENT_ARROW_SCHEMA.field("properties").type
-        return self._with_those_alone(
-            self._properties().maps(kind), lambda texts: list(texts.properties.items())
-        )
+        kind, entries = EVENT_ARROW_SCHEMA.field("properties").type, self._properties()
+        if entries is None:
+            return self.spread(_items_of, kind)
+        return self._with_those_alone(entries.maps(kind), _items_of)
 
     def _with_those_alone(self, found: Column, value_of: Callable[[EventTexts], object]) -> Column:
         """The column, with the values of events that are decoded individually."""
@@ -185,9 +192,8 @@ class _Contents:
             self._places = locate_bodies(*self._buffer())
         return self._places
 
-    def _properties(self) -> EntryTexts:
+    def _properties(self) -> EntryTexts | None:
         self._texts()
-        assert self._entries is not None
         return self._entries
 
     def _texts(self) -> tuple[list[EventTexts], npt.NDArray[np.int32]]:
@@ -199,17 +205,19 @@ class _Contents:
     def _decode_around(self) -> tuple[list[EventTexts], npt.NDArray[np.int32]]:
         (payload, starts, _), places = self._buffer(), self._located()
         # An event that was not found has an empty range, and so no entries.
-        self._entries = decode_entries(payload, places.properties_starts, places.prefix_ends)
-        is_found = places.is_found & (self._entries.counts >= 0)
+        sections = places.properties_starts, places.prefix_ends
+        is_found, rest_ends = places.is_found.copy(), places.prefix_ends
+        if not _are_alike(payload, *sections):
+            self._entries, rest_ends = decode_entries(payload, *sections), places.properties_starts
+            is_found &= self._entries.counts >= 0
         found = np.flatnonzero(is_found)
         self._keys, starts_behind = self._cut_keys(found)
         texts: list[EventTexts] = []
         indices = np.zeros(len(starts), dtype=np.int32)
-        rests_end = places.properties_starts[found]
-        if (starts_behind == rests_end).all():
+        if (starts_behind == rest_ends[found]).all():
             texts.append(EventTexts())
         else:
-            rests = cut(payload, starts_behind, rests_end).dictionary_encode()
+            rests = cut(payload, starts_behind, rest_ends[found]).dictionary_encode()
             assert isinstance(rests, pa.DictionaryArray)
             numbers = rests.indices.to_numpy()
             indices[found] = numbers
@@ -250,6 +258,18 @@ class _Contents:
         if index not in self._decoded:
             self._decoded[index] = decode_whole(self._events.messages[index])
         return self._decoded[index]
+
+
+def _are_alike(payload: bytes, starts: Int64s, ends: Int64s) -> bool:
+    """Whether at most a quarter of these sections are distinct, going by a few of them."""
+    some = slice(None, None, max(1, len(starts) // _SAMPLE))
+    pairs = zip(starts[some].tolist(), ends[some].tolist(), strict=True)
+    sample = [payload[start:end] for start, end in pairs]
+    return 4 * len(set(sample)) <= len(sample)
+
+
+def _items_of(texts: EventTexts) -> list[tuple[str, str | None]]:
+    return list(texts.properties.items())
 
 
 @cached_when_short
