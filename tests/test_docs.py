@@ -221,6 +221,7 @@ def test_the_first_programs_show_events(program: str, workplace: Path) -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.programs
 @pytest.mark.timeout(600)
 def test_the_tutorials_pipelines_run(workplace: Path) -> None:
     """Function and DataFrame of the tutorial, pasted, give the same rows, and put the same event aside."""

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import Enum
 from pathlib import Path
 from typing import NoReturn
 from urllib.parse import urlencode
@@ -30,6 +31,7 @@ from tidegate.gateway.metrics import PREFIX as METRIC_PREFIX
 from tidegate.model.connection_string import ConnectionString
 from tidegate.server.certificates import ServerCertificate, ensure_server_certificate
 from tidegate.server.config_file import load_settings
+from tidegate.server.declared import DeclaredNamespace
 from tidegate.server.settings import ServerSettings
 from tidegate.testing.hub import HubService
 from tidegate.transport.clock import SystemClock
@@ -106,7 +108,8 @@ def test_the_firewall_rules_are_rules(tmp_path: Path) -> None:
 @pytest.mark.parametrize("page", ["docs/concepts/threat-model.md", "docs/guides/hardening.md", "SECURITY.md"])
 def test_settings_defaults_and_metrics_are_what_the_code_has(page: str, tmp_path: Path) -> None:
     """A reader who relies on a limit finds it in the service, with that default."""
-    defaults = {each.name: each.default for each in dataclasses.fields(ServerSettings)}
+    declared = {each.name: each.default for each in dataclasses.fields(DeclaredNamespace)}
+    defaults = declared | {each.name: each.default for each in dataclasses.fields(ServerSettings)}
     metrics = {f"{METRIC_PREFIX}{each.name}" for each in METRICS}
     text = (ROOT / page).read_text(encoding="utf-8")
     for name, given in re.findall(r"`([a-z]+(?:_[a-z]+)+)`(?: \(([^);:]*))?", text):
@@ -116,8 +119,9 @@ def test_settings_defaults_and_metrics_are_what_the_code_has(page: str, tmp_path
         number = re.match(r"[\d,.]+", given)
         default = defaults[name]
         if number is None:
-            assert given in ("", "none", "off") or default is None, f"{name} ({given})"
-            assert given not in ("none", "off") or default in (None, ()), f"{name} ({given})"
+            is_named = isinstance(default, Enum) and given == f"`{default.value}`"
+            assert given in ("", "none", "off") or default is None or is_named, f"{name} ({given})"
+            assert given not in ("none", "off") or default in (None, (), False), f"{name} ({given})"
         elif isinstance(default, int | float):
             factor = 1024 * 1024 if given.endswith("MB") else 1
             assert float(number[0].rstrip(",").replace(",", "")) * factor == default, f"{name} ({given})"

@@ -49,6 +49,7 @@ def _processes_that_name(directory: Path) -> list[str]:
     return [line for line in found.stdout.splitlines() if str(directory) in line]
 
 
+@pytest.mark.programs
 def test_every_flight_with_sqlite(tmp_path: Path, environment: dict[str, str]) -> None:
     """336,776 flights: rows + dead letters hold after a crash, and the two printed commands, pasted, bring
     every dead letter into the table; a second run over the same directory finds all of it done."""
