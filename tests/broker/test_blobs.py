@@ -394,3 +394,16 @@ def test_pages_and_common_parts() -> None:
         await world.broker.close()
 
     asyncio.run(check())
+
+
+async def test_a_container_that_goes_with_its_hub_holds_up_no_other_account(world: _World) -> None:
+    """Its deletion waits for the control log while the hub is deleted; a checkpoint of another is written."""
+    await world.blobs.create_container("hub-1", "store", {})
+    async with asyncio.timeout(60):
+        gone = asyncio.ensure_future(world.blobs.delete_container("hub-1", "store"))  # noqa: TID251
+        kept = asyncio.ensure_future(world.put("b"))  # noqa: TID251 - both awaited below
+        await asyncio.sleep(0)
+        world.blobs.forget_account("hub-1")
+        await asyncio.gather(gone, kept)
+    assert world.names() == ["b"]
+    await world.put("b")

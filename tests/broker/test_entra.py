@@ -15,8 +15,10 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from hypothesis import given
 from hypothesis import strategies as st
 from jwt.algorithms import ECAlgorithm, RSAAlgorithm
+from tests.storage.engines import Memory, MemoryEngine
+from tests.support.clocks import SetClock
 
-from tidegate.broker import Authorizer, Claim
+from tidegate.broker import UNKNOWN_PEER, Actor, Authorizer, Broker, Claim, acting_as
 from tidegate.broker.entra.issuers import Role, RoleAssignment, TokenIssuer, check_issuers
 from tidegate.broker.entra.tokens import EntraTokens
 from tidegate.model.audience import NAMESPACE, entity_path
@@ -202,6 +204,7 @@ def test_an_unknown_key_is_asked_for() -> None:
         {"keys": {}},
         {"keys": [1, {}, {"kty": "oct", "k": "AAAA", "kid": "k1"}]},
         {"keys": [_public(_KEY, "k1") | {"use": "enc"}]},
+        {"keys": [_public(_KEY, "k1") | {"alg": "none"}]},
         {"keys": [_public(rsa.generate_private_key(public_exponent=65537, key_size=1024), "k1")]},
     ],
 )
@@ -258,3 +261,16 @@ def test_declarations_that_cannot_be_meant(issuers: tuple[TokenIssuer, ...], mes
     """The same issuer twice, and one that nobody gets a right from."""
     with pytest.raises(InvalidArgumentError, match=message):
         check_issuers(issuers)
+
+
+async def test_an_owner_of_one_hub_cannot_create_it(clock: SetClock) -> None:
+    """Its role stays while the hub is deleted: the next of that name may be another tenant's."""
+    broker = await Broker.open(MemoryEngine(Memory()), clock=clock)
+    broker.authorizer.entra = _tokens(
+        TokenIssuer(_ISSUER.issuer, roles=(RoleAssignment(Role.OWNER, "writer", "orders"),))
+    )
+    grant = broker.authorizer.authorize(_signed(), "orders", now_utc=_NOW)
+    with acting_as(Actor.of([grant], UNKNOWN_PEER)), pytest.raises(UnauthorizedError, match="the namespace"):
+        await broker.create_event_hub("orders", partition_count=1)
+    await broker.create_event_hub("orders", partition_count=1)
+    await broker.close()

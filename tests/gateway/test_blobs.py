@@ -305,6 +305,17 @@ def test_wrong_keys_are_counted(service: HubService) -> None:
     assert failures() == before + 1
 
 
+def test_a_blob_is_no_page_of_the_console(client: BlobClient, container: str) -> None:
+    """They have one origin: what a sender stores must not run there, nor what an error repeats."""
+    html = {"x-ms-blob-type": "BlockBlob", "x-ms-blob-content-type": "text/html"}
+    client.ask("PUT", f"{container}/x.html", headers=html, body=b"<script>1</script>")
+    for path in (f"{container}/x.html", f"{container}/none"):
+        answer = client.ask("GET", path)
+        assert answer.headers["content-security-policy"] == "sandbox; default-src 'none'"
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["content-disposition"] == "attachment"
+
+
 def test_without_a_signature_nothing_is_said(service: HubService) -> None:
     """The same answer for every path, method and account, whether there is such a hub or not."""
     client = client_of(service)

@@ -13,6 +13,7 @@ import logging
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
+from http.client import HTTPException
 from typing import IO, Any, Final
 from urllib.parse import urlsplit
 
@@ -101,7 +102,7 @@ def _fetch(address: str) -> Mapping[str, Any]:
     try:
         with _OPENER.open(address, timeout=_TIMEOUT_S) as response:
             body = response.read(_BYTES_MAX + 1)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, HTTPException) as error:
         raise BrokenError(f"{address}: {error}") from error
     if len(body) > _BYTES_MAX:
         raise BrokenError(f"{address} has more than {_BYTES_MAX} bytes.")

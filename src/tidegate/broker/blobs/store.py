@@ -438,8 +438,10 @@ class BlobStore:
 
     def _drop(self, contents: _Contents) -> None:
         """Forget a container whose record is removed."""
+        if contents.is_deleted:
+            return  # with its account, while its own deletion waited
         contents.is_deleted = True
-        self._containers[contents.account_id].pop(contents.container.name, None)
+        self._containers.get(contents.account_id, {}).pop(contents.container.name, None)
         for name, blob in contents.blobs.items():
             self._count(contents.account_id, blob, None)
             self.groups.note(contents.account_id, contents.container.name, name, None)

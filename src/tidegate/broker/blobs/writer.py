@@ -101,8 +101,12 @@ class ChangeWriter:
             else:
                 self._versions[change.key] = version
         for each in batch:
-            each.on_written()
-            each.done.set_result(None)
+            try:
+                each.on_written()
+            except Exception as error:  # its own caller's: the others of the batch belong to other accounts
+                each.done.set_exception(error)
+            else:
+                each.done.set_result(None)
 
     def _removals(self, taken: set[str], count: int) -> list[ControlChange]:
         found: dict[str, ControlChange] = {}

@@ -82,8 +82,8 @@ class EntraTokens:
                 continue
             try:
                 key = jwt.PyJWK(each)
-            except jwt.PyJWTError:
-                continue
+            except (jwt.PyJWTError, NotImplementedError, ValueError, TypeError, KeyError):
+                continue  # PyJWT 2.15 raises what its parts do, as for "alg": "none"
             is_short = each.get("kty") == "RSA" and key.key.key_size < _RSA_BITS_MIN
             if key.algorithm_name in ALGORITHMS and not is_short:
                 keys.append(key)

@@ -35,6 +35,11 @@ def common_headers(request_headers: Mapping[str, str]) -> dict[str, str]:
         "x-ms-request-id": str(uuid.uuid4()),
         "x-ms-version": version if _VERSION.fullmatch(version) else VERSION_DEFAULT,
         "Cache-Control": "no-store",
+        # A blob may be a page, and the console has the same origin: no browser may run or embed it.
+        "Content-Security-Policy": "sandbox; default-src 'none'",
+        "Content-Disposition": "attachment",
+        "Cross-Origin-Resource-Policy": "same-origin",
+        "X-Content-Type-Options": "nosniff",
     }
     own_id = request_headers.get("x-ms-client-request-id", "")
     if _REQUEST_ID.fullmatch(own_id):

@@ -11,7 +11,7 @@ import re
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import Final
@@ -99,9 +99,11 @@ class Call:
     def _time(self, name: str) -> datetime | None:
         text = self.header(name)
         try:
-            return None if text is None else parsedate_to_datetime(text)
-        except (ValueError, OverflowError) as error:
+            found = None if text is None else parsedate_to_datetime(text)
+        except (ValueError, OverflowError, IndexError, TypeError) as error:
             raise BlobRefusedError(Refusal.INVALID_HEADER, f"{name} is not a time.") from error
+        # "-0000" gives a time without a zone, which is in UTC (RFC 5322, 3.3).
+        return found if found is None or found.tzinfo is not None else found.replace(tzinfo=UTC)
 
 
 Handler = Callable[[Call], Awaitable[Response]]
