@@ -11,10 +11,12 @@ from tests.storage.engines import Memory, MemoryEngine
 from tests.support.clocks import SetClock
 
 from tidegate.broker import BackupState, Broker
+from tidegate.broker.blobs import groups
 from tidegate.broker.blobs import lease as leases
 from tidegate.broker.blobs import store as stores
 from tidegate.broker.blobs.accounts import NAMESPACE_ACCOUNT_ID
 from tidegate.broker.blobs.blob import NO_CONDITIONS, Blob, Conditions
+from tidegate.broker.blobs.groups import GroupIndex, IndexedHub
 from tidegate.broker.blobs.lease import INFINITE, Lease, StoredLease
 from tidegate.broker.blobs.refusals import BlobRefusedError, Refusal
 from tidegate.broker.blobs.store import BlobStore
@@ -398,6 +400,7 @@ def test_pages_and_common_parts() -> None:
 
 async def test_a_container_that_goes_with_its_hub_holds_up_no_other_account(world: _World) -> None:
     """Its deletion waits for the control log while the hub is deleted; a checkpoint of another is written."""
+    world.blobs.add_account("hub-1")
     await world.blobs.create_container("hub-1", "store", {})
     async with asyncio.timeout(60):
         gone = asyncio.ensure_future(world.blobs.delete_container("hub-1", "store"))  # noqa: TID251
@@ -407,3 +410,61 @@ async def test_a_container_that_goes_with_its_hub_holds_up_no_other_account(worl
         await asyncio.gather(gone, kept)
     assert world.names() == ["b"]
     await world.put("b")
+
+
+async def test_a_hub_that_is_deleted_meanwhile_gets_no_container(world: _World) -> None:
+    """A request with a slow body, or one that waits for the control log: nothing stays behind."""
+    await world.broker.create_event_hub("h", partition_count=1)
+    account = world.broker.event_hub("h").description.hub_id
+    waiting = asyncio.ensure_future(world.blobs.create_container(account, "first", {}))  # noqa: TID251
+    await asyncio.sleep(0)
+    await world.broker.delete_event_hub("h")
+    await waiting
+    await _refused(Refusal.RESOURCE_NOT_FOUND, lambda: world.blobs.create_container(account, "second", {}))
+    await world.put("b")  # after it, nothing of before waits
+    assert await world.engine.control.read_all(f"container/{account}/") == {}
+    await _refused(Refusal.CONTAINER_NOT_FOUND, lambda: world.blobs.container(account, "first"))
+
+
+async def test_a_page_of_a_list_is_bounded_in_bytes(world: _World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long names and metadata are; the pages together have every blob once."""
+    monkeypatch.setattr(stores, "LIST_BYTES_MAX", 2000)
+    for number in range(7):
+        await world.blobs.put(
+            A, "store", f"{number}", NO_CONDITIONS, lease_id=None, content=b"", metadata={"m": "&" * 900}
+        )
+    sizes, names, start = [], [], ""
+    while True:
+        found, following = world.blobs.page(A, "store", prefix="", delimiter="", start=start, count=100)
+        sizes.append(len(found))
+        names += [each.blob.name for each in found if not isinstance(each, str)]
+        if following is None:
+            break
+        start = following
+    assert (sizes, names) == ([2, 2, 2, 1], [f"{number}" for number in range(7)])
+    monkeypatch.setattr(stores, "LIST_BYTES_MAX", 1)
+    found, following = world.blobs.page(A, "store", prefix="", delimiter="", start="", count=100)
+    assert (len(found), following) == (1, "1")
+
+
+def test_the_groups_of_an_account_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that come later are not known until others are gone; another account is not affected."""
+    monkeypatch.setattr(groups, "GROUPS_MAX", 2)
+    index = GroupIndex()
+    blob = Blob("", "0x1", 5, 5, {"sequencenumber": "3"})
+    hub = IndexedHub("h", "a", 0, {"g"}, ["0"], ["shared"])
+
+    def places() -> list[tuple[str, str]]:
+        return [(each.account_id, each.namespace) for each in index.of_hub(hub)]
+
+    for host in ("one", "two", "three"):
+        index.note("a", "c", f"{host}/h/g/checkpoint/0", blob)
+    index.note("shared", "c", "four/h/g/checkpoint/0", blob)
+    assert places() == [("a", "one"), ("a", "two"), ("shared", "four")]
+    index.note("a", "c", "three/h/g/checkpoint/0", None)
+    index.note("a", "c", "one/h/g/checkpoint/0", None)
+    index.note("a", "c", "three/h/g/checkpoint/0", blob)
+    assert places() == [("a", "two"), ("a", "three"), ("shared", "four")]
+    for host, account in (("two", "a"), ("three", "a"), ("four", "shared")):
+        index.note(account, "c", f"{host}/h/g/checkpoint/0", None)
+    assert index._hubs == {}

@@ -18,11 +18,11 @@ from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 from tests.storage.engines import Memory, MemoryEngine
 from tests.support.clocks import SetClock
 
-from tidegate.broker import UNKNOWN_PEER, Actor, Authorizer, Broker, Claim, acting_as
+from tidegate.broker import UNKNOWN_PEER, Actor, Authorizer, Broker, Claim, Door, Peer, acting_as
 from tidegate.broker.entra.issuers import Role, RoleAssignment, TokenIssuer, check_issuers
 from tidegate.broker.entra.tokens import EntraTokens
 from tidegate.model.audience import NAMESPACE, entity_path
-from tidegate.model.errors import InvalidArgumentError, UnauthorizedError
+from tidegate.model.errors import InvalidArgumentError, ServerBusyError, UnauthorizedError
 from tidegate.model.sas import make_sas_token
 
 _NOW: Final = datetime(2026, 11, 28, tzinfo=UTC)
@@ -273,4 +273,23 @@ async def test_an_owner_of_one_hub_cannot_create_it(clock: SetClock) -> None:
     with acting_as(Actor.of([grant], UNKNOWN_PEER)), pytest.raises(UnauthorizedError, match="the namespace"):
         await broker.create_event_hub("orders", partition_count=1)
     await broker.create_event_hub("orders", partition_count=1)
+    await broker.close()
+
+
+async def test_wrong_keys_of_policies_hold_up_no_token_of_an_issuer(clock: SetClock) -> None:
+    """An address with many wrong keys, of names made up: its keys are refused unchecked for a while."""
+    broker = await Broker.open(MemoryEngine(Memory()), clock=clock)
+    clock.now = _NOW
+    broker.authorizer.entra = _tokens()
+    peer = Peer(Door.HTTP, "192.0.2.1")
+    for number in range(100):
+        with pytest.raises((UnauthorizedError, ServerBusyError)):
+            broker.authorize_key(f"made-up-{number}", "wrong", peer)
+    with pytest.raises(ServerBusyError):
+        broker.authorize_key("made-up", "wrong", peer)
+    assert broker.authorize(_signed(), "orders", peer).claims == {Claim.SEND}
+    failures = broker.key_guard.failures(Door.HTTP)
+    with pytest.raises(UnauthorizedError):
+        broker.authorize(_signed(_OTHER), "orders", peer)
+    assert broker.key_guard.failures(Door.HTTP) == failures + 1
     await broker.close()

@@ -159,6 +159,11 @@ def test_groups_are_in_the_metrics(service: HubService, database: Database) -> N
 def test_groups_that_the_service_keeps(service: HubService, plain_browser: PlainBrowser) -> None:
     """Those of official processors with checkpoints in its accounts are in the same list, with owner and lag;
     the console does not move their checkpoints, which are not in the database."""
+
+    async def create_group(server: TidegateServer) -> None:
+        await server.broker.event_hub(HUB).create_consumer_group("official")
+
+    service.call(create_group)
     storage = OwnStorage(service)
     client = BlobClient(f"{storage.host}:{storage.port}", storage.account_name, storage.account_key)
     assert client.ask("PUT", "/consumers", {"restype": "container"}).status == 201

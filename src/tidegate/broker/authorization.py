@@ -186,6 +186,10 @@ class Authorizer:
             )
         return found
 
+    def is_signature(self, token: str) -> bool:
+        """Whether a token is checked as a shared access signature, and not as a JSON Web Token."""
+        return self.entra is None or token.startswith(SIGNATURE_PREFIX)
+
     def authorize(self, token: str, audience: Audience | str, *, now_utc: datetime) -> Grant:
         """Verify a client's SAS token or JSON Web Token for ``audience``, and return its rights.
 
@@ -195,7 +199,7 @@ class Authorizer:
         unknown policy), ExpiredToken, InvalidAudience. The message never contains the token.
         """
         wanted = self.audience(audience) if isinstance(audience, str) else audience
-        if self.entra is not None and not token.startswith(SIGNATURE_PREFIX):
+        if self.entra is not None and not self.is_signature(token):
             return _grant_of_principal(self.entra, token, wanted, now_utc)
         signature = SharedAccessSignature.parse(token)
         resource = self.audience(signature.resource)

@@ -39,14 +39,15 @@ class KeyGuard:
         """Keys and tokens refused since the service started, unchecked ones included."""
         return self._failures[door]
 
-    def judge(self, peer: Peer, policy: str, verify: Callable[[], T]) -> T:
+    def judge(self, peer: Peer, policy: str | None, verify: Callable[[], T]) -> T:
         """The result of ``verify``, which checks a key of ``policy`` (as the peer names it).
 
+        policy: None for a token that no guess makes, which is always checked.
         Raises what ``verify`` raises, an InvalidKeyError with the delay of its answer; ServerBusyError if too
         many answers to the address are delayed.
         """
         now = self._clock.monotonic()
-        wait_s = self._attempts.refused_for_s(peer.address, policy, now=now)
+        wait_s = 0.0 if policy is None else self._attempts.refused_for_s(peer.address, policy, now=now)
         if wait_s > 0.0:
             self._failures[peer.door] += 1
             raise ServerBusyError(
@@ -58,7 +59,7 @@ class KeyGuard:
             return verify()
         except UnauthorizedError as error:
             self._failures[peer.door] += 1
-            if isinstance(error, InvalidKeyError):
+            if isinstance(error, InvalidKeyError) and policy is not None:
                 error.answer_after_s = self._attempts.note(peer.address, policy, now=now)
                 _log.info("a wrong key for the policy %r came from %s", shown_policy_name(policy), peer)
             raise

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import os
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Final, Unpack
 
@@ -19,7 +19,7 @@ from tidegate.broker.audit import Action, AuditTrail, current_actor
 from tidegate.broker.authorization import Authorizer, Grant, SharedAccessPolicy
 from tidegate.broker.backups import NamespaceBackups
 from tidegate.broker.blobs.accounts import DEVELOPMENT_ACCOUNT_ID, NAMESPACE_ACCOUNT_ID, parse_account
-from tidegate.broker.blobs.groups import KeptGroup
+from tidegate.broker.blobs.groups import IndexedHub, KeptGroup
 from tidegate.broker.blobs.store import BlobStore
 from tidegate.broker.catalog import Catalog, EventHubRecord, serialized
 from tidegate.broker.claims import Claim
@@ -131,8 +131,10 @@ class Broker:
         Raises UnauthorizedError, and as ``KeyGuard.judge``.
         """
         now_utc = self._clock.now_utc()
+        # A JSON Web Token names no policy, and no key of it can be guessed.
+        policy = key_name_in(token) if self.authorizer.is_signature(token) else None
         return self.key_guard.judge(
-            peer, key_name_in(token), lambda: self.authorizer.authorize(token, audience, now_utc=now_utc)
+            peer, policy, lambda: self.authorizer.authorize(token, audience, now_utc=now_utc)
         )
 
     def authorize_key(self, name: str, key: str, peer: Peer = UNKNOWN_PEER) -> tuple[Grant, ...]:
@@ -360,12 +362,21 @@ class Broker:
                 self.capture_destinations.check(settings.destination, real_path=os.path.realpath)
         await self.event_hub(name).set_capture(settings)
 
-    def kept_groups(self, event_hub: EventHub) -> list[KeptGroup]:
-        """The consumer groups of official processors that keep their checkpoints here."""
+    def kept_groups(self, event_hub: EventHub, *, is_newest_only: bool = False) -> Iterator[KeptGroup]:
+        """The consumer groups of official processors that keep their checkpoints here, each when asked for.
+
+        is_newest_only: as for ``GroupIndex.of_hub``.
+        """
         described = event_hub.description
-        shared = frozenset({NAMESPACE_ACCOUNT_ID, DEVELOPMENT_ACCOUNT_ID})
-        groups = self.blobs.groups
-        return [*groups.of_hub(event_hub.name, described.hub_id, described.created_at_ms, shared)]
+        hub = IndexedHub(
+            event_hub.name.lower(),
+            described.hub_id,
+            described.created_at_ms,
+            {name.lower() for name in described.consumer_groups},
+            [partition.partition_id for partition in event_hub.partitions],
+            (NAMESPACE_ACCOUNT_ID, DEVELOPMENT_ACCOUNT_ID),
+        )
+        return self.blobs.groups.of_hub(hub, is_newest_only=is_newest_only)
 
     def add_change_listener(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Call ``listener`` after an event hub was created, changed or deleted; returns a function that
@@ -498,6 +509,7 @@ class Broker:
             audit=self.audit,
         )
         self._event_hubs[record.name.lower()] = event_hub
+        self.blobs.add_account(record.hub_id)
         if record.policies:
             self.authorizer.set_policies(record.policies, event_hub=record.name)
         return event_hub

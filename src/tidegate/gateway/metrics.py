@@ -20,7 +20,6 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from tidegate.broker import Broker, Door, EventHub, KeptPartition
-from tidegate.broker.blobs.groups import newest_of_each
 from tidegate.model import VERSION
 from tidegate.model.capture import CaptureStatistics
 from tidegate.model.hub_properties import PartitionEnds
@@ -170,13 +169,13 @@ def _of_consumers(
 
     def samples(sources: Sources) -> Samples:
         for hub in sources.broker.list_event_hubs():
-            known = {name.lower() for name in hub.description.consumer_groups}
             ends = {each.partition_id: each.known_ends() for each in hub.partitions if not each.open_error}
-            for name, group in newest_of_each(sources.broker.kept_groups(hub)).items():
-                for partition_id, partition in group.partitions.items() if name in known else ():
+            for group in sources.broker.kept_groups(hub, is_newest_only=True):
+                for partition_id, partition in group.partitions.items():
                     value = read(partition, ends[partition_id]) if partition_id in ends else None
                     if value is not None:
-                        yield (hub.name, name, partition_id, *labels_of(partition)), value
+                        place = (hub.name, group.consumer_group, partition_id)
+                        yield (*place, *labels_of(partition)), value
 
     names = ("event_hub", "consumer_group", "partition", *labels)
     return MetricRow(name, Kind.GAUGE, description, samples, labels=names)

@@ -18,8 +18,8 @@ from tidegate.model.times import time_of
 T = TypeVar("T")
 
 _ETAG_BYTES: Final = 8
-_OVERHEAD_BYTES: Final = 512
-"""Of a blob in memory, besides its name, content and metadata (measured, rounded up)."""
+_OVERHEAD_BYTES: Final = 1024
+"""Of a blob in memory and its value in the control log, besides name, content and metadata."""
 
 CONTENT_TYPE_DEFAULT: Final = "application/octet-stream"
 
@@ -44,10 +44,14 @@ class Blob(msgspec.Struct, frozen=True, omit_defaults=True):
     stored_lease: StoredLease | None = None
 
     @property
+    def listed_bytes(self) -> int:
+        """Its name and metadata."""
+        return len(self.name.encode()) + sum(len(name) + len(value) for name, value in self.metadata.items())
+
+    @property
     def held_bytes(self) -> int:
-        """About what it takes in memory."""
-        texts = sum(len(name) + len(value) for name, value in self.metadata.items())
-        return _OVERHEAD_BYTES + len(self.name) + len(self.content) + texts
+        """About what it takes in memory: the value in the control log, with content in base64, as well."""
+        return _OVERHEAD_BYTES + 4 * self.listed_bytes + 7 * len(self.content) // 3
 
 
 class Container(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -46,11 +46,14 @@ _CONTAINER_KEYS: Final = "container/"
 _BLOB_KEYS: Final = "blob/"
 _CONTAINER_ID_BYTES: Final = 8
 
-CONTENT_BYTES_MAX: Final = 64 * 1024
+CONTENT_BYTES_MAX: Final = 4 * 1024
 """Of a blob (our choice: official checkpoints have none, leases of older processors some 200 bytes)."""
 
 METADATA_BYTES_MAX: Final = 8 * 1024
 """Names and values of a blob's metadata (Azure "Setting and retrieving properties and metadata", 2026-09)."""
+
+LIST_BYTES_MAX: Final = 256 * 1024
+"""Names and metadata of one page of a list (our choice: less than 2 MB of XML, whatever is escaped)."""
 
 NAME_CHARACTERS_MAX: Final = 1024
 """Of a blob (Azure "Naming and referencing containers, blobs, and metadata", 2026-09)."""
@@ -115,6 +118,8 @@ class BlobStore:
         """Use ``open``."""
         self._clock = clock
         self._writer = ChangeWriter(control, versions)
+        self._accounts = {NAMESPACE_ACCOUNT_ID, DEVELOPMENT_ACCOUNT_ID}
+        """Ids of those that there are."""
         self._containers: dict[str, dict[str, _Contents]] = {}
         """By the account's id and the name."""
         self._usages: dict[str, _Usage] = {}
@@ -131,11 +136,11 @@ class BlobStore:
         """
         cells = {**await control.read_all(_CONTAINER_KEYS), **await control.read_all(_BLOB_KEYS)}
         store = cls(control, clock, {key: cell.version for key, cell in cells.items()})
-        accounts = {NAMESPACE_ACCOUNT_ID, DEVELOPMENT_ACCOUNT_ID, *hub_ids}
+        store._accounts.update(hub_ids)
         by_id: dict[str, _Contents] = {}
         for key, cell in cells.items():
             kind, owner, name = key.split("/", 2)
-            if kind == "container" and owner in accounts:
+            if kind == "container" and owner in store._accounts:
                 found = _Contents(owner, parse_container(cell.value, control.place(key)))
                 store._containers.setdefault(owner, {})[name] = by_id[found.container.container_id] = found
             elif kind == "blob" and owner in by_id:
@@ -163,6 +168,8 @@ class BlobStore:
         _check_metadata(metadata)
         key = f"{_CONTAINER_KEYS}{account_id}/{name}"
         async with self._turn(account_id, key):
+            if account_id not in self._accounts:
+                raise BlobRefusedError(Refusal.RESOURCE_NOT_FOUND)
             containers = self._containers.setdefault(account_id, {})
             if name in containers:
                 raise BlobRefusedError(Refusal.CONTAINER_EXISTS)
@@ -174,7 +181,10 @@ class BlobStore:
             container = Container(container_id, name, new_etag(), self.now_ms(), dict(metadata))
 
             def apply() -> None:
-                containers[name] = _Contents(account_id, container)
+                if account_id in self._accounts:
+                    containers[name] = _Contents(account_id, container)
+                else:
+                    self._writer.remove_later(key)
 
             await self._writer.write(key, msgspec.json.encode(container), apply)
         return container
@@ -189,11 +199,16 @@ class BlobStore:
             await self._writer.write(key, None, lambda: self._drop(contents))
         return count
 
+    def add_account(self, hub_id: str) -> None:
+        """Serve the account of a new event hub."""
+        self._accounts.add(hub_id)
+
     def forget_account(self, hub_id: str) -> None:
         """Remove the account of a deleted event hub, when there is time; it is no longer served."""
         for name, contents in [*self._containers.get(hub_id, {}).items()]:
             self._drop(contents)
             self._writer.remove_later(f"{_CONTAINER_KEYS}{hub_id}/{name}")
+        self._accounts.discard(hub_id)
         self._containers.pop(hub_id, None)
         self._usages.pop(hub_id, None)
 
@@ -312,7 +327,8 @@ class BlobStore:
         self, account_id: str, container: str, *, prefix: str, delimiter: str, start: str, count: int
     ) -> tuple[list[Held | str], str | None]:
         """At most ``count`` blobs in the order of their names, from the name ``start`` on, and the name at
-        which the next page starts (None: there is none).
+        which the next page starts (None: there is none). A page has at most ``LIST_BYTES_MAX`` of names and
+        metadata, but at least one blob.
 
         delimiter: names that have it behind the prefix make one entry, the part that they have in common;
         empty: there is none. Raises BlobRefusedError.
@@ -321,8 +337,10 @@ class BlobStore:
         names = contents.names
         index = bisect_left(names, max(prefix, start))
         found: list[Held | str] = []
+        size = 0
         while index < len(names) and (name := names[index]).startswith(prefix):
-            if len(found) >= count:
+            size += contents.blobs[name].listed_bytes
+            if len(found) >= count or (size > LIST_BYTES_MAX and found):
                 return found, name
             end = name.find(delimiter, len(prefix)) if delimiter else -1
             if end < 0:

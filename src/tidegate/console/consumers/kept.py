@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tidegate.broker import Broker, EventHub, KeptGroup
-from tidegate.broker.blobs.groups import newest_of_each
 from tidegate.model.times import time_of
 from tidegate.processor.checkpoint import ProcessorCheckpoint
 from tidegate.processor.group_view import GroupView
@@ -17,7 +16,7 @@ def kept_views(broker: Broker, event_hub: str | None) -> dict[ConsumerKey, Group
         ConsumerKey(hub.name, group.consumer_group): _view(broker, hub, group)
         for hub in broker.list_event_hubs()
         if event_hub in (None, hub.name.lower())
-        for group in newest_of_each(broker.kept_groups(hub)).values()
+        for group in broker.kept_groups(hub, is_newest_only=True)
     }
 
 
