@@ -108,13 +108,15 @@ class ByteStream(ABC):
         if self._ticket is not None:
             self._ticket.authenticate()
 
-    @abstractmethod
     def pause_reading(self) -> None:
         """Stop reading; the peer's sends will stall."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
 
-    @abstractmethod
     def resume_reading(self) -> None:
         """Read again."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
 
     @abstractmethod
     def close(self) -> None:
@@ -184,14 +186,6 @@ class SocketStream(ByteStream, asyncio.BufferedProtocol):
             return
         # Joined: ``sendmsg`` accepts at most 1,024 slices.
         transport.write(buffers[0] if len(buffers) == 1 else b"".join(buffers))
-
-    def pause_reading(self) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.pause_reading()
-
-    def resume_reading(self) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.resume_reading()
 
     def close(self) -> None:
         if self._transport is not None:

@@ -20,7 +20,7 @@ from urllib.parse import unquote
 from websockets.datastructures import Headers
 from websockets.frames import Frame, Opcode
 from websockets.http11 import Request, Response
-from websockets.protocol import OPEN, SEND_EOF
+from websockets.protocol import OPEN, SEND_EOF, Protocol
 from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
@@ -63,6 +63,13 @@ _PROTOCOL_LOG.setLevel(logging.ERROR)
 _TEXT_REFUSED: Final = 1003
 _GOING_AWAY: Final = 1001
 _NORMAL: Final = 1000
+
+
+def send_messages(protocol: Protocol, buffers: Sequence[Payload]) -> None:
+    """Queue the bytes in messages of at most ``MESSAGE_BYTES_MAX``."""
+    joined = memoryview(buffers[0] if len(buffers) == 1 else b"".join(buffers))
+    for start in range(0, len(joined), MESSAGE_BYTES_MAX):
+        protocol.send_binary(joined[start : start + MESSAGE_BYTES_MAX])
 
 
 class WebSocketStream(ByteStream, asyncio.Protocol):
@@ -134,9 +141,7 @@ class WebSocketStream(ByteStream, asyncio.Protocol):
     def write(self, buffers: Sequence[Payload]) -> None:
         if self._is_closing or self._has_ended or self._protocol.state is not OPEN:
             return
-        joined = memoryview(buffers[0] if len(buffers) == 1 else b"".join(buffers))
-        for start in range(0, len(joined), MESSAGE_BYTES_MAX):
-            self._protocol.send_binary(joined[start : start + MESSAGE_BYTES_MAX])
+        send_messages(self._protocol, buffers)
         self._send()
 
     def pause_reading(self) -> None:

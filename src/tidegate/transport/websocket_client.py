@@ -28,7 +28,7 @@ from tidegate.transport.streams import (
     StreamReceiver,
     connect_transport,
 )
-from tidegate.transport.websocket import CLOSE_TIMEOUT_S, MESSAGE_BYTES_MAX, SUBPROTOCOLS
+from tidegate.transport.websocket import CLOSE_TIMEOUT_S, SUBPROTOCOLS, send_messages
 
 PATH: Final = "/$servicebus/websocket"
 FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -65,18 +65,8 @@ class WebSocketClientStream(ByteStream, asyncio.Protocol):
     def write(self, buffers: Sequence[Payload]) -> None:
         if self._is_closing or self._has_ended or self._protocol.state is not OPEN:
             return
-        joined = memoryview(buffers[0] if len(buffers) == 1 else b"".join(buffers))
-        for start in range(0, len(joined), MESSAGE_BYTES_MAX):
-            self._protocol.send_binary(joined[start : start + MESSAGE_BYTES_MAX])
+        send_messages(self._protocol, buffers)
         self._send()
-
-    def pause_reading(self) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.pause_reading()
-
-    def resume_reading(self) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.resume_reading()
 
     def close(self) -> None:
         """Send the queue and a close frame; the stream ends with the service's answer."""

@@ -68,9 +68,8 @@ class HttpGateway:
         and the service is not stopping. origins: of pages that may open WebSockets. proxies: trusted to
         report their clients' addresses. further_routes: serve all other paths (the console). hsts_max_age_s:
         sent to browsers that use HTTPS; None: not sent. tls_handshake_failures: since the service started.
-        development_account: who may use it. read_stored_groups: those of the database, for metrics; its
-        result is None while they cannot be read, and those read before are shown.
-        disk_space: of the data directory, as last seen.
+        development_account: who may use it. read_stored_groups: those of the database, for metrics; None
+        while they cannot be read: those of before are shown. disk_space: as last seen.
         """
         self._broker = broker
         self._amqp = amqp
@@ -97,32 +96,25 @@ class HttpGateway:
         self._hsts_max_age_s = hsts_max_age_s
         # Anyone may ask for it, and a thousand partitions take a millisecond.
         self._health_report: Reused[Mapping[str, object]] = Reused()
-        self._application = Starlette(
-            routes=[
+        sliced_work = amqp.sliced_work
+        administration = Administration(
+            broker, clock=clock, capture_statistics=capture_statistics, sliced_work=sliced_work
+        )
+        blobs = BlobDoor(
+            broker, clock=clock, sliced_work=sliced_work, proxies=proxies, development=development_account
+        )
+        self._application = _application(
+            [
                 Route("/health", self._health, methods=["GET"]),
                 Route("/ready", self._ready, methods=["GET"]),
                 Route("/metrics", self._show_metrics, methods=["GET"]),
-                BlobDoor(
-                    broker,
-                    clock=clock,
-                    sliced_work=amqp.sliced_work,
-                    proxies=proxies,
-                    development=development_account,
-                ),
-                *Administration(
-                    broker,
-                    clock=clock,
-                    capture_statistics=capture_statistics,
-                    sliced_work=amqp.sliced_work,
-                ).routes(),
-                *Publishing(broker, clock=clock, budget=amqp.budget, sliced_work=amqp.sliced_work).routes(),
+                blobs,
+                *administration.routes(),
+                *Publishing(broker, clock=clock, budget=amqp.budget, sliced_work=sliced_work).routes(),
                 *further_routes,
-                *AtomAdministration(broker, clock=clock, sliced_work=amqp.sliced_work).routes(),
-            ],
-            exception_handlers={HTTPException: _on_http_exception, Exception: _on_failure},
+                *AtomAdministration(broker, clock=clock, sliced_work=sliced_work).routes(),
+            ]
         )
-        # Starlette would redirect clients to the host in the Host header, over plain HTTP.
-        self._application.router.redirect_slashes = False
 
     async def listen(
         self, host: str, port: int, *, ssl_context: ssl.SSLContext | None = None
@@ -186,6 +178,15 @@ class HttpGateway:
             self._stored_groups = self._stored_groups if found is None else found
         body, content_type = self._metrics.render(request.headers.get("accept", ""))
         return Response(body, headers={"Content-Type": content_type})
+
+
+def _application(routes: Sequence[BaseRoute]) -> Starlette:
+    found = Starlette(
+        routes=routes, exception_handlers={HTTPException: _on_http_exception, Exception: _on_failure}
+    )
+    # Starlette would redirect clients to the host in the Host header, over plain HTTP.
+    found.router.redirect_slashes = False
+    return found
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
