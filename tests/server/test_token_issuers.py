@@ -6,7 +6,7 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -93,6 +93,12 @@ def _signed(key: DevelopmentIssuer, issuer: str, monkeypatch: pytest.MonkeyPatch
         return key.token("p", [ROLE], now=now, life_s=600)
 
 
+async def _until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110 - the issuer runs in a thread
+            await asyncio.sleep(0.01)
+
+
 async def test_discovery_and_new_keys(
     issuer: Issuer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,10 +107,9 @@ async def test_discovery_and_new_keys(
     old, new = (DevelopmentIssuer.create(tmp_path / name) for name in ("old", "new"))
     trusted = TokenIssuer(issuer.address, are_roles_in_tokens=True)
     tokens = EntraTokens([trusted])
-    keys = IssuerKeys(tokens, [trusted])
     now = SystemClock().now_utc()
-    assert not await keys.load()  # it answers 503
-    running = asyncio.ensure_future(keys.run(is_complete=False))  # noqa: TID251 - ended below
+    running = asyncio.ensure_future(IssuerKeys(tokens, [trusted]).run())  # noqa: TID251 - ended below
+    await _until(lambda: bool(issuer.asked))  # it answers 503
 
     async def accepted(key: DevelopmentIssuer) -> None:
         async with asyncio.timeout(60):
@@ -138,6 +143,7 @@ async def test_discovery_and_new_keys(
         {"/.well-known/openid-configuration": b"[" * 100_000},
         {"/.well-known/openid-configuration": b"[]"},
         {"/.well-known/openid-configuration": b" " * (1024 * 1024 + 1)},
+        {"/.well-known/openid-configuration": {"issuer": None}},
         {},
     ],
 )
@@ -147,17 +153,31 @@ async def test_what_an_issuer_may_not_answer(
     """Another issuer's configuration, a redirect, too much: no key is taken, and the log says so."""
     issuer.answers = answers
     trusted = TokenIssuer(issuer.address, are_roles_in_tokens=True)
-    assert not await IssuerKeys(EntraTokens([trusted]), [trusted]).load()
+    running = asyncio.ensure_future(IssuerKeys(EntraTokens([trusted]), [trusted]).run())  # noqa: TID251
+    await _until(lambda: "could not be fetched" in caplog.text)
+    running.cancel()
     assert f"the keys of the token issuer {issuer.address} could not be fetched" in caplog.text
     assert issuer.asked == ["/.well-known/openid-configuration"]
 
 
+def test_an_issuer_without_keys_keeps_no_service_from_starting(issuer: Issuer, tmp_path: Path) -> None:
+    """Its mistake, or its outage, is not the service's."""
+    issuer.publish({"keys": []})
+    config = tmp_path / "tidegate.toml"
+    config.write_text(
+        f'[[token_issuers]]\nissuer = "{issuer.address}"\n'
+        'roles = [{role = "Data Owner", principal = "p"}]\n'
+    )
+    with HubService(is_http_used=True, config=config) as service:
+        assert service.create_hub()
+
+
 @pytest.mark.parametrize("address", ["http://issuer.example", "file:///etc/passwd", "issuer"])
-async def test_addresses_that_are_not_https(address: str) -> None:
+def test_addresses_that_are_not_https(address: str) -> None:
     """A start fails: whoever is in between could trust themselves."""
     trusted = TokenIssuer(address, are_roles_in_tokens=True)
     with pytest.raises(InvalidArgumentError, match="is not HTTPS"):
-        await IssuerKeys(EntraTokens([trusted]), [trusted]).load()
+        IssuerKeys(EntraTokens([trusted]), [trusted]).load_files()
 
 
 def test_a_declared_issuer_with_keys_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Final
 
 from tidegate.model.hub_properties import PartitionEnds
@@ -45,6 +46,44 @@ class GroupView:
         """The group's lag in ``partition`` of the hub created at that time."""
         checkpoint = self.checkpoints.get(partition.partition_id)
         return lag_of(partition, checkpoint, event_hub_created_at_ms=event_hub_created_at_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class KeptRow:
+    """What official processors keep of one partition."""
+
+    partition_id: str
+    owner: str
+    """Empty: the partition was released."""
+    renewed_at: datetime | None
+    """None: there is no lease."""
+    sequence_number: int | None
+    """Of the last processed event; None: there is no checkpoint."""
+    checkpoint_at: datetime | None = None
+
+
+def view_of_rows(
+    rows: Iterable[KeptRow], now: datetime, *, event_hub_created_at_ms: int | None = None
+) -> GroupView:
+    """A group of official processors. now: by the clock that the times in its rows are of."""
+    rows = list(rows)
+    leases = {
+        each.partition_id: Lease(each.partition_id, each.owner, 0, None, each.renewed_at, "")
+        for each in rows
+        if each.renewed_at is not None
+    }
+    checkpoints = {
+        each.partition_id: ProcessorCheckpoint(
+            each.partition_id,
+            each.sequence_number,
+            str(each.sequence_number),
+            event_hub_created_at_ms=event_hub_created_at_ms,
+            moved_at=each.checkpoint_at,
+        )
+        for each in rows
+        if each.sequence_number is not None
+    }
+    return GroupView(LeaseSnapshot(leases, now), checkpoints)
 
 
 async def view_group(store: ProcessorStore, group: GroupKey) -> GroupView:

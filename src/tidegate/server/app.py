@@ -159,7 +159,7 @@ class TidegateServer:
         broker = self._broker = await self._open_broker(certificate)
         tasks = TaskOwner("service")
         stack.push_async_callback(tasks.close)
-        await self._trust_issuers(broker, tasks)
+        self._trust_issuers(broker, tasks)
         capture = self._capture = CaptureService(
             broker,
             namespace=settings.capture_namespace,
@@ -221,7 +221,7 @@ class TidegateServer:
                 settings.ready_file.unlink(missing_ok=True)
         return broker
 
-    async def _trust_issuers(self, broker: Broker, tasks: TaskOwner) -> None:
+    def _trust_issuers(self, broker: Broker, tasks: TaskOwner) -> None:
         """Accept the tokens of the declared issuers, and of the one for development."""
         settings = self.settings
         issuers = settings.declared.token_issuers
@@ -240,8 +240,8 @@ class TidegateServer:
         if own is not None:
             fetched.set_keys(own.trusted.issuer, own.key_set())
         keys = IssuerKeys(fetched, issuers)
-        is_complete = await keys.load()
-        tasks.start(keys.run(is_complete=is_complete), name="keys of token issuers")
+        keys.load_files()
+        tasks.start(keys.run(), name="keys of token issuers")
         broker.authorizer.entra = fetched
 
     def _amqp_gateway(self, broker: Broker, capture: CaptureService, budget: MemoryBudget) -> AmqpGateway:

@@ -1,7 +1,7 @@
 """Fetches the public keys of trusted token issuers: from a file, or by OpenID discovery.
 
-An issuer that cannot be reached does not keep the service from starting: its tokens are refused until its
-keys are known, and the log says so. Keys that are known stay until others have been fetched.
+The service starts without waiting for an issuer: its tokens are refused until its keys are known, and the log
+says if they cannot be fetched. Keys that are known stay until others have been fetched.
 Source: OpenID Connect Discovery 1.0, sections 3 and 4; RFC 7517 (JSON Web Key Set).
 """
 
@@ -13,6 +13,7 @@ import logging
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from http.client import HTTPException
 from typing import IO, Any, Final
 from urllib.parse import urlsplit
@@ -42,41 +43,38 @@ class IssuerKeys:
         self._is_wanted = asyncio.Event()
         tokens.on_unknown_key = self._is_wanted.set
 
-    async def load(self) -> bool:
-        """Fetch the keys of all issuers; returns whether those of each are known.
+    def load_files(self) -> None:
+        """Load the keys that are in files, and check the addresses of the others.
 
         Raises InvalidArgumentError for a file that cannot be read or has no usable key, or an address that is
         neither HTTPS nor on this machine.
         """
-        found = await asyncio.gather(*map(self._load, self._issuers))
-        return all(found)
+        for issuer in self._issuers:
+            if issuer.keys is None:
+                _check_address(_configuration_of(issuer))
+            else:
+                self._tokens.set_keys(issuer.issuer, _key_set(issuer))
 
-    async def run(self, *, is_complete: bool) -> None:
-        """Fetch again every hour, and if a token names an unknown key, at most once a minute. Never returns.
-
-        is_complete: what ``load`` returned.
-        """
+    async def run(self) -> None:
+        """Fetch the keys of all issuers: now, every hour, and at most once a minute if some are not known or
+        a token names an unknown one. Never returns."""
         while True:
             self._is_wanted.clear()
+            are_known = all([await self._fetch(issuer) for issuer in self._issuers])
             await asyncio.sleep(RETRY_INTERVAL_S)
-            if is_complete:
-                try:
+            if are_known:
+                with suppress(TimeoutError):
                     async with asyncio.timeout(RENEWAL_INTERVAL_S - RETRY_INTERVAL_S):
                         await self._is_wanted.wait()
-                except TimeoutError:
-                    pass
-            try:
-                is_complete = await self.load()
-            except InvalidArgumentError as error:
-                _log.warning("the keys of token issuers stay as they are: %s", error)
 
-    async def _load(self, issuer: TokenIssuer) -> bool:
+    async def _fetch(self, issuer: TokenIssuer) -> bool:
+        """Replace the keys of an issuer; returns whether that was possible."""
         try:
             document = await asyncio.to_thread(_key_set, issuer)
-        except BrokenError as error:
+            self._tokens.set_keys(issuer.issuer, document)
+        except (BrokenError, InvalidArgumentError) as error:
             _log.warning("the keys of the token issuer %s could not be fetched: %s", issuer.issuer, error)
             return False
-        self._tokens.set_keys(issuer.issuer, document)
         return True
 
 
@@ -88,17 +86,25 @@ def _key_set(issuer: TokenIssuer) -> Mapping[str, Any]:
             raise InvalidArgumentError(
                 f"Cannot read the keys of the token issuer {issuer.issuer!r} from {issuer.keys}: {error}."
             ) from error
-    address = issuer.discovery or f"{issuer.issuer.rstrip('/')}/.well-known/openid-configuration"
+    address = _configuration_of(issuer)
     configuration = _fetch(address)
     if configuration.get("issuer") != issuer.issuer:
         raise BrokenError(f"{address} is the configuration of another issuer.")
     return _fetch(str(configuration.get("jwks_uri")))
 
 
-def _fetch(address: str) -> Mapping[str, Any]:
+def _configuration_of(issuer: TokenIssuer) -> str:
+    return issuer.discovery or f"{issuer.issuer.rstrip('/')}/.well-known/openid-configuration"
+
+
+def _check_address(address: str) -> None:
     parts = urlsplit(address)
     if parts.scheme != "https" and not (parts.scheme == "http" and is_loopback(parts.hostname or "")):
         raise InvalidArgumentError(f"The address {address[:200]!r} of a token issuer is not HTTPS.")
+
+
+def _fetch(address: str) -> Mapping[str, Any]:
+    _check_address(address)
     try:
         with _OPENER.open(address, timeout=_TIMEOUT_S) as response:
             body = response.read(_BYTES_MAX + 1)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from tidegate.broker import Broker, EventHub, KeptGroup
 from tidegate.model.times import time_of
-from tidegate.processor.checkpoint import ProcessorCheckpoint
-from tidegate.processor.group_view import GroupView
-from tidegate.processor.lease import Lease, LeaseSnapshot
+from tidegate.processor.group_view import GroupView, KeptRow, view_of_rows
 from tidegate.sql import ConsumerKey
 
 
@@ -21,21 +21,19 @@ def kept_views(broker: Broker, event_hub: str | None) -> dict[ConsumerKey, Group
 
 
 def _view(broker: Broker, hub: EventHub, group: KeptGroup) -> GroupView:
-    partitions = group.partitions.values()
-    leases = {
-        each.partition_id: Lease(each.partition_id, each.owner, 0, None, time_of(each.renewed_at_ms), "")
-        for each in partitions
-        if each.renewed_at_ms is not None
-    }
-    checkpoints = {
-        each.partition_id: ProcessorCheckpoint(
+    rows = (
+        KeptRow(
             each.partition_id,
+            each.owner,
+            _time(each.renewed_at_ms),
             each.sequence_number,
-            str(each.sequence_number),
-            event_hub_created_at_ms=hub.description.created_at_ms,
-            moved_at=time_of(each.checkpoint_at_ms),
+            _time(each.checkpoint_at_ms),
         )
-        for each in partitions
-        if each.sequence_number is not None and each.checkpoint_at_ms is not None
-    }
-    return GroupView(LeaseSnapshot(leases, time_of(broker.blobs.now_ms())), checkpoints)
+        for each in group.partitions.values()
+    )
+    now = time_of(broker.blobs.now_ms())
+    return view_of_rows(rows, now, event_hub_created_at_ms=hub.description.created_at_ms)
+
+
+def _time(time_ms: int | None) -> datetime | None:
+    return None if time_ms is None else time_of(time_ms)
