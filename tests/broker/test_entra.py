@@ -33,9 +33,10 @@ _CURVE: Final = ec.generate_private_key(ec.SECP256R1())
 _ISSUER: Final = TokenIssuer(
     "https://sts.example/tenant/",
     roles=(
-        RoleAssignment(Role.SENDER, "writer", "Orders"),
+        RoleAssignment(Role.SENDER, "writer", event_hub="Orders"),
         RoleAssignment(Role.RECEIVER, "readers"),
         RoleAssignment(Role.OWNER, "owner"),
+        RoleAssignment(Role.RECEIVER, app_role="Reader"),
     ),
 )
 _CLAIMS: Final = {
@@ -83,7 +84,8 @@ _TOKEN: Final = _signed()
         ({"groups": ["x", "readers"]}, "orders", {Claim.SEND, Claim.LISTEN}),
         ({"groups": ["x", "readers"]}, "other", {Claim.LISTEN}),
         ({"oid": "x", "sub": "owner"}, "", set(Claim)),
-        ({"oid": None, "roles": ["readers"]}, "", {Claim.LISTEN}),
+        ({"oid": None, "roles": ["Reader"]}, "", {Claim.LISTEN}),
+        ({"oid": "Reader", "roles": ["owner", "readers", 1]}, "", set()),
         ({"oid": "nobody", "azp": "owner", "appid": "owner", "groups": "owner", "email": "owner"}, "", set()),
         ({"oid": "nobody", "roles": ["Azure Event Hubs Data Owner"]}, "", set()),
     ],
@@ -255,7 +257,13 @@ def test_signatures_are_checked_as_before_and_nothing_else_without_issuers() -> 
 
 
 @pytest.mark.parametrize(
-    ("issuers", "message"), [((_ISSUER, _ISSUER), "declared twice"), ((TokenIssuer("x"),), "No principal")]
+    ("issuers", "message"),
+    [
+        ((_ISSUER, _ISSUER), "declared twice"),
+        ((TokenIssuer("x"),), "No principal"),
+        ((TokenIssuer("x", roles=(RoleAssignment(Role.OWNER),)),), "not one of"),
+        ((TokenIssuer("x", roles=(RoleAssignment(Role.OWNER, "a", "b"),)),), "not one of"),
+    ],
 )
 def test_declarations_that_cannot_be_meant(issuers: tuple[TokenIssuer, ...], message: str) -> None:
     """The same issuer twice, and one that nobody gets a right from."""
@@ -267,7 +275,7 @@ async def test_an_owner_of_one_hub_cannot_create_it(clock: SetClock) -> None:
     """Its role stays while the hub is deleted: the next of that name may be another tenant's."""
     broker = await Broker.open(MemoryEngine(Memory()), clock=clock)
     broker.authorizer.entra = _tokens(
-        TokenIssuer(_ISSUER.issuer, roles=(RoleAssignment(Role.OWNER, "writer", "orders"),))
+        TokenIssuer(_ISSUER.issuer, roles=(RoleAssignment(Role.OWNER, "writer", event_hub="orders"),))
     )
     grant = broker.authorizer.authorize(_signed(), "orders", now_utc=_NOW)
     with acting_as(Actor.of([grant], UNKNOWN_PEER)), pytest.raises(UnauthorizedError, match="the namespace"):

@@ -53,8 +53,10 @@ class RoleAssignment(Struct, frozen=True, forbid_unknown_fields=True):
     """Who has a role on the namespace or on one event hub."""
 
     role: Role
-    principal: Text
-    """A value of the token's claims ``oid``, ``sub``, ``groups`` or ``roles``, compared exactly."""
+    principal: Text | None = None
+    """A value of the token's claims ``oid``, ``sub`` or ``groups``, compared exactly."""
+    app_role: Text | None = None
+    """Instead of a principal: a value of the claim ``roles``, which an application's registration defines."""
     event_hub: Text | None = None
     """None: the whole namespace."""
 
@@ -83,12 +85,12 @@ def assignments_in(roles: object) -> list[RoleAssignment]:
     for each in roles if isinstance(roles, list) else ():
         name, _, hub = str(each).partition("@")
         if name in {role.value for role in Role} and (hub or "@" not in str(each)):
-            found.append(RoleAssignment(Role(name), "", hub or None))
+            found.append(RoleAssignment(Role(name), event_hub=hub or None))
     return found
 
 
 def check_issuers(issuers: tuple[TokenIssuer, ...]) -> None:
-    """Raise InvalidArgumentError if one is declared twice, or gives no principal a role."""
+    """Raise InvalidArgumentError if one is declared twice, or does not say who has a role."""
     names = [each.issuer for each in issuers]
     for each in issuers:
         if names.count(each.issuer) > 1:
@@ -97,4 +99,9 @@ def check_issuers(issuers: tuple[TokenIssuer, ...]) -> None:
             raise InvalidArgumentError(
                 f"No principal of the token issuer {each.issuer!r} has a role.",
                 next_step="Declare its roles: role, principal and, for one event hub, event_hub.",
+            )
+        if any((role.principal is None) is (role.app_role is None) for role in each.roles):
+            raise InvalidArgumentError(
+                f"A role of the token issuer {each.issuer!r} has not one of principal and app_role.",
+                next_step="Give the object id of a principal, or an application role.",
             )

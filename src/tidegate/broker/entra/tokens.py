@@ -172,10 +172,9 @@ class EntraTokens:
 
 def _principal(issuer: TokenIssuer, claims: Mapping[str, Any], expiry: int) -> Principal:
     ids = {each for name in ("oid", "sub") if isinstance(each := claims.get(name), str)}
-    for name in ("groups", "roles"):
-        values = claims.get(name)
-        ids.update(each for each in values if isinstance(each, str)) if isinstance(values, list) else None
-    assigned = [each for each in issuer.roles if each.principal in ids]
+    ids |= _strings_in(claims, "groups")
+    app_roles = _strings_in(claims, "roles")
+    assigned = [each for each in issuer.roles if each.principal in ids or each.app_role in app_roles]
     if issuer.are_roles_in_tokens:
         assigned += assignments_in(claims.get("roles"))
     rights: dict[str, frozenset[Claim]] = {}
@@ -185,6 +184,12 @@ def _principal(issuer: TokenIssuer, claims: Mapping[str, Any], expiry: int) -> P
     name = next((each for key in ("oid", "sub") if isinstance(each := claims.get(key), str)), "")
     shown = "".join(each for each in name[:_NAME_CHARACTERS_MAX] if each.isprintable())
     return Principal(shown or "(unnamed)", expiry, rights)
+
+
+def _strings_in(claims: Mapping[str, Any], name: str) -> set[str]:
+    """The strings in a list; nothing if it is something else."""
+    values = claims.get(name)
+    return {each for each in values if isinstance(each, str)} if isinstance(values, list) else set()
 
 
 def _time_in(claims: Mapping[str, Any], name: str) -> int | None:
