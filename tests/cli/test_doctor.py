@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import resource
+import shutil
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from pathlib import Path
 
 import pytest
@@ -84,3 +89,53 @@ def test_a_slow_disk_is_a_warning(
     found = doctor._disk_sync(tmp_path)
     assert found.result is result
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("files", "result"), [(1024, Result.WARNING), (65_536, Result.OK), (resource.RLIM_INFINITY, Result.OK)]
+)
+def test_few_files_are_a_warning(monkeypatch: pytest.MonkeyPatch, files: int, result: Result) -> None:
+    """By what the process may raise its limit to."""
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, files))
+    assert doctor._descriptors().result is result
+
+
+@pytest.mark.parametrize(("free", "result"), [(5, Result.WARNING), (50, Result.OK)])
+def test_a_nearly_full_disk_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, result: Result
+) -> None:
+    """In parts of its size."""
+    usage = shutil._ntuple_diskusage(100, 100 - free, free)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    assert doctor._disk_space(tmp_path).result is result
+
+
+@pytest.mark.parametrize(
+    ("hours", "problems", "clock", "health"),
+    [(0, [], Result.OK, Result.OK), (1, ["the disk is slow"], Result.FAILED, Result.WARNING)],
+)
+def test_what_the_service_answers_is_judged(
+    monkeypatch: pytest.MonkeyPatch,
+    hub_service: HubService,
+    hours: int,
+    problems: list[str],
+    clock: Result,
+    health: Result,
+) -> None:
+    """Its time against this machine's, and the problems that it names."""
+    time = datetime.now(UTC) + timedelta(hours=hours)  # noqa: TID251 - against the machine's clock
+    answer = json.dumps({"status": "degraded", "problems": problems}).encode()
+    monkeypatch.setattr(doctor, "_get", lambda _: (answer, format_datetime(time, usegmt=True)))
+    assert doctor._clock(hub_service.ready).result is clock
+    found = doctor._health(hub_service.ready)
+    assert (found.result, found.found) == (health, problems[0] if problems else "degraded")
+
+
+def test_a_certificate_that_ends_is_a_warning(
+    hub_service: HubService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before clients notice."""
+    assert doctor._certificate(hub_service.ready).result is Result.OK
+    later = datetime.now(UTC) + timedelta(days=380)  # noqa: TID251 - of a certificate made today
+    monkeypatch.setattr("tidegate.transport.clock.SystemClock.now_utc", lambda self: later)
+    assert doctor._certificate(hub_service.ready).result is Result.WARNING
