@@ -29,11 +29,18 @@ class MetricRow(Generic[Report]):
         """Whether it only grows, from 0 at each start."""
         return self.name.endswith("_total")
 
-    def family(self, prefix: str, label: str, reports: Iterable[tuple[str, Report]]) -> Metric:
-        """The metric with the numbers of all reports. label: of their names."""
+    @property
+    def kind(self) -> str:
+        """As Prometheus has it."""
+        return "counter" if self.is_counter else "gauge"
+
+    def family(self, prefix: str, label: str | None, reports: Iterable[tuple[str, Report]]) -> Metric:
+        """The metric with the numbers of all reports. label: of their names; None: there is one report, and
+        it needs no name."""
         kind = CounterMetricFamily if self.is_counter else GaugeMetricFamily
-        family = kind(prefix + self.name, self.description, labels=(label, *self.labels))
+        own = () if label is None else (label,)
+        family = kind(prefix + self.name, self.description, labels=(*own, *self.labels))
         for name, report in reports:
             for labels, value in self.read(report):
-                family.add_metric((name, *labels), value)
+                family.add_metric((*(name for _ in own), *labels), value)
         return family

@@ -18,7 +18,7 @@ from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 from tests.storage.engines import Memory, MemoryEngine
 from tests.support.clocks import SetClock
 
-from tidegate.broker import UNKNOWN_PEER, Actor, Authorizer, Broker, Claim, Door, Peer, acting_as
+from tidegate.broker import UNKNOWN_PEER, Actor, Authorizer, Broker, Claim, Door, Peer, acting_as, attempts
 from tidegate.broker.entra.issuers import Role, RoleAssignment, TokenIssuer, check_issuers
 from tidegate.broker.entra.tokens import EntraTokens
 from tidegate.model.audience import NAMESPACE, entity_path
@@ -284,8 +284,11 @@ async def test_an_owner_of_one_hub_cannot_create_it(clock: SetClock) -> None:
     await broker.close()
 
 
-async def test_wrong_keys_of_policies_hold_up_no_token_of_an_issuer(clock: SetClock) -> None:
+async def test_wrong_keys_of_policies_hold_up_no_token_of_an_issuer(
+    clock: SetClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An address with many wrong keys, of names made up: its keys are refused unchecked for a while."""
+    monkeypatch.setattr(attempts, "FREE_FAILURES", 5)  # whatever other tests of the run have set
     broker = await Broker.open(MemoryEngine(Memory()), clock=clock)
     clock.now = _NOW
     broker.authorizer.entra = _tokens()

@@ -254,8 +254,7 @@ def _metric_page() -> str:
     for row in METRICS:
         labels = ", ".join(f"`{label}`" for label in row.labels)
         lines.append(
-            f"| `{METRIC_PREFIX}{row.name}` | {row.kind.value} | {labels} | {row.description} | "
-            f"{row.azure_name} |"
+            f"| `{METRIC_PREFIX}{row.name}` | {row.kind} | {labels} | {row.description} | {row.azure_name} |"
         )
     lines += [
         "",
@@ -294,8 +293,7 @@ def _metric_page() -> str:
 
 def _metric_line(prefix: str, row: MetricRow[Any]) -> str:
     labels = ", ".join(f"`{label}`" for label in row.labels)
-    kind = "counter" if row.is_counter else "gauge"
-    return f"| `{prefix}{row.name}` | {kind} | {labels} | {row.description} |"
+    return f"| `{prefix}{row.name}` | {row.kind} | {labels} | {row.description} |"
 
 
 def _shape_link(shape: type[Shape]) -> str:

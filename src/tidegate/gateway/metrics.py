@@ -8,18 +8,18 @@ naming".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from operator import attrgetter
 from typing import Final
 
 from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from tidegate.broker import Broker, Door, EventHub, KeptPartition
+from tidegate.metric_rows import MetricRow, Samples
 from tidegate.model import VERSION
 from tidegate.model.capture import CaptureStatistics
 from tidegate.model.hub_properties import PartitionEnds
@@ -80,68 +80,42 @@ class Sources:
     """Consumer groups of the database, as read last."""
 
 
-Samples = Iterable[tuple[tuple[str, ...], float]]
-"""Values with those of their labels."""
-
-
-class Kind(Enum):
-    """The type of a metric."""
-
-    COUNTER = "counter"
-    """Since the service started, from 0."""
-    GAUGE = "gauge"
-
-
 @dataclass(frozen=True, slots=True)
-class MetricRow:
+class ServiceMetric(MetricRow[Sources]):
     """One line of the table."""
 
-    name: str
-    """Without ``PREFIX``; a counter's ends in ``_total``."""
-    kind: Kind
-    description: str
-    read: Callable[[Sources], Samples]
     azure_name: str = ""
     """Of Azure's metric with the same meaning; empty: none."""
-    labels: tuple[str, ...] = ()
-
-    def family(self, sources: Sources) -> Metric:
-        """The metric with its numbers now."""
-        kind = CounterMetricFamily if self.kind is Kind.COUNTER else GaugeMetricFamily
-        family = kind(PREFIX + self.name, self.description, labels=self.labels)
-        for labels, value in self.read(sources):
-            family.add_metric(labels, value)
-        return family
 
 
 def _of_hub(
-    name: str, kind: Kind, description: str, read: Callable[[EventHub], float], azure_name: str = ""
-) -> MetricRow:
+    name: str, description: str, read: Callable[[EventHub], float], azure_name: str = ""
+) -> ServiceMetric:
     """A number of each event hub."""
 
     def samples(sources: Sources) -> Samples:
         return [((hub.name,), read(hub)) for hub in sources.broker.list_event_hubs()]
 
-    return MetricRow(name, kind, description, samples, azure_name, ("event_hub",))
+    return ServiceMetric(name, description, samples, ("event_hub",), azure_name)
 
 
-def _counter(name: str, description: str, field: str, azure_name: str) -> MetricRow:
+def _counter(name: str, description: str, field: str, azure_name: str) -> ServiceMetric:
     """A number of ``EventHubStatistics``."""
     read = attrgetter(field)
-    return _of_hub(name, Kind.COUNTER, description, lambda hub: read(hub.statistics()), azure_name)
+    return _of_hub(name, description, lambda hub: read(hub.statistics()), azure_name)
 
 
-def _of_capture(name: str, kind: Kind, description: str, field: str, azure_name: str = "") -> MetricRow:
+def _of_capture(name: str, description: str, field: str, azure_name: str = "") -> ServiceMetric:
     """A number of ``CaptureStatistics``."""
     read = attrgetter(field)
 
     def samples(sources: Sources) -> Samples:
         return [((hub,), float(read(found))) for hub, found in sources.capture().items()]
 
-    return MetricRow(name, kind, description, samples, azure_name, ("event_hub",))
+    return ServiceMetric(name, description, samples, ("event_hub",), azure_name)
 
 
-def _of_partition(name: str, description: str, field: str) -> MetricRow:
+def _of_partition(name: str, description: str, field: str) -> ServiceMetric:
     """A number of ``Partition``."""
     read = attrgetter(field)
 
@@ -153,7 +127,7 @@ def _of_partition(name: str, description: str, field: str) -> MetricRow:
             if partition.open_error is None
         ]
 
-    return MetricRow(name, Kind.GAUGE, description, samples, labels=("event_hub", "partition"))
+    return ServiceMetric(name, description, samples, labels=("event_hub", "partition"))
 
 
 def _of_consumers(
@@ -162,7 +136,7 @@ def _of_consumers(
     read: Callable[[KeptPartition, PartitionEnds], float | None],
     labels_of: Callable[[KeptPartition], tuple[str, ...]] = lambda partition: (),
     *labels: str,
-) -> MetricRow:
+) -> ServiceMetric:
     """A number of each partition of each consumer group of official processors that keep checkpoints here;
     None: it has none. Of several containers the one that was written last counts, so that nothing but event
     hubs and their consumer groups adds lines."""
@@ -178,10 +152,12 @@ def _of_consumers(
                         yield (*place, *labels_of(partition)), value
 
     names = ("event_hub", "consumer_group", "partition", *labels)
-    return MetricRow(name, Kind.GAUGE, description, samples, labels=names)
+    return ServiceMetric(name, description, samples, labels=names)
 
 
-def _of_stored_groups(name: str, description: str, read: Callable[[StoredGroup], float | None]) -> MetricRow:
+def _of_stored_groups(
+    name: str, description: str, read: Callable[[StoredGroup], float | None]
+) -> ServiceMetric:
     """A number of each consumer group in the database; None: it is unknown."""
 
     def samples(sources: Sources) -> Samples:
@@ -189,22 +165,22 @@ def _of_stored_groups(name: str, description: str, read: Callable[[StoredGroup],
             if (value := read(group)) is not None:
                 yield (group.event_hub, group.consumer_group), value
 
-    return MetricRow(name, Kind.GAUGE, description, samples, labels=("event_hub", "consumer_group"))
+    return ServiceMetric(name, description, samples, labels=("event_hub", "consumer_group"))
 
 
 def _of_namespace(
-    name: str, kind: Kind, description: str, read: Callable[[Sources], float | None], azure_name: str = ""
-) -> MetricRow:
+    name: str, description: str, read: Callable[[Sources], float | None], azure_name: str = ""
+) -> ServiceMetric:
     """One number; None: it does not exist now."""
 
     def samples(sources: Sources) -> Samples:
         value = read(sources)
         return [] if value is None else [((), value)]
 
-    return MetricRow(name, kind, description, samples, azure_name)
+    return ServiceMetric(name, description, samples, azure_name=azure_name)
 
 
-METRICS: Final[tuple[MetricRow, ...]] = (
+METRICS: Final[tuple[ServiceMetric, ...]] = (
     _counter("incoming_messages_total", "Events stored.", "incoming_events", "IncomingMessages"),
     _counter("incoming_bytes_total", "Bytes stored.", "incoming_bytes", "IncomingBytes"),
     _counter("outgoing_messages_total", "Events delivered.", "outgoing_events", "OutgoingMessages"),
@@ -218,7 +194,7 @@ METRICS: Final[tuple[MetricRow, ...]] = (
         "ThrottledRequests",
     ),
     _of_hub(
-        "receivers", Kind.GAUGE, "Open receivers in all consumer groups.",
+        "receivers", "Open receivers in all consumer groups.",
         lambda hub: sum(len(partition.receivers()) for partition in hub.partitions),
     ),
     _of_partition(
@@ -260,11 +236,11 @@ METRICS: Final[tuple[MetricRow, ...]] = (
         lambda group: group.open_dead_letters,
     ),
     _of_namespace(
-        "active_connections", Kind.GAUGE, "Open AMQP connections, over all transports.",
+        "active_connections", "Open AMQP connections, over all transports.",
         lambda sources: sources.connections().active, "ActiveConnections",
     ),
-    MetricRow(
-        "open_connections", Kind.GAUGE,
+    ServiceMetric(
+        "open_connections",
         "Open connections, by protocol (WebSockets: amqp) and by whether they presented a token.",
         lambda sources: [
             ((face.value, "yes" if has_token else "no"), count)
@@ -272,8 +248,8 @@ METRICS: Final[tuple[MetricRow, ...]] = (
         ],
         labels=("speaks", "token"),
     ),
-    MetricRow(
-        "refused_connections_total", Kind.COUNTER,
+    ServiceMetric(
+        "refused_connections_total",
         "Connections refused, or ended to make room (displaced), by the limit that was reached.",
         lambda sources: [
             ((refusal.value,), count) for refusal, count in sources.admission().refused.items()
@@ -281,84 +257,84 @@ METRICS: Final[tuple[MetricRow, ...]] = (
         labels=("limit",),
     ),
     _of_namespace(
-        "open_connections_max", Kind.GAUGE, "Maximum of open connections; bounded by process_max_fds.",
+        "open_connections_max", "Maximum of open connections; bounded by process_max_fds.",
         lambda sources: sources.admission().limits.connections_max,
     ),
     _of_hub(
-        "failed_partitions", Kind.GAUGE, "Partitions that accept no events until the service restarts.",
+        "failed_partitions", "Partitions that accept no events until the service restarts.",
         lambda hub: sum(partition.is_failed for partition in hub.partitions),
     ),
     _of_hub(
-        "unopened_partitions", Kind.GAUGE,
+        "unopened_partitions",
         "Those of them that could not be opened: they refuse readers as well.",
         lambda hub: sum(partition.open_error is not None for partition in hub.partitions),
     ),
     _of_namespace(
-        "memory_held_bytes", Kind.GAUGE,
+        "memory_held_bytes",
         "Memory held for clients: unsent, incomplete and not yet durable data.",
         lambda sources: sources.memory().used_bytes,
     ),
     _of_namespace(
-        "memory_held_max_bytes", Kind.GAUGE, "Maximum memory held for clients.",
+        "memory_held_max_bytes", "Maximum memory held for clients.",
         lambda sources: sources.memory().bytes_max,
     ),
     _of_namespace(
-        "memory_ended_connections_total", Kind.COUNTER, "Connections ended because that maximum was reached.",
+        "memory_ended_connections_total", "Connections ended because that maximum was reached.",
         lambda sources: sources.memory().ended_peers,
     ),
     _of_namespace(
-        "connections_opened_total", Kind.COUNTER, "AMQP connections opened.",
+        "connections_opened_total", "AMQP connections opened.",
         lambda sources: sources.connections().opened, "ConnectionsOpened",
     ),
     _of_namespace(
-        "connections_closed_total", Kind.COUNTER, "AMQP connections that have ended.",
+        "connections_closed_total", "AMQP connections that have ended.",
         lambda sources: sources.connections().opened - sources.connections().active, "ConnectionsClosed",
     ),
     _of_namespace(
-        "throughput_units", Kind.GAUGE, "Throughput units; absent if there is no limit.",
+        "throughput_units", "Throughput units; absent if there is no limit.",
         lambda sources: sources.broker.throughput.units,
     ),
     _of_namespace(
-        "delayed_deliveries_total", Kind.COUNTER, "How often a receiver waited for throughput units.",
+        "delayed_deliveries_total", "How often a receiver waited for throughput units.",
         lambda sources: sources.broker.throughput.statistics().delayed_deliveries,
     ),
     _of_namespace(
-        "congested", Kind.GAUGE, "1 while reading from producers is paused because the disk is too slow.",
+        "congested", "1 while reading from producers is paused because the disk is too slow.",
         lambda sources: float(sources.broker.is_congested),
     ),
     _of_namespace(
-        "disk_free_bytes", Kind.GAUGE, "Free space for the data directory, as of the last 15 seconds.",
+        "disk_free_bytes", "Free space for the data directory, as of the last 15 seconds.",
         lambda sources: None if (found := sources.disk_space()) is None else found.free,
     ),
     _of_namespace(
-        "disk_bytes", Kind.GAUGE, "Size of the file system with the data directory.",
+        "disk_bytes", "Size of the file system with the data directory.",
         lambda sources: None if (found := sources.disk_space()) is None else found.total,
     ),
     _of_capture(
-        "captured_messages_total", Kind.COUNTER, "Events captured since the settings changed.",
+        "captured_messages_total", "Events captured since the settings changed.",
         "captured_events", "CapturedMessages",
     ),
     _of_capture(
-        "captured_bytes_total", Kind.COUNTER, "Bytes of events captured, as stored.", "captured_bytes",
+        "captured_bytes_total", "Bytes of events captured, as stored.", "captured_bytes",
         "CapturedBytes",
     ),
-    _of_capture("captured_files_total", Kind.COUNTER, "Files that Capture has finished.", "captured_files"),
+    _of_capture("captured_files_total", "Files that Capture has finished.", "captured_files"),
     _of_capture(
-        "capture_backlog_messages", Kind.GAUGE, "Events in the log that are not in a finished file yet.",
+        "capture_backlog_messages", "Events in the log that are not in a finished file yet.",
         "backlog_events", "CaptureBacklog",
     ),
     _of_capture(
-        "capture_backlog_bytes", Kind.GAUGE, "Their bytes, as far as Capture has counted.", "backlog_bytes"
+        "capture_backlog_bytes", "Their bytes, as far as Capture has counted.", "backlog_bytes"
     ),
     _of_capture(
-        "capture_missing_messages_total", Kind.COUNTER, "Events that retention removed uncaptured.",
+        "capture_missing_messages_total", "Events that retention removed uncaptured.",
         "missing_events",
     ),
     _of_capture(
-        "capture_failing", Kind.GAUGE, "1 while Capture cannot continue.", "is_failing"
+        "capture_failing", "1 while Capture cannot continue.", "is_failing"
     ),
-    MetricRow(
-        "authentication_failures_total", Kind.COUNTER,
+    ServiceMetric(
+        "authentication_failures_total",
         "Refused keys and tokens: wrong, expired, for another entity, or after too many wrong ones.",
         lambda sources: [
             ((door.value,), sources.broker.key_guard.failures(door))
@@ -367,11 +343,11 @@ METRICS: Final[tuple[MetricRow, ...]] = (
         labels=("door",),
     ),
     _of_namespace(
-        "tls_handshake_failures_total", Kind.COUNTER, "Failed TLS handshakes, over AMQP and HTTP.",
+        "tls_handshake_failures_total", "Failed TLS handshakes, over AMQP and HTTP.",
         lambda sources: sources.tls_handshake_failures(),
     ),
-    MetricRow(
-        "build_info", Kind.GAUGE, "1, with the release as a label.",
+    ServiceMetric(
+        "build_info", "1, with the release as a label.",
         lambda _: [((VERSION,), 1.0)], labels=("version",),
     ),
 )  # fmt: skip
@@ -390,7 +366,7 @@ class MetricsPage(Collector):
     def collect(self) -> Iterator[Metric]:
         """The table, for prometheus-client."""
         for row in METRICS:
-            yield row.family(self._sources)
+            yield row.family(PREFIX, None, [("", self._sources)])
 
     def render(self, accept: str) -> tuple[bytes, str]:
         """Body and content type: OpenMetrics if ``accept`` asks for it, else Prometheus' text format."""
