@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import resource
 import shutil
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
 
+import click
 import pytest
 import sqlalchemy as sa
-from tests.cli.support import run_tidegate
+from tests.cli.support import run_on_terminal, run_tidegate
 
 from tidegate.cli.service import doctor
 from tidegate.cli.service.doctor import Result
@@ -55,7 +57,48 @@ def test_what_fails_is_named_and_nothing_is_created(lonely: dict[str, str], tmp_
     assert "127.0.0.1:1" in found["service"]["found"]
     assert not (tmp_path / "none.db").exists()
     assert found["disk sync"]["result"] == "skipped"
+    assert all(each["advice"] for each in found.values() if each["result"] == "failed")
     assert "secret" not in str(found)
+
+
+def test_a_terminal_of_80_columns_shows_all_of_the_advice(lonely: dict[str, str]) -> None:
+    """Continued on further lines, between words."""
+    shown = run_on_terminal("doctor", "--data-dir", "/nowhere/at/all", environment=lonely).out
+    assert "Name another with --data-dir, or run as the service's user." in " ".join(shown.split())
+    assert "…" not in shown
+    assert max(len(line) for line in click.unstyle(shown).splitlines()) <= 80
+
+
+def test_a_policy_of_one_event_hub_is_enough(hub_service: HubService, lonely: dict[str, str]) -> None:
+    """An application's connection string, which may only send to its hub."""
+    hub = hub_service.create_hub(partition_count=2)
+    service = lonely | {"TIDEGATE_CONNECTION_STRING": hub_service.connection_string}
+    words = (
+        "policy",
+        "create",
+        "feed",
+        "--claim",
+        "Send",
+        "--hub",
+        hub,
+        "--with-connection-string",
+        "--json",
+    )
+    made = run_tidegate(*words, environment=service).json()
+    assert isinstance(made, dict)
+    _, found = _results("--connection-string", made["primary_connection_string"], environment=lonely)
+    assert found["service"]["result"] == "ok", found["service"]
+    assert found["service"]["found"] == f"answers; event hub {hub} has 2 partitions"
+
+
+def test_a_service_over_tls_only_has_no_health_to_ask(
+    hub_service: HubService, lonely: dict[str, str]
+) -> None:
+    """The reason is said as it is: there is a service, without such a port."""
+    write_profile(replace(hub_service.ready, http=None), lonely)
+    _, found = _results(environment=lonely)
+    for name in ("health", "clock"):
+        assert (found[name]["result"], "without TLS" in found[name]["found"]) == ("skipped", True)
 
 
 def test_a_database_is_described_as_it_is(tmp_path: Path) -> None:

@@ -18,17 +18,17 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from tidegate.cli.shell.connection import Service, open_administrator, with_service
+from tidegate.cli.shell.connection import Service, check_event_hub, with_service
 from tidegate.cli.shell.decorators import FILE, option
 from tidegate.cli.shell.exit_codes import CheckFailedError, NoConnectionError
 from tidegate.cli.shell.interrupt import run_interruptible
 from tidegate.cli.shell.options import database_option, with_output
 from tidegate.cli.shell.render import Output
 from tidegate.cli.shell.stores import DATABASE_VARIABLE
+from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import TidegateError
 
 if TYPE_CHECKING:
-    from tidegate.client import EventHubAdministrator
     from tidegate.server.ready import ReadyInformation
 
 FILES_MIN: Final = 4096
@@ -89,14 +89,25 @@ def doctor(output: Output, service: Service, data_dir: Path | None, database: st
         except TidegateError as error:
             found = Found(Result.FAILED, error.message, error.next_step or "")
         except OSError as error:
-            found = Found(Result.FAILED, f"{error.strerror or error}: {error.filename or ''}".rstrip(": "))
+            text = f"{error.strerror or error}: {error.filename or ''}".rstrip(": ")
+            found = Found(Result.FAILED, text, "Name another with --data-dir, or run as the service's user.")
         is_failed |= found.result is Result.FAILED
         records.append(
             {"check": name, "result": found.result.value, "found": found.found, "advice": found.advice}
         )
-    output.records(records, columns=("check", "result", "found", "advice"), title="Doctor")
+    if output.is_table:
+        # Whole sentences: a table on a terminal would cut what to change.
+        lines = {each["check"]: f"{each['result']:9}{_sentences(each)}" for each in records}
+        output.record(lines, title="Doctor")
+    else:
+        output.records(records, columns=("check", "result", "found", "advice"))
     if is_failed:
         raise CheckFailedError("A check failed.", next_step="Follow the advice in its line.")
+
+
+def _sentences(record: dict[str, str]) -> str:
+    found, advice = record["found"], record["advice"]
+    return f"{found.removesuffix('.')}. {advice}" if advice else found
 
 
 def _checks(
@@ -144,28 +155,29 @@ def _descriptors() -> Found:
 
 
 def _service(service: Service) -> Found:
+    from tidegate.client import EventHubAdministrator
+
     try:
         connection = service.connection()
     except NoConnectionError:
         return Found(Result.SKIPPED, "no service is named", "Start one, or give --connection-string.")
 
-    async def ask() -> int:
-        async with open_administrator(connection) as administrator:
-            return await _count_hubs(administrator)
-
-    return Found(Result.OK, f"answers; {run_interruptible(ask())} event hubs can be seen")
-
-
-async def _count_hubs(administrator: EventHubAdministrator) -> int:
-    return len(await administrator.list_event_hubs())
+    event_hub = ConnectionString.parse(connection.connection_string).entity_path
+    if event_hub is not None:
+        # A hub's policy may not list the namespace's hubs.
+        count = len(run_interruptible(check_event_hub(connection, event_hub)).partition_ids)
+        return Found(Result.OK, f"answers; event hub {event_hub} has {count} partitions")
+    hubs = service.administer(EventHubAdministrator.list_event_hubs)
+    return Found(Result.OK, f"answers; {len(hubs)} event hubs can be seen")
 
 
 def _health(profile: ReadyInformation | None) -> Found:
     import json
 
-    if profile is None or profile.http is None:
-        return Found(Result.SKIPPED, "no service of this user serves HTTP")
-    report = json.loads(_get(f"http://{profile.http}/health")[0])
+    answer = _get_health(profile)
+    if isinstance(answer, Found):
+        return answer
+    report = json.loads(answer[0])
     problems = "; ".join(report.get("problems", ()))
     if problems:
         return Found(Result.WARNING, problems, "See the service's log.")
@@ -177,15 +189,29 @@ def _clock(profile: ReadyInformation | None) -> Found:
 
     from tidegate.transport.clock import SystemClock
 
-    if profile is None or profile.http is None:
-        return Found(Result.SKIPPED, "no service of this user serves HTTP")
-    date = _get(f"http://{profile.http}/health")[1]
-    if date is None:
+    answer = _get_health(profile)
+    if isinstance(answer, Found):
+        return answer
+    if answer[1] is None:
         return Found(Result.SKIPPED, "the service does not say its time")
-    seconds = abs((SystemClock().now_utc() - parsedate_to_datetime(date)).total_seconds())
+    seconds = abs((SystemClock().now_utc() - parsedate_to_datetime(answer[1])).total_seconds())
     if seconds > CLOCK_SECONDS_MAX:
         return Found(Result.FAILED, f"{seconds:,.0f} s apart from the service's", "Synchronise both (NTP).")
     return Found(Result.OK, "agrees with the service's")
+
+
+def _get_health(profile: ReadyInformation | None) -> tuple[bytes, str | None] | Found:
+    """What the service's /health answers, or why it is not asked or does not answer."""
+    if profile is None:
+        return Found(Result.SKIPPED, "no service of this user is known")
+    if profile.http is None:
+        return Found(Result.SKIPPED, "the service has no port for HTTP without TLS")
+    address = f"http://{profile.http}/health"
+    try:
+        return _get(address)
+    except OSError as error:
+        reason = getattr(error, "reason", error)
+        return Found(Result.FAILED, f"no answer from {address}: {reason}", "Start it: tidegate serve.")
 
 
 def _get(address: str) -> tuple[bytes, str | None]:

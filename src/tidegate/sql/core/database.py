@@ -94,7 +94,10 @@ class Database:
         """What is at ``url``; nothing is created or migrated. Raises as ``open``."""
         database = cls(_checked_url(url), clock=SystemClock(), lock_wait_s=LOCK_WAIT_S)
         if database._is_new_file():
-            raise DatabaseError(f"There is no SQLite database {database._path}.")
+            raise DatabaseError(
+                f"There is no SQLite database {database._path}.",
+                next_step="Check the path; the first host or pipeline that uses it creates it.",
+            )
         engine = database._new_engine()
         try:
             with engine.connect() as connection:
