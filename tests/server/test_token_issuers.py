@@ -176,7 +176,25 @@ def test_an_issuer_without_keys_keeps_no_service_from_starting(issuer: Issuer, t
 def test_addresses_that_are_not_https(address: str) -> None:
     """A start fails: whoever is in between could trust themselves."""
     trusted = TokenIssuer(address, are_roles_in_tokens=True)
-    with pytest.raises(InvalidArgumentError, match="is not HTTPS"):
+    with pytest.raises(InvalidArgumentError, match=r"is not HTTPS\. Correct"):
+        IssuerKeys(EntraTokens([trusted]), [trusted]).load_files()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, r": No such file or directory\. Put its"),
+        ("[]", r"object\. Put its"),
+        ("{}", r"key\. It needs"),
+    ],
+)
+def test_files_of_keys_that_cannot_be_used(tmp_path: Path, text: str | None, message: str) -> None:
+    """The error says what belongs there."""
+    path = tmp_path / "keys.json"
+    if text is not None:
+        path.write_text(text)
+    trusted = TokenIssuer("https://sts.example/", keys=path, are_roles_in_tokens=True)
+    with pytest.raises(InvalidArgumentError, match=message):
         IssuerKeys(EntraTokens([trusted]), [trusted]).load_files()
 
 

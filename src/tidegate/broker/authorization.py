@@ -357,7 +357,7 @@ def _grant_of_principal(entra: EntraTokens, token: str, wanted: Audience, now_ut
         raise UnauthorizedError(
             f"Unauthorized access. The principal {principal.name!r} has no role on "
             f"{f'the event hub {hub!r}' if hub else 'the namespace'}.",
-            next_step="Assign one to it in the service's token_issuers.",
+            next_step="Assign one to it in the service's token_issuers, or by `tidegate token entra`.",
         )
     # All that its roles reach, and not only ``wanted``: no audience is in the token.
     resource = Audience("", entity_path(reach) if reach else NAMESPACE)

@@ -83,8 +83,10 @@ def _key_set(issuer: TokenIssuer) -> Mapping[str, Any]:
         try:
             return _object(issuer.keys.read_bytes(), str(issuer.keys))
         except (OSError, BrokenError) as error:
+            reason = getattr(error, "strerror", None) or str(error).rstrip(".")
             raise InvalidArgumentError(
-                f"Cannot read the keys of the token issuer {issuer.issuer!r} from {issuer.keys}: {error}."
+                f"Cannot read the keys of the token issuer {issuer.issuer!r} from {issuer.keys}: {reason}.",
+                next_step="Put its JSON Web Key Set there, or remove keys from token_issuers to fetch it.",
             ) from error
     address = _configuration_of(issuer)
     configuration = _fetch(address)
@@ -100,7 +102,10 @@ def _configuration_of(issuer: TokenIssuer) -> str:
 def _check_address(address: str) -> None:
     parts = urlsplit(address)
     if parts.scheme != "https" and not (parts.scheme == "http" and is_loopback(parts.hostname or "")):
-        raise InvalidArgumentError(f"The address {address[:200]!r} of a token issuer is not HTTPS.")
+        raise InvalidArgumentError(
+            f"The address {address[:200]!r} of a token issuer is not HTTPS.",
+            next_step="Correct issuer, discovery or keys in token_issuers of the configuration.",
+        )
 
 
 def _fetch(address: str) -> Mapping[str, Any]:

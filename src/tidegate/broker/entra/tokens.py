@@ -88,7 +88,10 @@ class EntraTokens:
             if key.algorithm_name in ALGORITHMS and not is_short:
                 keys.append(key)
         if not keys:
-            raise InvalidArgumentError(f"The key set of the token issuer {issuer!r} has no usable key.")
+            raise InvalidArgumentError(
+                f"The key set of the token issuer {issuer!r} has no usable key.",
+                next_step="It needs a public key for signatures: RSA of 2048 bits, or an elliptic curve.",
+            )
         self._keys[issuer] = keys
         return len(keys)
 

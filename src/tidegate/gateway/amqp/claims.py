@@ -172,7 +172,7 @@ class ConnectionClaims:
         raise UnauthorizedError(
             f"Unauthorized access. '{what}' claim(s) are required to perform this operation. "
             f"Resource: '{shown}'.",
-            next_step="Use a policy that has the claim, and put its token to $cbs first.",
+            next_step="Use a policy or role that has the claim, and put its token to $cbs first.",
         )
 
     def checked_later(self, path: EntityPath, claim: Claim) -> Callable[[], None]:

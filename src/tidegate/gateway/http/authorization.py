@@ -42,7 +42,7 @@ class RequestAuthorizer:
             raise UnauthorizedError(
                 f"Unauthorized access. '{wanted}' claim(s) are required to perform this operation. "
                 f"Resource: '{path}'.",
-                next_step="Use a policy that has the claim.",
+                next_step="Use a policy or role that has the claim.",
             )
         authenticate_peer(request.scope)
         return grant
