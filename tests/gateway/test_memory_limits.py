@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from typing import TypeVar
 
 import pytest
 from tests.gateway.support import HOST, Pair
@@ -22,9 +23,12 @@ from tidegate.model.errors import UnauthorizedError
 from tidegate.model.sas import make_sas_token
 from tidegate.transport.clock import SystemClock
 from tidegate.transport.memory import MemoryBudget
+from tidegate.transport.sliced_work import SlicedWork
 from tidegate.wire.batch import BATCH_MESSAGE_FORMAT, wrap_event
 from tidegate.wire.cbs import SAS_TOKEN_TYPE, PutToken, put_token_request
 from tidegate.wire.management import ManagementRequest, Operation
+
+T = TypeVar("T")
 
 _EVENT = encode_message(Message(data=(bytes(1000),)))
 
@@ -243,6 +247,40 @@ async def test_large_batches_of_a_publisher_stay_in_order(
     positions = [found.index(body) for body in wanted]
     assert positions == sorted(positions)
     assert pair.owner.unacknowledged_bytes == 0
+
+
+async def test_large_batches_that_arrive_one_by_one_are_stored_once_each(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that arrives when the one before it has just been stored, and slices wait for their turns."""
+    collect = SlicedWork.collect
+
+    async def collect_later(
+        self: SlicedWork, items: Iterator[T | None], *, address: object = None
+    ) -> list[T]:
+        await asyncio.sleep(0)
+        return await collect(self, items, address=address)
+
+    monkeypatch.setattr(SlicedWork, "collect", collect_later)
+    monkeypatch.setattr(ingress, "_EVENTS_AT_ONCE", 2)
+    sender = pair.session.attach_sender("publisher", target="hub/Publishers/p")
+    pair.exchange()
+    for number in range(50):
+        event = wrap_event(encode_message(Message(data=(b"number %d." % number,))))
+        sender.send(event * 3, message_format=BATCH_MESSAGE_FORMAT)
+        pair.exchange()
+        for _ in range(number % 7):
+            await asyncio.sleep(0)
+    await pair.wait_for(lambda: len(_settled_ids(pair, sender)) == 50)
+    states = [event.state for event in pair.of_kind(DeliveriesSettled) if event.link is sender]
+    assert all(isinstance(state, Accepted) for state in states)
+    stored = [
+        bytes(batch.payload)
+        for partition in pair.owner.broker.event_hub("hub").partitions
+        for batch in await partition.read(0, bytes_max=1 << 20)
+    ]
+    found = b"".join(stored)
+    assert [found.count(b"number %d." % number) for number in range(50)] == [3] * 50
 
 
 async def test_sessions_share_what_waits_for_their_windows(

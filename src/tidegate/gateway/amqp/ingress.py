@@ -279,8 +279,9 @@ class IngressLink(LinkNode):
                 stored.add_done_callback(partial(_hand_on, batch.stored))
             except Exception as error:  # Any failure is reported to the client, and logged by ``amqp_error``.
                 batch.stored.set_exception(error)
-            self._unwritten.popleft()
             await asyncio.sleep(0)  # many short ones are long work, too
+            # Only now: a delivery that finds none here starts this task once more.
+            self._unwritten.popleft()
 
     async def _rewrite(self, sections: BatchSections) -> list[bytes]:
         held_bytes = len(sections.payload) + _REWRITTEN_BYTES * len(sections.lengths)
