@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from sysconfig import get_config_var
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
@@ -26,6 +27,8 @@ class ExtensionHook(BuildHookInterface[Any]):
         """Add the extension to the build; say why where it cannot be compiled."""
         if self.target_name != "wheel":
             return
+        # One of an earlier build would be loaded, whatever becomes of this one.
+        Path(self.root, SOURCE).with_suffix(get_config_var("EXT_SUFFIX")).unlink(missing_ok=True)
         compiled = None if os.environ.get(WITHOUT) else self._compile()
         if compiled is not None:
             build_data["pure_python"], build_data["infer_tag"] = False, True

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC
+from types import MappingProxyType
 
 import pytest
 from hypothesis import given, settings
@@ -98,6 +99,63 @@ def test_decoding(
     with _in_python():
         assert _outcome(decode_event, data) == decoded
         assert _outcome(event_body, data) == body
+
+
+_BORDERS: list[PropertyValue] = [
+    *("x" * 255, "x" * 256, "ä" * 127, "ä" * 128, None, True, False, 0.5, "\ud800", 2**63, -(2**63) - 1),
+    *(-128, -129, 127, 128, -(2**31), -(2**31) - 1, 2**31 - 1, 2**31, -(2**63), 2**63 - 1),
+]
+
+
+def _border_events() -> Iterator[EventData]:
+    """Where an encoding changes: of a key, a value, the map and the body."""
+    for value in _BORDERS:
+        yield EventData(b"", {"n": value})
+    for key in ("", "k" * 255, "k" * 256, "\ud800"):
+        yield EventData(b"", {key: 1})
+    yield EventData(b"", {1: 1})  # type: ignore[dict-item]
+    for length in range(245, 260):
+        yield EventData(b"", {"n": "x" * (length - 5)})  # entries of that many bytes
+        yield EventData(b"x" * length)
+    for count in (84, 85, 127, 128, 255, 256):
+        yield EventData(b"", {chr(number): None for number in range(count)})
+    yield EventData(bytearray(b"body"), {})  # type: ignore[arg-type]
+    yield EventData(b"", MappingProxyType({"n": 1}))
+
+
+@pytest.mark.parametrize("partition_key", [None, "k" * 233, "k" * 234])
+def test_encoding_at_borders(partition_key: str | None) -> None:
+    """Also a key of the size from which the annotations are no small map."""
+    found = [_outcome(encode_event, event, partition_key) for event in _border_events()]
+    with _in_python():
+        assert [_outcome(encode_event, event, partition_key) for event in _border_events()] == found
+
+
+_PLAIN: dict[str, PropertyValue] = {
+    "s": "text",
+    "i": -1,
+    "j": 2**30,
+    "k": -(2**40),
+    "f": 1.5,
+    "b": True,
+    "n": None,
+}
+
+
+@pytest.mark.parametrize(("key", "body"), [(None, b"body"), ("ä", b""), (None, b"b" * 256)])
+def test_decoding_with_any_byte_changed(key: str | None, body: bytes) -> None:
+    """Every byte up to the body, to every value; and cut after every byte, or with one behind it."""
+    encoded = encode_event(EventData(body, _PLAIN), key)
+    changed = [
+        encoded[:place] + bytes((value,)) + encoded[place + 1 :]
+        for place in range(len(encoded) - len(body))
+        for value in range(256)
+    ]
+    changed += [encoded[:end] for end in range(len(encoded) + 1)] + [encoded + b"x"]
+    found = [(_outcome(decode_event, data), _outcome(event_body, data)) for data in changed]
+    with _in_python():
+        for data, outcomes in zip(changed, found, strict=True):
+            assert (_outcome(decode_event, data), _outcome(event_body, data)) == outcomes, data.hex()
 
 
 def _is_encodable(name: str, value: PropertyValue) -> bool:

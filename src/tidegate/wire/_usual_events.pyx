@@ -66,7 +66,7 @@ def encode_usual(bytes prefix not None, object properties, object body):
     cdef double real
     cdef const char *text
     cdef uint64_t bits
-    if count > 127 or body_bytes >= 0x7FFFFFFF:
+    if body_bytes >= 0x7FFFFFFF:
         return None
     try:
         while PyDict_Next(properties, &position, &key_pointer, &value_pointer):
@@ -162,14 +162,14 @@ def encode_usual(bytes prefix not None, object properties, object body):
 
 # --- decoding ------------------------------------------------------------------------------------------
 
-cdef Py_ssize_t data_start(const uint8_t *data, Py_ssize_t at, Py_ssize_t end) noexcept nogil:
+cdef int64_t data_start(const uint8_t *data, int64_t at, int64_t end) noexcept nogil:
     """Where the content of the only data section, from ``at`` to the end, starts; -1 for anything else."""
     if end - at < 5:
         return -1
     cdef uint32_t word = read_u32(data + at)
     if word == DATA_8:
         return at + 5 if at + 5 + data[at + 4] == end else -1
-    if word == DATA_32 and end - at >= 8 and at + 8 + <Py_ssize_t>read_u32(data + at + 4) == end:
+    if word == DATA_32 and end - at >= 8 and at + 8 + <int64_t>read_u32(data + at + 4) == end:
         return at + 8
     return -1
 
@@ -179,11 +179,11 @@ def body_of_usual(object encoded):
     if not PyBytes_CheckExact(encoded):
         return None
     cdef const uint8_t *data = <const uint8_t *>PyBytes_AS_STRING(encoded)
-    cdef Py_ssize_t at = 0, start, end = PyBytes_GET_SIZE(encoded)
+    cdef int64_t at = 0, start, end = PyBytes_GET_SIZE(encoded)  # a size has 32 bits, all of which may be set
     while end - at >= 8:
         if data[at] or data[at + 1] != 0x53 or not 0x70 <= data[at + 2] <= 0x74 or data[at + 3] & 0xC0 != 0xC0:
             break
-        at += 8 + <Py_ssize_t>read_u32(data + at + 4) if data[at + 3] & 0x10 else 5 + data[at + 4]
+        at += 8 + <int64_t>read_u32(data + at + 4) if data[at + 3] & 0x10 else 5 + data[at + 4]
     if at > end:
         return None
     start = data_start(data, at, end)
