@@ -169,6 +169,16 @@ def saying(
     return flood
 
 
+async def exchange(attack: Attack, line: Line, request: bytes) -> None:
+    """Send a request over HTTP and read the answer, whose status is counted."""
+    await line.send(request)
+    head = await line.reader.readuntil(b"\r\n\r\n")
+    attack.tally[head[:12].decode()] += 1
+    for name, _, value in (each.partition(b":") for each in head.lower().split(b"\r\n")):
+        if name == b"content-length":
+            await line.reader.readexactly(int(value))
+
+
 FROM_NETWORK: Final[Mapping[str, object]] = {
     "connections_per_address_max": 5_000,
     "connections_without_token_per_address_max": 100,

@@ -7,7 +7,7 @@ import json
 import ssl
 from typing import Final
 
-from bench.floods.attack import FROM_NETWORK, HUB, Attack, Flood, Line, Program, saying, source_of
+from bench.floods.attack import FROM_NETWORK, HUB, Attack, Flood, Program, exchange, saying, source_of
 
 _FROM_ONE_PEER: Final = 1_100
 _HEALTH: Final = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
@@ -54,23 +54,14 @@ def _asking(connections: int, request: bytes, *, is_repeated: bool = True) -> Pr
 
         async def ask(number: int) -> None:
             async with attack.connected(attack.target.http, source=source_of(0)) as line:
-                await _ask(attack, line, filled)
+                await exchange(attack, line, filled)
                 while is_repeated:
-                    await _ask(attack, line, filled)
+                    await exchange(attack, line, filled)
                 await line.hold()
 
         await attack.repeat(connections, ask)
 
     return flood
-
-
-async def _ask(attack: Attack, line: Line, request: bytes) -> None:
-    await line.send(request)
-    head = await line.reader.readuntil(b"\r\n\r\n")
-    attack.tally[head[:12].decode()] += 1
-    for name, _, value in (field.partition(b":") for field in head.lower().split(b"\r\n")):
-        if name == b"content-length":
-            await line.reader.readexactly(int(value))
 
 
 async def _churn_tls(attack: Attack) -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.storage.engines import Memory, MemoryEngine
 from tests.support.clocks import SetClock
 
-from tidegate.broker import BackupState, Broker
+from tidegate.broker import ROOT_POLICY_NAME, UNKNOWN_PEER, Actor, BackupState, Broker, acting_as
 from tidegate.broker.blobs import groups
 from tidegate.broker.blobs import lease as leases
 from tidegate.broker.blobs import store as stores
@@ -20,7 +20,7 @@ from tidegate.broker.blobs.groups import GroupIndex, IndexedHub
 from tidegate.broker.blobs.lease import INFINITE, Lease, StoredLease
 from tidegate.broker.blobs.refusals import BlobRefusedError, Refusal
 from tidegate.broker.blobs.store import BlobStore
-from tidegate.model.errors import InvalidArgumentError, LogFailedError
+from tidegate.model.errors import InvalidArgumentError, LogFailedError, UnauthorizedError
 from tidegate.server.opening import open_broker
 from tidegate.storage.engine import ControlChange
 
@@ -468,3 +468,27 @@ def test_the_groups_of_an_account_are_bounded(monkeypatch: pytest.MonkeyPatch) -
     for host, account in (("two", "a"), ("three", "a"), ("four", "shared")):
         index.note(account, "c", f"{host}/h/g/checkpoint/0", None)
     assert index._hubs == {}
+
+
+async def test_a_change_that_waits_needs_a_key_that_is_still_in_force(world: _World) -> None:
+    """For its turn at a blob, or for the write before it: the policy lost its keys meanwhile."""
+    policy = world.broker.authorizer.policy(ROOT_POLICY_NAME)
+    assert policy is not None
+    grants = world.broker.authorize_key(policy.name, policy.key, UNKNOWN_PEER)
+    change_all, is_open = world.engine.control.change_all, asyncio.Event()
+
+    async def gated(changes: Sequence[ControlChange]) -> int:
+        await is_open.wait()
+        return await change_all(changes)
+
+    world.engine.control.change_all = gated  # type: ignore[method-assign]
+    with acting_as(Actor.of(grants, UNKNOWN_PEER)):
+        tasks = [asyncio.create_task(world.put("written"))]
+        await asyncio.sleep(0.01)  # the write has begun
+        tasks += [asyncio.create_task(world.put(name)) for name in ("written", "waiting")]
+        await asyncio.sleep(0.01)
+    world.broker.authorizer.set_policies([])
+    is_open.set()
+    found = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(each) for each in found] == [Blob, UnauthorizedError, UnauthorizedError]
+    assert world.names() == ["written"]

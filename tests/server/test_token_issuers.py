@@ -226,7 +226,7 @@ def test_a_declared_issuer_with_keys_in_a_file(tmp_path: Path, monkeypatch: pyte
         async def actors(server: TidegateServer) -> list[str]:
             return [each.policy for each in server.broker.audit.newest_first()]
 
-        assert "entra:p" in service.call(actors)
+        assert "entra:p@https://sts.example/" in service.call(actors)
 
 
 @pytest.mark.parametrize(

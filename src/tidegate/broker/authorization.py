@@ -90,7 +90,7 @@ class Grant:
     """The rights of a verified token, until it expires; see also ``Authorizer.is_in_force``."""
 
     policy_name: str
-    """The policy; for a principal of Entra ID ``entra:`` and its id, which no policy's name can be."""
+    """The policy; for a principal of Entra ID ``entra:ID@ISSUER``, which no policy's name can be."""
     resource: Audience
     """The token's audience; its sub-paths are included."""
     claims: frozenset[Claim]
@@ -361,7 +361,7 @@ def _grant_of_principal(entra: EntraTokens, token: str, wanted: Audience, now_ut
         )
     # All that its roles reach, and not only ``wanted``: no audience is in the token.
     resource = Audience("", entity_path(reach) if reach else NAMESPACE)
-    name = f"entra:{principal.name}"
+    name = f"entra:{principal.name}@{principal.issuer}"
     return Grant(name, resource, claims, principal.expiry, reach, is_of_principal=True)
 
 

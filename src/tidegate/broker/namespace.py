@@ -77,6 +77,7 @@ class Broker:
         )
         """The policies and the check of tokens."""
         catalog.check_actor = self._check_actor
+        blobs.set_check_actor(self._check_actor)
         self.key_guard: Final = KeyGuard(clock)
         """Counts and delays wrong keys."""
         self.audit: Final = audit

@@ -149,6 +149,11 @@ class BlobStore:
                 store._writer.remove_later(key)
         return store
 
+    def set_check_actor(self, check_actor: Callable[[], None]) -> None:
+        """Call ``check_actor`` before a change that has waited: it raises UnauthorizedError if the current
+        actor has lost its rights meanwhile."""
+        self._writer.check_actor = check_actor
+
     async def close(self) -> None:
         """Finish the changes that have begun."""
         await self._writer.close()
@@ -470,7 +475,8 @@ class BlobStore:
 
     @asynccontextmanager
     async def _turn(self, account_id: str, key: str) -> AsyncIterator[None]:
-        """Let no other request change the value of ``key`` within the block. Raises BlobRefusedError."""
+        """Let no other request change the value of ``key`` within the block. Raises BlobRefusedError;
+        UnauthorizedError if the actor's rights ended while it waited."""
         usage = self._usage(account_id)
         if usage.waiting >= WAITING_MAX:
             raise BlobRefusedError(Refusal.SERVER_BUSY, retry_after_s=_BUSY_RETRY_AFTER_S)
@@ -480,6 +486,7 @@ class BlobStore:
         turn.users += 1
         try:
             async with turn.lock:
+                self._writer.check_actor()
                 yield
         finally:
             usage.waiting -= 1

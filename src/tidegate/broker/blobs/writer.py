@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextvars import Context, copy_context
 from dataclasses import dataclass
 from typing import Final
 
-from tidegate.model.errors import TidegateError
+from tidegate.model.errors import TidegateError, UnauthorizedError
 from tidegate.storage.engine import ControlChange, ControlLog, copy_error
 
 TOGETHER_MAX: Final = 256
@@ -26,6 +27,7 @@ class _Waiting:
     value: bytes | None
     on_written: Callable[[], None]
     done: asyncio.Future[None]
+    context: Context
 
 
 class ChangeWriter:
@@ -35,6 +37,8 @@ class ChangeWriter:
         """versions: of the keys that have a value."""
         self._control = control
         self._versions = dict(versions)
+        self.check_actor: Callable[[], None] = lambda: None
+        """Raises UnauthorizedError if the current actor has lost its rights; see ``write``."""
         self._waiting: deque[_Waiting] = deque()
         self._unwanted: deque[str] = deque()
         self._writing: asyncio.Task[None] | None = None
@@ -42,11 +46,11 @@ class ChangeWriter:
     async def write(self, key: str, value: bytes | None, on_written: Callable[[], None]) -> None:
         """Set a value, or (None) remove the key; durable on return. on_written: called then, before others.
 
-        A key may have one change at a time. Raises as ``ControlLog.change``. Cancellation: the change is
-        waited for first.
+        A key may have one change at a time. Raises as ``ControlLog.change``; UnauthorizedError if the actor's
+        rights ended while it waited. Cancellation: the change is waited for first.
         """
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Waiting(key, value, on_written, done))
+        self._waiting.append(_Waiting(key, value, on_written, done, copy_context()))
         self._begin()
         try:
             await asyncio.shield(done)
@@ -82,8 +86,14 @@ class ChangeWriter:
         batch: list[_Waiting] = []
         size = 0
         while self._waiting and len(batch) < TOGETHER_MAX and size < TOGETHER_BYTES_MAX:
-            batch.append(self._waiting.popleft())
-            size += len(batch[-1].value or b"")
+            next_one = self._waiting.popleft()
+            try:
+                next_one.context.run(self.check_actor)
+            except UnauthorizedError as error:
+                next_one.done.set_exception(error)
+                continue
+            batch.append(next_one)
+            size += len(next_one.value or b"")
         changes = [self._change(each.key, each.value) for each in batch]
         changes += self._removals({each.key for each in batch}, TOGETHER_MAX - len(batch))
         # Removing what is not there is no change.

@@ -44,7 +44,9 @@ _NO_CHECKS: Final[Options] = {
 class Principal:
     """Whom a verified token names, and what the roles of that principal allow."""
 
+    issuer: str
     name: str
+    """Of the issuer: another may have one that is alike."""
     expiry: int
     """Unix time in seconds."""
     _claims_by_hub: Mapping[str, frozenset[Claim]]
@@ -186,7 +188,7 @@ def _principal(issuer: TokenIssuer, claims: Mapping[str, Any], expiry: int) -> P
         rights[hub] = rights.get(hub, frozenset()) | each.role.claims
     name = next((each for key in ("oid", "sub") if isinstance(each := claims.get(key), str)), "")
     shown = "".join(each for each in name[:_NAME_CHARACTERS_MAX] if each.isprintable())
-    return Principal(shown or "(unnamed)", expiry, rights)
+    return Principal(issuer.issuer, shown or "(unnamed)", expiry, rights)
 
 
 def _strings_in(claims: Mapping[str, Any], name: str) -> set[str]:
