@@ -130,7 +130,10 @@ class _Contents:
         wanted = property_of(name)
         if wanted is None:
             return _CONTENT_COLUMNS[name](self)
-        value_of: Callable[[EventTexts], object] = lambda texts: texts.properties.get(wanted)  # noqa: E731
+
+        def value_of(texts: EventTexts) -> object:
+            return texts.properties.get(wanted)
+
         entries = self._properties()
         if entries is None:
             return self.spread(value_of)
