@@ -233,7 +233,11 @@ def test_a_grant_reaches_what_the_role_reaches() -> None:
     authorizer = Authorizer([])
     authorizer.entra = _tokens()
     grant = authorizer.authorize(_signed(), "sb://localhost/orders/Partitions/0", now_utc=_NOW)
-    assert (grant.policy_name, grant.scope, grant.expiry) == (f"entra:writer@{_ISSUER.issuer}", "orders", _S + 600)
+    assert (grant.policy_name, grant.scope, grant.expiry) == (
+        f"entra:writer@{_ISSUER.issuer}",
+        "orders",
+        _S + 600,
+    )
     assert grant.permits(entity_path("orders", "Partitions", "0"), Claim.SEND, now_utc=_NOW)
     assert not grant.permits(NAMESPACE, Claim.SEND, now_utc=_NOW)
     assert not grant.permits(entity_path("other", "Partitions", "0"), Claim.SEND, now_utc=_NOW)

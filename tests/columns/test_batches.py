@@ -172,6 +172,11 @@ def test_garbage_is_told_and_harms_no_neighbour() -> None:
             "-100000000000000000",
         ),
         (Message(application_properties={"t": Timestamp(10**17)}, value="x"), "100000000000000000"),
+        # Exact, where a float of its seconds would not be.
+        (
+            Message(application_properties={"t": Timestamp(22_645_732_333_050)}, value="x"),
+            "2687-08-13T09:12:13.050000+00:00",
+        ),
         (Message(value={b"k": [Timestamp(5)]}), None),
     ],
 )

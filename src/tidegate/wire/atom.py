@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Final
 from xml.etree.ElementTree import Element, ParseError, TreeBuilder, XMLParser
 from xml.sax.saxutils import escape, quoteattr
 
 from tidegate.model.errors import InvalidArgumentError
+from tidegate.model.times import time_of
 
 ENTRY_TYPE: Final = "application/atom+xml;type=entry;charset=utf-8"
 FEED_TYPE: Final = "application/atom+xml;type=feed;charset=utf-8"
@@ -79,7 +79,7 @@ def format_feed(
 
 def format_time(at_ms: int) -> str:
     """Format milliseconds since 1970-01-01 UTC as RFC 4287 section 3.3 requires."""
-    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat().replace("+00:00", "Z")
+    return time_of(at_ms).isoformat().replace("+00:00", "Z")
 
 
 def parse_description(body: bytes, kind: str) -> dict[str, str]:

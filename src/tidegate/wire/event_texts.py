@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import lru_cache
 from typing import Final, TypeVar
 
@@ -24,6 +24,7 @@ from tidegate.amqp.message import (
     iter_sections,
 )
 from tidegate.amqp.types import Array, Described, Timestamp
+from tidegate.model.times import time_of
 from tidegate.wire.event_codec import decode_event
 from tidegate.wire.names import ENQUEUED_TIME, OFFSET, PARTITION_KEY, PUBLISHER, SEQUENCE_NUMBER
 
@@ -143,8 +144,8 @@ def text_of(value: object) -> str | None:
         return base64.b64encode(value).decode()
     if isinstance(value, Timestamp):
         try:
-            return datetime.fromtimestamp(value / 1000, UTC).isoformat()
-        except (ValueError, OverflowError, OSError):
+            return time_of(value).isoformat()
+        except OverflowError:
             return str(int(value))
     if isinstance(value, datetime):
         return value.isoformat()
