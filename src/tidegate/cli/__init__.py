@@ -9,6 +9,9 @@ from __future__ import annotations
 
 def main() -> None:
     """Run the command line of this process and leave with its exit code."""
-    from tidegate.cli.app import run
+    from tidegate.cli.shell.imports import collections_paused
+
+    with collections_paused():
+        from tidegate.cli.app import run
 
     run()

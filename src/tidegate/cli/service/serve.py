@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tidegate.cli.shell.decorators import FILE, option, require_at_most_one
+from tidegate.cli.shell.imports import collections_paused
 from tidegate.cli.shell.interrupt import run_interruptible
 from tidegate.cli.shell.options import PORT, log_format_option
 from tidegate.model.limits import TIER_DEFAULT, Tier
@@ -147,11 +148,12 @@ def serve(
       tidegate serve --config Config.json --root-key SAS_KEY_VALUE
       tidegate serve --host 0.0.0.0 --amqps-port 5671 --https-port 443 --tls-name log.example.org
     """
-    import asyncio
+    with collections_paused():
+        import asyncio
 
-    from tidegate.server.app import run_server
-    from tidegate.server.log_format import start_logging
-    from tidegate.transport.clock import SystemClock
+        from tidegate.server.app import run_server
+        from tidegate.server.log_format import start_logging
+        from tidegate.transport.clock import SystemClock
 
     # Every other option is named as its setting; None or () is one that was not given.
     given = {name: value for name, value in options.items() if value not in (None, ())}
