@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Sequence
+from typing import Any
 
+import pyarrow as pa
 import pytest
 from tests.sql.support import CONSUMER, dead_numbers
 from tests.sql.test_transactions import checkpoint_of, effect_numbers, process
@@ -23,7 +25,7 @@ from tidegate.model.errors import InvalidArgumentError, PartitionPausedError, Pa
 from tidegate.model.events import ReceivedEvent
 from tidegate.processor.handlers import TransactionContext
 from tidegate.processor.policies import FailureAction, FailurePolicy
-from tidegate.sql import Database, DeadLetters, Pipeline, TransactionalPipeline
+from tidegate.sql import ArrowHandler, Database, DeadLetters, Pipeline, TransactionalPipeline
 from tidegate.sql.handlers.outages import DeadLetterBudget, OutageError, OutageWatch
 
 
@@ -64,6 +66,14 @@ class Service:
             raise ValueError(f"event {event.sequence_number} is bad")
         return {"sequence_number": event.sequence_number, "key": None}
 
+    def handle_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        events: list[dict[str, Any]] = batch.to_pylist()
+        for event in events:
+            self.call(event["sequenceNumber"])
+            if json.loads(event["body"])["is_bad"]:
+                raise ValueError(f"event {event['sequenceNumber']} is bad")
+        return pa.RecordBatch.from_arrays([batch.column("sequenceNumber")], names=["sequence_number"])
+
 
 @pytest.fixture
 def service() -> Service:
@@ -82,6 +92,9 @@ HANDLERS: dict[str, Callable[[Service], object]] = {
     "function": lambda service: service.handle,
     "transactional pipeline": lambda service: TransactionalPipeline("p", CONSUMER.event_hub, service.handle),
     "pipeline": lambda service: Pipeline("p", CONSUMER.event_hub, effects, service.handle_one),
+    "batches": lambda service: Pipeline(
+        "p", CONSUMER.event_hub, effects, ArrowHandler(service.handle_batch, ("sequenceNumber", "body"))
+    ),
 }
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final
 
 from tidegate.client.retry import RetryPolicy
 from tidegate.model.errors import InvalidArgumentError
 
 NO_RETRY = RetryPolicy(retries_max=0)
+RESTART: Final = RetryPolicy(delay_s=0.1, delay_s_max=10.0)
+"""Waits before a batch is processed again or a session is opened again (our choice)."""
 
 
 class FailureAction(StrEnum):
@@ -46,6 +49,11 @@ class FailurePolicy:
 
     def __post_init__(self) -> None:
         check_positive("dead_letters_per_minute", self.dead_letters_per_minute)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a failed event becomes a dead letter without a retry, whatever happens to others."""
+        return self.action is FailureAction.DEAD_LETTER and not self.retry.retries_max
 
     @property
     def outages(self) -> tuple[type[BaseException], ...]:

@@ -21,10 +21,8 @@ import random as random_module
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Final
 
 from tidegate.client import EventHubConsumer, EventHubProperties, PartitionEnds, PartitionReceiver
-from tidegate.client.retry import RetryPolicy
 from tidegate.model.clock import Clock
 from tidegate.model.errors import (
     BrokenError,
@@ -46,7 +44,7 @@ from tidegate.processor.checkpoint import ProcessorCheckpoint
 from tidegate.processor.handlers import CloseReason
 from tidegate.processor.lease import GroupKey, Lease
 from tidegate.processor.options import EventProcessorOptions
-from tidegate.processor.policies import PositionLostPolicy
+from tidegate.processor.policies import RESTART, PositionLostPolicy
 from tidegate.processor.pump.context import OwnedPartitionContext
 from tidegate.processor.pump.delivery import Delivery, PlainDelivery, TransactionalDelivery
 from tidegate.processor.pump.shared_reads import CheckpointReads, SharedRead
@@ -66,9 +64,6 @@ from tidegate.transport.tasks import TaskOwner
 
 _logger = logging.getLogger(__name__)
 
-RESTART: Final = RetryPolicy(delay_s=0.1, delay_s_max=10.0)
-"""Waits before a batch is delivered again or a session is opened again (our choice). Retries are unlimited,
-because no event may be skipped."""
 _ENDS_SESSION = (FencedError, PartitionStoppedError, EventHubReplacedError, CheckpointGapError)
 """Errors that running the same batch again cannot fix."""
 
@@ -104,7 +99,7 @@ class PumpEnvironment:
         return self.options.position_of(partition_id)
 
     def restart_delay_s(self, tries: int, error: Exception | None) -> float:
-        """The wait before try number ``tries`` after the first."""
+        """The wait before try number ``tries`` after the first; there is no last, as no event may be lost."""
         cause = error if isinstance(error, TidegateError) else None
         return RESTART.delay_before(tries, jitter_fraction=self.random.random(), error=cause)
 

@@ -46,12 +46,11 @@ def handled_batch(
     scope: BatchScope,
     events: Sequence[ReceivedEvent],
     *,
-    on_failure: Callable[[BaseException], None] | None = None,
+    on_failure: Callable[[BaseException, int], None] | None = None,
 ) -> PartitionBatch:
     """Run the pipeline's handler over ``events``; those for which it fails become dead letters.
 
-    events: ascending, within ``scope``, not necessarily all of it. on_failure: called with each failure;
-    what it raises ends the run.
+    events: ascending, within ``scope``, not necessarily all of it. on_failure: see ``handle_events``.
     Raises InvalidArgumentError (events out of order or range), BatchResultError (see ``ArrowHandler``).
     """
     scope.check_events(events)
@@ -59,11 +58,9 @@ def handled_batch(
     letters: list[NewDeadLetter] = []
 
     def fail(event: ReceivedEvent, error: BaseException) -> None:
-        if on_failure is not None:
-            on_failure(error)
         letters.append(NewDeadLetter.from_exception(event, error, is_payload_copied=copied))
 
-    groups = handle_events(pipeline, events, fail)
+    groups = handle_events(pipeline, events, fail, on_failure=on_failure)
 
     def find_place(number: int) -> EventPlace:
         event = events[bisect_left(events, number, key=lambda each: each.sequence_number)]

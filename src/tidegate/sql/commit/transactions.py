@@ -68,9 +68,11 @@ class SqlTransactions:
         policy: FailurePolicy,
         event_hub_created_at_ms: int | None,
         random_: random.Random | None = None,
+        budget: DeadLetterBudget | None = None,
     ) -> None:
         """policy: a pipeline's own policy takes precedence. event_hub_created_at_ms: which hub of this name;
-        None: not checked. random_: for the jitter of retries; None: the process's.
+        None: not checked. random_: for the jitter of retries; None: the process's. budget: of this partition,
+        if it outlives these transactions.
         """
         self._database = database
         self._consumer = consumer
@@ -81,7 +83,7 @@ class SqlTransactions:
         self._event_hub_created_at_ms = event_hub_created_at_ms
         self._random = random_ or random.Random()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"tidegate partition {lease.partition_id}")
-        self._budget = DeadLetterBudget(self._policy.dead_letters_per_minute)
+        self._budget = budget or DeadLetterBudget(self._policy.dead_letters_per_minute)
         self._has_outage = False
         self._done_until = 0
         """One past the last sequence number that was committed here."""
@@ -139,8 +141,7 @@ class SqlTransactions:
         """
         pipeline, retry = self._form.pipeline, self._policy.retry
         watched = len(events) if is_outage_over else None
-        is_simple = self._policy.action is FailureAction.DEAD_LETTER and not retry.retries_max
-        if pipeline is not None and is_simple and not is_outage_over:
+        if pipeline is not None and self._policy.is_plain and not is_outage_over:
             done = await self._in_thread(partial(self._commit_rows, pipeline, scope, events))
             if done is not None:
                 return done

@@ -8,7 +8,7 @@ Importing this module needs pyarrow.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,10 +59,17 @@ class BatchOutcome:
     """(sequence number, reason), ascending; the function returned those that are ``TransformationError``."""
 
 
-def run_batch_handler(handler: BatchHandler, table: Table, batch: pa.RecordBatch) -> BatchOutcome:
+def run_batch_handler(
+    handler: BatchHandler,
+    table: Table,
+    batch: pa.RecordBatch,
+    *,
+    on_failure: Callable[[BaseException, int], None] | None = None,
+) -> BatchOutcome:
     """Run ``handler`` over ascending events of a hub partition, isolating those for which it raises.
 
-    batch: has ``sequenceNumber`` and the handler's columns. Raises BatchResultError if a result cannot be
+    batch: has ``sequenceNumber`` and the handler's columns. on_failure: called with what each call raises and
+    its number of events; what it raises ends the run. Raises BatchResultError if a result cannot be
     assigned to its events, and MemoryError.
     """
     outcome = BatchOutcome()
@@ -75,6 +82,8 @@ def run_batch_handler(handler: BatchHandler, table: Table, batch: pa.RecordBatch
         except (MemoryError, BatchResultError):
             raise
         except Exception as error:  # whatever a user's function raises, the other events continue
+            if on_failure is not None:
+                on_failure(error, until - low)
             raise _CallFailedError from error
         part = numbers[low:until]
         rows, failures = account(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, NoReturn
@@ -62,12 +62,15 @@ class TransactionCall(TransactionContext):
         events: Sequence[ReceivedEvent],
         *,
         is_payload_copied: bool,
+        on_failure: Callable[[BaseException, int], None] | None = None,
     ) -> None:
+        """on_failure: see ``handle_events``."""
         super().__init__(partition.group, partition.event_hub, partition.consumer_group, partition.lease)
         self._connection: Connection | None = connection
         self._events = events
         self._numbers: frozenset[int] | None = None
         self._is_payload_copied = is_payload_copied
+        self.on_failure = on_failure
         self.rows = 0
         """Rows inserted by a pipeline's call."""
         self.dead_lettered: dict[int, DeadLettered] = {}

@@ -183,7 +183,11 @@ class EventRun:
         with unit.translating("setting a savepoint"):
             savepoint = unit.connection.begin_nested()
         call = TransactionCall(
-            self._context, unit.connection, events, is_payload_copied=self._is_payload_copied
+            self._context,
+            unit.connection,
+            events,
+            is_payload_copied=self._is_payload_copied,
+            on_failure=None if self._outages is None else self._outages.failed_together,
         )
         has_returned = False
         try:

@@ -48,7 +48,7 @@ def form_of(handler: object, consumer: ConsumerKey | None = None) -> HandlerForm
                 next_step="Register it with a host of that event hub and consumer group.",
             )
         if isinstance(handler, Pipeline):
-            return HandlerForm(handler.name, _rows_of(handler), pipeline=handler)
+            return HandlerForm(handler.name, _rows_of(handler), pipeline=handler, policy=handler.policy)
         return HandlerForm(handler.name, _calls_of(handler.handler), policy=handler.policy)
     name = getattr(handler, "__name__", None)
     return HandlerForm(name if isinstance(name, str) else type(handler).__name__, _calls_of(handler))
@@ -80,7 +80,7 @@ def _rows_of(pipeline: Pipeline) -> RunEvents:
     """Runs a pipeline's handler inside the transaction: inserts its rows together, reports each failure."""
 
     def run(unit: UnitOfWork, call: TransactionCall, events: Sequence[ReceivedEvent]) -> None:
-        groups = handle_events(pipeline, events, call.fail)
+        groups = handle_events(pipeline, events, call.fail, on_failure=call.on_failure)
         call.rows += sum(unit.insert_values(pipeline.table, group) for group in groups)
 
     return run

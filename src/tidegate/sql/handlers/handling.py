@@ -29,12 +29,17 @@ class UnknownColumnError(ValueError):
 
 
 def handle_events(
-    pipeline: Pipeline, events: Sequence[ReceivedEvent], fail: Callable[[ReceivedEvent, BaseException], None]
+    pipeline: Pipeline,
+    events: Sequence[ReceivedEvent],
+    fail: Callable[[ReceivedEvent, BaseException], None],
+    *,
+    on_failure: Callable[[BaseException, int], None] | None = None,
 ) -> list[RowGroup]:
     """Run the pipeline's handler; returns its rows by column set, each in the order of the events.
 
     An event writes all of its rows or none. fail: called for each event for which the handler raises or
-    returns invalid rows. A batch handler gets all events at once. Raises BatchResultError, see
+    returns invalid rows. on_failure: called before that with the error of each call and its number of events;
+    what it raises ends the run. A batch handler gets all events at once. Raises BatchResultError, see
     ``ArrowHandler``.
     """
     if pipeline.batch_handler is not None:
@@ -42,7 +47,7 @@ def handle_events(
         from tidegate.sql.handlers.arrow import event_batch_of, run_batch_handler
 
         batch = event_batch_of(events, pipeline.batch_handler.columns)
-        outcome = run_batch_handler(pipeline.batch_handler, pipeline.table, batch)
+        outcome = run_batch_handler(pipeline.batch_handler, pipeline.table, batch, on_failure=on_failure)
         by_number = {event.sequence_number: event for event in events}
         for number, failure in outcome.failures:
             fail(by_number[number], failure)
@@ -60,6 +65,8 @@ def handle_events(
         except MemoryError:
             raise
         except Exception as error:  # whatever a user's handler raises, the others continue
+            if on_failure is not None:
+                on_failure(error, 1)
             fail(event, error)
     return [*shapes.groups()]
 

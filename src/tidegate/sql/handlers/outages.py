@@ -48,6 +48,11 @@ class OutageWatch:
         if self._failures > self._failures_max or self._in_a_row >= _IN_A_ROW:
             raise OutageError from error
 
+    def failed_together(self, error: BaseException, event_count: int) -> None:
+        """The same for a call whose events are tried alone, and noted, within the handler's call."""
+        if event_count > 1:
+            self.failed(error, event_count)
+
     def succeeded(self) -> None:
         """Note that an event was processed."""
         self._in_a_row = 0
@@ -72,7 +77,7 @@ class DeadLetterBudget:
 
     def spend(self, count: int, now: float) -> None:
         """Note that so many were written."""
-        if count:
+        if count and self._per_minute is not None:
             self._spent.append((now, count))
 
     def wait_s(self, now: float) -> float:

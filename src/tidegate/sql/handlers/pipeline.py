@@ -22,7 +22,7 @@ from tidegate.sql.core.values import ConsumerKey, Row
 from tidegate.sql.handlers.batches import BatchHandler
 
 Handler = Callable[[ReceivedEvent], Row | Iterable[Row] | None]
-"""Turns an event into one row, several, or none. If it raises, the event becomes a dead letter.
+"""Turns an event into one row, several, or none. If it raises, ``Pipeline.policy`` decides.
 
 Its rows are written once, but it may run several times for an event, so it should have no other effects.
 """
@@ -42,6 +42,8 @@ class Pipeline:
     consumer_group: str = DEFAULT_CONSUMER_GROUP
     is_payload_copied: bool = False
     """True: a dead letter keeps a copy of its event, which outlives the log's retention."""
+    policy: FailurePolicy | None = None
+    """What happens to an event for which it fails; None: the host's policy, and on Spark the default one."""
 
     def __post_init__(self) -> None:
         if not self.name:
