@@ -18,7 +18,7 @@ from tests.support.postgresql import PostgresqlServer
 
 from tidegate.model.errors import (
     CheckpointGapError,
-    DatabaseUnavailableError,
+    DatabaseError,
     FencedError,
     InvalidArgumentError,
 )
@@ -223,7 +223,7 @@ def test_nothing_more_is_handled_once_a_commit_has_failed(
         return batch
 
     def refused(database: Database, batches: list[PartitionBatch]) -> list[BatchResult]:
-        raise DatabaseUnavailableError("no connection")
+        raise DatabaseError("no such table")
 
     def batches() -> Iterator[pa.RecordBatch]:
         yield _rows(0, 11)
@@ -234,7 +234,7 @@ def test_nothing_more_is_handled_once_a_commit_has_failed(
     monkeypatch.setattr("tidegate.spark.sql_sink.writer.to_batch", prepared)
     monkeypatch.setattr("tidegate.spark.sql_sink.writer.commit_batches", refused)
     writer = TaskWriter(plan)
-    with pytest.raises(DatabaseUnavailableError):
+    with pytest.raises(DatabaseError, match="no such table"):
         writer.write(batches())
     assert handled == [0]
 

@@ -11,7 +11,6 @@ Keep Spark's checkpoint directory: it holds the state, and the ledger identifies
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -22,12 +21,13 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 from sqlalchemy import Table
 
-from tidegate.model.errors import DatabaseUnavailableError, InvalidArgumentError
+from tidegate.model.errors import InvalidArgumentError
 from tidegate.processor.policies import FailureAction
 from tidegate.spark.ledger.batch import current_batch
 from tidegate.spark.ledger.columns import check_columns
 from tidegate.spark.ledger.tasks import PART_SCHEMA, TaskPlan, TaskRows, add_parts
 from tidegate.spark.runtime.arrow_step import ArrowStep
+from tidegate.spark.runtime.patience import patiently
 from tidegate.spark.runtime.session import checkpoint_path, refuse_sqlite_on_cluster
 from tidegate.spark.runtime.trigger import AS_SOON_AS_POSSIBLE, Trigger
 from tidegate.sql import ConsumerKey, Database
@@ -40,11 +40,6 @@ from tidegate.sql.ledger.stages import StageOwner, drop_strays
 
 DRIVER_BYTES_MAX: Final = 32 * 1024 * 1024
 """Most rows of a micro-batch that go through the driver, in bytes of Arrow (our choice)."""
-
-RETRY_S: Final = 30.0
-"""How long a computed micro-batch waits for an unavailable database, in seconds (our choice: longer than a
-restart)."""
-_RETRY_PAUSE_S: Final = 0.5
 
 OnWritten = Callable[[LedgerResult], None]
 
@@ -161,11 +156,8 @@ class LedgerSink:
             )
         for name, frame in frames.items():
             self._check(frame.schema, name)
-        try:
-            result = self._write(frames, batch)
-        except StagedRowsLostError:
-            # The rows are the same again, because Spark computes them from the state before this batch.
-            result = self._write(frames, batch)
+        # The rows are the same again, because Spark computes them from the state before this batch.
+        result = patiently(lambda: self._write(frames, batch), f"Micro-batch {batch_id} of {self.name}")
         self._done = (batch.run_id, batch_id)
         return result
 
@@ -195,7 +187,8 @@ class LedgerSink:
             self.consumer,
             self._is_refused_dead_lettered,
         )
-        return _run_patiently(commit)
+        # The rows are kept meanwhile; the ledger shows whether the last attempt was committed.
+        return patiently(commit.run, f"Committing to {self.name}", unless=StagedRowsLostError)
 
     def _epoch(self, ledger: BatchLedger, batch: MicroBatch) -> int:
         epoch = self._epochs.get(batch.run_id)
@@ -227,22 +220,6 @@ class LedgerSink:
         check_columns(
             self.name, schema, self.tables, destination, self.consumer, self._is_refused_dead_lettered
         )
-
-
-def _run_patiently(commit: BatchCommit) -> LedgerResult:
-    """Commit, and retry while the database is unavailable: the rows are kept, and the ledger shows whether
-    the last attempt was committed.
-    """
-    deadline = time.monotonic() + RETRY_S
-    while True:
-        try:
-            return commit.run()
-        except StagedRowsLostError:
-            raise
-        except DatabaseUnavailableError:
-            if time.monotonic() >= deadline:
-                raise
-            time.sleep(_RETRY_PAUSE_S)
 
 
 def _task_function(

@@ -8,6 +8,7 @@ query.awaitTermination()
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ from tidegate.spark.source.positions import CHECKPOINT_PREFIX
 from tidegate.spark.source.processing import COMMITS_OPTION, ReadingPlan
 from tidegate.spark.source.schema import schema_of
 from tidegate.spark.sql_sink.commits import needed_columns
-from tidegate.spark.sql_sink.plan import SinkPlan
+from tidegate.spark.sql_sink.plan import SinkPlan, policy_of
 from tidegate.spark.sql_sink.writer import commit_events
 from tidegate.sql import Database, Pipeline
 from tidegate.sql.core.database import absolute_url
@@ -93,6 +94,9 @@ def run_pipeline(
     log: in order, none missing or repeated. A partition without a SQL checkpoint starts at its first captured
     event. The pipeline may be stopped, killed and restarted at any time, without ``capture`` once its
     checkpoint is in the log.
+
+    A query waits for the service, the database (up to 5 minutes) and what the handler calls
+    (``Pipeline.policy``) inside its micro-batch, and continues by itself.
 
     The driver started last owns the consumer group; an earlier one fails with a FencedError. Raises
     InvalidArgumentError (also if no events of this hub are captured), CaptureFileError,
@@ -221,6 +225,9 @@ def _claimed_plan(
             key: bounds.begin_sequence_number for key, bounds in description.bounds.items()
         },
     )
+    policy = pipeline.policy
+    if policy is not None and policy.is_payload_copied:
+        pipeline = replace(pipeline, is_payload_copied=True)
     return SinkPlan(
         pipeline=pipeline,
         database_url=database_url,
@@ -256,6 +263,12 @@ def _replayed_columns(pipeline: Pipeline) -> list[str]:
     """The columns for a function over batches in a replay: those that it asks for, and the partition key,
     which the log can no longer provide for a dead letter. Raises InvalidArgumentError if more is needed.
     """
+    if not policy_of(pipeline).is_plain:
+        raise InvalidArgumentError(
+            f"The policy of the pipeline {pipeline.name} needs whole events, which a replay does not have "
+            "for a function over batches.",
+            next_step="Replay with the default policy, or with a function per event.",
+        )
     needed = needed_columns(pipeline, is_transformed=False)
     columns = list(dict.fromkeys([*needed, PARTITION_KEY_COLUMN]))
     check_replayable(columns, pipeline)

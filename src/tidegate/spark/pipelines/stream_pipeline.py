@@ -23,6 +23,7 @@ from sqlalchemy import Table
 
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
+from tidegate.processor.policies import FailurePolicy
 from tidegate.spark.runtime.trigger import AS_SOON_AS_POSSIBLE, Trigger
 from tidegate.sql import ConsumerKey, Handler, Pipeline
 from tidegate.sql.handlers.batches import BatchHandler
@@ -63,7 +64,8 @@ _OWN_OPTIONS = {
 class OnFailure(StrEnum):
     """What happens to an event for whose row a step set a reason in the column ``_error``.
 
-    An event whose handler raises, or whose row the database refuses, always becomes a dead letter.
+    ``SqlSink.policy`` decides about an event whose handler raises. A row of steps that the database refuses
+    always becomes a dead letter.
     """
 
     DEAD_LETTER = "dead-letter"
@@ -128,6 +130,8 @@ class SqlSink:
     """Called with each event if there are no steps; otherwise only for redrives of dead letters."""
     is_payload_copied: bool = False
     """True: a dead letter keeps a copy of its event, which outlives the log's retention."""
+    policy: FailurePolicy | None = None
+    """What happens to an event for which the handler fails; None: the default one. Not with steps."""
 
     kind: ClassVar = "sql"
     """For status reports, and for the identity of a checkpoint directory."""
@@ -300,6 +304,7 @@ class StreamPipeline(Redrivable):
             handler,
             consumer_group=self.source.consumer_group,
             is_payload_copied=self.sink.is_payload_copied,
+            policy=self.sink.policy,
         )
 
     def _check_types(self) -> None:
@@ -328,6 +333,11 @@ class StreamPipeline(Redrivable):
             )
 
     def _check_on_failure(self) -> None:
+        if isinstance(self.sink, SqlSink) and self.sink.policy is not None and self.steps:
+            raise self._refused(
+                "SqlSink.policy is for its handler, which is not called where there are steps.",
+                "Leave it out; on_failure says what happens to rows with _error.",
+            )
         if self.on_failure is not None and not isinstance(self.on_failure, OnFailure):
             raise self._refused(
                 f"on_failure is {self.on_failure!r}.",
@@ -359,5 +369,5 @@ def declared_pipeline(pipeline: StreamPipeline | Pipeline) -> StreamPipeline:
     return StreamPipeline(
         pipeline.name,
         HubSource(pipeline.event_hub, pipeline.consumer_group),
-        SqlSink(pipeline.table, pipeline.handler, pipeline.is_payload_copied),
+        SqlSink(pipeline.table, pipeline.handler, pipeline.is_payload_copied, pipeline.policy),
     )

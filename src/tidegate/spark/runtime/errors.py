@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 
+from tidegate.model import errors
 from tidegate.model.errors import TidegateError
 
 # The last line of a Python traceback: a qualified exception name, a colon, the message. Tidegate's first,
@@ -27,6 +28,15 @@ _JAVA_ERROR = re.compile(
 def our_errors(text: str) -> list[tuple[str, str]]:
     """(class name, message) of each Tidegate error in Spark's message."""
     return [(name, sentence.strip()) for name, sentence in _OUR_ERROR.findall(text)]
+
+
+def error_in(exception: BaseException) -> TidegateError | None:
+    """The Tidegate error at the root of Spark's exception; None: it is another's."""
+    if isinstance(exception, TidegateError):
+        return exception
+    name, sentence = (our_errors(str(exception)) or [("", "")])[-1]
+    kind = getattr(errors, name, None)
+    return kind(sentence) if isinstance(kind, type) and issubclass(kind, TidegateError) else None
 
 
 def explain(exception: BaseException) -> str:

@@ -13,10 +13,10 @@ process. Receivers set no owner level, so they do not disconnect others and are 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -36,9 +36,11 @@ from tidegate.model.errors import (
     LogDivergedError,
     NotFoundError,
     PositionOutOfRangeError,
+    TidegateError,
 )
 from tidegate.model.hub_properties import PartitionEnds
 from tidegate.model.position import EventPosition
+from tidegate.spark.runtime.patience import Patience, patiently
 from tidegate.spark.runtime.session import usable_core_count
 from tidegate.spark.runtime.workers import freeze_loaded_modules
 from tidegate.spark.source.hub import HubDescription, HubReader, with_group_named
@@ -62,6 +64,8 @@ from tidegate.spark.source.offsets import (
 from tidegate.spark.source.options import SourceOptions
 from tidegate.spark.source.pushdown import RowBounds, narrow
 from tidegate.wire.encoded_events import EncodedEvents
+
+T = TypeVar("T")
 
 _SHORT_EVENTS: Final = 4096
 """Most events in a range that is fetched together with others (our choice)."""
@@ -134,21 +138,28 @@ def _read_short(
             _report_loss(item, expected, events.sequence_numbers[0], options)
             expected = events.sequence_numbers[-1] + 1
             parts.append((item.partition_id, events))
-        # If events are gone, reading the rest reports which, or continues after them.
-        is_lost = isinstance(fetched.error, PositionOutOfRangeError)
-        if isinstance(fetched.error, LogDivergedError) or (fetched.error is not None and not is_lost):
+        if fetched.error is not None and not _is_left_to_rest(fetched.error):
             raise fetched.error
         if expected < item.until_sequence_number:
             rests.append(replace(item, start_sequence_number=expected))
     return parts, rests
 
 
+def _is_left_to_rest(error: Exception) -> bool:
+    """Whether reading the rest waits for what is away, or reports which events are gone and continues."""
+    if isinstance(error, PositionOutOfRangeError):
+        return not isinstance(error, LogDivergedError)
+    return isinstance(error, TidegateError) and error.is_transient
+
+
 def _read_range(hub: HubReader, item: PartitionRange, options: SourceOptions) -> Iterator[EncodedEvents]:
     """The events of one range; if some are gone, raises an error that names them, or skips them."""
     expected, until = item.start_sequence_number, item.until_sequence_number
+    patience = Patience(f"Reading partition {item.partition_id} of {options.event_hub!r}")
     while expected < until:
         try:
             for events in hub.read(replace(item, start_sequence_number=expected)):
+                patience.over()
                 _report_loss(item, expected, events.sequence_numbers[0], options)
                 expected = events.sequence_numbers[-1] + 1
                 yield events
@@ -158,6 +169,9 @@ def _read_range(hub: HubReader, item: PartitionRange, options: SourceOptions) ->
             first = hub.describe().bounds[item.partition_id].begin_sequence_number
             if first <= expected:
                 raise
+        except TidegateError as error:
+            patience.wait(error)
+            first = expected
         else:
             first = until  # what is missing at the end is a hole in the log
         _report_loss(item, expected, first, options)
@@ -342,7 +356,7 @@ class EventHubsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         offset instead.
         """
         offset = StreamOffset.from_json(start)
-        description = self._describe(offset.partitions)
+        description = self._planned(lambda: self._describe(offset.partitions))
         offset = self._offset_in(offset, description)
         check_histories(offset, description.bounds)
         self._check_not_ahead(offset, description)
@@ -402,6 +416,15 @@ class EventHubsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         """The events of one task."""
         return read_ranges(self._options, partition, self._columns)
 
+    def _planned(self, attempt: Callable[[], T]) -> T:
+        """What planning needs of the service or the database; a query that has begun waits for them.
+
+        At its beginning a wrong address is more likely.
+        """
+        if self._last_description is None:
+            return attempt()
+        return patiently(attempt, f"Planning a micro-batch of {self._options.event_hub!r}")
+
     def _describe(self, wanted: Mapping[str, int]) -> HubDescription:
         """The hub now. wanted: the first needed event of each partition, for subclasses that find events
         elsewhere that the log no longer holds.
@@ -454,7 +477,7 @@ class EventHubsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         """Check that Spark is not ahead of SQL, which would skip events."""
         if self._compared is not None and (not self._is_committing or offset == self._compared):
             return
-        positions = sql_positions(self._options, description)
+        positions = self._planned(lambda: sql_positions(self._options, description))
         if self._sql_start is None:
             self._sql_start = positions
         for partition_id, position in positions.items():

@@ -14,7 +14,7 @@ from tidegate.columns.batches import encoded_bodies
 from tidegate.model.events import ReceivedEvent
 from tidegate.spark.source.hub import HubReader
 from tidegate.spark.sql_sink.accounting import SequenceNumbers, sequence_numbers_of
-from tidegate.spark.sql_sink.plan import SinkPlan
+from tidegate.spark.sql_sink.plan import SinkPlan, policy_of
 from tidegate.sql import NewDeadLetter, Pipeline
 from tidegate.sql.commit.engine import BatchScope
 from tidegate.sql.commit.partition_batch import PartitionBatch, computed_batch, handled_batch
@@ -28,6 +28,7 @@ from tidegate.sql.handlers.batches import (
     PARTITION_KEY_COLUMN,
     SEQUENCE_NUMBER_COLUMN,
 )
+from tidegate.sql.handlers.outages import OutageWatch
 from tidegate.wire.event_codec import decode_event, event_body
 
 ENCODED_EVENT_COLUMN = "encodedEvent"
@@ -46,7 +47,7 @@ def to_batch(
 
     Runs the pipeline's handler or batch function over events. Rows of a transformation stay as they are: an
     event with ``_error`` in any of its rows becomes a dead letter and writes no row; rows with ``_skip`` are
-    not written.
+    not written. Raises OutageError if what the handler calls is away.
     """
     pipeline, claim, numbers = plan.pipeline, plan.claim, sequence_numbers_of(rows)
     scope = BatchScope(
@@ -67,10 +68,15 @@ def to_batch(
         written, failures = account(rows, numbers, pipeline.table)
         groups = [written]
     elif pipeline.batch_handler is None:
-        return handled_batch(pipeline, scope, received_events(partition_id, rows))
+        events = received_events(partition_id, rows)
+        return handled_batch(pipeline, scope, events, on_failure=OutageWatch(policy_of(pipeline)).failed)
     else:
         batches = rows.combine_chunks().to_batches()  # one, as it fits into one transaction
-        outcomes = [run_batch_handler(pipeline.batch_handler, pipeline.table, batch) for batch in batches]
+        watch = OutageWatch(policy_of(pipeline))
+        outcomes = [
+            run_batch_handler(pipeline.batch_handler, pipeline.table, batch, on_failure=watch.failed)
+            for batch in batches
+        ]
         groups = [group for outcome in outcomes for group in outcome.groups]
         failures = [failure for outcome in outcomes for failure in outcome.failures]
     places = _Places(plan, partition_id, rows, numbers)
@@ -191,9 +197,11 @@ class _Places:
 
 
 def needed_columns(pipeline: Pipeline, is_transformed: bool) -> list[str]:
-    """Columns that the sink needs; a batch function also has its own."""
+    """Columns that the sink needs; a batch function also has its own, and whole events for its policy."""
     if is_transformed:
         return [PARTITION_COLUMN, SEQUENCE_NUMBER_COLUMN]
     handler = pipeline.batch_handler
-    asked = (ENCODED_EVENT_COLUMN,) if handler is None else handler.columns
+    asked = () if handler is None else handler.columns
+    if handler is None or not policy_of(pipeline).is_plain:
+        asked = (*asked, ENCODED_EVENT_COLUMN)
     return list(dict.fromkeys((*_POSITION_COLUMNS, *asked)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tidegate.processor.policies import FailurePolicy
 from tidegate.spark.runtime.pickled import pickled, unpickled
 from tidegate.spark.source.offsets import StreamOffset
 from tidegate.spark.source.options import SourceOptions
@@ -50,6 +51,11 @@ class SinkPlan:
     def pickled(self, value: object) -> str:
         """``value``, which holds this plan, as one option's value. Raises InvalidArgumentError."""
         return pickled(value, self.pipeline.function, subject=f"The pipeline {self.pipeline.name}")
+
+
+def policy_of(pipeline: Pipeline) -> FailurePolicy:
+    """What happens to an event for which the handler fails."""
+    return pipeline.policy or FailurePolicy()
 
 
 def load_plan(text: str) -> SinkPlan:

@@ -18,6 +18,7 @@ from pyspark.sql.types import StructType
 
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.spark.runtime.options import OPTIONS_OF_SPARK, check_appends
+from tidegate.spark.runtime.patience import patiently
 from tidegate.spark.runtime.pickled import PLAN_OPTION
 from tidegate.spark.runtime.workers import freeze_loaded_modules
 from tidegate.spark.source.journal import journalled_offset
@@ -98,12 +99,12 @@ class SqlSinkWriter(DataSourceStreamArrowWriter):
         end = journalled_offset(self._checkpoint_location, batchId)
         if end is None:
             return
-        reached = plan.checkpoints()
+        reached = patiently(plan.checkpoints, f"The end of micro-batch {batchId}")
         for partition_id, until in end.partitions.items():
             position = reached.get(partition_id, 0)
             if position < until:
                 check_lost(plan, partition_id, Gap(position, until))
-        plan.note_histories(end)
+        patiently(lambda: plan.note_histories(end), f"The end of micro-batch {batchId}")
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Do nothing: what tasks have committed stays, and the micro-batch is repeated without it."""

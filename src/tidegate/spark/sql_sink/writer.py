@@ -16,14 +16,16 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
 import msgspec
 import pyarrow as pa
 
 from tidegate.model.errors import CheckpointGapError, FencedError, InvalidArgumentError
+from tidegate.spark.runtime.patience import patiently
 from tidegate.spark.source.hub import HubReader
 from tidegate.spark.source.processing import ENDS_KEY
 from tidegate.spark.sql_sink.accounting import (
@@ -33,11 +35,16 @@ from tidegate.spark.sql_sink.accounting import (
     sequence_numbers_of,
     split_by_partition,
 )
+from tidegate.spark.sql_sink.careful import CarefulCommits, budget_of
 from tidegate.spark.sql_sink.commits import rare_collections, to_batch
-from tidegate.spark.sql_sink.plan import SinkPlan
+from tidegate.spark.sql_sink.plan import SinkPlan, policy_of
 from tidegate.sql import BatchResult, Database
 from tidegate.sql.commit.batch import commit_batches
 from tidegate.sql.commit.partition_batch import PartitionBatch
+from tidegate.sql.handlers.outages import OutageError
+
+_Attempt = Callable[[Mapping[str, pa.Table], bool], dict[str, int]]
+"""Commits rows by hub partition, perhaps behind a gap; returns how many of their events were done before."""
 
 _logger = logging.getLogger(__name__)
 
@@ -82,7 +89,8 @@ class TaskWriter:
 
     def __init__(self, plan: SinkPlan) -> None:
         self._plan = plan
-        self._database = Database.shared(plan.database_url)
+        self._database = patiently(lambda: Database.shared(plan.database_url), "Opening the database")
+        self._careful = CarefulCommits(plan, self._database)
         self.wait = WriterWait()
         """What ``write`` waited for SQLite, once it is done."""
         self._pending: dict[str, PendingRows] = {}
@@ -102,7 +110,11 @@ class TaskWriter:
         running.
         """
         started, waited_before = time.monotonic(), self._database.writer_wait_s
-        with rare_collections(), ThreadPoolExecutor(1, "tidegate commits") as executor:
+        with (
+            closing(self._careful),
+            rare_collections(),
+            ThreadPoolExecutor(1, "tidegate commits") as executor,
+        ):
             try:
                 self._write(batches, executor)
             except Exception as error:
@@ -164,6 +176,10 @@ class TaskWriter:
             self._passed[partition_id] = int(sequence_numbers_of(table)[-1]) + 1
         prepared = self._prepared(rows)
         self._settle()
+        if prepared is None:
+            for partition_id, table in rows.items():
+                self._skipped.update(self._behind_gap({partition_id: table}, self._commit_carefully))
+            return
         self._committing = _Committing(rows, executor.submit(self._run, prepared))
         if self._database.is_sqlite:
             self._settle()
@@ -175,12 +191,10 @@ class TaskWriter:
         rows, outcome = self._committing.rows, self._committing.outcome
         self._committing = None
         try:
-            results = dict(zip(rows, outcome.result(), strict=True))
+            self._skipped.update(self._done(rows, outcome.result()))
         except CheckpointGapError:
-            results = {}
             for partition_id, table in rows.items():
-                results |= self._attempt_behind_gap({partition_id: table})
-        self._skipped.update({partition_id: result.skipped for partition_id, result in results.items()})
+                self._skipped.update(self._behind_gap({partition_id: table}, self._attempt))
 
     def _check_whole(self, partition_id: str, rows: pa.Table) -> None:
         """Raise if rows came after those of later events, or events between them are missing."""
@@ -191,29 +205,61 @@ class TaskWriter:
         for gap in find_gaps(numbers):
             check_lost(self._plan, partition_id, gap)
 
-    def _attempt_behind_gap(self, rows: Mapping[str, pa.Table]) -> dict[str, BatchResult]:
+    def _behind_gap(self, rows: Mapping[str, pa.Table], attempt: _Attempt) -> dict[str, int]:
         """One partition alone; the events before its rows may be missing if they are lost for good."""
         try:
-            return self._attempt(rows)
+            return attempt(rows, False)
         except CheckpointGapError:
             ((partition_id, table),) = rows.items()
             first = int(sequence_numbers_of(table)[0])
             check_lost(self._plan, partition_id, Gap(self._plan.checkpoints()[partition_id], first))
-            return self._attempt(rows, is_gap_allowed=True)
+            return attempt(rows, True)
 
-    def _attempt(
-        self, rows: Mapping[str, pa.Table], *, is_gap_allowed: bool = False
-    ) -> dict[str, BatchResult]:
-        results = self._run(self._prepared(rows, is_gap_allowed=is_gap_allowed))
-        return dict(zip(rows, results, strict=True))
+    def _attempt(self, rows: Mapping[str, pa.Table], is_gap_allowed: bool) -> dict[str, int]:
+        prepared = self._prepared(rows, is_gap_allowed=is_gap_allowed)
+        if prepared is None:
+            return self._commit_carefully(rows, is_gap_allowed)
+        return self._done(rows, self._run(prepared))
+
+    def _commit_carefully(self, rows: Mapping[str, pa.Table], is_gap_allowed: bool) -> dict[str, int]:
+        with self._naming_drivers():
+            return {
+                key: self._careful.commit(
+                    key, table, self._history_id(key, table), is_gap_allowed=is_gap_allowed
+                )
+                for key, table in rows.items()
+            }
 
     def _prepared(
         self, rows: Mapping[str, pa.Table], *, is_gap_allowed: bool = False
-    ) -> list[PartitionBatch]:
-        return [
-            to_batch(self._plan, partition_id, table, is_gap_allowed, self._history_id(partition_id, table))
-            for partition_id, table in rows.items()
-        ]
+    ) -> list[PartitionBatch] | None:
+        """What to commit; None: the handler's failure policy has to decide about single events."""
+        plan = self._plan
+        if not (plan.is_transformed or policy_of(plan.pipeline).is_plain):
+            return None
+        try:
+            batches = [
+                to_batch(plan, partition_id, table, is_gap_allowed, self._history_id(partition_id, table))
+                for partition_id, table in rows.items()
+            ]
+        except OutageError:
+            return None
+        if not plan.is_transformed:
+            now = self._database.clock.monotonic()
+            for batch in batches:
+                left = budget_of(plan, batch.scope.partition_id).left(now)
+                if left is not None and len(batch.dead_letters) > left:
+                    return None
+        return batches
+
+    def _done(self, rows: Iterable[str], results: Sequence[BatchResult]) -> dict[str, int]:
+        """How many events of each partition were done before."""
+        done = dict(zip(rows, results, strict=True))
+        if not self._plan.is_transformed:
+            now = self._database.clock.monotonic()
+            for partition_id, result in done.items():
+                budget_of(self._plan, partition_id).spend(result.dead_letters, now)
+        return {partition_id: result.skipped for partition_id, result in done.items()}
 
     def _history_id(self, partition_id: str, rows: pa.Table) -> str | None:
         """The history of the last event; None: unknown."""
@@ -221,8 +267,15 @@ class TaskWriter:
         return history_id if int(sequence_numbers_of(rows)[-1]) + 1 == until else None
 
     def _run(self, batches: Sequence[PartitionBatch]) -> list[BatchResult]:
+        partitions = ", ".join(batch.scope.partition_id for batch in batches)
+        what = f"Committing {partitions} of {self._plan.pipeline.consumer}"
+        with self._naming_drivers():
+            return patiently(lambda: commit_batches(self._database, batches), what)
+
+    @contextmanager
+    def _naming_drivers(self) -> Iterator[None]:
         try:
-            return commit_batches(self._database, batches)
+            yield
         except FencedError as exc:
             pipeline, owner = self._plan.pipeline, self._plan.claim.owner
             raise FencedError(
