@@ -32,6 +32,7 @@ from pathlib import Path
 from pyspark.sql.streaming.listener import StreamingQueryListener
 from sqlalchemy import Column, MetaData, String, Table
 from tests.spark.support import make_pipeline, readings, score
+from tidegate.model.errors import BrokenError
 from tidegate.spark import FileSink, HubSource, SqlSink, StreamPipeline
 
 class SlowListener(StreamingQueryListener):
@@ -47,6 +48,14 @@ def listen_slowly(rows):
 def misspelt_step(rows):
     return rows.selectt("sequenceNumber")
 
+def away_at_first(rows):
+    tries = Path(__file__).with_name("tries")
+    tries.touch()
+    tries.write_text(tries.read_text() + "x")
+    if len(tries.read_text()) <= 3:
+        raise BrokenError("The service is away.")
+    return rows.select("sequenceNumber")
+
 quick = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 scored = StreamPipeline(
     "scored", HubSource(HUB, max_events_per_trigger=100), SqlSink(readings, score), spark_settings=quick
@@ -58,6 +67,13 @@ slow_to_tell = StreamPipeline(
     HubSource(HUB, max_events_per_trigger=100),
     FileSink(str(Path(__file__).parent / "files"), "parquet"),
     steps=[listen_slowly],
+    spark_settings=quick,
+)
+restarted = StreamPipeline(
+    "restarted",
+    HubSource(HUB),
+    FileSink(str(Path(__file__).parent / "files"), "parquet"),
+    steps=[away_at_first],
     spark_settings=quick,
 )
 misspelt = StreamPipeline(
@@ -211,9 +227,30 @@ def test_a_step_that_raises_is_named_by_its_line(place: Place) -> None:
     where = f"The pipeline's misspelt_step failed in {place.file}, line {line}: "
     assert (failed.code, f"Error: {where}" in failed.err) == (1, True), failed.err
     assert failed.err.endswith(". Fix it, then start again.\n")
+    assert "Restart" not in failed.err
     error = place.files.read("misspelt").error
     assert error is not None
     assert error.startswith(where)
+
+
+@pytest.mark.programs
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_a_query_is_restarted_after_an_error_that_may_pass(place: Place) -> None:
+    """As often as the option says, with the error; a finished run keeps none."""
+    event_count = place.publish_part()
+    words = ("pipeline", "run", f"{place.file}:restarted", "--available-now")
+    failed = run_tidegate(*words, "--restarts", "1", environment=place.environment)
+    assert failed.code != 0
+    assert "restarted  The service is away. Restart 1 of 1 in " in failed.err
+    assert failed.err.endswith("Error: The service is away. Restarts without success: 1.\n")
+    assert place.files.read("restarted").state is PipelineState.FAILED
+    ended = run_tidegate(*words, environment=place.environment)
+    assert ended.code == 0, ended.err
+    assert "restarted  The service is away. Restart 1 of 5 in " in ended.err
+    assert place.file.with_name("tries").read_text() == "x" * 4
+    status = place.files.read("restarted")
+    assert (status.state, status.events_total, status.error) == (PipelineState.ENDED, event_count, None)
 
 
 @pytest.mark.programs
@@ -291,7 +328,10 @@ def test_refusals_come_before_spark(place: Place) -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("pipelines.py:nothing", "Its pipelines are: scored, renamed, plain, slow_to_tell, misspelt"),
+        (
+            "pipelines.py:nothing",
+            "Its pipelines are: scored, renamed, plain, slow_to_tell, restarted, misspelt",
+        ),
         ("pipelines.py:readings", "is a Table, not a StreamPipeline or Pipeline"),
         ("missing.py:pipeline", "not found"),
         ("pipelines.py", "does not name a pipeline"),

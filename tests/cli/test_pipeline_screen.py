@@ -6,6 +6,7 @@ import io
 import json
 from dataclasses import replace
 
+import pytest
 from tests.cli.test_pipeline_status import STATUS
 
 from tidegate.cli.pipelines.screen import PipelineScreen, ending, progress_line
@@ -78,6 +79,16 @@ def test_elsewhere_a_micro_batch_is_a_line() -> None:
     assert shown(OutputFormat.TABLE, errors) == ""
     assert errors.getvalue().splitlines()[0] == LINE
     assert len(errors.getvalue().splitlines()) == 2
+
+
+@pytest.mark.parametrize("output_format", [OutputFormat.TABLE, OutputFormat.NL])
+def test_a_restart_is_a_line_with_its_reason(output_format: OutputFormat) -> None:
+    """Also for programs, on standard error."""
+    errors = io.StringIO()
+    screen = PipelineScreen(Output(output_format, stream=io.StringIO()), errors=errors)
+    screen.watch(replace(BATCH, state=PipelineState.STARTING, error="No database. Restart 1 of 5."), False)
+    screen.watch(replace(BATCH, state=PipelineState.RUNNING, error="No database. Restart 1 of 5."), False)
+    assert errors.getvalue() == "delays  No database. Restart 1 of 5.\n"
 
 
 def test_programs_get_records() -> None:

@@ -237,12 +237,14 @@ def test_the_reporter_survives_what_it_tells() -> None:
         STATUS, clock=SystemClock(), write=write, watch=watch, count_dead_letters=count
     )
     with reporter:
+        reporter.report_restart("no answer")
+        reporter.report_state(PipelineState.RUNNING)
         reporter.report_rows(3, 90)
         reporter.report_progress(progress())
         assert done.wait(30)
         reporter.report_state(PipelineState.FAILED, error="it broke")
         reporter.report_state(PipelineState.STOPPED)
-    assert seen[0].rows == 90
+    assert (seen[0].rows, seen[0].error) == (90, None)
     assert (reporter.status.state, reporter.status.error) == (PipelineState.FAILED, "it broke")
     assert reporter.status.ended_at is not None
 

@@ -85,6 +85,8 @@ def test_every_end_is_told_with_what_to_do(files: PipelineFiles, plain_browser: 
     files.write(replace(base, name="gone", process=gone, ended_at=None))
     (files.root / "torn").mkdir(parents=True)
     (files.root / "torn" / "status.json").write_text('{"version": 1, "na')
+    again = replace(base, name="again", state=PipelineState.STARTING, error="No database.", ended_at=None)
+    files.write(again)
     listed = wait_for(plain_browser, "/pipelines", "1 unreadable")
     for words in ("ended", "stopped", "failed", "killed", "123,456", "31 open", "1 unreadable"):
         assert words in listed
@@ -94,6 +96,7 @@ def test_every_end_is_told_with_what_to_do(files: PipelineFiles, plain_browser: 
     one = plain_browser.get("/pipelines/broken").text
     assert "<b>was</b>" not in one
     assert "&lt;b&gt;was&lt;/b&gt; refused. Widen the column." in one
+    assert "No database.</span> Nothing, unless" in plain_browser.get("/pipelines/again").text
     assert plain_browser.get("/pipelines/torn").status == 400
     found = plain_browser.get("/pipelines?search=broken").text
     assert "/pipelines/broken" in found

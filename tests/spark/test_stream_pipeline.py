@@ -22,7 +22,8 @@ from tidegate.model.errors import (
     PartitionStoppedError,
     TidegateError,
 )
-from tidegate.spark.pipelines.failures import PipelineFailedError, StepFailedError, error_of
+from tidegate.processor.policies import FailurePolicy
+from tidegate.spark.pipelines.failures import PipelineFailedError, StepFailedError, error_of, may_pass
 from tidegate.spark.pipelines.identity import FILE_NAME, PipelineIdentity, claim_checkpoint
 from tidegate.spark.pipelines.stream_pipeline import (
     FileSink,
@@ -32,6 +33,7 @@ from tidegate.spark.pipelines.stream_pipeline import (
     SqlBatchSink,
     SqlSink,
     StreamPipeline,
+    declared_pipeline,
 )
 from tidegate.spark.source.journal import local_path
 from tidegate.sql import Pipeline
@@ -71,6 +73,10 @@ def declare(**changes: object) -> StreamPipeline:
             lambda: declare(sink=FileSink("out"), on_failure=OnFailure.DEAD_LETTER),
             "a FileSink has no database for them",
         ),
+        (
+            lambda: declare(sink=SqlSink(readings, score, policy=FailurePolicy()), steps=[unchanged]),
+            "SqlSink.policy is for its handler",
+        ),
         (lambda: declare(sink=HubSink("Readings")), "which it reads: an endless loop"),
         (
             lambda: declare(source=HubSource("readings", options={"tasksMax": "3"})),
@@ -105,8 +111,11 @@ def test_failures_are_dead_letters_where_there_is_a_database() -> None:
 
 def test_dead_letters_of_a_declared_pipeline_can_be_redriven() -> None:
     """It knows the plain pipeline that its SqlSink stands for."""
-    found = declare(source=HubSource("readings", "night")).redrivable()
-    assert found == Pipeline("readings", "readings", readings, score, consumer_group="night")
+    policy = FailurePolicy(dead_letters_per_minute=5)
+    sink = SqlSink(readings, score, policy=policy)
+    plain = Pipeline("readings", "readings", readings, score, "night", policy=policy)
+    assert declare(source=HubSource("readings", "night"), sink=sink).redrivable() == plain
+    assert declared_pipeline(plain).redrivable() == plain
 
 
 def test_secrets_are_not_shown() -> None:
@@ -204,6 +213,21 @@ def test_what_ended_a_query_is_one_error_of_ours(cause: str, kind: type[Tidegate
     error = error_of(RuntimeError(STREAM_FAILED.format(cause=cause)))
     assert type(error) is kind
     assert re.search(words, str(error))
+
+
+@pytest.mark.parametrize(
+    ("cause", "is_passing"),
+    [
+        ("Traceback:\ntidegate.model.errors.DatabaseUnavailableError: No connection.", True),
+        ("ExecutorLostFailure (executor 3 exited caused by one of the running tasks)", True),
+        ("org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)", True),
+        ("Traceback:\ntidegate.model.errors.FencedError: Another driver took over.", False),
+        ("Traceback:\nZeroDivisionError: division by zero", False),
+    ],
+)
+def test_only_what_may_pass_restarts_a_query(cause: str, is_passing: bool) -> None:
+    """The service, the database or a worker was away; not what is the user's to correct."""
+    assert may_pass(RuntimeError(STREAM_FAILED.format(cause=cause))) is is_passing
 
 
 def test_an_error_of_a_step_names_its_line(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ class PipelineState(StrEnum):
     """The state of a pipeline's process."""
 
     STARTING = "starting"
-    """Spark is starting; no event has been read yet."""
+    """Spark or its query is starting; no event has been read yet."""
     RUNNING = "running"
     """Its query has started: it processes micro-batches, or waits for events."""
     STOPPING = "stopping"
@@ -47,6 +47,7 @@ class PipelineStep(StrEnum):
     """What changes the state of a pipeline; the value is the label in the state diagram."""
 
     START = "query started"
+    RESTART = "query restarted"
     ASK_TO_STOP = "asked to stop"
     INTERRUPT = "interrupted"
     END = "all events processed"
@@ -62,6 +63,7 @@ PIPELINE_STEPS: Final[Mapping[tuple[PipelineState, PipelineStep], PipelineState]
     (_S.STARTING, _P.ASK_TO_STOP): _S.STOPPED,
     (_S.STARTING, _P.FAIL): _S.FAILED,
     (_S.STARTING, _P.VANISH): _S.KILLED,
+    (_S.RUNNING, _P.RESTART): _S.STARTING,
     (_S.RUNNING, _P.ASK_TO_STOP): _S.STOPPING,
     (_S.RUNNING, _P.INTERRUPT): _S.STOPPED,
     (_S.RUNNING, _P.END): _S.ENDED,
@@ -136,7 +138,7 @@ class PipelineStatus:
     metrics_address: str | None = None
     """``host:port`` that serves Prometheus metrics."""
     error: str | None = None
-    """The error that ended it."""
+    """The error that ended it, or for which its query is being restarted."""
 
     def seen_by_reader(self, *, is_process_there: bool | None) -> PipelineStatus:
         """This status, or ``killed`` if it claims to run but its process has exited.

@@ -14,6 +14,7 @@ import contextlib
 import io
 import itertools
 import os
+import random
 import signal
 import sys
 import threading
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from tidegate.cli.shell.metrics_server import metrics_server
 from tidegate.cli.shell.profiles import ServiceConnection
+from tidegate.client.retry import RetryPolicy
 from tidegate.files import open_private
 from tidegate.model.errors import TidegateError
 from tidegate.model.pipeline_status import PipelineState, PipelineStatus
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
     from tidegate.spark.pipelines.stream_pipeline import StreamPipeline
     from tidegate.spark.progress.listener import ProgressListener
 
+_RESTARTS = RetryPolicy(delay_s=1.0, delay_s_max=60.0)
+"""Waits before restarts of a query (our choice)."""
 STOP_GRACE_S = 5.0
 """How long a micro-batch may continue after the first signal."""
 STOP_TIMEOUT_S = 30.0
@@ -61,6 +65,8 @@ class PipelineRun:
     checkpoint: str
     master: str | None
     is_available_now: bool
+    restarts_max: int
+    """Most restarts of the query in a row, without a finished micro-batch between them."""
     metrics_at: tuple[str, int] | None
     """Host and port for Prometheus; None: no metrics."""
     log_level: str
@@ -154,12 +160,39 @@ class PipelineRun:
         stop.install()
         with _errors_until_stop(log_file, stop):
             try:
-                if not stop.is_requested:
-                    self._run_query(spark, reporter, stop)
+                self._run_queries(spark, reporter, stop, log_file)
             finally:
                 # If Java has exited there is nothing to stop, and the cause is already reported.
                 with contextlib.suppress(Exception):
                     spark.stop()
+
+    def _run_queries(
+        self, spark: SparkSession, reporter: PipelineReporter, stop: StopSignals, log_file: Path
+    ) -> None:
+        """Run the query, again after an error that may pass. Raises the error that ends it for good."""
+        from tidegate.spark.pipelines.failures import may_pass
+
+        restarts = 0
+        while not stop.is_requested:
+            batches = reporter.status.batches
+            try:
+                self._run_query(spark, reporter, stop)
+                return
+            except Exception as exception:
+                if reporter.status.batches > batches:
+                    restarts = 0
+                if not self.restarts_max or not may_pass(exception):
+                    raise
+                error = self._error_of(exception, log_file)
+                if restarts == self.restarts_max:
+                    error.message += f" Restarts without success: {restarts}."
+                    raise error from exception
+                restarts += 1
+                delay_s = _RESTARTS.delay_before(restarts, jitter_fraction=random.random())
+                reporter.report_restart(
+                    f"{error} Restart {restarts} of {self.restarts_max} in {delay_s:.1f} s."
+                )
+            stop.wait(delay_s)
 
     def _run_query(self, spark: SparkSession, reporter: PipelineReporter, stop: StopSignals) -> None:
         from tidegate.spark.pipelines.start import start_stream_pipeline

@@ -39,6 +39,15 @@ _run_options = all_of(
     click.option(
         "--available-now", "--once", is_flag=True, help="Process all events available now, then stop."
     ),
+    option(
+        "--restarts",
+        "N",
+        "Most restarts in a row after errors that may pass: the service, the database or a worker was away "
+        "for too long. A finished micro-batch resets the count; 0: never restart.",
+        click.IntRange(min=0),
+        default=5,
+        show_default=True,
+    ),
     option("--metrics-port", "N", "Port to serve Prometheus metrics on; 0: any free port.", PORT),
 )
 
@@ -47,7 +56,7 @@ def _with_run_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options of a run; it takes ``RunOptions`` as its argument ``options``."""
 
     def make(_: click.Context, arguments: dict[str, Any]) -> RunOptions:
-        names = ("database", "checkpoint_dir", "master", "available_now", "metrics_port")
+        names = ("database", "checkpoint_dir", "master", "available_now", "restarts", "metrics_port")
         return RunOptions(*(arguments.pop(name) for name in names))
 
     return _run_options(adding_argument(command, "options", make))
@@ -63,6 +72,7 @@ class RunOptions:
     """None: a directory of this user with the pipeline's name."""
     master: str | None
     is_available_now: bool
+    restarts_max: int
     metrics_port: int | None
 
 
@@ -199,6 +209,7 @@ def _run_declared(
             checkpoint=options.checkpoint_dir or str(files.checkpoint_dir(declared.name).absolute()),
             master=options.master,
             is_available_now=options.is_available_now,
+            restarts_max=options.restarts_max,
             metrics_at=None if options.metrics_port is None else (metrics_host, options.metrics_port),
             log_level=log_level,
             adopt=adopt,

@@ -39,7 +39,7 @@ class PipelineScreen:
                 self._records.flush()
             if self._is_redrawn:
                 self._errors.write(_CLEAR_LINE + progress_line(status))
-            elif is_batch and self._records is None:
+            elif (is_batch and self._records is None) or _is_restarting(status):
                 self._errors.write(progress_line(status) + "\n")
             self._errors.flush()
 
@@ -65,6 +65,8 @@ def batch_record(status: PipelineStatus) -> dict[str, object]:
 
 def progress_line(status: PipelineStatus) -> str:
     """The pipeline now, for people."""
+    if _is_restarting(status):
+        return f"{status.name}  {status.error}"
     if status.batch_id is None:
         words = {PipelineState.STARTING: "starting Spark …", PipelineState.RUNNING: "waiting for events …"}
         return f"{status.name}  {words.get(status.state, status.state.value)}"
@@ -98,6 +100,10 @@ def ending(status: PipelineStatus) -> str:
     if status.dead_letters_open:
         text += f", {_counted(status.dead_letters_open, 'dead letter')} open"
     return f"{text}. The next run continues from there."
+
+
+def _is_restarting(status: PipelineStatus) -> bool:
+    return status.state is PipelineState.STARTING and status.error is not None
 
 
 def _counted(count: int, noun: str, ending: str = "s") -> str:

@@ -260,6 +260,8 @@ def _next_step(status: PipelineStatus) -> str:
             return "Start it again: it continues after what it has committed."
         case PipelineState.FAILED:
             return "See its log below. Once fixed and started, it continues where it stopped."
+        case PipelineState.STARTING if status.error is not None:
+            return "Nothing, unless this does not help; see its log below."
         case PipelineState.STARTING | PipelineState.RUNNING | PipelineState.STOPPING:
             return "It may hang, wait for a disk, or be paused (SIGSTOP); see its log below."
         case _:

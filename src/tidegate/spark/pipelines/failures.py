@@ -14,10 +14,9 @@ from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from tidegate.model import errors
 from tidegate.model.errors import PartitionStoppedError, TidegateError
 from tidegate.spark.pipelines.stream_pipeline import OnFailure, Step
-from tidegate.spark.runtime.errors import explain, our_errors
+from tidegate.spark.runtime.errors import error_in, explain
 from tidegate.sql.handlers.batches import (
     ERROR_COLUMN,
     PARTITION_COLUMN,
@@ -29,6 +28,9 @@ _MARK = "TIDEGATE_STOPPED"
 _STOPPED = re.compile(
     rf"\[USER_RAISED_EXCEPTION\] {_MARK} (?P<where>[^:]*): (?P<reason>.*?)(?: SQLSTATE: |$)", re.MULTILINE
 )
+
+_LOST_WORKER = re.compile("ExecutorLostFailure|Python worker (exited unexpectedly|failed to connect back)")
+"""Spark's words where a task's attempts are used up because its process was gone."""
 
 
 def apply_policy(rows: DataFrame, policy: OnFailure, *, is_per_partition: bool = False) -> DataFrame:
@@ -86,22 +88,24 @@ class StepFailedError(PipelineFailedError):
     """A step raised an error while the query was built, which Spark's log does not show."""
 
 
+def may_pass(exception: BaseException) -> bool:
+    """Whether a query that ended with this may succeed when it is started again, unchanged."""
+    error = error_in(exception)
+    return error.is_transient if error is not None else _LOST_WORKER.search(str(exception)) is not None
+
+
 def error_of(exception: BaseException, *, steps: Sequence[Step] = ()) -> TidegateError:
     """The Tidegate error that ended a query: the one at the root, else one with ``explain``'s message.
 
     steps: the pipeline's; file and line are added to an error that one of them raised in this process.
     """
-    if isinstance(exception, TidegateError):
-        return exception
-    text = str(exception)
-    stopped = stopped_error(text)
+    stopped = stopped_error(str(exception))
     if stopped is not None:
         return stopped
+    ours = error_in(exception)
+    if ours is not None:
+        return ours
     sentence = explain(exception)
-    names = [name for name, words in our_errors(text) if words == sentence]
-    kind = getattr(errors, names[-1], None) if names else None
-    if isinstance(kind, type) and issubclass(kind, TidegateError):
-        return kind(sentence)
     place = _place_in_steps(exception, steps)
     if place is None:
         return PipelineFailedError(_closed(sentence))

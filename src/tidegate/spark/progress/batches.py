@@ -74,6 +74,7 @@ class BatchProgress:
             events_total=status.events_total + self.events,
             rows=self.rows,
             rows_total=status.rows_total if self.rows is None else self.rows + (status.rows_total or 0),
+            error=status.error if status.state.is_over else None,  # of a restart
             **self.figures,
         )
 

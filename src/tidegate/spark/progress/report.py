@@ -148,6 +148,10 @@ class PipelineReporter:
         """Metrics are served at this address."""
         self._change(metrics_address=address)
 
+    def report_restart(self, error: str) -> None:
+        """The query has ended with this error, and is started again."""
+        self._change(state=PipelineState.STARTING, error=error)
+
     def _change(self, **fields: Any) -> None:
         self._changes.put(lambda status: replace(status, **fields))
 
