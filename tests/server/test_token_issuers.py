@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from tidegate.server.development_issuer import DevelopmentIssuer
 from tidegate.server.issuer_keys import IssuerKeys
 from tidegate.testing.hub import HubService
 from tidegate.transport.clock import SystemClock
+from tidegate.transport.tasks import TaskOwner
 
 ROLE = "Azure Event Hubs Data Sender"
 
@@ -158,6 +160,78 @@ async def test_what_an_issuer_may_not_answer(
     running.cancel()
     assert f"the keys of the token issuer {issuer.address} could not be fetched" in caplog.text
     assert issuer.asked == ["/.well-known/openid-configuration"]
+
+
+@pytest.mark.parametrize("address", ["https://[", "https://a\u2100b/keys"])
+async def test_one_issuers_document_does_not_end_the_renewal_for_the_others(
+    issuer: Issuer, tmp_path: Path, caplog: pytest.LogCaptureFixture, address: str
+) -> None:
+    """An address that no parser takes is that issuer's mistake; another's new key is known nevertheless."""
+    key = DevelopmentIssuer.create(tmp_path)
+    issuer.publish(key.key_set())
+    issuer.answers["/odd/.well-known/openid-configuration"] = {
+        "issuer": f"{issuer.address}/odd",
+        "jwks_uri": address,
+    }
+    odd, sound = (
+        TokenIssuer(each, are_roles_in_tokens=True) for each in (f"{issuer.address}/odd", issuer.address)
+    )
+    tokens = EntraTokens([odd, sound])
+    async with TaskOwner("test") as tasks:
+        running = tasks.start(IssuerKeys(tokens, [odd, sound]).run(), name="keys")
+        await _until(lambda: "could not be fetched" in caplog.text and sound.issuer in tokens._keys)
+        assert not running.done()
+    assert f"{odd.issuer} could not be fetched: The address {address!r}" in caplog.text
+
+
+async def test_an_issuer_that_does_not_answer_holds_up_nothing(
+    issuer: Issuer, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The keys of the others are known meanwhile, it is waited for no longer than agreed, and not twice at
+    once; a stop does not wait for it at all."""
+    issuer.publish(DevelopmentIssuer.create(tmp_path).key_set())
+    silent = TokenIssuer(f"{issuer.address}/silent", are_roles_in_tokens=True)
+    sound = TokenIssuer(issuer.address, are_roles_in_tokens=True)
+    is_over, fetched, real = threading.Event(), list[str](), issuer_keys._key_set
+
+    def key_set(wanted: TokenIssuer) -> Mapping[str, Any]:
+        fetched.append(wanted.issuer)
+        if wanted is silent:
+            is_over.wait()
+        return real(wanted)
+
+    monkeypatch.setattr(issuer_keys, "_key_set", key_set)
+    monkeypatch.setattr(issuer_keys, "RETRY_INTERVAL_S", 0.0)
+    tokens = EntraTokens([silent, sound])
+    try:
+        async with TaskOwner("test") as tasks:
+            tasks.start(IssuerKeys(tokens, [silent, sound]).run(), name="keys")
+            await _until(lambda: sound.issuer in tokens._keys)
+            monkeypatch.setattr(issuer_keys, "FETCH_TIMEOUT_S", 0.05)
+            tasks.start(IssuerKeys(tokens, [silent, sound]).run(), name="keys, impatient")
+            await _until(lambda: caplog.text.count("has not answered within 0.05 s") >= 3)
+        assert fetched.count(silent.issuer) == 2
+    finally:
+        is_over.set()
+
+
+def test_a_remote_issuer_names_no_address_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its keys are at HTTPS as it is: the service asks no program on its own machine for it."""
+    asked: list[str] = []
+
+    class Opener:
+        """Answers for a remote issuer."""
+
+        def open(self, address: str, timeout: float) -> io.BytesIO:
+            """The configuration of any address."""
+            asked.append(address)
+            answer = {"issuer": "https://sts.example", "jwks_uri": "http://127.0.0.1:1/admin"}
+            return io.BytesIO(json.dumps(answer).encode())
+
+    monkeypatch.setattr(issuer_keys, "_OPENER", Opener())
+    with pytest.raises(InvalidArgumentError, match=r"127\.0\.0\.1:1/admin' of a token issuer is not HTTPS"):
+        issuer_keys._key_set(TokenIssuer("https://sts.example"))
+    assert asked == ["https://sts.example/.well-known/openid-configuration"]
 
 
 def test_an_issuer_without_keys_keeps_no_service_from_starting(issuer: Issuer, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from http.client import HTTPException
 from typing import IO, Any, Final
 from urllib.parse import urlsplit
@@ -22,13 +23,18 @@ from tidegate.broker.entra.issuers import TokenIssuer
 from tidegate.broker.entra.tokens import EntraTokens
 from tidegate.model.errors import BrokenError, InvalidArgumentError
 from tidegate.model.hosts import is_loopback
+from tidegate.transport.threads import Threads
 
 RENEWAL_INTERVAL_S: Final = 3600.0
 """Entra ID announces new keys long before it uses them; Microsoft's libraries look once a day."""
 RETRY_INTERVAL_S: Final = 60.0
 """Also the shortest time between two looks for a key that a token names."""
-_TIMEOUT_S: Final = 10.0
+FETCH_TIMEOUT_S: Final = 20.0
+"""For all that one issuer answers (our choice)."""
+_READ_TIMEOUT_S: Final = 10.0
 _BYTES_MAX: Final = 1024 * 1024
+
+_FAILED: Final = "the keys of the token issuer %s could not be fetched: %s"
 
 _log = logging.getLogger(__name__)
 
@@ -41,6 +47,7 @@ class IssuerKeys:
         self._tokens = tokens
         self._issuers = issuers
         self._is_wanted = asyncio.Event()
+        self._threads = {each.issuer: Threads(1, name="issuer-keys") for each in issuers}
         tokens.on_unknown_key = self._is_wanted.set
 
     def load_files(self) -> None:
@@ -60,7 +67,7 @@ class IssuerKeys:
         a token names an unknown one. Never returns."""
         while True:
             self._is_wanted.clear()
-            are_known = all([await self._fetch(issuer) for issuer in self._issuers])
+            are_known = all(await asyncio.gather(*map(self._fetch, self._issuers)))
             await asyncio.sleep(RETRY_INTERVAL_S)
             if are_known:
                 with suppress(TimeoutError):
@@ -68,14 +75,21 @@ class IssuerKeys:
                         await self._is_wanted.wait()
 
     async def _fetch(self, issuer: TokenIssuer) -> bool:
-        """Replace the keys of an issuer; returns whether that was possible."""
+        """Replace the keys of an issuer; returns whether that was possible. Nothing that it answers, or does
+        not answer, keeps the keys of the others, or a stop, waiting."""
         try:
-            document = await asyncio.to_thread(_key_set, issuer)
+            async with asyncio.timeout(FETCH_TIMEOUT_S):
+                document = await self._threads[issuer.issuer].run(partial(_key_set, issuer))
             self._tokens.set_keys(issuer.issuer, document)
+        except TimeoutError:
+            _log.warning(_FAILED, issuer.issuer, f"it has not answered within {FETCH_TIMEOUT_S:g} s.")
         except (BrokenError, InvalidArgumentError) as error:
-            _log.warning("the keys of the token issuer %s could not be fetched: %s", issuer.issuer, error)
-            return False
-        return True
+            _log.warning(_FAILED, issuer.issuer, error)
+        except Exception:
+            _log.exception(_FAILED, issuer.issuer, "the service failed.")
+        else:
+            return True
+        return False
 
 
 def _key_set(issuer: TokenIssuer) -> Mapping[str, Any]:
@@ -92,27 +106,39 @@ def _key_set(issuer: TokenIssuer) -> Mapping[str, Any]:
     configuration = _fetch(address)
     if configuration.get("issuer") != issuer.issuer:
         raise BrokenError(f"{address} is the configuration of another issuer.")
-    return _fetch(str(configuration.get("jwks_uri")))
+    # Otherwise a remote issuer could have the service ask programs on this machine.
+    is_local = is_loopback(urlsplit(address).hostname or "")
+    return _fetch(str(configuration.get("jwks_uri")), is_local=is_local)
 
 
 def _configuration_of(issuer: TokenIssuer) -> str:
     return issuer.discovery or f"{issuer.issuer.rstrip('/')}/.well-known/openid-configuration"
 
 
-def _check_address(address: str) -> None:
-    parts = urlsplit(address)
-    if parts.scheme != "https" and not (parts.scheme == "http" and is_loopback(parts.hostname or "")):
+def _check_address(address: str, *, is_local: bool = True) -> None:
+    """is_local: whether an address on this machine needs no HTTPS."""
+    try:
+        parts = urlsplit(address)
+    except ValueError:
+        is_accepted = False
+    else:
+        is_own = is_local and parts.scheme == "http" and is_loopback(parts.hostname or "")
+        is_accepted = is_own or parts.scheme == "https"
+    if not is_accepted:
         raise InvalidArgumentError(
             f"The address {address[:200]!r} of a token issuer is not HTTPS.",
             next_step="Correct issuer, discovery or keys in token_issuers of the configuration.",
         )
 
 
-def _fetch(address: str) -> Mapping[str, Any]:
-    _check_address(address)
+def _fetch(address: str, *, is_local: bool = True) -> Mapping[str, Any]:
+    _check_address(address, is_local=is_local)
     try:
-        with _OPENER.open(address, timeout=_TIMEOUT_S) as response:
+        with _OPENER.open(address, timeout=_READ_TIMEOUT_S) as response:
             body = response.read(_BYTES_MAX + 1)
+    except urllib.error.HTTPError as error:
+        with error:  # it holds the connection
+            raise BrokenError(f"{address}: {error}") from error
     except (OSError, ValueError, HTTPException) as error:
         raise BrokenError(f"{address}: {error}") from error
     if len(body) > _BYTES_MAX:
