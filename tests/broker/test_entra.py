@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from hypothesis import given
 from hypothesis import strategies as st
 from jwt.algorithms import ECAlgorithm, RSAAlgorithm
+from jwt.api_jws import PyJWS
 from tests.storage.engines import Memory, MemoryEngine
 from tests.support.clocks import SetClock
 
@@ -161,6 +162,33 @@ def test_what_is_refused_by_name(token: str, message: str) -> None:
     with pytest.raises(UnauthorizedError, match=message) as caught:
         _tokens().verify(token, now_utc=_NOW)
     assert not token or token not in str(caught.value)
+
+
+@pytest.mark.parametrize("key_id", ["k1", "k2", "k3", None])
+def test_a_forged_token_costs_no_more_than_its_signature(
+    monkeypatch: pytest.MonkeyPatch, key_id: str | None
+) -> None:
+    """PyJWT goes through each character of what it is given, which is only what a trusted key has signed."""
+    loaded: list[object] = []
+    load = PyJWS._load
+
+    def counted(self: PyJWS, token: str | bytes) -> Any:
+        loaded.append(token)
+        return load(self, token)
+
+    monkeypatch.setattr(PyJWS, "_load", counted)
+    with pytest.raises(UnauthorizedError, match="InvalidSignature: No trusted issuer"):
+        _tokens().verify(_signed(_OTHER, key_id=key_id, padding="x" * 10_000), now_utc=_NOW)
+    assert not loaded
+    _tokens().verify(_TOKEN, now_utc=_NOW)
+    assert loaded
+
+
+def test_a_long_header_is_not_read() -> None:
+    """Before a signature is checked, the header is all that is parsed."""
+    header = jwt.encode(_CLAIMS, _KEY, "RS256", headers={"kid": "k1", "x5c": ["A" * 2_000]})
+    with pytest.raises(UnauthorizedError, match="MalformedToken"):
+        _tokens().verify(header, now_utc=_NOW)
 
 
 @given(st.data())

@@ -2,10 +2,15 @@
 
 Nothing of a token is believed, or even parsed beyond its header, before a key of a trusted issuer has proved
 it. Only asymmetric signatures are accepted: with a symmetric one, a public key could sign.
+
+PyJWT alone decides. Because it looks at each character of a token, in Python (2.15: 1 ms for 14 KB, on the
+event loop), it is only given those whose signature has been found right; a forged one costs that check.
 """
 
 from __future__ import annotations
 
+import base64
+import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -20,6 +25,9 @@ from tidegate.model.errors import InvalidArgumentError, UnauthorizedError
 
 TOKEN_CHARACTERS_MAX: Final = 16_384
 """Our choice: Entra ID lists at most 200 groups in a token, 40 characters each."""
+
+_HEADER_CHARACTERS_MAX: Final = 2_048
+"""Our choice: ten times Entra ID's."""
 
 ALGORITHMS: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 _CLOCK_SKEW_S: Final = 300
@@ -134,10 +142,7 @@ class EntraTokens:
             raise UnauthorizedError(
                 f"MalformedToken: The token has more than {TOKEN_CHARACTERS_MAX} characters."
             )
-        try:
-            header = jwt.get_unverified_header(token)
-        except (jwt.PyJWTError, RecursionError, ValueError) as error:
-            raise UnauthorizedError("MalformedToken: The token is not a JSON Web Token.") from error
+        header = _header_of(token)
         if header.get("alg") not in ALGORITHMS:
             raise UnauthorizedError(
                 "InvalidSignature: The token is not signed by an algorithm that is accepted.",
@@ -149,6 +154,8 @@ class EntraTokens:
         is_signed = False
         for name, key in candidates:
             try:
+                if not _is_signed_with(key, token):
+                    continue
                 claims = jwt.decode(token, key, algorithms=list(ALGORITHMS), options=_NO_CHECKS)
             except (jwt.PyJWTError, RecursionError, ValueError):
                 continue
@@ -173,6 +180,28 @@ class EntraTokens:
             for key in keys
             if (key.key_id == key_id if key_id is not None else len(keys) == 1)
         ]
+
+
+def _header_of(token: str) -> Mapping[str, Any]:
+    header, _, _ = token.partition(".")
+    try:
+        found = json.loads(_bytes_of(header)) if len(header) <= _HEADER_CHARACTERS_MAX else None
+    except (RecursionError, ValueError):
+        found = None
+    if not isinstance(found, dict) or token.count(".") != 2:
+        raise UnauthorizedError("MalformedToken: The token is not a JSON Web Token.")
+    return found
+
+
+def _is_signed_with(key: jwt.PyJWK, token: str) -> bool:
+    """Whether a key made the token's signature, by the key's own algorithm. Raises ValueError."""
+    signed, _, signature = token.rpartition(".")
+    return key.Algorithm.verify(signed.encode(), key.key, _bytes_of(signature))
+
+
+def _bytes_of(segment: str) -> bytes:
+    """The bytes of a part in base64url. Raises ValueError."""
+    return base64.urlsafe_b64decode(segment + "=" * (-len(segment) % 4))
 
 
 def _principal(issuer: TokenIssuer, claims: Mapping[str, Any], expiry: int) -> Principal:
