@@ -6,9 +6,13 @@ Azure's documentation of the REST calls say they make.
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import count
 from pathlib import Path
 from xml.etree import ElementTree
@@ -18,6 +22,8 @@ from tests.gateway.blob_client import Answer, BlobClient
 
 from tidegate.broker import Claim, Door
 from tidegate.broker.blobs.accounts import account_key, account_name
+from tidegate.broker.blobs.store import BlobStore
+from tidegate.gateway.http.blobs import operations
 from tidegate.server.app import TidegateServer
 from tidegate.testing.hub import HubService
 
@@ -192,6 +198,41 @@ def test_names_metadata_and_content_come_back_as_they_were(client: BlobClient, c
         query["marker"] = marker
     assert [each.findtext("Name") for each in listed] == sorted(names)
     assert {each.findtext("Metadata/OwnerId") for each in listed} == {"a<b>&c"}
+
+
+def test_an_account_has_one_list_at_a_time(
+    service: HubService, container: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page takes some megabytes while it is made; other accounts do not wait for it."""
+    begun, is_over = list[str](), threading.Event()
+
+    def page(store: BlobStore, account_id: str, *_: object, **__: object) -> tuple[Iterator[str], None]:
+        begun.append(account_id)
+        return iter(lambda: "end" if is_over.is_set() else "name", "end"), None
+
+    monkeypatch.setattr(BlobStore, "page", page)
+    monkeypatch.setattr(operations, "list_entry", lambda *_, **__: None)
+    query = {"restype": "container", "comp": "list"}
+    clients = [client_of(service)] * 3 + [client_of(service, "beta")]
+    with ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(client.ask, "GET", container, query) for client in clients]
+        try:
+            service.call(partial(_until_all_wait, begun))
+            assert len(set(begun)) == len(begun) == 2
+        finally:
+            is_over.set()
+        assert [each.result().status for each in asked] == [200] * 4
+    assert len(begun) == 4
+
+
+async def _until_all_wait(begun: list[str], server: TidegateServer) -> None:
+    """Until four requests are being answered, and a list of each of two accounts has begun."""
+    async with asyncio.timeout(60):
+        while (  # noqa: ASYNC110 - nothing tells of requests
+            len(set(begun)) < 2
+            or sum("run_asgi" in repr(task.get_coro()) for task in asyncio.all_tasks()) < 4
+        ):
+            await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize(

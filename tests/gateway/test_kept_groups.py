@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+import socket
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -13,9 +15,10 @@ from tests.access.support import RawHttp, token_for
 from tests.gateway.blob_client import BlobClient
 from tests.support.blob_storage import OwnStorage
 
-from tidegate.broker import ROOT_POLICY_NAME, Claim
+from tidegate.broker import ROOT_POLICY_NAME, Broker, Claim, EventHub, current_actor
 from tidegate.client import EventHubAdministrator
 from tidegate.client.entities import ConsumerProperties
+from tidegate.gateway.administration import operations
 from tidegate.model.connection_string import ConnectionString
 from tidegate.server.app import TidegateServer
 from tidegate.testing.hub import HubService
@@ -48,11 +51,13 @@ def _client(service: HubService, hub: str | None = None) -> BlobClient:
     return client
 
 
-def _keep(client: BlobClient, hub: str, group: str, partition: str, **metadata: str) -> None:
+def _keep(
+    client: BlobClient, hub: str, group: str, partition: str, *, host: str = "localhost:5672", **metadata: str
+) -> None:
     """What official processors write: an ownership, or a checkpoint."""
     kind = "ownership" if "ownerid" in metadata else "checkpoint"
     headers = NEW | {f"x-ms-meta-{name}": value for name, value in metadata.items()}
-    path = f"/store/localhost:5672/{hub}/{group}/{kind}/{partition}"
+    path = f"/store/{host}/{hub}/{group}/{kind}/{partition}"
     assert client.ask("PUT", path, {}, headers).status == 201
 
 
@@ -137,6 +142,68 @@ def test_only_groups_and_partitions_that_there_are_count(service: HubService) ->
     _keep(client, "alpha", "reports", "7", offset="1", sequencenumber="1")
     assert [each.partition_id for each in _consumers(service, "alpha")] == ["0"]
     assert set(_metrics(service, "consumer_lag_messages")) == {("alpha", "reports", "0")}
+
+
+def test_rows_are_few_and_short(service: HubService) -> None:
+    """Whoever may listen can write other names of the service, and long owners: the list has one row for
+    a partition, as it was written last."""
+    client = _client(service, "alpha")
+    for number in range(3):
+        _keep(client, "alpha", "reports", "0", host=f"{number}" * 500, ownerid=f"{number}" * 2_000)
+    (row,) = _consumers(service, "alpha")
+    assert (row.namespace, row.owner) == ("2" * 260, "2" * 260)
+
+
+async def _requests(server: TidegateServer) -> int:
+    """Requests over HTTP that are being answered."""
+    return sum("run_asgi" in repr(task.get_coro()) for task in asyncio.all_tasks())
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    for _ in range(6000):
+        if condition():
+            return
+        time.sleep(0.01)
+    raise AssertionError("not in a minute")
+
+
+def test_a_policy_has_one_list_at_a_time_while_its_client_is_there(
+    service: HubService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many requests it sends; other policies do not wait for it, and work ends with its client."""
+    begun, ended = list[str](), list[str]()
+
+    def endless(broker: Broker, hub: EventHub) -> Iterator[None]:
+        begun.append(current_actor().policy)
+        try:
+            while True:
+                yield None
+        finally:
+            ended.append("")
+
+    monkeypatch.setattr(operations, "consumer_rows", endless)
+    assert service.ready.http is not None
+    host, port = service.ready.http.rsplit(":", 1)
+    clients: list[socket.socket] = []
+
+    def ask(policy: str, key: str) -> None:
+        token = token_for("sb://localhost/alpha", policy, key)
+        clients.append(socket.create_connection((host, int(port))))
+        head = f"GET /api/v1/event-hubs/alpha/consumers HTTP/1.1\r\nHost: h\r\nAuthorization: {token}\r\n\r\n"
+        clients[-1].sendall(head.encode())
+
+    reader = service.ask(lambda server: server.broker.policy("alpha", "reader")).key
+    root = service.ask(lambda server: server.broker.policy(None, ROOT_POLICY_NAME)).key
+    for _ in range(5):
+        ask("reader", reader)
+    _until(lambda: service.call(_requests) == 5)
+    ask(ROOT_POLICY_NAME, root)
+    _until(lambda: len(begun) == 2)
+    assert begun == ["reader", ROOT_POLICY_NAME]
+    for client in clients:
+        client.close()
+    _until(lambda: service.call(_requests) == 0)
+    assert len(ended) == len(begun)
 
 
 def test_a_hub_created_again_begins_without_groups(service: HubService) -> None:

@@ -109,6 +109,49 @@ async def test_cancelled_work_is_not_continued() -> None:
         assert len(steps) == before
 
 
+@pytest.mark.parametrize("has_failed", [False, True])
+async def test_work_that_would_end_when_it_is_cancelled(has_failed: bool) -> None:
+    """Its last step is due before the task that asked sees the cancellation: it is not done."""
+    work, steps, errors = _sliced_work(), list[int](), list[object]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+
+    def items() -> Iterator[int]:
+        yield 1
+        steps.append(2)
+        if has_failed:
+            raise ValueError("garbled")
+
+    async with TaskOwner("test") as tasks:
+        task = tasks.start(work.collect(items()), name="given up")
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+    assert task.cancelled()
+    assert not steps
+    assert not errors
+
+
+async def test_one_holds_a_large_result_at_a_time() -> None:
+    """Of those with one key; others do not wait for them, and one that gives up leaves no trace."""
+    work, begun = _sliced_work(), list[str]()
+
+    async def collect(name: str, key: str) -> None:
+        async with work.alone(key):
+            begun.append(name)
+            await work.collect(iter(range(20)))
+
+    async with TaskOwner("test") as tasks:
+        first = tasks.start(collect("first", "a"), name="first")
+        second = tasks.start(collect("second", "a"), name="second")
+        other = tasks.start(collect("other", "b"), name="other")
+        await asyncio.sleep(0)
+        second.cancel()
+        assert begun == ["first", "other"]
+        await asyncio.wait([first, second, other])
+    await collect("third", "a")
+    assert begun == ["first", "other", "third"]
+
+
 async def test_short_work_does_not_wait_for_long_work() -> None:
     """Somebody who signs in does not wait until another's form of megabytes is read."""
     work = _sliced_work()

@@ -7,8 +7,9 @@ ms for it (``sys.getswitchinterval``).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import TypeVar
+from weakref import WeakValueDictionary
 
 from tidegate.transport.turns import Share, Turns
 
@@ -23,6 +24,11 @@ class SlicedWork:
     def __init__(self, turns: Turns | None = None) -> None:
         """turns: None does all work immediately."""
         self._turns = turns
+        self._locks: WeakValueDictionary[Hashable, asyncio.Lock] = WeakValueDictionary()
+
+    def alone(self, key: Hashable) -> asyncio.Lock:
+        """For work whose result is large: of those that ask with one key, one holds a result at a time."""
+        return self._locks.setdefault(key, asyncio.Lock())
 
     async def collect(self, items: Iterator[T | None], *, address: object = None) -> list[T]:
         """All items of an iterator but None, which is a step without one. Each step should be short; a slice
@@ -34,6 +40,8 @@ class SlicedWork:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def work() -> bool:
+            if done.done():  # cancelled; the caller's task has not run since
+                return False
             try:
                 for item in items:
                     if item is not None:

@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 
 def views_of(rows: Sequence[ConsumerProperties]) -> dict[str, GroupView]:
-    """Each group, by name; of one in several containers, the one that was written last."""
-    places: dict[str, dict[tuple[str, str], list[ConsumerProperties]]] = {}
+    """Each group, by name."""
+    groups: dict[str, list[ConsumerProperties]] = {}
     for row in rows:
-        places.setdefault(row.consumer_group, {}).setdefault((row.store, row.namespace), []).append(row)
-    return {group: _view(max(found.values(), key=_newest)) for group, found in places.items()}
+        groups.setdefault(row.consumer_group, []).append(row)
+    return {group: _view(found) for group, found in groups.items()}
 
 
 def _newest(rows: Sequence[ConsumerProperties]) -> datetime:

@@ -6,6 +6,7 @@ The rule: a row is encoded in the slice that makes it. All rows in one step took
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import nullcontext
 from typing import Any, Final, TypeVar
 
 from tidegate.broker import EventHub, Partition, current_actor
@@ -40,5 +41,8 @@ async def each_partition(
 
 
 async def in_slices(rows: Iterator[T], sliced_work: SlicedWork) -> list[T]:
-    """All rows, in slices on behalf of the actor's address. Cancellation: no effect."""
-    return await sliced_work.collect(rows, address=site_at(current_actor().peer.address))
+    """All rows, in slices on behalf of the actor's address. A policy has one list at a time, however many
+    requests it sends. Cancellation: no effect."""
+    actor = current_actor()
+    async with sliced_work.alone((actor.scope, actor.policy)) if actor.policy else nullcontext():
+        return await sliced_work.collect(rows, address=site_at(actor.peer.address))

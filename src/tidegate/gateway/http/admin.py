@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
 from typing import Final, cast
 
@@ -22,6 +22,7 @@ from starlette.routing import BaseRoute, Route
 from tidegate.broker import Actor, Broker, Claim, Grant, acting_as
 from tidegate.gateway.administration.operations import OPERATIONS, PREFIX, Call, Needs, Operation
 from tidegate.gateway.http.authorization import RequestAuthorizer, peer_of
+from tidegate.gateway.http.connected import while_connected
 from tidegate.gateway.http.errors import headers_for
 from tidegate.gateway.http.openapi import openapi_document
 from tidegate.model.audience import NAMESPACE, entity_path
@@ -77,7 +78,7 @@ class AdministrationEndpoint:
                     f"{operation_id} did not finish within {TIMEOUT_S:g} s; it may still be running."
                 ) from error
             except ClientDisconnect as error:
-                raise RemoteProtocolError("The request ended before its body was complete.") from error
+                raise RemoteProtocolError("The client disconnected before its answer.") from error
         except TidegateError as error:
             level = logging.ERROR if error.remote_text else logging.INFO
             _log.log(level, "%s of %.300r refused: %s", operation_id, request.scope["path"], error)
@@ -145,6 +146,8 @@ class Administration:
                     encode_row=_json_text,
                 )
             )
+            if isinstance(value, Coroutine) and operation.method == "GET":
+                value = await while_connected(request, value)
             value = await value if isinstance(value, Awaitable) else value
             if operation.answer is None:
                 return Response(status_code=operation.status)

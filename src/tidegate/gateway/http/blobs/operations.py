@@ -162,19 +162,20 @@ async def _list_blobs(call: Call) -> Response:
     if not text.isascii() or not text.isdecimal() or len(text) > 9 or int(text) == 0:
         raise BlobRefusedError(Refusal.INVALID_QUERY_PARAMETER, "maxresults is not a positive integer.")
     store = call.broker.blobs
-    found, following = store.page(
-        account_id,
-        container,
-        prefix=query.get("prefix", ""),
-        delimiter=query.get("delimiter", ""),
-        start=_name_in(query.get("marker", "")),
-        count=min(int(text), LIST_MAX),
-    )
     has_metadata = "metadata" in query.get("include", "").split(",")
-    now = store.now
-    entries = await call.sliced_work.collect(
-        (list_entry(each, now, has_metadata=has_metadata) for each in found), address=call.address
-    )
+    async with call.sliced_work.alone(account_id):
+        found, following = store.page(
+            account_id,
+            container,
+            prefix=query.get("prefix", ""),
+            delimiter=query.get("delimiter", ""),
+            start=_name_in(query.get("marker", "")),
+            count=min(int(text), LIST_MAX),
+        )
+        now = store.now
+        entries = await call.sliced_work.collect(
+            (list_entry(each, now, has_metadata=has_metadata) for each in found), address=call.address
+        )
     marker = "" if following is None else base64.urlsafe_b64encode(following.encode()).decode()
     document = list_document(call.request.account, container, query, entries, marker)
     return Response(document, 200, media_type="application/xml")
