@@ -16,14 +16,17 @@ from tests.gateway.blob_client import BlobClient
 from tests.support.blob_storage import OwnStorage
 
 from tidegate.broker import ROOT_POLICY_NAME, Broker, Claim, EventHub, current_actor
+from tidegate.broker.blobs.blob import NO_CONDITIONS
 from tidegate.client import EventHubAdministrator
 from tidegate.client.entities import ConsumerProperties
+from tidegate.console.consumers.kept import kept_views
 from tidegate.gateway.administration import operations
 from tidegate.model.connection_string import ConnectionString
 from tidegate.server.app import TidegateServer
 from tidegate.testing.hub import HubService
+from tidegate.transport.tasks import TaskOwner
 
-LABELS = ("event_hub", "consumer_group", "partition", "owner")
+LABELS = ("event_hub", "consumer_group", "partition")
 NEW = {"x-ms-blob-type": "BlockBlob"}
 
 
@@ -109,7 +112,7 @@ def test_owners_and_lag_of_each_partition(service: HubService) -> None:
         ("alpha", "$default", "1"): 0,
     }
     (labels,) = _metrics(service, "consumer_lease_renewed_timestamp_seconds")
-    assert labels == ("alpha", "$default", "0", "one")
+    assert labels == ("alpha", "$default", "0")
     assert _metrics(service, "consumer_checkpoint_sequence_number") == {("alpha", "$default", "0"): 2}
     assert service.ready.http is not None
     key = service.ask(lambda server: server.broker.policy("alpha", "reader")).key
@@ -152,6 +155,34 @@ def test_rows_are_few_and_short(service: HubService) -> None:
         _keep(client, "alpha", "reports", "0", host=f"{number}" * 500, ownerid=f"{number}" * 2_000)
     (row,) = _consumers(service, "alpha")
     assert (row.namespace, row.owner) == ("2" * 260, "2" * 260)
+
+
+def test_the_console_reads_a_group_at_a_time(service: HubService) -> None:
+    """There may be hundreds, of which whoever may listen can write: others have their turns between them."""
+
+    async def read(server: TidegateServer) -> None:
+        hub, store = server.broker.event_hub("alpha"), server.broker.blobs
+        await store.create_container(hub.description.hub_id, "store", {})
+        for number in range(10):
+            await hub.create_consumer_group(f"g{number}")
+            await store.put(
+                hub.description.hub_id, "store", f"host/alpha/g{number}/checkpoint/0", NO_CONDITIONS,
+                lease_id=None, content=b"", metadata={"sequencenumber": "1"},
+            )  # fmt: skip
+        turns = 0
+
+        async def count() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        async with TaskOwner("test") as tasks:
+            tasks.start(count(), name="count")
+            assert len(await kept_views(server.broker, None)) == 10
+        assert turns >= 10
+
+    service.call(read)
 
 
 async def _requests(server: TidegateServer) -> int:

@@ -10,19 +10,23 @@ from array import array
 from collections.abc import Iterator, Mapping
 from http.client import HTTPConnection
 from pathlib import Path
+from typing import Any
 
 import pytest
 from azure.eventhub import EventData
 from prometheus_client.core import Metric
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 from tests.console.support import console_service
 from tests.docs_support import ROOT
 from tests.interop.support import Reader, target_of
+from tests.support.clocks import SetClock
 
 from tidegate import __version__
 from tidegate.broker import Claim
-from tidegate.gateway.metrics import METRICS, PREFIX, ConnectionCounts, MetricsPage, Sources
+from tidegate.gateway.metrics import METRICS, PREFIX, ConnectionCounts, MetricsPage, Sources, StoredGroup
 from tidegate.model.capture import CaptureStatistics
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import ServerBusyError
@@ -31,7 +35,9 @@ from tidegate.model.sas import make_sas_token
 from tidegate.server.app import TidegateServer
 from tidegate.testing.hub import HubService
 from tidegate.transport.admission import Admission
+from tidegate.transport.clock import SystemClock
 from tidegate.transport.memory import MemoryBudget
+from tidegate.transport.sliced_work import SlicedWork
 from tidegate.wire.batch import wrap_event
 from tidegate.wire.event_codec import encode_event
 
@@ -126,7 +132,8 @@ def test_capture_is_told(service: HubService) -> None:
             MemoryBudget(1 << 20).statistics,
             Admission().statistics,
         )
-        return _numbers(MetricsPage(sources).render("")[0].decode())
+        page = MetricsPage(sources, SystemClock())
+        return _numbers((await page.render("", SlicedWork(), address=None))[0].decode())
 
     numbers = service.call(render)
     names = (
@@ -135,6 +142,59 @@ def test_capture_is_told(service: HubService) -> None:
     )  # fmt: skip
     assert [numbers[PREFIX + name, ("hub",)] for name in names] == [1, 2, 3, 4, 5, 6, 1]
     assert numbers[f"{PREFIX}connections_closed_total", ()] == 2
+
+
+class _Pieces(SlicedWork):
+    """Notes how many lines each step makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[int] = []
+
+    async def collect(self, items: Iterator[Any], *, address: object = None) -> list[Any]:
+        """All pieces."""
+        pieces = await super().collect(items, address=address)
+        self.lines += [each.count(b"\n") for each in pieces]
+        return pieces
+
+
+@pytest.mark.parametrize("accept", ["", "application/openmetrics-text; version=1.0.0"])
+def test_many_lines_are_made_in_pieces(service: HubService, accept: str) -> None:
+    """The same as the library makes in one step. A large answer is reused for a second, a small one not."""
+    clock, groups = SetClock(), [StoredGroup("hub", f"group-{n}", n, 2, 3, 4) for n in range(1_000)]
+
+    async def render(server: TidegateServer) -> None:
+        sources = Sources(
+            server.broker,
+            lambda: ConnectionCounts(3, 1),
+            dict,
+            MemoryBudget(1 << 20).statistics,
+            Admission().statistics,
+            stored_groups=lambda: groups,
+        )
+
+        class Whole(Collector):
+            def collect(self) -> Iterator[Metric]:
+                for row in METRICS:
+                    yield row.family(PREFIX, None, [("", sources)])
+
+        page, work = MetricsPage(sources, clock), _Pieces()
+        body, _ = await page.render(accept, work, address=None)
+        whole = choose_encoder(accept)[0](Whole()).removesuffix(b"# EOF\n")
+        assert body.startswith(whole)
+        list((parse_openmetrics if accept else text_string_to_metric_families)(body.decode()))
+        assert len(work.lines) > 4_000 / 32
+        assert max(work.lines) <= 60  # those of the process are made in one step
+        made, groups[:] = len(work.lines), groups[:10]
+        assert (await page.render(accept, work, address=None))[0] == body
+        assert len(work.lines) == made
+        clock.advance(1.0)
+        for _ in range(2):
+            body, _ = await page.render(accept, work, address=None)
+            assert len(body) < 100_000
+        assert len(work.lines) > made + 2 * len(METRICS)
+
+    service.call(render)
 
 
 def test_every_metric_is_served_and_documented(service: HubService) -> None:

@@ -9,11 +9,11 @@ naming".
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Final
 
-from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client import ProcessCollector
 from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
@@ -22,14 +22,24 @@ from tidegate.broker import Broker, Door, EventHub, KeptPartition
 from tidegate.metric_rows import MetricRow, Samples
 from tidegate.model import VERSION
 from tidegate.model.capture import CaptureStatistics
+from tidegate.model.clock import Clock
 from tidegate.model.hub_properties import PartitionEnds
 from tidegate.transport.admission import AdmissionStatistics
 from tidegate.transport.memory import MemoryStatistics
+from tidegate.transport.sliced_work import SlicedWork
 
 PREFIX: Final = "tidegate_"
 
-OWNER_CHARACTERS_MAX: Final = 100
-"""Of a processor's name in a label (our choice: they are GUIDs)."""
+REUSED_FROM_BYTES: Final = 256 * 1024
+REUSED_FOR_S: Final = 1.0
+"""An answer of that size serves all who ask within this time (our choice: a few milliseconds of work, and a
+scrape is every 15 s)."""
+
+_SAMPLES_PER_PIECE: Final = 32
+"""Our choice: about 0.4 ms."""
+
+_END: Final = b"# EOF\n"
+"""Of OpenMetrics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +104,8 @@ def _of_hub(
     """A number of each event hub."""
 
     def samples(sources: Sources) -> Samples:
-        return [((hub.name,), read(hub)) for hub in sources.broker.list_event_hubs()]
+        for hub in sources.broker.list_event_hubs():
+            yield (hub.name,), read(hub)
 
     return ServiceMetric(name, description, samples, ("event_hub",), azure_name)
 
@@ -120,12 +131,10 @@ def _of_partition(name: str, description: str, field: str) -> ServiceMetric:
     read = attrgetter(field)
 
     def samples(sources: Sources) -> Samples:
-        return [
-            ((hub.name, partition.partition_id), read(partition))
-            for hub in sources.broker.list_event_hubs()
-            for partition in hub.partitions
-            if partition.open_error is None
-        ]
+        for hub in sources.broker.list_event_hubs():
+            for partition in hub.partitions:
+                if partition.open_error is None:
+                    yield (hub.name, partition.partition_id), read(partition)
 
     return ServiceMetric(name, description, samples, labels=("event_hub", "partition"))
 
@@ -134,8 +143,6 @@ def _of_consumers(
     name: str,
     description: str,
     read: Callable[[KeptPartition, PartitionEnds], float | None],
-    labels_of: Callable[[KeptPartition], tuple[str, ...]] = lambda partition: (),
-    *labels: str,
 ) -> ServiceMetric:
     """A number of each partition of each consumer group of official processors that keep checkpoints here;
     None: it has none. Of several containers the one that was written last counts, so that nothing but event
@@ -148,11 +155,9 @@ def _of_consumers(
                 for partition_id, partition in group.partitions.items():
                     value = read(partition, ends[partition_id]) if partition_id in ends else None
                     if value is not None:
-                        place = (hub.name, group.consumer_group, partition_id)
-                        yield (*place, *labels_of(partition)), value
+                        yield (hub.name, group.consumer_group, partition_id), value
 
-    names = ("event_hub", "consumer_group", "partition", *labels)
-    return ServiceMetric(name, description, samples, labels=names)
+    return ServiceMetric(name, description, samples, labels=("event_hub", "consumer_group", "partition"))
 
 
 def _of_stored_groups(
@@ -218,7 +223,6 @@ METRICS: Final[tuple[ServiceMetric, ...]] = (
         "consumer_lease_renewed_timestamp_seconds",
         "When the partition's owner claimed or renewed it last, as Unix time; absent if it was released.",
         lambda partition, end: (partition.renewed_at_ms or 0) / 1000 if partition.owner else None,
-        lambda partition: (partition.owner[:OWNER_CHARACTERS_MAX],), "owner",
     ),
     _of_stored_groups(
         "group_lag_messages",
@@ -354,24 +358,61 @@ METRICS: Final[tuple[ServiceMetric, ...]] = (
 """All metrics but those of the process (``process_…``), which prometheus-client adds."""
 
 
-class MetricsPage(Collector):
-    """The answer of ``/metrics``."""
+class MetricsPage:
+    """The answer of ``/metrics``. It may have a line for each partition of each consumer group: it is made in
+    slices, one at a time, and a large one is reused."""
 
-    def __init__(self, sources: Sources) -> None:
+    def __init__(self, sources: Sources, clock: Clock) -> None:
         self._sources = sources
-        self._registry = CollectorRegistry()
-        self._registry.register(self)
-        ProcessCollector(registry=self._registry)
+        self._clock = clock
+        self._process = ProcessCollector(registry=None)
+        self._reused = (b"", "", 0.0)
+        """Body, content type, and until when."""
 
-    def collect(self) -> Iterator[Metric]:
-        """The table, for prometheus-client."""
-        for row in METRICS:
-            yield row.family(PREFIX, None, [("", self._sources)])
+    async def render(self, accept: str, sliced_work: SlicedWork, *, address: object) -> tuple[bytes, str]:
+        """Body and content type: OpenMetrics if ``accept`` asks for it, else Prometheus' text format.
 
-    def render(self, accept: str) -> tuple[bytes, str]:
-        """Body and content type: OpenMetrics if ``accept`` asks for it, else Prometheus' text format."""
+        address: as of ``SlicedWork.collect``.
+        """
         try:
             encode, content_type = choose_encoder(accept)
         except (TypeError, ValueError):  # a version that is not numbers (prometheus-client 0.26)
             encode, content_type = choose_encoder("")
-        return encode(self._registry), content_type
+        async with sliced_work.alone(self):
+            body, of_type, until_s = self._reused
+            if of_type == content_type and self._clock.monotonic() < until_s:
+                return body, content_type
+            body = b"".join(await sliced_work.collect(self._pieces(encode), address=address))
+            if len(body) >= REUSED_FROM_BYTES:
+                self._reused = (body, content_type, self._clock.monotonic() + REUSED_FOR_S)
+            return body, content_type
+
+    def _pieces(self, encode: Callable[[Collector], bytes]) -> Iterator[bytes | None]:
+        def text(row: ServiceMetric, samples: Samples) -> bytes:
+            family = replace(row, read=lambda _: samples).family(PREFIX, None, [("", self._sources)])
+            return encode(_One(family)).removesuffix(_END)
+
+        for row in METRICS:
+            head = text(row, [])
+            yield head
+            samples: list[tuple[tuple[str, ...], float]] = []
+            for sample in row.read(self._sources):
+                samples.append(sample)
+                if len(samples) < _SAMPLES_PER_PIECE:
+                    yield None
+                else:
+                    yield text(row, samples)[len(head) :]
+                    samples = []
+            yield text(row, samples)[len(head) :]
+        yield encode(self._process)
+
+
+class _One(Collector):
+    """One metric, for prometheus-client."""
+
+    def __init__(self, metric: Metric) -> None:
+        self._metric = metric
+
+    def collect(self) -> Iterator[Metric]:
+        """The metric."""
+        yield self._metric

@@ -122,7 +122,7 @@ class Consumers:
         """
         moves = await plan_moves(self._broker.event_hub(request.event_hub), request)
         group = await self._database.ask(lambda database: read_group_view(database, request.consumer))
-        if not group.partition_ids and request.consumer in kept_views(
+        if not group.partition_ids and request.consumer in await kept_views(
             self._broker, request.consumer.event_hub
         ):
             raise InvalidArgumentError(
@@ -242,7 +242,7 @@ class Consumers:
             return ({consumer: view} if view.partition_ids else {}), counts
 
         stored, dead_letters = await self._database.ask(read)
-        kept = kept_views(self._broker, hub if consumer is None else consumer.event_hub)
+        kept = await kept_views(self._broker, hub if consumer is None else consumer.event_hub)
         # Hosts and official processors in one group each process everything: that of the database is shown.
         kept = {each: kept[each] for each in kept if each not in stored and consumer in (None, each)}
         groups = {**stored, **kept}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import datetime
 
 from tidegate.broker import Broker, EventHub, KeptGroup
@@ -10,14 +11,15 @@ from tidegate.processor.group_view import GroupView, KeptRow, view_of_rows
 from tidegate.sql import ConsumerKey
 
 
-def kept_views(broker: Broker, event_hub: str | None) -> dict[ConsumerKey, GroupView]:
-    """The groups of a hub (in lower case), or (None) of all."""
-    return {
-        ConsumerKey(hub.name, group.consumer_group): _view(broker, hub, group)
-        for hub in broker.list_event_hubs()
-        if event_hub in (None, hub.name.lower())
-        for group in broker.kept_groups(hub, is_newest_only=True)
-    }
+async def kept_views(broker: Broker, event_hub: str | None) -> dict[ConsumerKey, GroupView]:
+    """The groups of a hub (in lower case), or (None) of all, a group at a time."""
+    found = {}
+    for hub in broker.list_event_hubs():
+        if event_hub in (None, hub.name.lower()):
+            for group in broker.kept_groups(hub, is_newest_only=True):
+                found[ConsumerKey(hub.name, group.consumer_group)] = _view(broker, hub, group)
+                await asyncio.sleep(0)
+    return found
 
 
 def _view(broker: Broker, hub: EventHub, group: KeptGroup) -> GroupView:

@@ -37,7 +37,7 @@ from tidegate.model.audience import NAMESPACE
 from tidegate.model.capture import CaptureStatistics
 from tidegate.model.clock import Clock
 from tidegate.model.errors import ServerBusyError, UnauthorizedError
-from tidegate.transport.peers import TrustedProxies, is_from_this_machine
+from tidegate.transport.peers import TrustedProxies, is_from_this_machine, site_at
 from tidegate.transport.reused import Reused
 from tidegate.transport.tasks import TaskOwner
 
@@ -89,14 +89,15 @@ class HttpGateway:
                 tls_handshake_failures,
                 disk_space,
                 lambda: self._stored_groups,
-            )
+            ),
+            clock,
         )
         self._tasks = TaskOwner("HTTP gateway")
         self._servers: list[HttpServer] = []
         self._hsts_max_age_s = hsts_max_age_s
         # Anyone may ask for it, and a thousand partitions take a millisecond.
         self._health_report: Reused[Mapping[str, object]] = Reused()
-        sliced_work = amqp.sliced_work
+        self._sliced_work = sliced_work = amqp.sliced_work
         administration = Administration(
             broker, clock=clock, capture_statistics=capture_statistics, sliced_work=sliced_work
         )
@@ -176,7 +177,9 @@ class HttpGateway:
         if self._read_stored_groups is not None:
             found = await self._read_stored_groups()
             self._stored_groups = self._stored_groups if found is None else found
-        body, content_type = self._metrics.render(request.headers.get("accept", ""))
+        body, content_type = await self._metrics.render(
+            request.headers.get("accept", ""), self._sliced_work, address=site_at(peer or "")
+        )
         return Response(body, headers={"Content-Type": content_type})
 
 
