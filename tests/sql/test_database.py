@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,9 @@ from tests.support.postgresql import PASSWORD
 from tidegate.model.errors import DatabaseError, DatabaseUnavailableError
 from tidegate.sql import AuditEntry, Checkpoint, Database, DeadLetter, UnitOfWork
 from tidegate.sql.core import schema, writer_lock
+from tidegate.sql.core.database import shown_url
 from tidegate.sql.core.writer_lock import WriterLock
+from tidegate.sql.stores.checkpoints import existing_database
 
 
 def test_tables_are_made_once_and_kept(database_url: str) -> None:
@@ -237,14 +240,26 @@ def test_ensure_table_refuses_one_that_lacks_columns(database: Database) -> None
         ("postgresql://user:secret@host:port/db", "Invalid database URL"),
         ("mariadb://user:secret@127.0.0.1:1/db", "Connection refused"),
         ("mariadb://user:secret@127.0.0.1:1", "names no database"),
+        ("postgresql://127.0.0.1:1/db?user=u&password=secret", r"password=\.\.\..*Connection refused"),
+        ("postgresql://127.0.0.1:1/db?sslpassword=secret&user=u", "user=u: .*Connection refused"),
+        ("mariadb://user@127.0.0.1:1?password=secret", "names no database"),
     ],
 )
 def test_urls_that_cannot_be_meant(url: str, words: str) -> None:
     """Each gives one error with a next step, and never the password."""
-    with pytest.raises(DatabaseError, match=words) as caught:
-        Database.open(url)
-    assert caught.value.next_step
-    assert "secret" not in str(caught.value)
+    for use in (Database.open, Database.describe, partial(existing_database, named_by="x")):
+        with pytest.raises(DatabaseError, match=words if use == Database.open else None) as caught:
+            use(url)
+        assert caught.value.next_step
+        assert "secret" not in str(caught.value)
+
+
+def test_passwords_are_not_shown() -> None:
+    """Where they are a parameter, either: libpq and PyMySQL take several of them; the rest is shown."""
+    url = "postgresql://u:secret@h/db?passwd=secret&password=secret&password=secret&sslmode=require"
+    shown = shown_url(url)
+    assert shown == "postgresql://u:***@h/db?passwd=...&password=...&sslmode=require"
+    assert shown_url("sqlite:////data/pass.db") == "sqlite:////data/pass.db"
 
 
 def test_a_wrong_password_is_named_and_not_shown(server_url: str) -> None:

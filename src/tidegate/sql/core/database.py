@@ -128,8 +128,8 @@ class Database:
 
     @property
     def url(self) -> str:
-        """The URL with its password hidden."""
-        return self._url.render_as_string(hide_password=True)
+        """The URL, with the passwords in it hidden."""
+        return shown_url(self._url)
 
     @property
     def is_sqlite(self) -> bool:
@@ -326,9 +326,9 @@ class Database:
 
     def _connect_error(self, error: exc.SQLAlchemyError) -> DatabaseError:
         words = " ".join(str(getattr(error, "orig", None) or error).split())
-        password = self._url.password
-        if password:
-            words = words.replace(str(password), "***")
+        for secret in (self._url.password, *_secret_parameters(self._url).values()):
+            if secret:
+                words = words.replace(str(secret), "***")
         if "not a database" in words:
             return DatabaseError(
                 f"The file {self._path} is not a SQLite database.", next_step="Name another path."
@@ -373,6 +373,19 @@ def absolute_url(url: str | URL) -> str:
     Raises DatabaseError for an unusable URL.
     """
     return _checked_url(url).render_as_string(hide_password=False)
+
+
+def shown_url(url: str | URL) -> str:
+    """The URL for people: without its password, and without those among its parameters."""
+    parsed = make_url(url)
+    hidden = dict.fromkeys(_secret_parameters(parsed), "...")
+    return parsed.update_query_dict(hidden).render_as_string(hide_password=True)
+
+
+def _secret_parameters(url: URL) -> dict[str, str]:
+    """``password``, ``passwd``, ``sslpassword``, ``ssl_key_password``, … of libpq and PyMySQL."""
+    given = url.normalized_query.items()
+    return {name: value for name, values in given if "pass" in name.lower() for value in values}
 
 
 def sqlite_file(url: str | URL) -> Path | None:

@@ -8,7 +8,7 @@ from sqlalchemy import ColumnElement, Connection, NullPool, create_engine, delet
 
 from tidegate.model.errors import DatabaseError
 from tidegate.processor.checkpoint import ProcessorCheckpoint
-from tidegate.sql.core.database import LOCK_WAIT_S, Database, absolute_url, sqlite_file
+from tidegate.sql.core.database import LOCK_WAIT_S, Database, absolute_url, shown_url, sqlite_file
 from tidegate.sql.core.dialects import DIALECTS
 from tidegate.sql.core.failures import translate
 from tidegate.sql.core.schema import (
@@ -96,8 +96,8 @@ def existing_database(url: str, *, named_by: str) -> Database:
     # Some pipelines call this before each micro-batch, so a new connection each time would be slow.
     if database_url not in _found and not _has_tables(database_url):
         raise DatabaseError(
-            f"{named_by} names the database {make_url(url).render_as_string(hide_password=True)}, which has "
-            "no tables of Tidegate, and so no checkpoints.",
+            f"{named_by} names the database {shown_url(url)}, which has no tables of Tidegate, and so no "
+            "checkpoints.",
             next_step="Name the database that the consumer group's pipeline or processor writes to.",
         )
     _found.add(database_url)
@@ -123,5 +123,4 @@ def _has_tables(url: str) -> bool:
             return current_version(connection) > 0
     except (exc.SQLAlchemyError, ModuleNotFoundError) as error:
         Database.shared(url)  # also fails, with the better message
-        where = parsed.render_as_string(hide_password=True)
-        raise translate(error, doing="looking for checkpoints", where=where) from error
+        raise translate(error, doing="looking for checkpoints", where=shown_url(url)) from error
