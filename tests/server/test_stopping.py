@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import logging
 import socket
+import threading
 from collections import defaultdict
-from contextlib import closing, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, suppress
 
 import pytest
 from azure.eventhub import EventData
 from azure.eventhub.aio import EventHubProducerClient
 from azure.eventhub.amqp import AmqpAnnotatedMessage
 from azure.eventhub.exceptions import EventHubError
+from tests.access.support import token_for
 
+from tidegate.broker import ROOT_POLICY_NAME
 from tidegate.client import EventHubConsumer, RetryPolicy
+from tidegate.gateway.administration import operations
+from tidegate.gateway.http import server
 from tidegate.model.errors import TidegateError
 from tidegate.model.position import EventPosition
-from tidegate.testing.hub import HubProcess
+from tidegate.testing.hub import HubProcess, HubService
 
 _PRODUCERS = 4
 _BATCHES_BEFORE = 15
@@ -102,6 +109,32 @@ async def test_a_stop_under_load_loses_nothing_and_leaves_nobody_hanging() -> No
         assert batches[: len(expected)] == expected
         # Beyond that, at most the batch that was under way, whole.
         assert len(batches) - len(expected) in (0, _BATCH_EVENTS)
+
+
+def test_requests_that_are_cut_off_take_one_line(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not a traceback each, as if the service had failed."""
+    begun = threading.Event()
+
+    def endless(*_: object) -> Iterator[None]:
+        begun.set()
+        while True:
+            yield None
+
+    monkeypatch.setattr(operations, "consumer_rows", endless)
+    monkeypatch.setattr(server, "SHUTDOWN_TIMEOUT_S", 0)
+    with ExitStack() as clients, HubService(is_http_used=True) as service:
+        hub = service.create_hub()
+        key = service.ask(lambda server: server.broker.policy(None, ROOT_POLICY_NAME)).key
+        headers = {"Authorization": token_for("sb://127.0.0.1/", ROOT_POLICY_NAME, key)}
+        web = clients.enter_context(closing(http.client.HTTPConnection(str(service.ready.http))))
+        web.request("GET", f"/api/v1/event-hubs/{hub}/consumers", headers=headers)
+        assert begun.wait(60)
+    errors = [each for each in caplog.records if each.levelno >= logging.ERROR]
+    assert [each.message for each in errors] == [
+        "Cancel 1 running task(s), timeout graceful shutdown exceeded"
+    ]
 
 
 def _ask_for_health(web: http.client.HTTPConnection) -> None:

@@ -65,6 +65,14 @@ _CLIENT: Final = "client"
 _log = logging.getLogger(__name__)
 
 
+def _is_wanted(record: logging.LogRecord) -> bool:
+    """uvicorn logs how many requests it cancels at a stop, and a traceback for each of them."""
+    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
+
+
+_log.addFilter(_is_wanted)
+
+
 class HttpServer(uvicorn.Server):
     """One listening port; signals are left to the owner of the service."""
 
