@@ -100,7 +100,7 @@ class MemoryControlLog:
     async def change(self, key: str, value: bytes | None, *, expected_version: int) -> int:
         return await self.change_all([ControlChange(key, value, expected_version)])
 
-    async def change_all(self, changes: Sequence[ControlChange]) -> int:
+    async def change_all(self, changes: Sequence[ControlChange], *, may_borrow: bool = True) -> int:
         memory = self._memory
         for each in changes:
             cell = memory.cells.get(each.key)
@@ -326,9 +326,9 @@ class SlowControlLog(MemoryControlLog):
         await asyncio.sleep(self._delay_s)
         return await super().read_all(prefix)
 
-    async def change_all(self, changes: Sequence[ControlChange]) -> int:
+    async def change_all(self, changes: Sequence[ControlChange], *, may_borrow: bool = True) -> int:
         await asyncio.sleep(self._delay_s)
-        version = await super().change_all(changes)
+        version = await super().change_all(changes, may_borrow=may_borrow)
         await asyncio.sleep(self._delay_s)
         return version
 

@@ -17,6 +17,7 @@ from tidegate.storage.control.reading import FILE_NAMES, read_files
 from tidegate.storage.control.repair import damages_of, merge
 from tidegate.storage.engine import ChangeInDoubtError, ControlChange
 from tidegate.storage.files import Files, OsFiles
+from tidegate.storage.write_errors import Reserve
 
 _DIRECTORY = Path("/data")
 _PATHS = tuple(_DIRECTORY / name for name in FILE_NAMES)
@@ -336,6 +337,25 @@ async def test_a_full_disk_refuses_a_change_and_nothing_else() -> None:
         assert await _values(_open(_copy_of(files))) == values | {"hub/3": b"later"}
 
 
+async def test_only_what_may_borrow_uses_the_reserve() -> None:
+    """On a disk without room for all of it, other changes are refused, and made when there is room again."""
+    files = _disk()
+    reserve = Reserve(files, _DIRECTORY / "reserve", 2000)
+    log = FileControlLog.open(files, _DIRECTORY, is_used=False, is_threaded=False, reserve=reserve)
+    files.space_left = 1900
+    checkpoint = [ControlChange("blob/1", b"", 0)]
+    with pytest.raises(LogFullError, match="is full"):
+        await log.change_all(checkpoint, may_borrow=False)
+    await _set(log, "hub/1", b"")
+    files.space_left = 2000 + 100
+    with pytest.raises(LogFullError):  # the reserve is whole, and stays so
+        await log.change_all(checkpoint, may_borrow=False)
+    assert (len(files.entries[_DIRECTORY / "reserve"].content), reserve.is_whole()) == (2000, True)
+    files.space_left = None
+    await log.change_all(checkpoint, may_borrow=False)
+    assert await _values(_open(_copy_of(files))) == {"hub/1": b"", "blob/1": b""}
+
+
 async def test_outdated_values_are_dropped() -> None:
     """The files stay within twice the values and a bit, without a directory's sync per change."""
     files = _disk()
@@ -386,6 +406,17 @@ async def test_a_change_costs_the_same_however_many_values_there_are() -> None:
         assert files.written_bytes < 6 * 400 * (hubs + 20) + 4 * OUTDATED_BYTES_MIN
     assert costs[0] == costs[1]
     assert costs[0][1] == 2 * 20
+
+
+async def test_long_keys_count_in_bytes() -> None:
+    """A file is not rewritten at each change because its keys have characters of several bytes."""
+    files = _disk()
+    log = _open(files)
+    for number in range(100):
+        await _set(log, f"{number}" + "\U0001f600" * 1000, b"")
+    files.written_bytes = 0
+    await _set(log, "key", b"")
+    assert files.written_bytes < 2 * 200
 
 
 async def test_a_cancelled_change_leaves_the_log_usable(tmp_path: Path) -> None:

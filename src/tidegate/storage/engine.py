@@ -209,9 +209,10 @@ class ControlLog(Protocol):
         """
         ...
 
-    async def change_all(self, changes: Sequence[ControlChange]) -> int:
+    async def change_all(self, changes: Sequence[ControlChange], *, may_borrow: bool = True) -> int:
         """Make changes of different keys, all or none, at about the cost of one; returns the new version of
-        all these keys. Otherwise as ``change``.
+        all these keys. may_borrow: False refuses them on a full disk, as events are, where other changes use
+        the space that is kept for deletions. Otherwise as ``change``.
         """
         ...
 

@@ -69,8 +69,8 @@ class Reserve:
     """A file that holds back a little space of the disk. Any thread may call it.
 
     What deletes events first writes that it does, so on a full disk nothing could be deleted. The space is
-    lent to deletions and changes of settings that find the disk full. Events are stored only while it is
-    whole: they would take it otherwise.
+    lent to deletions and changes of settings that find the disk full. Events and checkpoints are stored only
+    while it is whole: they would take it otherwise.
     """
 
     def __init__(self, files: Files, path: Path, size: int) -> None:
@@ -126,7 +126,9 @@ class Reserve:
             if not self._is_reported:
                 self._is_reported = True
                 _logger.warning(
-                    "No space for %s (%s): until there is, no events are stored.", self._path, error
+                    "No space for %s (%s): until there is, no events and checkpoints are stored.",
+                    self._path,
+                    error,
                 )
             self._give()
 

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from tidegate.model.errors import ClosedError, LogFailedError
+from tidegate.model.errors import ClosedError, LogFailedError, LogFullError
 from tidegate.storage.control.reading import FILE_NAMES, read_files
 from tidegate.storage.control.records import (
     ControlFile,
@@ -82,8 +82,7 @@ class FileControlLog:
         self._directory = directory
         self._log_id = state.log_id or secrets.token_hex(_LOG_ID_BYTES)
         self._cells = state.cells
-        self._sizes = state.sizes
-        self._live_bytes = sum(state.sizes.values())
+        self._live_bytes = sum(size_of(key, cell.value) for key, cell in state.cells.items())
         self._revision = state.revision
         self._copies: list[_Copy] = []
         self._is_closed = False
@@ -145,13 +144,13 @@ class FileControlLog:
         """See ``ControlLog``. Cancellation: a change that has begun is waited for first."""
         return await self.change_all([ControlChange(key, value, expected_version)])
 
-    async def change_all(self, changes: Sequence[ControlChange]) -> int:
+    async def change_all(self, changes: Sequence[ControlChange], *, may_borrow: bool = True) -> int:
         """See ``ControlLog``. Cancellation: as of ``change``."""
         if self._is_closed:
             raise ClosedError("The service is stopping and accepts no more changes.")
         if self._thread is None:
-            return self._change(changes)
-        begun = self._thread.submit(self._change, changes)
+            return self._change(changes, may_borrow=may_borrow)
+        begun = self._thread.submit(self._change, changes, may_borrow=may_borrow)
         answer = asyncio.wrap_future(begun)
         try:
             return await asyncio.shield(answer)
@@ -171,9 +170,18 @@ class FileControlLog:
 
     # -- in the thread
 
-    def _change(self, changes: Sequence[ControlChange]) -> int:
+    def _change(self, changes: Sequence[ControlChange], *, may_borrow: bool) -> int:
         change = partial(self._change_once, changes)
-        return change() if self._reserve is None else self._reserve.lend(change)
+        if self._reserve is None:
+            return change()
+        if may_borrow:
+            return self._reserve.lend(change)
+        if not self._reserve.is_whole():
+            raise LogFullError(
+                f"Cannot write the {changes[0].key}: the disk of {self._directory} is full.",
+                next_step="Free disk space and try again.",
+            )
+        return change()
 
     def _change_once(self, changes: Sequence[ControlChange]) -> int:
         if self.failure is not None:
@@ -189,12 +197,13 @@ class FileControlLog:
         self._append(changes[0].key, lambda digest: encode_changes(revision, digest, changes))
         self._revision = revision
         for each in changes:
-            size = 0 if each.value is None else size_of(each.key, each.value)
-            self._live_bytes += size - self._sizes.pop(each.key, 0)
+            before = self._cells.get(each.key)
+            self._live_bytes -= 0 if before is None else size_of(each.key, before.value)
             if each.value is None:
                 self._cells.pop(each.key, None)
             else:
-                self._cells[each.key], self._sizes[each.key] = Cell(revision, each.value), size
+                self._cells[each.key] = Cell(revision, each.value)
+                self._live_bytes += size_of(each.key, each.value)
         return revision
 
     def _append(self, key: str, encode: Callable[[bytes], bytes]) -> None:
@@ -298,8 +307,6 @@ class FileControlLog:
         records = [encode_header(self._log_id, self._revision, len(self._cells))]
         for key, cell in self._cells.items():
             records.append(encode_change(cell.version, digest_of(records[-1]), key, cell.value))
-            self._sizes[key] = size_of(key, cell.value)
-        self._live_bytes = sum(self._sizes.values())
         file = self._files.create(new_path)
         try:
             end = write_all(file, records, 0)

@@ -86,8 +86,6 @@ class ControlFile:
     revision_seen: int = 0
     """The highest of any record that is whole, also behind damage."""
     cells: dict[str, Cell] = field(default_factory=dict)
-    sizes: dict[str, int] = field(default_factory=dict)
-    """Bytes of each key's part of a record."""
     last: Record | None = None
     last_bytes: bytes = b""
     """The last record, as it stands in the file."""
@@ -103,10 +101,8 @@ class ControlFile:
         for key, value in record.changes():
             if value is None:
                 self.cells.pop(key, None)
-                self.sizes.pop(key, None)
             else:
                 self.cells[key] = Cell(record.revision, value)
-                self.sizes[key] = size_of(key, value)
 
 
 def encode_header(log_id: str, revision: int, count: int) -> bytes:
@@ -131,7 +127,7 @@ def encode_changes(revision: int, previous: bytes, changes: Sequence[ControlChan
 
 def size_of(key: str, value: bytes) -> int:
     """About the bytes of a record of one key."""
-    return RECORD_BYTES_MIN + len(key) + len(value)
+    return RECORD_BYTES_MIN + len(key.encode()) + len(value)
 
 
 def digest_of(record: bytes) -> bytes:
