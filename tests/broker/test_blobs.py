@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import tracemalloc
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
+from random import Random
+from string import ascii_letters
+from typing import Any
 
 import pytest
 from tests.storage.engines import Memory, MemoryEngine
 from tests.support.clocks import SetClock
 
 from tidegate.broker import ROOT_POLICY_NAME, UNKNOWN_PEER, Actor, BackupState, Broker, acting_as
-from tidegate.broker.blobs import groups
+from tidegate.broker.blobs import groups, writer
 from tidegate.broker.blobs import lease as leases
 from tidegate.broker.blobs import store as stores
 from tidegate.broker.blobs.accounts import NAMESPACE_ACCOUNT_ID
-from tidegate.broker.blobs.blob import NO_CONDITIONS, Blob, Conditions
+from tidegate.broker.blobs.blob import NO_CONDITIONS, Blob, Conditions, Container
+from tidegate.broker.blobs.contents import Contents, Usage
 from tidegate.broker.blobs.groups import GroupIndex, IndexedHub
 from tidegate.broker.blobs.lease import INFINITE, Lease, StoredLease
 from tidegate.broker.blobs.refusals import BlobRefusedError, Refusal
 from tidegate.broker.blobs.store import BlobStore
-from tidegate.model.errors import InvalidArgumentError, LogFailedError, UnauthorizedError
+from tidegate.model.errors import InvalidArgumentError, LogFailedError, LogFullError, UnauthorizedError
 from tidegate.server.opening import open_broker
 from tidegate.storage.engine import ControlChange
 
@@ -37,12 +43,12 @@ class _CountingEngine(MemoryEngine):
         self.failure: LogFailedError | None = None
         change_all = self.control.change_all
 
-        async def counted(changes: Sequence[ControlChange]) -> int:
+        async def counted(changes: Sequence[ControlChange], *, may_borrow: bool = True) -> int:
             await asyncio.sleep(0)
             if self.failure is not None:
                 raise self.failure
             self.writes.append(len(changes))
-            return await change_all(changes)
+            return await change_all(changes, may_borrow=may_borrow)
 
         self.control.change_all = counted  # type: ignore[method-assign]
 
@@ -174,10 +180,14 @@ async def test_a_cancelled_change_is_whole(world: _World) -> None:
     await _refused(Refusal.BLOB_EXISTS, lambda: world.put("0", Conditions(if_none_match="*")))
 
 
-async def _until_empty(world: _World) -> None:
+async def _until(is_done: Callable[[], bool]) -> None:
     async with asyncio.timeout(30):
-        while world.kept():  # noqa: ASYNC110 - what is removed later reports to nobody
+        while not is_done():  # noqa: ASYNC110 - what is removed later reports to nobody
             await asyncio.sleep(0)
+
+
+async def _until_empty(world: _World) -> None:
+    await _until(lambda: not world.kept())
 
 
 async def test_a_deleted_container_takes_its_blobs(world: _World) -> None:
@@ -239,6 +249,136 @@ async def test_accounts_are_bounded(world: _World, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(stores, "BLOBS_MAX", 10)
     monkeypatch.setattr(stores, "BYTES_MAX", 600)
     await _refused(Refusal.QUOTA_EXCEEDED, lambda: world.put("3"))
+
+
+async def test_containers_count_as_well(world: _World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With their metadata, in the account and among all; a deleted one no longer does. What waits to be
+    written has its room already."""
+    total = world.blobs._total
+    before = total.held_bytes
+    await world.blobs.create_container(A, "first", {"a": "x" * 5000})
+    more = total.held_bytes - before
+    assert more > 2 * 5000
+    monkeypatch.setattr(stores, "BYTES_TOTAL_MAX", total.held_bytes + 2 * more)
+    waiting = [
+        world.blobs.create_container(account, f"new-{number}", {"a": "x" * 5000})
+        for number, account in enumerate((A, A, "development"))
+    ]
+    results = await asyncio.gather(*waiting, return_exceptions=True)
+    refused = [each.refusal for each in results if isinstance(each, BlobRefusedError)]
+    assert refused == [Refusal.QUOTA_EXCEEDED]
+    await world.blobs.delete_container(A, "first")
+    await world.put("0")  # after it, the removal was made
+    await world.blobs.delete_container(A, "store")
+    await _until(lambda: total.held_bytes == 2 * more)
+    assert total.waiting_bytes == 0
+
+
+_TWO_CHARACTERS = [first + second for first in ascii_letters for second in ascii_letters]
+
+
+def _any_text(random: Random, characters_max: int) -> str:
+    letter = random.choice(['"', "n", "/", "ä", "İ", "\U0001f600"])
+    return letter * random.choice([1, 9, characters_max])
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_memory_is_what_is_counted(world: _World, seed: int) -> None:
+    """Or less, whatever clients write: a limit of an account holds."""
+    random = Random(seed)
+    kind = random.choice(["{n}{text}", "{text}/h/{n}/checkpoint/{p}", "{text}{n}/h{n}/g/ownership/0"])
+    text, content = _any_text(random, 980), bytes(random.choice([0, 4096]))
+    names = _TWO_CHARACTERS[: random.choice([0, 1, 6, 11, 90, 700])]
+    value = random.choice(["", "x", '"' * 9])
+    is_leased, count = random.random() < 0.5, random.choice([90, 175])
+
+    async def store(number: int) -> None:
+        name = kind.format(n=number, p=number % 1000, text=text)
+        metadata = {"".join(list(each)): "".join(list(value)) for each in names}
+        await world.blobs.put(
+            A,
+            "store",
+            name,
+            NO_CONDITIONS,
+            lease_id=None,
+            content=bytes(bytearray(content)),
+            metadata=metadata,
+        )
+        if is_leased:
+            new = StoredLease(f"{number:036}", 30, break_s=number / 7)
+            await world.blobs.change_lease(A, "store", name, NO_CONDITIONS, lambda *_: new.lease(number / 3))
+
+    async def fill(numbers: range) -> None:
+        await world.blobs.create_container(A, f"more-{numbers.start}", {})
+        for number in numbers:
+            await store(number)
+
+    await fill(range(2))
+    gc.collect()
+    tracemalloc.start(1)
+    try:
+        counted, traced = world.blobs._total.held_bytes, tracemalloc.get_traced_memory()[0]
+        await fill(range(1000, 1000 + count))
+        gc.collect()
+        counted, traced = (
+            world.blobs._total.held_bytes - counted,
+            tracemalloc.get_traced_memory()[0] - traced,
+        )
+    finally:
+        tracemalloc.stop()
+    assert traced <= counted, (seed, counted / traced)
+
+
+async def test_deleting_a_full_container_holds_nobody_up(world: _World) -> None:
+    """What its blobs leave is removed a write at a time, and counts until then; its groups are not shown."""
+    names = [f"host/h/g/checkpoint/{number}" for number in range(1000)]
+    hub = IndexedHub("h", A, 0, {"g"}, ["0"], ())
+    empty = world.blobs._total.held_bytes
+    for start in range(0, 1000, 200):
+        await asyncio.gather(*map(world.put, names[start : start + 200]))
+    steps = [0]
+    note = world.blobs.groups.note
+
+    def counted(*given: Any) -> int:
+        steps[-1] += 1
+        return note(*given)
+
+    world.blobs.groups.note = counted  # type: ignore[method-assign, assignment]
+    await world.blobs.delete_container(A, "store")
+    assert list(world.blobs.groups.of_hub(hub)) == []
+    async with asyncio.timeout(30):
+        while world.kept():
+            assert world.blobs._total.blobs == len(world.kept())
+            steps.append(0)
+            await asyncio.sleep(0)
+    assert max(steps) <= writer.TOGETHER_MAX
+    assert sum(steps) == 1000
+    await world.blobs.create_container(A, "store", {})
+    assert (world.blobs._total.held_bytes, world.blobs.groups._hubs) == (empty, {})
+
+
+async def test_removals_that_fail_are_tried_again(world: _World) -> None:
+    """With a later change, and fail no other."""
+    change_all, is_full = world.engine.control.change_all, True
+
+    async def refusing(changes: Sequence[ControlChange], *, may_borrow: bool = True) -> int:
+        if is_full and any(each.value is None for each in changes if each.key.startswith("blob/")):
+            raise LogFullError("The disk is full.")
+        return await change_all(changes, may_borrow=may_borrow)
+
+    world.engine.control.change_all = refusing  # type: ignore[method-assign]
+    await world.put("0")
+    await world.blobs.delete_container(A, "store")
+    await world.blobs.create_container(A, "store", {})
+    for turns in range(4):
+        first = asyncio.gather(world.put("1"))
+        for _ in range(turns):  # the other one comes before, in and after its write
+            await asyncio.sleep(0)
+        await asyncio.gather(first, world.put("2"))
+    assert len(world.kept()) == 4
+    is_full = False
+    await world.put("1")
+    await _until(lambda: len(world.kept()) == 3)
 
 
 async def test_leases_outlive_a_restart(world: _World) -> None:
@@ -447,27 +587,59 @@ async def test_a_page_of_a_list_is_bounded_in_bytes(world: _World, monkeypatch: 
     assert (len(found), following) == (1, "1")
 
 
+def _contents(account_id: str, name: str = "c") -> Contents:
+    return Contents(account_id, Container(name, name, "0x1", 0), Usage())
+
+
+def _checkpoint(modified_at_ms: int = 5) -> Blob:
+    return Blob("", "0x1", 5, modified_at_ms, {"sequencenumber": "3"})
+
+
 def test_the_groups_of_an_account_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that come later are not known until others are gone; another account is not affected."""
+    """One that is written makes the one leave that was written longest ago, so that made-up names hide no
+    group that is used; another account is not affected. What is gone takes no memory."""
     monkeypatch.setattr(groups, "GROUPS_MAX", 2)
-    index = GroupIndex()
-    blob = Blob("", "0x1", 5, 5, {"sequencenumber": "3"})
+    index, own, shared = GroupIndex(), _contents("a"), _contents("shared")
     hub = IndexedHub("h", "a", 0, {"g"}, ["0"], ["shared"])
+    held_bytes = 0
+
+    def note(contents: Contents, host: str, blob: Blob | None) -> None:
+        nonlocal held_bytes
+        held_bytes += index.note(contents, f"{host}/h/g/checkpoint/0", blob)
 
     def places() -> list[tuple[str, str]]:
         return [(each.account_id, each.namespace) for each in index.of_hub(hub)]
 
-    for host in ("one", "two", "three"):
-        index.note("a", "c", f"{host}/h/g/checkpoint/0", blob)
-    index.note("shared", "c", "four/h/g/checkpoint/0", blob)
+    note(shared, "four", _checkpoint(0))
+    for time_ms, host in enumerate(("one", "two", "one", "three")):
+        note(own, host, _checkpoint(time_ms))
+    assert places() == [("a", "one"), ("a", "three"), ("shared", "four")]
+    note(own, "two", None)
+    note(own, "three", None)
+    note(own, "two", _checkpoint(9))
     assert places() == [("a", "one"), ("a", "two"), ("shared", "four")]
-    index.note("a", "c", "three/h/g/checkpoint/0", None)
-    index.note("a", "c", "one/h/g/checkpoint/0", None)
-    index.note("a", "c", "three/h/g/checkpoint/0", blob)
-    assert places() == [("a", "two"), ("a", "three"), ("shared", "four")]
-    for host, account in (("two", "a"), ("three", "a"), ("four", "shared")):
-        index.note(account, "c", f"{host}/h/g/checkpoint/0", None)
-    assert index._hubs == {}
+    assert held_bytes > 3 * groups._GROUP_BYTES
+    own.is_deleted = True
+    assert places() == [("shared", "four")]
+    for host, contents in (("one", own), ("two", own), ("four", shared)):
+        note(contents, host, None)
+    assert (index._hubs, held_bytes) == ({}, 0)
+
+
+def test_the_key_that_is_trusted_most_says_where_a_group_is() -> None:
+    """Of a group in several accounts the hub's own counts, however new the others are: the key of the
+    development account is public. Within an account, the newest counts."""
+    index, accounts = GroupIndex(), ("hub", "namespace", "development")
+    hub = IndexedHub("h", "hub", 0, {"g"}, ["0"], accounts[1:])
+    for time_ms, account in enumerate(accounts):
+        for container, later_ms in (("old", 0), ("new", 20), ("older", 10)):
+            contents = _contents(account, container)
+            index.note(contents, "host/h/g/checkpoint/0", _checkpoint(1 + time_ms + later_ms))
+    for rank in range(3):
+        shown = IndexedHub("h", accounts[rank], 0, {"g"}, ["0"], accounts[rank + 1 :])
+        (group,) = index.of_hub(shown, is_newest_only=True)
+        assert (group.account_id, group.container) == (accounts[rank], "new")
+    assert len(list(index.of_hub(hub))) == 9
 
 
 async def test_a_change_that_waits_needs_a_key_that_is_still_in_force(world: _World) -> None:
@@ -477,9 +649,9 @@ async def test_a_change_that_waits_needs_a_key_that_is_still_in_force(world: _Wo
     grants = world.broker.authorize_key(policy.name, policy.key, UNKNOWN_PEER)
     change_all, is_open = world.engine.control.change_all, asyncio.Event()
 
-    async def gated(changes: Sequence[ControlChange]) -> int:
+    async def gated(changes: Sequence[ControlChange], *, may_borrow: bool = True) -> int:
         await is_open.wait()
-        return await change_all(changes)
+        return await change_all(changes, may_borrow=may_borrow)
 
     world.engine.control.change_all = gated  # type: ignore[method-assign]
     with acting_as(Actor.of(grants, UNKNOWN_PEER)):

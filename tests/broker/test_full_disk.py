@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from tests.support.absent import not_tested
 from tests.support.clocks import SetClock
 
 from tidegate.broker import AppendResult, Broker, Partition
+from tidegate.broker.blobs.blob import NO_CONDITIONS
+from tidegate.broker.blobs.refusals import BlobRefusedError
 from tidegate.model.errors import LogFullError
 from tidegate.server.opening import open_broker
 from tidegate.storage.options import LogOptions
@@ -122,4 +125,39 @@ async def test_events_do_not_take_the_space_for_deletions(small_disk: Path, cloc
         await _append(partition)
     others.unlink()
     assert (await _append(partition)).start_sequence_number == 1
+    await broker.close()
+
+
+async def test_checkpoints_do_not_take_the_space_for_deletions(small_disk: Path, clock: SetClock) -> None:
+    """Stored, replaced and deleted ones, as a policy with Listen can: they are refused on a full disk, and
+    work again when an event hub is deleted."""
+    broker = await open_broker(small_disk / "data", clock=clock, options=_OPTIONS)
+    for name in ("other", "hub"):
+        await broker.create_event_hub(name, partition_count=1)
+    for _ in range(10):
+        await _append(broker.event_hub("other").partitions[0], 50_000)
+    account = broker.event_hub("hub").description.hub_id
+    await broker.blobs.create_container(account, "store", {})
+    names = [f"{number:03}" + "\U0001f600" * 900 for number in range(250)]  # 4 KB a key
+
+    async def put(name: str) -> None:
+        await broker.blobs.put(account, "store", name, NO_CONDITIONS, lease_id=None, content=b"", metadata={})
+
+    await asyncio.gather(*map(put, names[:240]))
+    await _fill(broker.event_hub("hub").partitions[0], small_disk)
+    refused = 0
+    for name in names:
+        for call in (
+            put(name),
+            broker.blobs.delete(account, "store", name, NO_CONDITIONS, lease_id=None),
+        ):
+            with suppress(BlobRefusedError):
+                try:
+                    await call
+                except LogFullError:
+                    refused += 1
+    await broker.delete_event_hub("other")
+    assert refused > 480
+    await put("new")
+    await _append(broker.event_hub("hub").partitions[0])
     await broker.close()

@@ -18,8 +18,12 @@ from tidegate.model.times import time_of
 T = TypeVar("T")
 
 _ETAG_BYTES: Final = 8
-_OVERHEAD_BYTES: Final = 1024
-"""Of a blob in memory and its value in the control log, besides name, content and metadata."""
+_BLOB_BYTES: Final = 900
+_LEASE_BYTES: Final = 400
+_CONTAINER_BYTES: Final = 2000
+_METADATA_BYTES: Final = 138
+"""Objects and places in tables in the store and in the control log, besides strings: of a blob, its lease, a
+container, and a name of metadata with its value (CPython 3.11, measured by a test)."""
 
 CONTENT_TYPE_DEFAULT: Final = "application/octet-stream"
 
@@ -50,8 +54,16 @@ class Blob(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def held_bytes(self) -> int:
-        """About what it takes in memory: the value in the control log, with content in base64, as well."""
-        return _OVERHEAD_BYTES + 4 * self.listed_bytes + 7 * len(self.content) // 3
+        """What it takes in memory at most: in the store, and as key and value in the control log."""
+        return (
+            _BLOB_BYTES
+            + (0 if self.stored_lease is None else _LEASE_BYTES)
+            + 2 * text_bytes(self.name)
+            + len(self.content)
+            + len(self.content_type)
+            + _metadata_bytes(self.metadata)
+            + len(msgspec.json.encode(self))
+        )
 
 
 class Container(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -64,6 +76,22 @@ class Container(msgspec.Struct, frozen=True, omit_defaults=True):
     created_at_ms: int
     metadata: Mapping[str, str] = {}
 
+    @property
+    def held_bytes(self) -> int:
+        """As of a blob."""
+        return _CONTAINER_BYTES + _metadata_bytes(self.metadata) + len(msgspec.json.encode(self))
+
+
+def text_bytes(text: str) -> int:
+    """What a string takes in memory at most: up to 4 bytes a character, and as many for its UTF-8."""
+    return 56 + len(text) if text.isascii() else 80 + 8 * len(text)
+
+
+def encoded(value: Blob | Container) -> bytes:
+    """A value of the control log."""
+    # A copy: what msgspec returns has up to half of its length in reserve, and would be held as it is.
+    return bytes(memoryview(msgspec.json.encode(value)))
+
 
 def parse_blob(value: bytes, place: str) -> Blob:
     """A blob from a value of the control log. Raises LogCorruptError."""
@@ -73,6 +101,10 @@ def parse_blob(value: bytes, place: str) -> Blob:
 def parse_container(value: bytes, place: str) -> Container:
     """A container from a value of the control log. Raises LogCorruptError."""
     return _parse(value, Container, place)
+
+
+def _metadata_bytes(metadata: Mapping[str, str]) -> int:
+    return sum(_METADATA_BYTES + len(name) + len(value) for name, value in metadata.items())
 
 
 def _parse(value: bytes, kind: type[T], place: str) -> T:

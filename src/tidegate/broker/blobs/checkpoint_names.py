@@ -9,8 +9,13 @@ Source: azure-eventhub-checkpointstoreblob 1.2.0, @azure/eventhubs-checkpointsto
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import Enum
+from typing import Final
+
+_PARTITION: Final = re.compile(r"0|[1-9][0-9]{0,3}", re.ASCII)
+"""Ids of as many partitions as a hub may have, and some."""
 
 
 class RecordKind(Enum):
@@ -33,8 +38,10 @@ class RecordName:
     @classmethod
     def parse(cls, name: str) -> RecordName | None:
         """The parts of a blob's name; None for any other name."""
+        if name.count("/") != 4:  # before it is split into a thousand
+            return None
         parts = name.split("/")
-        if len(parts) != 5 or not all(parts) or not parts[4].isdecimal():
+        if not all(parts) or _PARTITION.fullmatch(parts[4]) is None:
             return None
         namespace, event_hub, consumer_group, kind, partition_id = parts
         if kind == RecordKind.OWNERSHIP.value:

@@ -2,7 +2,7 @@
 
 An index by event hub that each change of a blob updates. The account of a hub counts for that hub alone;
 those of the namespace and of development count for the hub that a blob names, if the blob is not older than
-the hub. Only consumer groups and partitions that exist count: whatever else clients write costs nothing.
+the hub. Only consumer groups and partitions that exist count.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from tidegate.broker.blobs.blob import Blob
+from tidegate.broker.blobs.blob import Blob, text_bytes
 from tidegate.broker.blobs.checkpoint_names import RecordKind, RecordName
+from tidegate.broker.blobs.contents import Contents
 from tidegate.model.hub_properties import PartitionEnds
 
 _NUMBER: Final = re.compile(r"-1|[0-9]{1,18}", re.ASCII)
@@ -55,9 +56,13 @@ class KeptGroup:
 
 GROUPS_MAX: Final = 1_000
 """Groups of an event hub that are known from one account (our choice: as many as a hub may have, in one
-container). Those that come later are not shown."""
+container). The one that was written longest ago makes room."""
 
-_Place = tuple[str, str, str]
+_GROUP_BYTES: Final = 1_200
+_PARTITION_BYTES: Final = 300
+"""In memory, besides a group's names (CPython 3.11, measured by a test)."""
+
+_Place = tuple[Contents, str, str]
 """Container, namespace and consumer group."""
 
 
@@ -69,6 +74,10 @@ class _Records:
     moved_at_ms: int = 0
     """When anything of it was written last."""
 
+    @property
+    def held_bytes(self) -> int:
+        return _PARTITION_BYTES * len(self.partitions)
+
 
 class GroupIndex:
     """The groups of all accounts."""
@@ -77,49 +86,64 @@ class GroupIndex:
         self._hubs: dict[str, dict[str, dict[_Place, _Records]]] = {}
         """By the event hub that the blobs name, and the account's id."""
 
-    def note(self, account_id: str, container: str, name: str, blob: Blob | None) -> None:
-        """A blob was written, or (None) deleted."""
+    def note(self, contents: Contents, name: str, blob: Blob | None) -> int:
+        """A blob of the container was written, or (None) deleted. Returns the bytes that it takes."""
         record = RecordName.parse(name.lower())
         if record is None:
-            return
-        accounts = self._hubs.setdefault(record.event_hub, {})
+            return 0
+        hub, account_id = record.event_hub, contents.account_id
+        accounts = self._hubs.setdefault(hub, {})
         groups = accounts.setdefault(account_id, {})
-        place = (container, record.namespace, record.consumer_group)
+        place = (contents, record.namespace, record.consumer_group)
         records = groups.get(place)
-        if records is None and blob is not None and len(groups) < GROUPS_MAX:
+        more = 0
+        if records is None and blob is not None:
+            if len(groups) >= GROUPS_MAX:
+                oldest = min(groups, key=lambda each: (not each[0].is_deleted, groups[each].moved_at_ms))
+                more -= _place_bytes(hub, oldest) + groups.pop(oldest).held_bytes
             records = groups[place] = _Records()
+            more += _place_bytes(hub, place)
         if records is not None:
+            more -= records.held_bytes
             _change(records, record, blob)
+            more += records.held_bytes
             if not records.partitions:
-                del groups[place]
+                more -= _place_bytes(hub, place)
+                accounts[account_id] = groups = {each: groups[each] for each in groups if each != place}
         if not groups:
             del accounts[account_id]
         if not accounts:
-            del self._hubs[record.event_hub]
+            del self._hubs[hub]
+        return more
 
     def of_hub(self, hub: IndexedHub, *, is_newest_only: bool = False) -> Iterator[KeptGroup]:
         """The groups of an event hub, each when it is asked for.
 
-        is_newest_only: of each consumer group, in several containers, the one that was written last.
+        is_newest_only: of each consumer group, in several containers, the one that was written last: of the
+        hub's own account if it has the group, or else of the first in ``shared``.
         """
         accounts = self._hubs.get(hub.name, {})
         found = [
             (records, account_id, *place)
             for account_id in (hub.hub_id, *hub.shared)
             for place, records in accounts.get(account_id, {}).items()
-            if place[2] in hub.consumer_groups and records.moved_at_ms >= hub.created_at_ms
+            if place[2] in hub.consumer_groups
+            and records.moved_at_ms >= hub.created_at_ms
+            and not place[0].is_deleted
         ]
         if is_newest_only:
-            found.sort(key=lambda each: each[0].moved_at_ms)
-            found = [*{group: each for each in found for group in each[4:]}.values()]
-        for records, account_id, container, namespace, group in found:
+            # The last one of a group stays, of the first account that has the group.
+            ranks = {account_id: rank for rank, account_id in enumerate((hub.hub_id, *hub.shared))}
+            found.sort(key=lambda each: (-ranks[each[1]], each[0].moved_at_ms))
+            found = [*{each[4]: each for each in found}.values()]
+        for records, account_id, contents, namespace, group in found:
             partitions = {
                 each: kept
                 for each in hub.partition_ids
                 if (kept := _since(records.partitions.get(each), hub.created_at_ms)) is not None
             }
             if partitions:
-                yield KeptGroup(account_id, container, namespace, hub.name, group, partitions)
+                yield KeptGroup(account_id, contents.container.name, namespace, hub.name, group, partitions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +159,12 @@ class IndexedHub:
     """In lower case."""
     partition_ids: Sequence[str]
     shared: Sequence[str]
-    """Ids of accounts that are of no hub."""
+    """Ids of accounts that are of no hub, those that are trusted more first: the key of one may be public."""
+
+
+def _place_bytes(hub: str, place: _Place) -> int:
+    _, namespace, group = place
+    return _GROUP_BYTES + text_bytes(hub) + text_bytes(namespace) + text_bytes(group)
 
 
 def _change(records: _Records, record: RecordName, blob: Blob | None) -> None:
@@ -151,7 +180,8 @@ def _change(records: _Records, record: RecordName, blob: Blob | None) -> None:
         sequence_number = int(number) if _NUMBER.fullmatch(number) else None
         changed = replace(known, sequence_number=sequence_number, checkpoint_at_ms=time_ms)
     if changed.renewed_at_ms is None and changed.checkpoint_at_ms is None:
-        records.partitions.pop(record.partition_id, None)
+        # A dict keeps the space of what was removed.
+        records.partitions = {id_: each for id_, each in records.partitions.items() if each is not known}
     else:
         records.partitions[record.partition_id] = changed
     records.moved_at_ms = max(records.moved_at_ms, time_ms or 0)

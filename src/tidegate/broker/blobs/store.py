@@ -13,11 +13,12 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
-from bisect import bisect_left, insort
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
-from contextlib import asynccontextmanager
+from bisect import bisect_left
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -30,14 +31,16 @@ from tidegate.broker.blobs.blob import (
     Conditions,
     Container,
     Held,
+    encoded,
     new_etag,
     parse_blob,
     parse_container,
 )
+from tidegate.broker.blobs.contents import Contents, Usage
 from tidegate.broker.blobs.groups import GroupIndex
 from tidegate.broker.blobs.lease import Lease
 from tidegate.broker.blobs.refusals import BlobRefusedError, Refusal
-from tidegate.broker.blobs.writer import ChangeWriter
+from tidegate.broker.blobs.writer import ChangeWriter, Removal
 from tidegate.model.clock import Clock
 from tidegate.model.times import milliseconds_of
 from tidegate.storage.engine import ControlLog
@@ -61,7 +64,8 @@ NAME_CHARACTERS_MAX: Final = 1024
 CONTAINERS_MAX: Final = 1_000
 BLOBS_MAX: Final = 20_000
 BYTES_MAX: Final = 32 * 1024 * 1024
-"""Of an account, in memory (our choice: leases and checkpoints of ten groups of 1,000 partitions)."""
+"""Of an account, in memory (our choice: leases and checkpoints of eight groups of 1,000 partitions, at some
+1,900 bytes each)."""
 
 BLOBS_TOTAL_MAX: Final = 100_000
 BYTES_TOTAL_MAX: Final = 128 * 1024 * 1024
@@ -79,33 +83,6 @@ _METADATA_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
 @dataclass(slots=True)
-class _Contents:
-    """A container with its blobs."""
-
-    account_id: str
-    container: Container
-    blobs: dict[str, Blob] = field(default_factory=dict)
-    names: list[str] = field(default_factory=list)
-    """Of the blobs, in order."""
-    leases: dict[str, Lease] = field(default_factory=dict)
-    """By the name of the blob."""
-    is_deleted: bool = False
-
-    def key(self, name: str) -> str:
-        """A blob's key in the control log."""
-        return f"{_BLOB_KEYS}{self.container.container_id}/{name}"
-
-
-@dataclass(slots=True)
-class _Usage:
-    """What an account holds, and how many of its changes wait."""
-
-    blobs: int = 0
-    held_bytes: int = 0
-    waiting: int = 0
-
-
-@dataclass(slots=True)
 class _Turn:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     users: int = 0
@@ -120,10 +97,10 @@ class BlobStore:
         self._writer = ChangeWriter(control, versions)
         self._accounts = {NAMESPACE_ACCOUNT_ID, DEVELOPMENT_ACCOUNT_ID}
         """Ids of those that there are."""
-        self._containers: dict[str, dict[str, _Contents]] = {}
+        self._containers: dict[str, dict[str, Contents]] = {}
         """By the account's id and the name."""
-        self._usages: dict[str, _Usage] = {}
-        self._total = _Usage()
+        self._usages: dict[str, Usage] = {}
+        self._total = Usage()
         self._turns: dict[str, _Turn] = {}
         self.groups: Final = GroupIndex()
         """The consumer groups whose leases and checkpoints these are."""
@@ -137,16 +114,17 @@ class BlobStore:
         cells = {**await control.read_all(_CONTAINER_KEYS), **await control.read_all(_BLOB_KEYS)}
         store = cls(control, clock, {key: cell.version for key, cell in cells.items()})
         store._accounts.update(hub_ids)
-        by_id: dict[str, _Contents] = {}
+        by_id: dict[str, Contents] = {}
         for key, cell in cells.items():
-            kind, owner, name = key.split("/", 2)
+            kind, owner, _ = key.split("/", 2)
             if kind == "container" and owner in store._accounts:
-                found = _Contents(owner, parse_container(cell.value, control.place(key)))
-                store._containers.setdefault(owner, {})[name] = by_id[found.container.container_id] = found
+                found = store._add(owner, parse_container(cell.value, control.place(key)))
+                by_id[found.container.container_id] = found
             elif kind == "blob" and owner in by_id:
-                store._apply(by_id[owner], name, parse_blob(cell.value, control.place(key)))
+                blob = parse_blob(cell.value, control.place(key))
+                store._apply(by_id[owner], blob.name, blob)
             else:
-                store._writer.remove_later(key)
+                store._writer.remove_later([Removal(key)])
         return store
 
     def set_check_actor(self, check_actor: Callable[[], None]) -> None:
@@ -175,7 +153,7 @@ class BlobStore:
         async with self._turn(account_id, key):
             if account_id not in self._accounts:
                 raise BlobRefusedError(Refusal.RESOURCE_NOT_FOUND)
-            containers = self._containers.setdefault(account_id, {})
+            containers = self._containers.get(account_id, {})
             if name in containers:
                 raise BlobRefusedError(Refusal.CONTAINER_EXISTS)
             if len(containers) >= CONTAINERS_MAX:
@@ -187,11 +165,12 @@ class BlobStore:
 
             def apply() -> None:
                 if account_id in self._accounts:
-                    containers[name] = _Contents(account_id, container)
+                    self._add(account_id, container)
                 else:
-                    self._writer.remove_later(key)
+                    self._writer.remove_later([Removal(key)])
 
-            await self._writer.write(key, msgspec.json.encode(container), apply)
+            with self._room(self._usage(account_id), container.held_bytes):
+                await self._writer.write(key, encoded(container), apply)
         return container
 
     async def delete_container(self, account_id: str, name: str) -> int:
@@ -212,7 +191,7 @@ class BlobStore:
         """Remove the account of a deleted event hub, when there is time; it is no longer served."""
         for name, contents in [*self._containers.get(hub_id, {}).items()]:
             self._drop(contents)
-            self._writer.remove_later(f"{_CONTAINER_KEYS}{hub_id}/{name}")
+            self._writer.remove_later([Removal(f"{_CONTAINER_KEYS}{hub_id}/{name}")])
         self._accounts.discard(hub_id)
         self._containers.pop(hub_id, None)
         self._usages.pop(hub_id, None)
@@ -368,20 +347,20 @@ class BlobStore:
         """The time of blobs: milliseconds since 1970-01-01 UTC."""
         return milliseconds_of(self._clock.now_utc().astimezone(UTC))
 
-    def _contents(self, account_id: str, name: str) -> _Contents:
+    def _contents(self, account_id: str, name: str) -> Contents:
         found = self._containers.get(account_id, {}).get(name)
         if found is None:
             raise BlobRefusedError(Refusal.CONTAINER_NOT_FOUND)
         return found
 
-    def _held(self, contents: _Contents, name: str) -> Held | None:
+    def _held(self, contents: Contents, name: str) -> Held | None:
         if contents.is_deleted:
             raise BlobRefusedError(Refusal.CONTAINER_NOT_FOUND)
         blob = contents.blobs.get(name)
         return None if blob is None else Held(blob, contents.leases.get(name))
 
     def _changeable(
-        self, contents: _Contents, name: str, conditions: Conditions, lease_id: str | None
+        self, contents: Contents, name: str, conditions: Conditions, lease_id: str | None
     ) -> Held | None:
         """A blob that may be changed; None: there is none."""
         held = self._held(contents, name)
@@ -393,85 +372,104 @@ class BlobStore:
         is_over = lease is not None and not lease.is_held(self.now)
         return Held(held.blob) if held is not None and is_over else held
 
-    def _existing(self, contents: _Contents, name: str, conditions: Conditions, lease_id: str | None) -> Held:
+    def _existing(self, contents: Contents, name: str, conditions: Conditions, lease_id: str | None) -> Held:
         if self._held(contents, name) is None:
             raise BlobRefusedError(Refusal.BLOB_NOT_FOUND)
         held = self._changeable(contents, name, conditions, lease_id)
         assert held is not None
         return held
 
-    async def _store(self, contents: _Contents, blob: Blob, lease: Lease | None) -> Blob:
-        blob = msgspec.structs.replace(blob, stored_lease=None if lease is None else lease.stored)
+    async def _store(self, contents: Contents, blob: Blob, lease: Lease | None) -> Blob:
         before = contents.blobs.get(blob.name)
-        self._check_room(contents.account_id, before, blob)
+        blob = msgspec.structs.replace(
+            blob,
+            name=blob.name if before is None else before.name,  # of equal ones, only one is held
+            stored_lease=None if lease is None else lease.stored,
+        )
 
         def apply() -> None:
             self._apply(contents, blob.name, blob)
             if lease is not None:
                 contents.leases[blob.name] = lease
 
-        await self._writer.write(contents.key(blob.name), msgspec.json.encode(blob), apply)
+        more = blob.held_bytes - (0 if before is None else before.held_bytes)
+        with self._room(contents.usage, more, is_new_blob=before is None):
+            await self._writer.write(contents.key(blob.name), encoded(blob), apply)
         if contents.is_deleted:
             raise BlobRefusedError(Refusal.CONTAINER_NOT_FOUND)
         return blob
 
-    def _check_room(self, account_id: str, before: Blob | None, after: Blob) -> None:
-        """Refuse a blob for which there is no room; those that wait to be written count when they are."""
-        usage = self._usage(account_id)
-        more = after.held_bytes - (0 if before is None else before.held_bytes)
-        if more <= 0:
-            return
-        is_new = before is None
+    @contextmanager
+    def _room(self, usage: Usage, more: int, *, is_new_blob: bool = False) -> Iterator[None]:
+        """Hold room for a value that is written within the block. more: bytes. Raises BlobRefusedError."""
         for held, blobs_max, bytes_max, whose in (
             (usage, BLOBS_MAX, BYTES_MAX, "an account"),
             (self._total, BLOBS_TOTAL_MAX, BYTES_TOTAL_MAX, "all accounts together"),
         ):
-            if (is_new and held.blobs + held.waiting > blobs_max) or held.held_bytes + more > bytes_max:
+            is_full = more > 0 and held.held_bytes + held.waiting_bytes + more > bytes_max
+            if is_full or (is_new_blob and held.blobs + held.waiting > blobs_max):
                 raise BlobRefusedError(
                     Refusal.QUOTA_EXCEEDED,
-                    f"{blobs_max:,} blobs and {bytes_max:,} bytes are the maximum of {whose}.",
+                    f"{blobs_max:,} blobs and {bytes_max:,} bytes of memory are the maximum of {whose}.",
                 )
+        more = max(0, more)
+        for held in (usage, self._total):
+            held.waiting_bytes += more
+        try:
+            yield
+        finally:
+            for held in (usage, self._total):
+                held.waiting_bytes -= more
 
-    def _apply(self, contents: _Contents, name: str, blob: Blob | None) -> None:
+    def _add(self, account_id: str, container: Container) -> Contents:
+        """Serve a container that is written."""
+        contents = Contents(account_id, container, self._usage(account_id))
+        self._containers.setdefault(account_id, {})[container.name] = contents
+        self._count(contents, container.held_bytes)
+        return contents
+
+    def _apply(self, contents: Contents, name: str, blob: Blob | None) -> None:
         """Make a written change."""
         if contents.is_deleted:
-            self._writer.remove_later(contents.key(name))
+            self._writer.remove_later([Removal(contents.key(name))])
             return
-        before = contents.blobs.pop(name, None)
-        contents.leases.pop(name, None)
+        before = contents.blobs.get(name)
         if blob is not None:
-            contents.blobs[name] = blob
-            if blob.stored_lease is not None:
-                contents.leases[name] = blob.stored_lease.lease(self.now)
-            if before is None:
-                insort(contents.names, name)
+            contents.put(blob, self.now)
         elif before is not None:
-            del contents.names[bisect_left(contents.names, name)]
-        self._count(contents.account_id, before, blob)
-        if blob is not None or before is not None:
-            self.groups.note(contents.account_id, contents.container.name, name, blob)
+            contents.remove(name)
+        self._count_blob(contents, name, before, blob)
 
-    def _count(self, account_id: str, before: Blob | None, after: Blob | None) -> None:
-        for usage in (self._usage(account_id), self._total):
-            usage.blobs += (after is not None) - (before is not None)
-            usage.held_bytes += (after.held_bytes if after else 0) - (before.held_bytes if before else 0)
+    def _count_blob(self, contents: Contents, name: str, before: Blob | None, after: Blob | None) -> None:
+        """Count a blob that was written or (None) deleted; before: what there was."""
+        more = self.groups.note(contents, name, after)
+        more += (0 if after is None else after.held_bytes) - (0 if before is None else before.held_bytes)
+        self._count(contents, more, blobs=(after is not None) - (before is not None))
 
-    def _usage(self, account_id: str) -> _Usage:
-        return self._usages.setdefault(account_id, _Usage())
+    def _count(self, contents: Contents, held_bytes: int, *, blobs: int = 0) -> None:
+        for usage in (contents.usage, self._total):
+            usage.blobs += blobs
+            usage.held_bytes += held_bytes
 
-    def _drop(self, contents: _Contents) -> None:
+    def _usage(self, account_id: str) -> Usage:
+        return self._usages.setdefault(account_id, Usage())
+
+    def _drop(self, contents: Contents) -> None:
         """Forget a container whose record is removed."""
         if contents.is_deleted:
             return  # with its account, while its own deletion waited
         contents.is_deleted = True
         self._containers.get(contents.account_id, {}).pop(contents.container.name, None)
-        for name, blob in contents.blobs.items():
-            self._count(contents.account_id, blob, None)
-            self.groups.note(contents.account_id, contents.container.name, name, None)
-            self._writer.remove_later(contents.key(name))
-        contents.blobs.clear()
-        contents.names.clear()
-        contents.leases.clear()
+        self._writer.remove_later(self._remains(contents))
+
+    def _remains(self, contents: Contents) -> Iterator[Removal]:
+        """What a dropped container leaves, each when there is time for it: it may have 20,000 blobs."""
+        while contents.names:
+            name = contents.names.pop()
+            blob = contents.blobs.pop(name)
+            contents.leases.pop(name, None)
+            yield Removal(contents.key(name), partial(self._count_blob, contents, name, blob, None))
+        self._count(contents, -contents.container.held_bytes)
 
     @asynccontextmanager
     async def _turn(self, account_id: str, key: str) -> AsyncIterator[None]:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextvars import Context, copy_context
 from dataclasses import dataclass
 from typing import Final
 
-from tidegate.model.errors import TidegateError, UnauthorizedError
+from tidegate.model.errors import LogFullError, TidegateError, UnauthorizedError
 from tidegate.storage.engine import ControlChange, ControlLog, copy_error
 
 TOGETHER_MAX: Final = 256
@@ -30,6 +30,14 @@ class _Waiting:
     context: Context
 
 
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """A value that is no longer used."""
+
+    key: str
+    on_removed: Callable[[], None] = lambda: None
+
+
 class ChangeWriter:
     """The only writer of its keys. Changes are made in the order of the calls."""
 
@@ -40,7 +48,9 @@ class ChangeWriter:
         self.check_actor: Callable[[], None] = lambda: None
         """Raises UnauthorizedError if the current actor has lost its rights; see ``write``."""
         self._waiting: deque[_Waiting] = deque()
-        self._unwanted: deque[str] = deque()
+        self._unwanted: deque[Iterator[Removal]] = deque()
+        self._has_failed = False
+        """Whether the last write failed: then the next one has no removals."""
         self._writing: asyncio.Task[None] | None = None
 
     async def write(self, key: str, value: bytes | None, on_written: Callable[[], None]) -> None:
@@ -60,9 +70,9 @@ class ChangeWriter:
             done.exception()  # read it, so that asyncio does not report it as unretrieved
             raise
 
-    def remove_later(self, key: str) -> None:
-        """Remove a value that is no longer used, when there is time."""
-        self._unwanted.append(key)
+    def remove_later(self, removals: Iterable[Removal]) -> None:
+        """Remove values when there is time. removals: taken as they are made, and tried until they are."""
+        self._unwanted.append(iter(removals))
         self._begin()
 
     async def close(self) -> None:
@@ -77,7 +87,7 @@ class ChangeWriter:
 
     async def _write_all(self) -> None:
         try:
-            while self._waiting or self._unwanted:
+            while self._waiting or (self._unwanted and not self._has_failed):
                 await self._write_some()
         finally:
             self._writing = None
@@ -94,22 +104,33 @@ class ChangeWriter:
                 continue
             batch.append(next_one)
             size += len(next_one.value or b"")
-        changes = [self._change(each.key, each.value) for each in batch]
-        changes += self._removals({each.key for each in batch}, TOGETHER_MAX - len(batch))
+        values = {each.key: each.value for each in batch}
+        removals = [] if self._has_failed else self._removals(values, TOGETHER_MAX - len(batch))
+        values.update(dict.fromkeys((each.key for each in removals), None))
+        changes = [ControlChange(key, value, self._versions.get(key, 0)) for key, value in values.items()]
         # Removing what is not there is no change.
         changes = [each for each in changes if each.value is not None or each.expected_version]
         try:
-            version = await self._control.change_all(changes) if changes else 0
+            # Removals as well: on a full disk, their records would use up what deletes event hubs.
+            version = await self._control.change_all(changes, may_borrow=False) if changes else 0
         except Exception as error:  # each caller gets it
-            self._unwanted.clear()  # the next start removes them
+            self._has_failed = True
+            if removals:
+                self._unwanted.appendleft(iter(removals))
+                if isinstance(error, LogFullError):
+                    self._waiting.extendleft(reversed(batch))  # without removals there may be room
+                    return
             for each in batch:
                 each.done.set_exception(copy_error(error) if isinstance(error, TidegateError) else error)
             return
+        self._has_failed = False
         for change in changes:
             if change.value is None:
                 del self._versions[change.key]
             else:
                 self._versions[change.key] = version
+        for removal in removals:
+            removal.on_removed()
         for each in batch:
             try:
                 each.on_written()
@@ -118,17 +139,16 @@ class ChangeWriter:
             else:
                 each.done.set_result(None)
 
-    def _removals(self, taken: set[str], count: int) -> list[ControlChange]:
-        found: dict[str, ControlChange] = {}
-        later: list[str] = []
-        for _ in range(min(count, len(self._unwanted))):
-            key = self._unwanted.popleft()
-            if key in taken:
-                later.append(key)
+    def _removals(self, taken: Collection[str], count: int) -> list[Removal]:
+        """At most ``count`` of those to be made; not of the keys ``taken``, whose turn is later."""
+        found: list[Removal] = []
+        later: list[Removal] = []
+        while self._unwanted and len(found) + len(later) < count:
+            removal = next(self._unwanted[0], None)
+            if removal is None:
+                self._unwanted.popleft()
             else:
-                found[key] = self._change(key, None)
-        self._unwanted += later
-        return list(found.values())
-
-    def _change(self, key: str, value: bytes | None) -> ControlChange:
-        return ControlChange(key, value, self._versions.get(key, 0))
+                (later if removal.key in taken else found).append(removal)
+        if later:
+            self._unwanted.append(iter(later))
+        return found

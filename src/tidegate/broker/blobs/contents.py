@@ -1,0 +1,65 @@
+"""What the store has in memory: containers with their blobs, and what each account holds."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from dataclasses import dataclass, field
+from typing import Final
+
+from tidegate.broker.blobs.blob import Blob, Container
+from tidegate.broker.blobs.lease import Lease
+
+_BLOB_KEYS: Final = "blob/"
+
+
+@dataclass(slots=True)
+class Usage:
+    """What an account holds, and the changes of it that wait."""
+
+    blobs: int = 0
+    held_bytes: int = 0
+    """In memory, at most; what is deleted counts until its values have left the control log."""
+    waiting: int = 0
+    waiting_bytes: int = 0
+    """By which the waiting changes will add to ``held_bytes``."""
+
+
+@dataclass(slots=True, eq=False)
+class Contents:
+    """A container with its blobs."""
+
+    account_id: str
+    container: Container
+    usage: Usage
+    """Of its account."""
+    blobs: dict[str, Blob] = field(default_factory=dict)
+    names: list[str] = field(default_factory=list)
+    """Of the blobs, in order."""
+    leases: dict[str, Lease] = field(default_factory=dict)
+    """By the name of the blob."""
+    is_deleted: bool = False
+    removed: int = 0
+    """Blobs of which the tables still have the space."""
+
+    def key(self, name: str) -> str:
+        """A blob's key in the control log."""
+        return f"{_BLOB_KEYS}{self.container.container_id}/{name}"
+
+    def put(self, blob: Blob, now: float) -> None:
+        """Take in a blob; its lease is as if it began now."""
+        if blob.name not in self.blobs:
+            insort(self.names, blob.name)
+        self.blobs[blob.name] = blob
+        if blob.stored_lease is None:
+            self.leases.pop(blob.name, None)
+        else:
+            self.leases[blob.name] = blob.stored_lease.lease(now)
+
+    def remove(self, name: str) -> None:
+        """Forget a blob that is there."""
+        del self.blobs[name], self.names[bisect_left(self.names, name)]
+        self.leases.pop(name, None)
+        self.removed += 1
+        if self.removed > len(self.blobs):
+            # A dict never shrinks: containers that once were full would keep the space of all these blobs.
+            self.blobs, self.leases, self.removed = dict(self.blobs), dict(self.leases), 0
