@@ -9,8 +9,8 @@ from typing import Generic, TypeVar
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 Report = TypeVar("Report")
-Samples = Iterable[tuple[tuple[str, ...], float]]
-"""(label values, value) of each sample."""
+Samples = Iterable[tuple[tuple[str, ...], float] | None]
+"""(label values, value) of each sample. None: a step without one, for work in slices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,6 @@ class MetricRow(Generic[Report]):
         own = () if label is None else (label,)
         family = kind(prefix + self.name, self.description, labels=(*own, *self.labels))
         for name, report in reports:
-            for labels, value in self.read(report):
+            for labels, value in filter(None, self.read(report)):
                 family.add_metric((*(name for _ in own), *labels), value)
         return family

@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -21,6 +22,7 @@ from tidegate.client import EventHubAdministrator
 from tidegate.client.entities import ConsumerProperties
 from tidegate.console.consumers.kept import kept_views
 from tidegate.gateway.administration import operations
+from tidegate.gateway.metrics import METRICS, Sources
 from tidegate.model.connection_string import ConnectionString
 from tidegate.server.app import TidegateServer
 from tidegate.testing.hub import HubService
@@ -235,6 +237,21 @@ def test_a_policy_has_one_list_at_a_time_while_its_client_is_there(
         client.close()
     _until(lambda: service.call(_requests) == 0)
     assert len(ended) == len(begun)
+
+
+def test_partitions_without_a_number_are_steps_as_well(service: HubService) -> None:
+    """If no checkpoint is of this log, no partition has a lag: others have their turns nevertheless."""
+    client = _client(service, "alpha")
+    for partition in "01":
+        _keep(client, "alpha", "reports", partition, sequencenumber="99")
+
+    async def read(server: TidegateServer) -> list[object]:
+        (row,) = (each for each in METRICS if each.name == "consumer_lag_messages")
+        nothing: Any = None
+        return list(row.read(Sources(server.broker, nothing, nothing, nothing, nothing)))
+
+    assert service.call(read) == [None, None]
+    assert _metrics(service, "consumer_lag_messages") == {}
 
 
 def test_a_hub_created_again_begins_without_groups(service: HubService) -> None:

@@ -154,8 +154,8 @@ def _of_consumers(
             for group in sources.broker.kept_groups(hub, is_newest_only=True):
                 for partition_id, partition in group.partitions.items():
                     value = read(partition, ends[partition_id]) if partition_id in ends else None
-                    if value is not None:
-                        yield (hub.name, group.consumer_group, partition_id), value
+                    place = (hub.name, group.consumer_group, partition_id)
+                    yield None if value is None else (place, value)
 
     return ServiceMetric(name, description, samples, labels=("event_hub", "consumer_group", "partition"))
 
@@ -397,7 +397,8 @@ class MetricsPage:
             yield head
             samples: list[tuple[tuple[str, ...], float]] = []
             for sample in row.read(self._sources):
-                samples.append(sample)
+                if sample is not None:
+                    samples.append(sample)
                 if len(samples) < _SAMPLES_PER_PIECE:
                     yield None
                 else:
