@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Iterator, Sequence
 from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -209,7 +210,33 @@ async def test_a_stop_by_policy_keeps_the_partition_stopped(
         found = subject.host.statistics().partitions["0"]
         assert isinstance(found.error, PartitionStoppedError)
         assert (found.state, found.epoch) == (PartitionState.STOPPED, 1)
+        assert (found.next_sequence_number, found.events_processed) == (4, 4)
     assert [type(error) for error in subject.reported] == [PartitionStoppedError]
+    await store.close()
+
+
+async def test_what_a_checkpoint_leaves_comes_again(
+    hub_service: HubService, hub: str, database: Database
+) -> None:
+    """Each event is written once, wherever the handler checkpoints, and the host knows where it is."""
+    calls: list[list[int]] = []
+
+    def write_some(context: TransactionContext, events: Sequence[ReceivedEvent]) -> None:
+        calls.append([event.sequence_number for event in events])
+        _write(context, events[:3])
+        context.checkpoint(events[min(2, len(events) - 1)])
+        if events[3:]:
+            _write(context, events[3:])  # undone
+
+    store = SqlStore(database)
+    await publish(hub_service, hub, 10)
+    subject = Subject(hub_service, hub, store, transactional=True)
+    async with subject.host.running(write_some):
+        await until(lambda: _rows(database) == list(range(10)))
+        await until(lambda: subject.host.statistics().events_processed == 10)
+        assert subject.host.statistics().partitions["0"].next_sequence_number == 10
+    assert subject.reported == []
+    assert any(earlier[3:] == later for earlier, later in pairwise(calls))
     await store.close()
 
 

@@ -410,8 +410,8 @@ def test_the_context_is_the_partitions_own_and_ends_with_the_call(base: Database
             "0",
         )
         assert (context.owner, context.lease, context.group.event_hub) == ("host-1", lease_of(1), "flights")
-        with pytest.raises(InvalidArgumentError, match="does not checkpoint"):
-            asyncio.run(context.checkpoint())
+        with pytest.raises(InvalidArgumentError, match="not among those"):
+            context.checkpoint(keyed(99, None))
         with pytest.raises(InvalidArgumentError, match="not among those"):
             context.dead_letter(keyed(99, None), "from elsewhere")
 
@@ -420,6 +420,8 @@ def test_the_context_is_the_partitions_own_and_ends_with_the_call(base: Database
         _ = kept[0].connection
     with pytest.raises(InvalidArgumentError, match="after the call"):
         kept[0].dead_letter(keyed(0, None), "late")
+    with pytest.raises(InvalidArgumentError, match="after the call"):
+        kept[0].checkpoint()
 
 
 Misuse = Callable[[TransactionContext], Any]

@@ -206,9 +206,15 @@ class EventHubReplacedError(TidegateError, fault=Fault.STATE):
 class PartitionPausedError(TidegateError, is_transient=True):
     """A partition pauses: what its handler calls does not answer, or too many of its events fail."""
 
+    next_sequence_number: int | None = None
+    """The first event that is not committed; None if unknown."""
+
 
 class PartitionStoppedError(TidegateError, fault=Fault.CALLER):
     """A handler failed and the policy is to stop: the partition's checkpoint stays before that event."""
+
+    next_sequence_number: int | None = None
+    """The first event that is not committed; None if unknown."""
 
 
 class PartitionStalledError(TidegateError, is_transient=True):

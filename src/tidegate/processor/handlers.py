@@ -43,8 +43,8 @@ class CloseReason(StrEnum):
 
 
 @dataclass(eq=False, slots=True)
-class PartitionContext:
-    """The partition that a handler call is about."""
+class _Partition:
+    """What both kinds of context have."""
 
     group: GroupKey
     """Namespace, event hub and consumer group."""
@@ -65,6 +65,10 @@ class PartitionContext:
         """The host's name."""
         return self.lease.owner
 
+
+class PartitionContext(_Partition):
+    """The partition that a handler call is about."""
+
     async def checkpoint(self, event: ReceivedEvent | None = None) -> None:
         """Record that everything up to ``event``, inclusive, is processed; None: all events of this call.
 
@@ -74,8 +78,8 @@ class PartitionContext:
         raise NotImplementedError
 
 
-class TransactionContext(PartitionContext):
-    """``PartitionContext`` within the transaction that moves the checkpoint."""
+class TransactionContext(_Partition):
+    """The partition that a handler call is about, within the transaction that moves its checkpoint."""
 
     @property
     def connection(self) -> Connection:
@@ -83,6 +87,17 @@ class TransactionContext(PartitionContext):
 
         Do not commit, roll back or close it. You may use savepoints (``begin_nested``), and commit an ORM
         ``Session(context.connection)``: it joins the transaction in its own savepoint.
+        """
+        raise NotImplementedError
+
+    def checkpoint(self, event: ReceivedEvent | None = None) -> None:
+        """Have the transaction commit up to ``event``, inclusive; None: all events of this call, the default.
+
+        The events after it come again in the next call. If there are any, everything written after this
+        call of ``checkpoint`` is undone, and dead letters of those events are dropped: nothing happens twice,
+        unless you wrote for them before it. Of several calls, the furthest counts. If the handler raises,
+        nothing is committed.
+        Raises InvalidArgumentError for an event that is not of this call, or inside a savepoint of yours.
         """
         raise NotImplementedError
 

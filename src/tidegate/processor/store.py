@@ -34,7 +34,8 @@ class TransactionOutcome:
     skipped: int
     """Events that an earlier transaction had already committed."""
     next_sequence_number: int
-    """The new resume point: the first event not yet processed."""
+    """The new resume point: the first event not yet processed, before ``until`` if the handler's
+    ``checkpoint`` left events to the next call."""
 
 
 class PartitionTransactions(Protocol):
@@ -63,8 +64,8 @@ class PartitionTransactions(Protocol):
         the last event, for the checkpoint.
         Raises FencedError (a newer owner has committed: nothing was written), ``PartitionStoppedError`` (the
         policy is to stop), PartitionPausedError (an outage, or too many dead letters: run the same batch
-        again later; its first events may be committed), DatabaseUnavailableError (nothing was written unless
-        the message says so; the same batch may be run again), DatabaseError.
+        again later, from the error's ``next_sequence_number``), DatabaseUnavailableError (nothing was written
+        unless the message says so; the same batch may be run again), DatabaseError.
         Cancellation: waits for the running transaction to end, so that transactions never overlap.
         """
         ...

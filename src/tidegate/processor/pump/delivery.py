@@ -27,8 +27,11 @@ class PlainDelivery:
         """The stored checkpoint to resume from; None if there is none. Raises StoreError."""
         return (await self._checkpoints.read()).get(self._context.partition_id)
 
-    async def process(self, events: Sequence[ReceivedEvent], *, start: int | None) -> None:
-        """Call the handler, and raise what it raises. start: the resume point, for transactions."""
+    async def process(self, events: Sequence[ReceivedEvent], *, start: int | None) -> int | None:
+        """Call the handler, and raise what it raises. start: the resume point, for transactions.
+
+        Returns the first event not yet processed; None if there were no events.
+        """
         context = self._context
         if events:
             context.begin_call(events[-1])
@@ -38,6 +41,7 @@ class PlainDelivery:
             is_processed = True
         finally:
             context.end_call(len(events), is_processed=is_processed)
+        return events[-1].sequence_number + 1 if events else None
 
     def close(self) -> None:
         """Do nothing: only transactions have resources."""
@@ -74,18 +78,20 @@ class TransactionalDelivery:
         """
         return await self._transactions.begin()
 
-    async def process(self, events: Sequence[ReceivedEvent], *, start: int | None) -> None:
-        """Run the batch's transaction. Raises what the handler or the store raises.
+    async def process(self, events: Sequence[ReceivedEvent], *, start: int | None) -> int | None:
+        """Run the batch's transaction; returns the first event not yet processed. Raises what the handler or
+        the store raises.
 
         start: the resume point; None if only the events show it. Numbers between it and the first event were
         never assigned: otherwise the receiver would have reported them as lost.
         """
-        await self._transactions.process(
+        outcome = await self._transactions.process(
             events,
             start_sequence_number=events[0].sequence_number if start is None else start,
             until_sequence_number=events[-1].sequence_number + 1,
             history_id=self._context.history_of(events[-1].sequence_number),
         )
+        return outcome.next_sequence_number
 
     def close(self) -> None:
         """Stop the transactions' thread; nothing is delivered afterwards."""

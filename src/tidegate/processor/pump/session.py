@@ -18,6 +18,7 @@ import asyncio
 import contextlib
 import logging
 import random as random_module
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -344,21 +345,26 @@ class PartitionSession:
             await asyncio.sleep(0)  # lets leases be renewed even if the handler never waits
 
     async def _deliver(self, delivery: Delivery, events: Sequence[ReceivedEvent]) -> None:
-        """Deliver a batch, with retries until it is processed."""
-        tries = 0
-        while True:
+        """Deliver a batch, with retries until it is processed. What a call leaves over gets the next one."""
+        tries, is_done = 0, False
+        while not is_done:
             self._check_stopping()
             try:
                 with self._calling(is_batch=bool(events)):
-                    await delivery.process(events, start=self.progress.next_sequence_number)
-                break
+                    until = await delivery.process(events, start=self.progress.next_sequence_number)
+            except PartitionStoppedError as error:
+                self._note_processed(events, error.next_sequence_number)
+                raise
             except _ENDS_SESSION:
                 raise
             except Exception as error:  # whatever a handler raises, its batch is delivered again
+                if isinstance(error, PartitionPausedError):
+                    events = self._note_processed(events, error.next_sequence_number)
                 tries += 1
                 await self._after_failure(error, tries)
-        if events:
-            self._note_processed(events)
+            else:
+                events = self._note_processed(events, until)
+                is_done = not events
         if self._is_paused:
             self._is_paused = False
             _logger.warning("Partition %s of %s continues", self.partition_id, self._environment.group)
@@ -389,17 +395,22 @@ class PartitionSession:
         await asyncio.sleep(environment.restart_delay_s(tries, error))
         self.activity += 1
 
-    def _note_processed(self, events: Sequence[ReceivedEvent]) -> None:
+    def _note_processed(self, events: Sequence[ReceivedEvent], until: int | None) -> Sequence[ReceivedEvent]:
+        """Note that the events before ``until`` are processed; returns the others."""
+        count = 0 if until is None else bisect_left(events, until, key=lambda event: event.sequence_number)
+        if not count:
+            return events
         progress = self.progress
         if progress.next_sequence_number is None:
             progress.next_sequence_number = events[0].sequence_number
             self._remember_first()
-        progress.next_sequence_number = events[-1].sequence_number + 1
-        progress.events_processed += len(events)
-        self._environment.totals.events += len(events)
+        progress.next_sequence_number = events[count - 1].sequence_number + 1
+        progress.events_processed += count
+        self._environment.totals.events += count
         progress.last_progress_at = self._environment.clock.now_utc()
         progress.error = None
         self.has_progressed = True
+        return events[count:]
 
     @contextlib.contextmanager
     def _calling(self, *, is_batch: bool = False) -> Iterator[None]:

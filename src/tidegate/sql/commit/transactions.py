@@ -213,11 +213,13 @@ class SqlTransactions:
 
     def _paused(self, outage: OutageError) -> PartitionPausedError:
         error = outage.__cause__
-        return PartitionPausedError(
+        paused = PartitionPausedError(
             f"Partition {self._lease.partition_id} of {self._consumer} pauses: its handler failed with "
             f"{type(error).__name__}: {error}. It is taken for an outage of what it calls.",
             next_step="One event is tried until it succeeds; then the partition continues.",
         )
+        paused.next_sequence_number = self._done_until or None
+        return paused
 
     def close(self) -> None:
         """End the thread after its current work."""
@@ -318,8 +320,8 @@ class SqlTransactions:
                 outcome = run.run_whole(todo, is_failure_accepted=is_last)
             else:
                 outcome = run.run_carefully(todo, is_commit_refused=failed.is_at_commit)
-            if outcome.stopped_by is not None:
-                share.until = outcome.stopped_by.letter.sequence_number
+            if outcome.until is not None:
+                share.until = outcome.until
                 share.is_moved = bool(todo) and todo[0].sequence_number < share.until
             share.dead_letters = self._letters_of(outcome)
             before = _index_of(events, share.until)
@@ -331,13 +333,11 @@ class SqlTransactions:
             assert share.checkpoint is not None
             return TransactionOutcome(0, 0, 0, len(events), share.checkpoint)
         self._done_until = share.until
-        if outcome.stopped_by is not None and is_stopping:
-            raise self._stopped(outcome.stopped_by) from outcome.stopped_by.error
         now = self._database.clock.monotonic()
         self._budget.spend(outcome.failures, now)
         if outcome.stopped_by is not None:
-            raise self._over_budget(
-                outcome.stopped_by, self._budget.wait_s(now)
+            raise self._refusal(
+                outcome.stopped_by, None if is_stopping else self._budget.wait_s(now)
             ) from outcome.stopped_by.error
         return TransactionOutcome(
             outcome.processed, len(outcome.dead_lettered), len(outcome.held), skipped, share.until
@@ -378,6 +378,7 @@ class SqlTransactions:
             is_payload_copied=self._is_payload_copied,
             failures_max=failures_max,
             outages=outages,
+            may_end_early=True,
         )
 
     @property
@@ -385,24 +386,31 @@ class SqlTransactions:
         pipeline = self._form.pipeline
         return self._policy.is_payload_copied or (pipeline is not None and pipeline.is_payload_copied)
 
-    def _over_budget(self, stopped_by: DeadLettered, wait_s: float) -> PartitionPausedError:
+    def _refusal(
+        self, stopped_by: DeadLettered, wait_s: float | None
+    ) -> PartitionStoppedError | PartitionPausedError:
+        """The error of a run that ended before a failed event. wait_s: None: the policy is to stop."""
         letter = stopped_by.letter
-        return PartitionPausedError(
-            f"Partition {self._lease.partition_id} of {self._consumer} pauses before event "
-            f"{letter.sequence_number}: {self._policy.dead_letters_per_minute} of its events became dead "
-            f"letters within a minute, and this one failed with {letter.error_type}: {letter.reason}.",
-            next_step="It continues when the minute is over. Correct the handler, or raise "
-            "dead_letters_per_minute.",
-            retry_after_s=min(wait_s, _PAUSE_S_MAX),
-        )
-
-    def _stopped(self, stopped_by: DeadLettered) -> PartitionStoppedError:
-        letter = stopped_by.letter
-        return PartitionStoppedError(
-            f"Partition {self._lease.partition_id} of {self._consumer} stopped before event "
-            f"{letter.sequence_number}, which its handler failed for: {letter.error_type}: {letter.reason}.",
-            next_step="Correct the handler or the data and start again; everything before it is committed.",
-        )
+        where = f"Partition {self._lease.partition_id} of {self._consumer}"
+        error: PartitionStoppedError | PartitionPausedError
+        if wait_s is None:
+            error = PartitionStoppedError(
+                f"{where} stopped before event {letter.sequence_number}, which its handler failed for: "
+                f"{letter.error_type}: {letter.reason}.",
+                next_step="Correct the handler or the data and start again; everything before it is "
+                "committed.",
+            )
+        else:
+            error = PartitionPausedError(
+                f"{where} pauses before event {letter.sequence_number}: "
+                f"{self._policy.dead_letters_per_minute} of its events became dead letters within a minute, "
+                f"and this one failed with {letter.error_type}: {letter.reason}.",
+                next_step="It continues when the minute is over. Correct the handler, or raise "
+                "dead_letters_per_minute.",
+                retry_after_s=min(wait_s, _PAUSE_S_MAX),
+            )
+        error.next_sequence_number = letter.sequence_number
+        return error
 
 
 _PAUSE_S_MAX: Final = 10.0

@@ -75,13 +75,10 @@ class TransactionCall(TransactionContext):
         """Rows inserted by a pipeline's call."""
         self.dead_lettered: dict[int, DeadLettered] = {}
         """By sequence number."""
-
-    async def checkpoint(self, event: ReceivedEvent | None = None) -> None:
-        """Raises InvalidArgumentError: the transaction moves the checkpoint."""
-        raise InvalidArgumentError(
-            "A transactional handler does not checkpoint.",
-            next_step="Return: the transaction commits its effects and moves the checkpoint.",
-        )
+        self.until: int | None = None
+        """One past the last event that the call covers; None: it covers all of its events."""
+        self._savepoint = connection.get_nested_transaction()
+        """The call's own, later that of its last ``checkpoint``."""
 
     @property
     def connection(self) -> Connection:
@@ -89,6 +86,35 @@ class TransactionCall(TransactionContext):
         if self._connection is None:
             raise InvalidArgumentError("The context of a handler's call was used after the call.")
         return self._connection
+
+    def checkpoint(self, event: ReceivedEvent | None = None) -> None:
+        """See ``TransactionContext``."""
+        number = self._events[-1].sequence_number if event is None else self._number_of(event)
+        if self.until is not None and number + 1 < self.until:
+            return
+        if self.connection.get_nested_transaction() is not self._savepoint:
+            raise InvalidArgumentError(
+                "checkpoint() was called inside a savepoint of the handler.",
+                next_step="Commit or roll back the savepoint, or the Session that opened it, before.",
+            )
+        if self.until is not None and self._savepoint is not None:
+            self._savepoint.commit()
+        self.until, self._savepoint = number + 1, self.connection.begin_nested()
+
+    def settle(self) -> None:
+        """Keep what the last ``checkpoint`` covers. Raises TransactionMisusedError if a savepoint is open."""
+        if self.connection.get_nested_transaction() is not self._savepoint:
+            raise misused("The handler left a savepoint open, or ended one that is not its own.")
+        if self.until is None or self._savepoint is None:
+            return
+        if self.until > self._events[-1].sequence_number:
+            self._savepoint.commit()
+            self.until = None
+            return
+        self._savepoint.rollback()
+        self.dead_lettered = {
+            number: each for number, each in self.dead_lettered.items() if number < self.until
+        }
 
     def dead_letter(self, event: ReceivedEvent, error: BaseException | str) -> None:
         """See ``TransactionContext``."""
@@ -103,15 +129,7 @@ class TransactionCall(TransactionContext):
         self._connection = None
 
     def _dead_letter(self, event: ReceivedEvent, error: BaseException | str, *, is_failure: bool) -> None:
-        number = event.sequence_number
-        _ = self.connection  # raises after the call
-        if self._numbers is None:
-            self._numbers = frozenset(each.sequence_number for each in self._events)
-        if number not in self._numbers:
-            raise InvalidArgumentError(
-                f"Event {number} is not among those of this call of partition {self.partition_id}.",
-                next_step="Pass only events that this call was given.",
-            )
+        number = self._number_of(event)
         copied = self._is_payload_copied
         if isinstance(error, str):
             letter = NewDeadLetter.from_text(event, REJECTED, error, is_payload_copied=copied)
@@ -119,6 +137,19 @@ class TransactionCall(TransactionContext):
         else:
             letter = NewDeadLetter.from_exception(event, error, is_payload_copied=copied)
             self.dead_lettered[number] = DeadLettered(letter, error, is_failure)
+
+    def _number_of(self, event: ReceivedEvent) -> int:
+        """An event's number. Raises InvalidArgumentError if it is not of this call, or after the call."""
+        _ = self.connection
+        if self._numbers is None:
+            self._numbers = frozenset(each.sequence_number for each in self._events)
+        if event.sequence_number not in self._numbers:
+            raise InvalidArgumentError(
+                f"Event {event.sequence_number} is not among those of this call of partition "
+                f"{self.partition_id}.",
+                next_step="Pass only events that this call was given.",
+            )
+        return event.sequence_number
 
 
 class TransactionGuard:

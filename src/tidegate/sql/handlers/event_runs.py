@@ -87,6 +87,9 @@ class RunOutcome:
     """Events that were not run, each with the number of the event for which it waits."""
     stopped_by: DeadLettered | None = None
     """The failed event before which the run ended (``failures_max``)."""
+    until: int | None = None
+    """The event before which the run ended, by ``stopped_by`` or the handler's ``checkpoint``; None: it ran
+    all."""
 
 
 class EventRun:
@@ -102,11 +105,13 @@ class EventRun:
         is_payload_copied: bool = False,
         failures_max: int | None = None,
         outages: OutageWatch | None = None,
+        may_end_early: bool = False,
     ) -> None:
         """order: keeps the order of each key; None: events are independent.
 
         failures_max: stop before the next event that fails, instead of dead-lettering it. outages: gets
-        each failure, and may end the run with OutageError.
+        each failure, and may end the run with OutageError. may_end_early: whether the handler's
+        ``checkpoint`` may leave events to a later transaction; False: they get calls of their own.
         """
         self._unit = unit
         self._handler = handler
@@ -115,6 +120,7 @@ class EventRun:
         self._is_payload_copied = is_payload_copied
         self._failures_left = failures_max
         self._outages = outages
+        self._may_end_early = may_end_early
         self._guard = TransactionGuard(unit.connection)
         self._outcome = RunOutcome()
 
@@ -142,7 +148,7 @@ class EventRun:
 
         def attempt(low: int, until: int) -> None:
             runnable = self._runnable(events[low:until])
-            if not runnable or self._outcome.stopped_by is not None:
+            if not runnable or self._outcome.until is not None:
                 return
             try:
                 self._take(self._call(runnable, is_checked=True), runnable)
@@ -194,13 +200,14 @@ class EventRun:
             with self._guard.lending():
                 self._handler(unit, call, events)
             has_returned = True
-            if unit.connection.get_nested_transaction() is not savepoint:
-                raise misused("The handler left a savepoint open, or ended one that is not its own.")
+            call.settle()
+            if call.until is not None and not self._may_end_early:
+                raise EventsFailedError
             if is_checked:
                 # Reveals an error that the handler swallowed, while the savepoint can still undo it.
                 unit.connection.exec_driver_sql("SELECT 1")
                 unit.check_deferred_constraints()
-            self._check_call(call, events)
+            self._check_call(call, _covered(call, events))
             savepoint.commit()
         except RowsRefusedError as error:
             self._undo(savepoint)
@@ -249,9 +256,13 @@ class EventRun:
 
     def _take(self, call: TransactionCall, events: Sequence[ReceivedEvent]) -> None:
         outcome = self._outcome
+        covered = _covered(call, events)
         outcome.rows += call.rows
-        outcome.processed += len(events) - len(call.dead_lettered)
-        for event in events:
+        outcome.processed += len(covered) - len(call.dead_lettered)
+        if call.until is not None:
+            outcome.until = call.until
+            outcome.held = [each for each in outcome.held if each[0].sequence_number < call.until]
+        for event in covered:
             dead_lettered = call.dead_lettered.get(event.sequence_number)
             if dead_lettered is not None:
                 self._dead_letter(event, dead_lettered)
@@ -267,7 +278,7 @@ class EventRun:
     def _dead_letter(self, event: ReceivedEvent, dead_lettered: DeadLettered) -> None:
         if dead_lettered.is_failure:
             if self._failures_left == 0:
-                self._outcome.stopped_by = dead_lettered
+                self._outcome.stopped_by, self._outcome.until = dead_lettered, event.sequence_number
                 return
             if self._failures_left is not None:
                 self._failures_left -= 1
@@ -292,3 +303,9 @@ class EventRun:
                 f"The connection to the database {self._unit.database.url} was lost while the handler ran.",
                 next_step="The transaction is rolled back; try again when the database answers.",
             ) from error
+
+
+def _covered(call: TransactionCall, events: Sequence[ReceivedEvent]) -> Sequence[ReceivedEvent]:
+    """The events of a call that its last ``checkpoint`` covers, all if it made none."""
+    until = call.until
+    return events if until is None else [event for event in events if event.sequence_number < until]
