@@ -21,8 +21,9 @@ events early; those already sent are still processed and checked.
 EXAMPLES = """\
 examples:
   python -m examples.home_security
-  python -m examples.home_security --homes 1000 --rate 500 --duration 20 --json
-  python -m examples.home_security --rate 20000 --database postgresql://user@host/name
+  python -m examples.home_security --homes 1000 --speed 30 --duration 20 --json
+  python -m examples.home_security --speed 1 --duration 600
+  python -m examples.home_security --speed 60 --database postgresql://user@host/name
 """
 
 
@@ -41,9 +42,14 @@ def parser() -> argparse.ArgumentParser:
         )
 
     number("--homes", 100_000, "N", 1, help="number of homes")
-    number("--rate", 5_000.0, "N", 1, help="events per second")
+    made.add_argument(
+        "--rate",
+        type=at_least(1, is_whole=False),
+        metavar="N",
+        help="events per second, of homes at random (default: every home sends once in its minute)",
+    )
     number("--duration", 60.0, "SECONDS", 1, help="how long events are generated")
-    number("--speed", 60.0, "X", 0.1, help="simulated seconds per second: 60 is a minute")
+    number("--speed", 10.0, "X", 0.1, help="seconds of the homes per second: 1 is real time; at most that")
     number("--seed", 1, "N", 0, help="the same seed generates the same events")
     number("--malformed-share", 0.005, "SHARE", 0, 0.5, help="of events: malformed")
     number("--delayed-share", 0.01, "SHARE", 0, 0.5, help="of readings: sent late, some too late")

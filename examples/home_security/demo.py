@@ -59,6 +59,8 @@ class HomeSecurityReport:
     duplicates: int
     minutes: int
     """Rows of ``home_minute``."""
+    homes_heard: int
+    """Homes that sent anything."""
     homes: int
     """Homes that have a summary."""
     alarms: Mapping[str, int]
@@ -110,7 +112,10 @@ def run_home_security_demo(
             asyncio.run(_create_hub(service.connection_string))
             if prepare_places(service.database, store):
                 screen.note("Deleted the results of an earlier run.")
-            screen.step(f"Watching {plan.homes:,} homes for {duration_s:.0f} s")
+            screen.step(
+                f"Watching {plan.homes:,} homes for {duration_s:.0f} s, which are "
+                f"{duration_s * plan.speed / 60:,.1f} of their minutes: {plan.events_per_s:,.0f} events/s"
+            )
             driver_options = [
                 *("--summaries", store.url),
                 *("--watermark-delay", str(PARTITIONS_APART_S * plan.speed)),
@@ -149,6 +154,7 @@ def _report(service: ExampleService, store: SummaryStore, run: StageRun) -> Home
         readings=sum(figures[0] for figures in found.minutes.values()),
         duplicates=sum(figures[4] for figures in found.minutes.values()),
         minutes=len(found.minutes),
+        homes_heard=expected.homes_heard,
         homes=len(expected.summaries),
         alarms=count_by(alarm.kind for alarm in found.alarms),
         dead_letters=count_by(found.dead_letters.values()),

@@ -1,16 +1,17 @@
 """Generates a hundred thousand homes: the same events in the same order for the same plan, at any speed.
 
-Every step of simulated time has an exact number of events, so the rate is as requested; the hour of the day
-only determines what they are. By day people walk through rooms and doors; at night sensors mostly report that
-they are alive. Homes differ: some get up early, some work at night. Errors occur as in reality: doors left
-open, stuck and flapping sensors, readings that are malformed, delayed or sent twice.
+Every home sends once a minute, in turn; what cannot wait, such as a door that closes, is sent beside that.
+With a ``rate``, homes send at random instead, and every step has exactly as many events as requested. The
+hour of the day only determines what they are. By day people walk through rooms and doors; at night sensors
+mostly report that they are alive. Homes differ: some get up early, some work at night. Errors occur as in
+reality: doors left open, stuck and flapping sensors, readings that are malformed, delayed or sent twice.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -71,8 +72,8 @@ class GeneratorPlan:
     """What to generate."""
 
     homes: int = 100_000
-    rate: float = 5_000.0
-    """Events per second."""
+    rate: float | None = None
+    """Events per second, of homes at random; None: an event per home and minute, and what cannot wait."""
     speed: float = 60.0
     """Simulated seconds per second."""
     seed: int = 1
@@ -83,11 +84,16 @@ class GeneratorPlan:
     """Real seconds until the homes have carbon monoxide detectors."""
 
     def __post_init__(self) -> None:
-        if self.homes < 1 or self.rate <= 0 or self.speed <= 0:
+        if self.homes < 1 or (self.rate is not None and self.rate <= 0) or self.speed <= 0:
             raise InvalidArgumentError("homes, rate and speed must be above 0.")
         shares = (self.malformed_share, self.delayed_share, self.duplicate_share)
         if any(not 0 <= share < 1 for share in shares):
             raise InvalidArgumentError("A share must be at least 0 and below 1.")
+
+    @property
+    def events_per_s(self) -> float:
+        """The ``rate``, or that of an event per home and minute, without what cannot wait."""
+        return self.homes * self.speed * 1000 / MINUTE_MS if self.rate is None else self.rate
 
 
 class _Due(NamedTuple):
@@ -99,6 +105,14 @@ class _Due(NamedTuple):
     number: int
     """-1: a new one, which gets its number and time when its step comes."""
     taken_ms: int
+
+
+_Homes = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def _alive(home: int, pick: int) -> _Due:
+    """One of the home's sensors reports that it is alive."""
+    return _Due(home, pick % (len(SENSORS) - 1), "alive", -1, 0)
 
 
 class HomesGenerator:
@@ -117,6 +131,8 @@ class HomesGenerator:
         self._phases = phases + 12 * (self._random.random(plan.homes) < 0.05)
         faulty = max(1, round(plan.homes * _FAULTY_HOMES_SHARE))
         self._faulty_homes = self._random.integers(0, plan.homes, faulty)
+        self._turns = None if plan.rate is not None else self._random.permutation(plan.homes)
+        """The order in which homes send, each minute; None: at random."""
         self._open: set[tuple[int, int]] = set()
         """Doors and windows that are open: home and sensor."""
         self._due: dict[int, list[_Due]] = defaultdict(list)
@@ -130,15 +146,20 @@ class HomesGenerator:
     def step(self) -> list[tuple[str, bytes]]:
         """The next step's events: home, which is the partition key, and body."""
         index = self.step_count
-        per_step = self.plan.rate * STEP_S
-        wanted = int((index + 1) * per_step) - int(index * per_step)
+        per_step = self.plan.events_per_s * STEP_S
+        first, until = int(index * per_step), int((index + 1) * per_step)
         due = self._due.pop(index, [])
-        if len(due) > wanted:
-            # Excess events move to the next step, to keep the requested rate.
-            self._due[index + 1] = due[wanted:] + self._due.get(index + 1, [])
-            del due[wanted:]
         start_ms, sent_ms = self._time_ms(index), self._time_ms(index + 1)
-        made = due + self._new_readings(wanted - len(due), index, start_ms)
+        if self._turns is not None:
+            homes = self._turns[np.arange(first, until) % len(self._turns)]
+        else:
+            wanted = until - first
+            if len(due) > wanted:
+                # Excess events move to the next step, to keep the requested rate.
+                self._due[index + 1] = due[wanted:] + self._due.get(index + 1, [])
+                del due[wanted:]
+            homes = self._random.integers(0, self.plan.homes, wanted - len(due))
+        made = due + self._new_readings(homes, index, start_ms)
         events = self._events(made, index, start_ms, sent_ms)
         self.step_count += 1
         self.counts["events"] += len(events)
@@ -147,10 +168,9 @@ class HomesGenerator:
     def _time_ms(self, step: int) -> int:
         return START_MS + round(step * STEP_S * self.plan.speed * 1000)
 
-    def _new_readings(self, count: int, index: int, start_ms: int) -> list[_Due]:
-        if count <= 0:
-            return []
-        homes = self._random.integers(0, self.plan.homes, count)
+    def _new_readings(self, homes: _Homes, index: int, start_ms: int) -> list[_Due]:
+        """A reading of each of these homes; at random, a faulty home sends one in the place of another."""
+        count = len(homes)
         is_weekend = (start_ms // DAY_MS + 3) % 7 >= 5  # 1970-01-01 was a Thursday
         rhythm = np.array(_WEEKEND if is_weekend else _WEEKDAY)
         liveliness = rhythm[(start_ms % DAY_MS // HOUR_MS + self._phases[homes]) % 24]
@@ -162,6 +182,8 @@ class HomesGenerator:
             homes.tolist(), liveliness.tolist(), draws.tolist(), picks.tolist(), strict=True
         ):
             made.append(self._new_reading(home, lively, draw, pick, index, is_co_there))
+            if self._turns is not None and made[-1].home != home:
+                made.append(_alive(home, pick))
         return made
 
     def _new_reading(
@@ -189,7 +211,7 @@ class HomesGenerator:
         draw -= _DOOR_SHARE
         if 0 <= draw < _WINDOW_SHARE:
             return self._open_door(home, _WINDOW_SENSORS[pick % len(_WINDOW_SENSORS)], pick, index)
-        return _Due(home, pick % (len(SENSORS) - 1), "alive", -1, 0)
+        return _alive(home, pick)
 
     def _toggle(self, home: int, sensor: int) -> _Due:
         is_open = (home, sensor) in self._open

@@ -25,6 +25,7 @@ def print_report(report: HomeSecurityReport) -> None:
         {"what": "  status events of sensors, filtered out", "count": report.status_events},
         {"what": "rows of home_minute", "count": report.minutes},
         {"what": "alarms", "count": sum(report.alarms.values())},
+        {"what": "homes heard of", "count": report.homes_heard},
         {"what": "homes with a summary", "count": report.homes},
     ]
     print_table("Figures", figures)

@@ -1,6 +1,6 @@
 """Sends the generator's events, at its pace, as a process of its own.
 
-    python -m examples.home_security.publish --homes 100000 --rate 5000 … --status-file FILE
+    python -m examples.home_security.publish --homes 100000 --speed 10 … --status-file FILE
 
 The connection string is an environment variable, because every user of the machine can read command lines.
 SIGTERM ends it in order: all generated events are sent and acknowledged.
@@ -78,8 +78,9 @@ def main() -> int:
     parser.add_argument("--unpaced", action="store_true")
     for name in ("homes", "seed"):
         parser.add_argument(f"--{name}", type=int, required=True)
-    for name in ("rate", "speed", "co-after", "malformed-share", "delayed-share", "duplicate-share"):
+    for name in ("speed", "co-after", "malformed-share", "delayed-share", "duplicate-share"):
         parser.add_argument(f"--{name}", type=float, required=True)
+    parser.add_argument("--rate", type=float)
     given = parser.parse_args()
     plan = GeneratorPlan(
         **{field.name: getattr(given, field.name.removesuffix("_s")) for field in fields(GeneratorPlan)}

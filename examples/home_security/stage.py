@@ -118,7 +118,8 @@ class LiveStage:
 
     def _start_generator(self) -> ChildSession:
         options = ["--status-file", str(self._generator_status), "--duration", str(self._duration_s)]
-        for name, value in asdict(self._plan).items():
+        given = {name: value for name, value in asdict(self._plan).items() if value is not None}
+        for name, value in given.items():
             options += [f"--{name.removesuffix('_s').replace('_', '-')}", str(value)]
         return self._service.start("generator", "examples.home_security.publish", *options)
 

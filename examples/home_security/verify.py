@@ -51,6 +51,8 @@ class Expected:
     event_count: int
     status_count: int
     """Events that only say that a sensor is alive: they have no other effect."""
+    homes_heard: int
+    """Homes that sent anything, by partition key."""
     minutes: Mapping[Minute, Figures]
     alarms: frozenset[Alarm]
     dead_letters: Mapping[EventAddress, str]
@@ -66,6 +68,7 @@ class Recomputation:
     status_count: int = 0
     dead_letters: dict[EventAddress, str] = field(default_factory=dict)
     latest_sent_ms: int = 0
+    _heard: set[str | None] = field(default_factory=set)
     _counted: dict[str, list[Reading]] = field(default_factory=lambda: defaultdict(list))
     """Home → its readings, each once, in the order of the log."""
     _duplicates: Counter[Minute] = field(default_factory=Counter)
@@ -78,6 +81,7 @@ class Recomputation:
     def add(self, partition: str, sequence_number: int, partition_key: str | None, body: bytes) -> None:
         """Add the next event of a partition."""
         self.event_count += 1
+        self._heard.add(partition_key)
         parsed = parse_reading(body, partition_key)
         if isinstance(parsed, str):
             self.dead_letters[partition, sequence_number] = parsed
@@ -117,6 +121,7 @@ class Recomputation:
         return Expected(
             event_count=self.event_count,
             status_count=self.status_count,
+            homes_heard=len(self._heard),
             minutes=self._minutes(),
             alarms=frozenset(alarms),
             dead_letters=self.dead_letters,

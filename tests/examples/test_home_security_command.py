@@ -50,6 +50,7 @@ def test_the_demo_can_be_looked_at(tmp_path: Path) -> None:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TIDEGATE_")}
     environment = kept | {"TIDEGATE_CONFIG_DIR": str(tmp_path / "config")}
     words = [*COMMAND, "--data-dir", str(tmp_path / "data"), "--homes", "50", "--rate", "200"]
+    words += ["--speed", "60"]
     words += ["--duration", "6", "--no-crash", "--keep-serving"]
     log = tmp_path / "stderr"
     with (

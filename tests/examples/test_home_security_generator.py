@@ -57,7 +57,7 @@ def test_the_rate_is_kept_and_only_what_is_spoilt_is_malformed(plan: GeneratorPl
     for step in range(steps):
         events = generator.step()
         made += len(events)
-        wanted = (step + 1) * plan.rate * STEP_S
+        wanted = (step + 1) * plan.events_per_s * STEP_S
         assert made in (math.floor(wanted - 1e-6), math.floor(wanted + 1e-6))  # sums of floats differ there
         for home, body in events:
             reading = parse_reading(body, home)
@@ -69,6 +69,22 @@ def test_the_rate_is_kept_and_only_what_is_spoilt_is_malformed(plan: GeneratorPl
             sent = reading.sent_ms
     assert malformed == generator.counts["malformed"]
     assert generator.counts["events"] == made
+
+
+@pytest.mark.parametrize("speed", [1.0, 10.0, 60.0])
+def test_every_home_sends_once_a_minute(speed: float) -> None:
+    """All homes are heard of in each of their minutes; beside that comes only what cannot wait."""
+    homes, minutes = 3_000, 3
+    steps = round(minutes * 60 / speed / STEP_S)
+    generator = HomesGenerator(GeneratorPlan(homes=homes, speed=speed, co_after_s=0))
+    heard: list[set[str]] = [set() for _ in range(minutes)]
+    count = 0
+    for step in range(steps):
+        events = generator.step()
+        count += len(events)
+        heard[step * minutes // steps].update(home for home, _ in events)
+    assert [len(each) for each in heard] == [homes] * minutes
+    assert homes * minutes < count < 1.12 * homes * minutes
 
 
 def test_the_same_plan_gives_the_same_events_and_another_seed_does_not() -> None:
