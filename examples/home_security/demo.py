@@ -12,6 +12,7 @@ reads the log again, checks and reports
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ from examples.home_security.homes import BLOCKS_DEFAULT, EVENT_HUB, PARTITION_CO
 from examples.home_security.stage import Crash, LiveStage, StageRun
 from examples.home_security.summaries import SummaryStore
 from examples.home_security.verify import recompute
+from examples.home_security.web.keys import Keys
 from examples.home_security.web.server import serving
 from examples.support.screen import Screen
 from examples.support.service import ExampleService, running_service
@@ -104,9 +106,10 @@ def run_home_security_demo(
         "home-security", screen, data_dir=data_dir, database_url=database_url, database_file="homes.db"
     ) as service:
         store = SummaryStore(summaries_url or str(service.data_dir / "summaries"))
-        with serving(store.url) as web:
-            home = home_name(min(HOME_SHOWN, plan.homes - 1))
-            screen.note(f"The page of one home's resident, once it has sent events: {web}homes/{home}")
+        with serving(store.url, Keys(os.urandom(32))) as web:
+            home = web.home_address(home_name(min(HOME_SHOWN, plan.homes - 1)))
+            screen.note(f"The page of one home's resident, once it has sent events: {home}")
+            screen.note(f"All homes, for the operator: {web.list_address}")
             # Before the hub is created: with a hub, the data directory could not be used for another attempt.
             has_earlier_run(service.database, store)
             asyncio.run(_create_hub(service.connection_string))

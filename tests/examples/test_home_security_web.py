@@ -11,18 +11,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 import pytest
 from examples.home_security.page_files import file_name, merge_pages, page_of
 from examples.home_security.web import homes as reading
 from examples.home_security.web import index as indexing
 from examples.home_security.web.homes import Homes
-from examples.home_security.web.server import serving
+from examples.home_security.web.keys import Keys
+from examples.home_security.web.server import HomesServer, serving
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractFileSystem
 
-from tidegate.model.errors import NotFoundError
+from tidegate.model.errors import InvalidArgumentError, NotFoundError
 
 if TYPE_CHECKING:
     from tests.support.azurite import AzuriteServer
@@ -96,11 +97,18 @@ class Answer:
 class Browser:
     """Asks for pages, and follows no redirects."""
 
-    address: str
+    server: HomesServer
 
     def get(self, path: str) -> Answer:
-        """A page."""
-        connection = http.client.HTTPConnection(urlsplit(self.address).netloc, timeout=30)
+        """A page, with its key."""
+        parts, keys = urlsplit(path), self.server.keys
+        home = unquote(parts.path.removeprefix("/homes/"))
+        key = keys.of_list() if parts.path == "/" else keys.of_home(home)
+        return self.get_without_key(f"{parts.path}?{parts.query}&key={key}")
+
+    def get_without_key(self, path: str) -> Answer:
+        """A page by this address."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.server_port, timeout=30)
         try:
             connection.request("GET", path)
             response = connection.getresponse()
@@ -112,29 +120,56 @@ class Browser:
 @pytest.fixture(scope="module")
 def browser(summaries: Path) -> Iterator[Browser]:
     """Of a server that shows ``summaries``."""
-    with serving(str(summaries)) as address:
-        yield Browser(address)
+    with serving(str(summaries), Keys(os.urandom(32))) as server:
+        yield Browser(server)
 
 
 def test_many_homes_are_listed_in_pages(browser: Browser) -> None:
     """Pages of 50 in both directions, with a search and without; a home opens by its whole name."""
     first = browser.get("/").text
     assert "120 homes" in first
-    assert 'href="/homes/h000049"' in first
-    assert 'href="/homes/h000050"' not in first
+    assert 'href="/homes/h000049?key=' in first
+    assert 'href="/homes/h000050?key=' not in first
     second = browser.get("/?after=h000049").text
-    assert 'href="/homes/h000050"' in second
+    assert 'href="/homes/h000050?key=' in second
     assert "Previous page" in second
     last = browser.get("/?after=h000099").text
-    assert 'href="/homes/h000119"' in last
+    assert 'href="/homes/h000119?key=' in last
     assert "Next page" not in last
     assert "after=h000049" in last
     found = browser.get("/?search=H00011").text
     assert "10 of 120 homes" in found
-    assert 'href="/homes/h000119"' in found
+    assert 'href="/homes/h000119?key=' in found
     assert "None of 120 homes with “&lt;i&gt;” in its name" in browser.get("/?search=%3Ci%3E").text
     opened = browser.get("/?home=h000042")
-    assert (opened.status, opened.location) == (303, "/homes/h000042")
+    assert (opened.status, opened.location) == (303, browser.server.home_path("h000042"))
+
+
+def test_a_resident_sees_one_home_and_no_other(browser: Browser, tmp_path: Path) -> None:
+    """A home's key opens its page alone; without one, nothing says which homes there are."""
+    keys = browser.server.keys
+    assert browser.get_without_key(browser.server.home_path("h000042")).status == 200
+    refused = {
+        browser.get_without_key(address)
+        for key in ("", keys.of_home("h000042"), keys.of_list(), Keys(os.urandom(32)).of_home("h000041"), "é")
+        for address in (f"/homes/h000041?key={quote(key)}", f"/homes/h999999?key={quote(key)}")
+    }
+    refused |= {browser.get_without_key(f"/?key={keys.of_home('h000042')}"), browser.get_without_key("/")}
+    assert {(answer.status, "h0000" in answer.text) for answer in refused} == {(403, False)}
+    assert len(refused) == 1
+    own = browser.get("/homes/h000042").text
+    assert set(re.findall(r"h\d{6}", own)) == {"h000042"}
+    assert "href" not in own
+
+
+def test_the_secret_is_kept_for_its_owner(tmp_path: Path) -> None:
+    """The addresses that residents have stay valid, and other users of the machine cannot compute them."""
+    path = tmp_path / "homes.key"
+    assert Keys.of_file(path).of_home("h1") == Keys.of_file(path).of_home("h1")
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.write_bytes(b"short")
+    with pytest.raises(InvalidArgumentError, match="5 bytes"):
+        Keys.of_file(path)
 
 
 def test_a_home_is_told_in_words(browser: Browser) -> None:
@@ -176,7 +211,8 @@ def test_any_name_is_a_homes(summaries: Path, browser: Browser, name: str) -> No
     found = browser.get(address)
     assert (found.status, "1999-12-31" in found.text) == (200, True)
     listed = browser.get(f"/?search={quote(name, safe='')}").text
-    assert address in [html.unescape(link) for link in re.findall(r' href="(/homes/[^"]*)"', listed)]
+    links = [html.unescape(link) for link in re.findall(r' href="(/homes/[^"]*)"', listed)]
+    assert browser.server.home_path(name) in links
     assert browser.get(f"{address}x").status == 404
 
 

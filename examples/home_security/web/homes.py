@@ -111,7 +111,7 @@ class Homes:
                 raise _malformed(index.malformed[0])
         raise NotFoundError(
             f"There is no summary of a home {name[:80]!r}.",
-            next_step="Look for it in the list; a home has one once the pipeline has seen its first reading.",
+            next_step="A home has one once the pipeline has seen its first reading.",
         )
 
     def _read(self, blob: Blob, name: str) -> ShownHome | None:
