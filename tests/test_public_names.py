@@ -56,6 +56,8 @@ def test_a_service_loads_sql_only_for_a_database() -> None:
     """SQLAlchemy takes a third of the CPU of a start, and 18 MB."""
     loaded = _loaded_by("import tidegate.server.app")
     assert not loaded & {"sqlalchemy", "tidegate.sql", "tidegate.processor", "tidegate.client"}
+    # Consumer groups that official processors keep in the service are shown without one.
+    assert "sqlalchemy" not in _loaded_by("import tidegate.console.consumers.groups")
 
 
 def test_a_name_loads_its_own_package_and_not_those_above_it() -> None:

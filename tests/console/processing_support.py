@@ -7,6 +7,8 @@ import time
 from collections.abc import Sequence
 
 from tests.console.support import Answer, PlainBrowser
+from tests.gateway.blob_client import BlobClient
+from tests.support.blob_storage import OwnStorage
 
 from tidegate.broker import Claim
 from tidegate.model.events import EventData
@@ -80,3 +82,21 @@ def text_of(page: str) -> str:
     """A page's words in one line, without its tags."""
     content = page[page.index("<main") :]
     return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", content))
+
+
+def keep_official_group(service: HubService, hub: str) -> BlobClient:
+    """An official processor's claim and checkpoint of partition 0, of the new group ``official``, in the
+    service's own account; returns a client of that, to delete its container ``consumers``."""
+
+    async def create_group(server: TidegateServer) -> None:
+        await server.broker.event_hub(hub).create_consumer_group("official")
+
+    service.call(create_group)
+    storage = OwnStorage(service)
+    client = BlobClient(f"{storage.host}:{storage.port}", storage.account_name, storage.account_key)
+    assert client.ask("PUT", "/consumers", {"restype": "container"}).status == 201
+    for kind, metadata in (("ownership", {"ownerid": "official-1"}), ("checkpoint", {"sequencenumber": "3"})):
+        headers = {f"x-ms-meta-{name}": value for name, value in metadata.items()}
+        path = f"/consumers/localhost/{hub}/official/{kind}/0"
+        assert client.ask("PUT", path, {}, headers | {"x-ms-blob-type": "BlockBlob"}).status == 201
+    return client

@@ -16,10 +16,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 from tests.access.support import RawHttp
-from tests.console.processing_support import DEADLINE_S, append, ended_job, hidden_fields, signed_in, text_of
+from tests.console.processing_support import (
+    DEADLINE_S,
+    append,
+    ended_job,
+    hidden_fields,
+    keep_official_group,
+    signed_in,
+    text_of,
+)
 from tests.console.support import PlainBrowser, assert_accessible, console_service
-from tests.gateway.blob_client import BlobClient
-from tests.support.blob_storage import OwnStorage
 
 from tidegate.broker import Claim
 from tidegate.console.consumers import groups as consumers
@@ -51,6 +57,7 @@ from tidegate.sql import (
     CheckpointReader,
     ConsumerKey,
     Database,
+    DeadLetterFilter,
     DeadLetters,
     NewDeadLetter,
     SqlStore,
@@ -58,6 +65,7 @@ from tidegate.sql import (
 )
 from tidegate.sql.stores.leases import LeaseTable
 from tidegate.testing.hub import HubService
+from tidegate.transport.clock import SystemClock
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -114,12 +122,12 @@ def test_groups_and_their_lag(service: HubService, database: Database, plain_bro
     )
     page = text_of(plain_browser.get("/consumers").text)
     assert "elsewhere hosts no such hub here" in page
-    assert "telemetry hosts 2 without a host 3 1 1 20" in page
+    assert "telemetry hosts 2 without a host 3 1 1 20 – 0 2 2 in the last hour" in page
     assert "telemetry spark behind 3 – – 26" in page
     assert "spark" not in text_of(plain_browser.get("/consumers?search=HOSTS").text)
     one = text_of(plain_browser.get(f"/consumers/{HUB}/hosts").text)
     assert "1 caught up host-a" in one
-    assert "Open dead letters 2 Show them" in one
+    assert "Open dead letters 2 2 in the last hour. Show them" in one
     letters = f"/dead-letters?hub={HUB}&amp;group=hosts"
     for address in ("/consumers", f"/consumers/{HUB}/hosts"):
         shown = plain_browser.get(address).text
@@ -141,40 +149,46 @@ def test_groups_are_in_the_metrics(service: HubService, database: Database) -> N
         with RawHttp(service.ready.http) as http:
             status, body = http.ask("GET", "/metrics", [("Host", "localhost")])
         assert status == 200
+        names = {"event_hub": HUB, "consumer_group": "measured"}
         return {
-            family.name.removeprefix("tidegate_group_"): sample.value
+            " ".join(
+                (sample.name.removeprefix("tidegate_"), *sorted(sample.labels[each] for each in more))
+            ): sample.value
             for family in text_string_to_metric_families(body.decode())
-            if family.name.startswith("tidegate_group_")
             for sample in family.samples
-            if sample.labels == {"event_hub": HUB, "consumer_group": "measured"}
+            if sample.labels.items() >= names.items()
+            for more in [sample.labels.keys() - names.keys()]
         }
 
-    expected = {"lag_messages": 26, "owned_partitions": 1, "hosts": 1, "open_dead_letters": 0}
-    assert numbers() == expected
-    letter = NewDeadLetter(1, "1", 5, "ValueError", "")
-    DeadLetters(database).add(ConsumerKey(HUB, "measured"), "0", [letter])
-    assert numbers() == expected | {"open_dead_letters": 1}
+    expected = {
+        "group_lag_messages": 26, "group_owned_partitions": 1, "group_hosts": 1,
+        "group_open_dead_letters": 0, "group_dead_letters_total": 0,
+        "consumer_lag_messages 0": 6, "consumer_lag_messages 1": 10, "consumer_lag_messages 2": 10,
+        "consumer_checkpoint_sequence_number 0": 3,
+    }  # fmt: skip
+    renewed = "consumer_lease_renewed_timestamp_seconds 0"
+    found = numbers()
+    assert abs(found.pop(renewed) - SystemClock().now_utc().timestamp()) < DEADLINE_S
+    assert found == expected
+    letter, consumer = NewDeadLetter(1, "1", 5, "ValueError", ""), ConsumerKey(HUB, "measured")
+    DeadLetters(database).add(consumer, "0", [letter])
+    one = expected | {"group_open_dead_letters": 1, "group_dead_letters_total": 1}
+    assert numbers().items() >= one.items()
+    DeadLetters(database).discard(DeadLetterFilter(HUB, "measured"), reason="a test")
+    one["group_open_dead_letters"] = 0  # the counter does not fall
+    assert numbers().items() >= one.items()
 
 
 def test_groups_that_the_service_keeps(service: HubService, plain_browser: PlainBrowser) -> None:
     """Those of official processors with checkpoints in its accounts are in the same list, with owner and lag;
     the console does not move their checkpoints, which are not in the database."""
 
-    async def create_group(server: TidegateServer) -> None:
-        await server.broker.event_hub(HUB).create_consumer_group("official")
-
-    service.call(create_group)
-    storage = OwnStorage(service)
-    client = BlobClient(f"{storage.host}:{storage.port}", storage.account_name, storage.account_key)
-    assert client.ask("PUT", "/consumers", {"restype": "container"}).status == 201
-    for kind, metadata in (("ownership", {"ownerid": "official-1"}), ("checkpoint", {"sequencenumber": "3"})):
-        headers = {f"x-ms-meta-{name}": value for name, value in metadata.items()}
-        path = f"/consumers/localhost/{HUB}/official/{kind}/0"
-        assert client.ask("PUT", path, {}, headers | {"x-ms-blob-type": "BlockBlob"}).status == 201
+    client = keep_official_group(service, HUB)
     assert "telemetry official" in text_of(plain_browser.get("/consumers").text)
     one = plain_browser.get(f"/consumers/{HUB}/official")
     assert "0 behind official-1" in text_of(one.text)
     assert "official/move" not in one.text
+    assert "Official processors keep it in the service" in one.text
     refused = plain_browser.get(f"/consumers/{HUB}/official/move?to=latest").text
     assert "keeps its checkpoints in the service" in refused
     assert client.ask("DELETE", "/consumers", {"restype": "container"}).status == 202
@@ -438,7 +452,7 @@ def _seen(group: GroupView, begin: int, until: int, waiting_s: float | None) -> 
     number = max(begin, (group.checkpoints["0"].sequence_number or 0) + 1)
     unread = {} if waiting_s is None else {("h", 1, "0", number): NOW - timedelta(seconds=waiting_s)}
     return progress_of(
-        ConsumerKey("h", "g"), group, log, unread, NOW, open_dead_letters=0, is_kept=False
+        ConsumerKey("h", "g"), group, log, unread, NOW, open_dead_letters=0, new_dead_letters=0, is_kept=False
     ).partitions[0]
 
 

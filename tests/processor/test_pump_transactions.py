@@ -215,6 +215,28 @@ async def test_a_stop_by_policy_keeps_the_partition_stopped(
     await store.close()
 
 
+async def test_a_host_counts_the_dead_letters_that_it_writes(
+    hub_service: HubService, hub: str, database: Database
+) -> None:
+    """Those of batches that were committed, and those before a pause: a rate can be made of them."""
+
+    def write(context: TransactionContext, events: Sequence[ReceivedEvent]) -> None:
+        _write(context, events)
+        if any(event.sequence_number in (2, 5, 6) for event in events):
+            raise ValueError("not these")
+
+    store = SqlStore(database)
+    await publish(hub_service, hub, 10)
+    policy = FailurePolicy(dead_letters_per_minute=2)
+    subject = Subject(hub_service, hub, store, transactional=True, failure_policy=policy)
+    async with subject.host.running(write):
+        await until(lambda: subject.state is PartitionState.PAUSED)
+        found = subject.host.statistics()
+        assert found.partitions["0"].next_sequence_number == 6
+        assert (found.dead_letters_total, len(DeadLetters(database).list())) == (2, 2)
+    await store.close()
+
+
 async def test_what_a_checkpoint_leaves_comes_again(
     hub_service: HubService, hub: str, database: Database
 ) -> None:

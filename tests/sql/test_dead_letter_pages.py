@@ -157,6 +157,18 @@ def test_open_ones_are_counted_by_consumer(database: Database, seed: int) -> Non
     newer = sum(pages.open_counts(enqueued_from=later).values())
     assert newer == DeadLetters(database).count(DeadLetterFilter(enqueued_from=later))
     assert 0 < newer < sum(found.values())
+    everything = DeadLetters(database).list(DeadLetterFilter(status=None), limit=None)
+    assert pages.all_counts() == Counter(
+        ConsumerKey(letter.event_hub, letter.consumer_group) for letter in everything
+    )
+    middle = sorted(letter.last_failed_at for letter in everything)[len(everything) // 2]
+    for failed_from in (None, middle):
+        filter = DeadLetterFilter("hub1", "reports", failed_from=failed_from)
+        by_partition = Counter(each.partition_id for each in DeadLetters(database).list(filter, limit=None))
+        assert pages.open_by_partition(one, failed_from=failed_from) == by_partition
+    assert sum(pages.open_counts(failed_from=middle).values()) == DeadLetters(database).count(
+        DeadLetterFilter(failed_from=middle)
+    )
 
 
 def test_discarding_goes_by_pages_and_can_be_ended(database: Database) -> None:

@@ -23,6 +23,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tidegate.console.audit.page import AuditPages
+from tidegate.console.consumers.page import ConsumerPages
 from tidegate.console.explorer.page import ExplorerPages
 from tidegate.console.explorer.send_page import SendPages
 from tidegate.console.frame.absent import AbsentPages
@@ -139,7 +140,7 @@ class ConsoleApp:
 
 def page_routes(console: Console, views: Views) -> list[Route]:
     """The routes of all pages."""
-    namespace, events, processing = views.namespace, views.events, views.processing
+    namespace, events, jobs = views.namespace, views.events, views.jobs
     pages: list[Pages] = [
         HubListPages(console, namespace),
         HubPages(console, namespace),
@@ -150,21 +151,16 @@ def page_routes(console: Console, views: Views) -> list[Route]:
         PipelinePages(console, views.pipelines),
         SignInPages(console),
         AuditPages(console, views.trail),
+        OverviewPages(console, namespace, views.consumers, views.letters),
+        ConsumerPages(console, views.consumers, jobs),
     ]
-    if processing is None:
-        pages += [OverviewPages(console, namespace, None, None), AbsentPages(console)]
+    if views.letters is None:
+        pages += [AbsentPages(console)]
     else:
         # With them comes SQLAlchemy: a service without a database starts faster, and is smaller.
-        from tidegate.console.consumers.page import ConsumerPages
         from tidegate.console.dead_letters.page import DeadLetterPages
 
-        consumers, letters, jobs = processing.consumers, processing.letters, processing.jobs
-        pages += [
-            OverviewPages(console, namespace, consumers, letters),
-            ConsumerPages(console, consumers, jobs),
-            DeadLetterPages(console, letters, jobs),
-            JobPages(console, jobs),
-        ]
+        pages += [DeadLetterPages(console, views.letters, jobs), JobPages(console, jobs)]
     return [route for each in pages for route in each.routes()]
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -24,15 +25,6 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Processing:
-    """The views of what hosts and pipelines keep in the database."""
-
-    consumers: Consumers
-    letters: DeadLetterView
-    jobs: Jobs
-
-
-@dataclass(frozen=True, slots=True)
 class Views:
     """The views."""
 
@@ -42,7 +34,10 @@ class Views:
     events: BrokerEvents
     sender: EventSender
     pipelines: ReportedPipelines
-    processing: Processing | None
+    jobs: Jobs
+    consumers: Callable[[], Consumers]
+    """Opened at first use: a start would load the processor for nothing."""
+    letters: DeadLetterView | None
     """None if the service has no database."""
 
 
@@ -57,20 +52,26 @@ async def open_views(parts: ConsoleParts) -> AsyncIterator[Views]:
         stack.push_async_callback(sender.close)
         files = PipelineFiles.of_user(os.environ)
         pipelines = await stack.enter_async_context(ReportedPipelines(files, clock, broker.audit))
-        processing = None
+        jobs = Jobs(clock, broker.audit, access)
+        letters = database = None
         if parts.database is not None:
             # With them comes SQLAlchemy: see ``app.page_routes``.
-            from tidegate.console.consumers.groups import Consumers
             from tidegate.console.dead_letters.letters import DeadLetterView
             from tidegate.console.frame.lazy_database import LazyDatabase
 
             database = LazyDatabase(parts.database)
             stack.push_async_callback(database.close)
-            jobs = Jobs(clock, broker.audit, access)
             letters = DeadLetterView(parts, database, jobs)
             stack.push_async_callback(letters.close)
-            consumers = Consumers(parts, database, jobs)
-            stack.push_async_callback(consumers.close)
             stack.push_async_callback(jobs.close)
-            processing = Processing(consumers, letters, jobs)
-        yield Views(access, broker.audit, namespace, BrokerEvents(broker), sender, pipelines, processing)
+
+        @functools.cache
+        def consumers() -> Consumers:
+            from tidegate.console.consumers.groups import Consumers
+
+            opened = Consumers(parts, database, jobs)
+            stack.push_async_callback(opened.close)
+            return opened
+
+        events = BrokerEvents(broker)
+        yield Views(access, broker.audit, namespace, events, sender, pipelines, jobs, consumers, letters)

@@ -61,6 +61,19 @@ class DiskSpace:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredPartition:
+    """A partition of a consumer group."""
+
+    partition_id: str
+    lag_events: int | None
+    """None: unknown."""
+    sequence_number: int | None
+    """Of its checkpoint; None: there is none."""
+    renewed_at_s: float | None
+    """When its owner claimed or renewed it last, as Unix time; None: it has no owner."""
+
+
+@dataclass(frozen=True, slots=True)
 class StoredGroup:
     """A consumer group of hosts or pipelines with leases, checkpoints and dead letters in the database."""
 
@@ -71,6 +84,9 @@ class StoredGroup:
     owned_partitions: int
     hosts: int
     open_dead_letters: int
+    dead_letters: int = 0
+    """Open or not."""
+    partitions: Sequence[StoredPartition] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,23 +155,50 @@ def _of_partition(name: str, description: str, field: str) -> ServiceMetric:
     return ServiceMetric(name, description, samples, labels=("event_hub", "partition"))
 
 
+def _partitions_of_groups(sources: Sources) -> Iterator[tuple[str, str, StoredPartition]]:
+    """Event hub, consumer group, and each of its partitions: of groups in the database, then of official
+    processors that keep checkpoints here, unless their group is in the database, too.
+
+    Of several containers the one that was written last counts, so that nothing but event hubs and their
+    consumer groups adds lines.
+    """
+    stored = [each for each in sources.stored_groups() if each.lag_events is not None]
+    for found in stored:
+        for each in found.partitions:
+            yield found.event_hub, found.consumer_group, each
+    names = {(each.event_hub.lower(), each.consumer_group.lower()) for each in stored}
+    for hub in sources.broker.list_event_hubs():
+        ends = {each.partition_id: each.known_ends() for each in hub.partitions if not each.open_error}
+        for group in sources.broker.kept_groups(hub, is_newest_only=True):
+            if (hub.name.lower(), group.consumer_group.lower()) in names:
+                continue
+            for partition_id, kept in group.partitions.items():
+                end = ends.get(partition_id)
+                numbers = _numbers_of(kept, end) if end else StoredPartition(partition_id, None, None, None)
+                yield hub.name, group.consumer_group, numbers
+
+
+def _numbers_of(kept: KeptPartition, ends: PartitionEnds) -> StoredPartition:
+    behind = kept.behind(ends)
+    return StoredPartition(
+        kept.partition_id,
+        None if behind is None else behind[0],
+        kept.sequence_number,
+        (kept.renewed_at_ms or 0) / 1000 if kept.owner else None,
+    )
+
+
 def _of_consumers(
     name: str,
     description: str,
-    read: Callable[[KeptPartition, PartitionEnds], float | None],
+    read: Callable[[StoredPartition], float | None],
 ) -> ServiceMetric:
-    """A number of each partition of each consumer group of official processors that keep checkpoints here;
-    None: it has none. Of several containers the one that was written last counts, so that nothing but event
-    hubs and their consumer groups adds lines."""
+    """A number of each partition of each consumer group; None: it has none."""
 
     def samples(sources: Sources) -> Samples:
-        for hub in sources.broker.list_event_hubs():
-            ends = {each.partition_id: each.known_ends() for each in hub.partitions if not each.open_error}
-            for group in sources.broker.kept_groups(hub, is_newest_only=True):
-                for partition_id, partition in group.partitions.items():
-                    value = read(partition, ends[partition_id]) if partition_id in ends else None
-                    place = (hub.name, group.consumer_group, partition_id)
-                    yield None if value is None else (place, value)
+        for event_hub, consumer_group, partition in _partitions_of_groups(sources):
+            value = read(partition)
+            yield None if value is None else ((event_hub, consumer_group, partition.partition_id), value)
 
     return ServiceMetric(name, description, samples, labels=("event_hub", "consumer_group", "partition"))
 
@@ -212,21 +255,22 @@ METRICS: Final[tuple[ServiceMetric, ...]] = (
     ),
     _of_consumers(
         "consumer_lag_messages",
-        "Events that a group of official processors with checkpoints in the service has still to read.",
-        lambda partition, end: None if (behind := partition.behind(end)) is None else behind[0],
+        "Events that a consumer group has still to read: of official processors with checkpoints in the "
+        "service, and of hosts and pipelines with checkpoints in the service's database.",
+        lambda partition: partition.lag_events,
     ),
     _of_consumers(
         "consumer_checkpoint_sequence_number", "Sequence number of the last event that it has processed.",
-        lambda partition, end: partition.sequence_number,
+        lambda partition: partition.sequence_number,
     ),
     _of_consumers(
         "consumer_lease_renewed_timestamp_seconds",
         "When the partition's owner claimed or renewed it last, as Unix time; absent if it was released.",
-        lambda partition, end: (partition.renewed_at_ms or 0) / 1000 if partition.owner else None,
+        lambda partition: partition.renewed_at_s,
     ),
     _of_stored_groups(
         "group_lag_messages",
-        "Events that a consumer group with checkpoints in the service's database has still to read.",
+        "Events that a consumer group with checkpoints in the service's database has still to read, in all.",
         lambda group: group.lag_events,
     ),
     _of_stored_groups(
@@ -236,8 +280,13 @@ METRICS: Final[tuple[ServiceMetric, ...]] = (
     _of_stored_groups("group_hosts", "Hosts that own one.", lambda group: group.hosts),
     _of_stored_groups(
         "group_open_dead_letters",
-        "Its dead letters that are neither redriven nor discarded; their rate: deriv(…[10m]).",
+        "Its dead letters that are neither redriven nor discarded.",
         lambda group: group.open_dead_letters,
+    ),
+    _of_stored_groups(
+        "group_dead_letters_total",
+        "All its dead letters, also of before the service's start; their rate: rate(…[5m]).",
+        lambda group: group.dead_letters,
     ),
     _of_namespace(
         "active_connections", "Open AMQP connections, over all transports.",

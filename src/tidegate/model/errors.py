@@ -208,6 +208,8 @@ class PartitionPausedError(TidegateError, is_transient=True):
 
     next_sequence_number: int | None = None
     """The first event that is not committed; None if unknown."""
+    dead_letters: int = 0
+    """Dead letters committed before it."""
 
 
 class PartitionStoppedError(TidegateError, fault=Fault.CALLER):
@@ -215,6 +217,8 @@ class PartitionStoppedError(TidegateError, fault=Fault.CALLER):
 
     next_sequence_number: int | None = None
     """The first event that is not committed; None if unknown."""
+    dead_letters: int = 0
+    """Dead letters committed before it."""
 
 
 class PartitionStalledError(TidegateError, is_transient=True):

@@ -30,6 +30,7 @@ class HostTotals:
     """What a host counts, over all partitions that it has owned."""
 
     events: int = 0
+    dead_letters: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,8 @@ class HostStatistics:
     """By partition id: the partitions that have a pump."""
     events_total: int = 0
     """Events processed since the host was created, over all partitions; a repeated batch counts again."""
+    dead_letters_total: int = 0
+    """Dead letters that it has written since then, with parked events; only transactions write any."""
 
     @property
     def events_processed(self) -> int:

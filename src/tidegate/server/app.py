@@ -282,7 +282,7 @@ class TidegateServer:
                 settings.redrive_pipelines,
             )
             views = await stack.enter_async_context(open_views(parts))
-            consumers = None if views.processing is None else views.processing.consumers
+            consumers = None if views.letters is None else views.consumers()
             console = ConsoleApp(
                 views, clock=self._clock, proxies=proxies, budget=amqp.budget, sliced_work=amqp.sliced_work
             )

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from tidegate.gateway.metrics import StoredGroup
+from tidegate.gateway.metrics import StoredGroup, StoredPartition
 from tidegate.model.errors import TidegateError
 
 if TYPE_CHECKING:
     from tidegate.console.consumers.groups import Consumers
+    from tidegate.console.consumers.progress import GroupProgress
 
 READ_S_MAX: Final = 2.0
 """Seconds that a scrape waits for the database (our choice: Prometheus gives up after 10)."""
@@ -21,21 +23,36 @@ _log: Final = logging.getLogger(__name__)
 async def read_stored_groups(consumers: Consumers) -> Sequence[StoredGroup] | None:
     """Those of hosts and pipelines; None if the database cannot be read, or takes longer."""
     try:
-        groups = await consumers.groups(None, at_most_s=READ_S_MAX)
+        groups, letters = await asyncio.gather(
+            consumers.all_progress(None, at_most_s=READ_S_MAX),
+            consumers.dead_letters_ever(at_most_s=READ_S_MAX),
+        )
     except TidegateError as error:
         _log.info("no metrics of consumer groups: %s", type(error).__name__)
         return None
-    if groups is None:
+    if groups is None or letters is None:
         return None
-    return [
-        StoredGroup(
-            each.event_hub,
-            each.consumer_group,
-            each.lag.events if each.is_hub_here else None,
-            each.owned_count,
-            each.owner_count,
-            each.open_dead_letters,
-        )
-        for each in groups
-        if not each.is_kept
-    ]
+    counts = {(key.event_hub, key.consumer_group): count for key, count in letters.items()}
+    return [_numbers_of(each, counts) for each in groups if not each.summary.is_kept]
+
+
+def _numbers_of(group: GroupProgress, dead_letters: Mapping[tuple[str, str], int]) -> StoredGroup:
+    summary = group.summary
+    return StoredGroup(
+        summary.event_hub,
+        summary.consumer_group,
+        summary.lag.events if summary.is_hub_here else None,
+        summary.owned_count,
+        summary.owner_count,
+        summary.open_dead_letters,
+        dead_letters.get((summary.event_hub.lower(), summary.consumer_group), 0),
+        [
+            StoredPartition(
+                each.partition_id,
+                each.lag.events,
+                None if each.checkpoint is None else each.checkpoint.sequence_number,
+                each.lease.renewed_at.timestamp() if each.lease is not None and each.owner else None,
+            )
+            for each in group.partitions
+        ],
+    )

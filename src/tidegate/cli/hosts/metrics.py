@@ -20,6 +20,11 @@ HOST_METRICS: Final[tuple[MetricRow[HostReport], ...]] = (
         lambda host: [((), host.events_total)],
     ),
     MetricRow(
+        "dead_letters_total", "Dead letters written, with parked events; their rate: rate(…[5m]).",
+        lambda host: [((host.event_hub, host.consumer_group), host.dead_letters_total)],
+        ("event_hub", "consumer_group"),
+    ),
+    MetricRow(
         "partition_state", "1 for the state that an owned partition is in.",
         lambda host: [((each.partition, each.state), 1.0) for each in host.partitions],
         ("partition", "state"),
@@ -27,10 +32,10 @@ HOST_METRICS: Final[tuple[MetricRow[HostReport], ...]] = (
     MetricRow(
         "partition_next_sequence_number", "The first event of the partition that is not processed.",
         lambda host: [
-            ((each.partition,), each.next_sequence_number)
+            ((host.event_hub, host.consumer_group, each.partition), each.next_sequence_number)
             for each in host.partitions if each.next_sequence_number is not None
         ],
-        ("partition",),
+        ("event_hub", "consumer_group", "partition"),
     ),
     MetricRow(
         "partition_last_progress_seconds",

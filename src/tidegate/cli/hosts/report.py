@@ -33,6 +33,10 @@ class HostReport:
     host: str
     events_total: int
     """Events processed since its process started."""
+    dead_letters_total: int
+    """Dead letters written since then."""
+    event_hub: str
+    consumer_group: str
     partitions: tuple[PartitionReport, ...]
 
     @classmethod
@@ -41,6 +45,9 @@ class HostReport:
         return cls(
             statistics.host_name,
             statistics.events_total,
+            statistics.dead_letters_total,
+            statistics.group.event_hub,
+            statistics.group.consumer_group,
             tuple(
                 PartitionReport(
                     each.partition_id,

@@ -12,8 +12,8 @@ import secrets
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
-from typing import Final
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate.console.consumers.kept import kept_views
 from tidegate.console.consumers.moves import KeptPlan, MoveRequest, carry_out, plan_moves
@@ -27,7 +27,6 @@ from tidegate.console.consumers.progress import (
     progress_of,
     unread_of,
 )
-from tidegate.console.frame.lazy_database import LazyDatabase
 from tidegate.console.frame.parts import ConsoleParts
 from tidegate.console.frame.rights import Rights
 from tidegate.console.frame.shared_answers import SharedAnswers
@@ -35,37 +34,57 @@ from tidegate.console.jobs.jobs import Job, JobKind, Jobs
 from tidegate.model.errors import InvalidArgumentError, NotFoundError, TidegateError
 from tidegate.model.times import time_of
 from tidegate.processor.group_view import GroupView
+from tidegate.processor.lease import LeaseSnapshot
 from tidegate.processor.moves import MovePlan
-from tidegate.sql import ConsumerKey, Database
-from tidegate.sql.dead_letters.pages import DeadLetterPages
-from tidegate.sql.stores.group_views import read_group_view, read_group_views
+from tidegate.sql import ConsumerKey
+from tidegate.transport.threads import Threads
+
+if TYPE_CHECKING:
+    from tidegate.console.frame.lazy_database import LazyDatabase
+    from tidegate.sql import Database
 
 _LOOK_S: Final = 1.0
 """Seconds for which one query serves all pages."""
 _UNREAD_LOOKUPS_MAX: Final = 64
 """Reads of the log per query, to find how long events have waited; later queries read the rest."""
 _UNREAD_KEPT_MAX: Final = 20_000
+_NEW_LETTERS: Final = timedelta(hours=1)
 _PLANS_MAX: Final = 64
 """Dry runs kept, of all hubs."""
 _PARTITIONS_PER_TURN: Final = 64
 """Partitions processed before yielding to other tasks."""
 
+_NOTHING: Final = GroupView(LeaseSnapshot({}, datetime.max.replace(tzinfo=UTC)), {})
+
 _Extent = tuple[str | None, datetime | None]
 """What an answer holds: one hub (in lower case) since it was created, or (None, None) all."""
+
+
+class _OpenLetters(NamedTuple):
+    """Open dead letters by consumer: all, and those that failed within the last hour."""
+
+    open: Mapping[ConsumerKey, int]
+    new: Mapping[ConsumerKey, int]
 
 
 class Consumers:
     """Reads leases, checkpoints and the log's ends; moves checkpoints.
 
-    Methods that query the database raise DatabaseError and DatabaseUnavailableError.
+    Methods that query the database raise DatabaseError and DatabaseUnavailableError. SQLAlchemy is imported
+    in them: a service without a database does not load it.
     """
 
-    def __init__(self, parts: ConsoleParts, database: LazyDatabase, jobs: Jobs) -> None:
+    def __init__(self, parts: ConsoleParts, database: LazyDatabase | None, jobs: Jobs) -> None:
+        """database: None: there are only the groups that official processors keep in the service."""
         self._broker = parts.broker
         self._clock = parts.clock
         self._database = database
         self._jobs = jobs
-        self._groups: SharedAnswers[_Extent, Sequence[GroupSummary]] = SharedAnswers(
+        self._joining = Threads(1, name="tidegate-console-groups")
+        self._groups: SharedAnswers[_Extent, Sequence[GroupProgress]] = SharedAnswers(
+            parts.clock, kept_s=_LOOK_S
+        )
+        self._letters: SharedAnswers[str, Mapping[ConsumerKey, int]] = SharedAnswers(
             parts.clock, kept_s=_LOOK_S
         )
         self._each: SharedAnswers[tuple[ConsumerKey, _Extent], GroupProgress] = SharedAnswers(
@@ -76,6 +95,11 @@ class Consumers:
         self._plans: dict[str, KeptPlan] = {}
         """In order of their making."""
 
+    @property
+    def has_database(self) -> bool:
+        """Whether hosts and pipelines are among the groups."""
+        return self._database is not None
+
     async def groups(
         self, rights: Rights | None, *, at_most_s: float | None
     ) -> Sequence[GroupSummary] | None:
@@ -84,15 +108,35 @@ class Consumers:
         rights: of the user; None: the service itself asks. None if reading takes longer than ``at_most_s``
         seconds (None: no limit); it continues, call again.
         """
+        found = await self.all_progress(rights, at_most_s=at_most_s)
+        return None if found is None else [each.summary for each in found]
 
+    async def all_progress(
+        self, rights: Rights | None, *, at_most_s: float | None
+    ) -> Sequence[GroupProgress] | None:
+        """As ``groups``, with their partitions."""
         extent = _extent_of(rights)
 
-        async def look() -> Sequence[GroupSummary]:
-            found = await self._look(None, extent)
-            summaries = [group.summary for group in found.values()]
-            return sorted(summaries, key=lambda each: (each.event_hub.lower(), each.consumer_group))
+        async def look() -> Sequence[GroupProgress]:
+            found = (await self._look(None, extent)).values()
+            return sorted(found, key=lambda e: (e.summary.event_hub.lower(), e.summary.consumer_group))
 
         return await self._groups.ask(extent, look, at_most_s=at_most_s)
+
+    async def dead_letters_ever(self, *, at_most_s: float) -> Mapping[ConsumerKey, int] | None:
+        """By consumer, all dead letters that there are, open or not: it grows until rows are deleted.
+
+        None if counting takes longer than ``at_most_s`` seconds; it continues, call again.
+        """
+        database = self._database
+        assert database is not None
+
+        async def look() -> Mapping[ConsumerKey, int]:
+            from tidegate.sql.dead_letters.pages import DeadLetterPages
+
+            return await database.count(lambda opened: DeadLetterPages(opened).all_counts())
+
+        return await self._letters.ask("all", look, at_most_s=at_most_s)
 
     async def group(self, event_hub: str, consumer_group: str, rights: Rights) -> GroupProgress:
         """One consumer group, with its partitions in order. Raises NotFoundError.
@@ -106,7 +150,7 @@ class Consumers:
             if consumer not in found:
                 raise NotFoundError(
                     f"The consumer group {consumer_group[:80]!r} of {event_hub[:80]!r} has no lease and no "
-                    "checkpoint in this database.",
+                    f"checkpoint in this {'database' if self.has_database else 'service'}.",
                     next_step="It appears with its first lease or checkpoint.",
                 )
             return found[consumer]
@@ -121,7 +165,7 @@ class Consumers:
         Raises NotFoundError, PositionOutOfRangeError, InvalidArgumentError.
         """
         moves = await plan_moves(self._broker.event_hub(request.event_hub), request)
-        group = await self._database.ask(lambda database: read_group_view(database, request.consumer))
+        group = (await self._stored(request.consumer, None, None))[0].get(request.consumer, _NOTHING)
         if not group.partition_ids and request.consumer in await kept_views(
             self._broker, request.consumer.event_hub
         ):
@@ -129,6 +173,8 @@ class Consumers:
                 f"{request.consumer} keeps its checkpoints in the service, not in the database.",
                 next_step="Stop its processors, and use: tidegate checkpoint set --blob-container.",
             )
+        if self._database is None:
+            raise NotFoundError("This service has no database.", next_step="Start it with --database URL.")
 
         def owner(partition_id: str) -> str | None:
             lease = group.lease(partition_id)
@@ -186,6 +232,9 @@ class Consumers:
                 next_step="Confirm that events may be processed again.",
             )
 
+        database = self._database
+        assert database is not None  # there is a plan
+
         async def work(job: Job) -> None:
             update = job.updater_for_threads()
 
@@ -196,9 +245,9 @@ class Consumers:
                         f"The event hub {request.event_hub!r} was deleted; its checkpoints stay as they are."
                     )
 
-            await self._database.change(
-                lambda database: carry_out(
-                    database,
+            await database.change(
+                lambda opened: carry_out(
+                    opened,
                     request.consumer,
                     plan,
                     job,
@@ -225,6 +274,7 @@ class Consumers:
     async def close(self) -> None:
         """Cancel running queries."""
         await self._groups.close()
+        await self._letters.close()
         await self._each.close()
 
     async def _look(
@@ -232,16 +282,7 @@ class Consumers:
     ) -> Mapping[ConsumerKey, GroupProgress]:
         """The given group, or (None) all groups, if they have a lease or a checkpoint."""
         hub, since = extent
-
-        def read(database: Database) -> tuple[dict[ConsumerKey, GroupView], Mapping[ConsumerKey, int]]:
-            counts = DeadLetterPages(database).open_counts(consumer, enqueued_from=since)
-            if consumer is None:
-                found = read_group_views(database)
-                return {each: found[each] for each in found if hub in (None, each.event_hub)}, counts
-            view = read_group_view(database, consumer)
-            return ({consumer: view} if view.partition_ids else {}), counts
-
-        stored, dead_letters = await self._database.ask(read)
+        stored, letters = await self._stored(consumer, hub, since)
         kept = await kept_views(self._broker, hub if consumer is None else consumer.event_hub)
         # Hosts and official processors in one group each process everything: that of the database is shown.
         kept = {each: kept[each] for each in kept if each not in stored and consumer in (None, each)}
@@ -260,12 +301,44 @@ class Consumers:
         unread = dict(self._unread)
 
         def join(each: ConsumerKey) -> GroupProgress:
-            log, letters = logs.get(each.event_hub), dead_letters.get(each, 0)
             return progress_of(
-                each, groups[each], log, unread, now, open_dead_letters=letters, is_kept=each in kept
+                each,
+                groups[each],
+                logs.get(each.event_hub),
+                unread,
+                now,
+                open_dead_letters=letters.open.get(each, 0),
+                new_dead_letters=letters.new.get(each, 0),
+                is_kept=each in kept,
             )
 
-        return await self._database.ask(lambda _: {each: join(each) for each in groups})
+        return await self._joining.run(lambda: {each: join(each) for each in groups})
+
+    async def _stored(
+        self, consumer: ConsumerKey | None, hub: str | None, since: datetime | None
+    ) -> tuple[Mapping[ConsumerKey, GroupView], _OpenLetters]:
+        """The given group, or (None) all groups of a hub, or (None) of all hubs, in the database; and dead
+        letters. since: only those enqueued then or later."""
+        if self._database is None:
+            return {}, _OpenLetters({}, {})
+        hour_ago = self._clock.now_utc() - _NEW_LETTERS
+
+        def read(database: Database) -> tuple[dict[ConsumerKey, GroupView], _OpenLetters]:
+            from tidegate.sql.dead_letters.pages import DeadLetterPages
+            from tidegate.sql.stores.group_views import read_group_view, read_group_views
+
+            pages = DeadLetterPages(database)
+            counts = _OpenLetters(
+                pages.open_counts(consumer, enqueued_from=since),
+                pages.open_counts(consumer, enqueued_from=since, failed_from=hour_ago),
+            )
+            if consumer is None:
+                found = read_group_views(database)
+                return {each: found[each] for each in found if hub in (None, each.event_hub)}, counts
+            view = read_group_view(database, consumer)
+            return ({consumer: view} if view.partition_ids else {}), counts
+
+        return await self._database.ask(read)
 
     async def _log_of(self, name: str) -> HubLog | None:
         """The ends of a hub's partitions; None if this service has no such hub."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from tidegate.broker import EventHub, Partition
 from tidegate.console.consumers.progress import LEASE_DURATION_S
@@ -21,8 +21,10 @@ from tidegate.model.times import time_of
 from tidegate.processor.checkpoint import ProcessorCheckpoint
 from tidegate.processor.group_view import GroupView
 from tidegate.processor.moves import MovePlan, PlannedMove, resume_point_of
-from tidegate.sql import ConsumerKey, Database, move_checkpoint
-from tidegate.sql.stores.group_views import read_group_view
+from tidegate.sql import ConsumerKey
+
+if TYPE_CHECKING:
+    from tidegate.sql import Database
 
 _PARTITIONS_PER_TURN: Final = 16
 """Partitions whose log is read before yielding to other tasks."""
@@ -101,6 +103,9 @@ def carry_out(
     A checkpoint that has moved since the plan is skipped unless ``is_forced``.
     Raises InvalidArgumentError, before any move, if a host owns a partition, unless ``is_forced``.
     """
+    from tidegate.sql import move_checkpoint
+    from tidegate.sql.stores.group_views import read_group_view
+
     group = read_group_view(database, consumer)
     held = [words for move in plan.moves if (words := _held(group, move)) is not None]
     if held and not is_forced:

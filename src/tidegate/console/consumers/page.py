@@ -4,17 +4,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlencode
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tidegate.console.consumers.groups import Consumers
-from tidegate.console.consumers.moves import KeptPlan, MoveRequest
-from tidegate.console.consumers.progress import GroupProgress, GroupSummary
 from tidegate.console.frame.errors import problem_page
 from tidegate.console.frame.forms import sequence_number_of, start_of
 from tidegate.console.frame.pages import Pages, get, post
@@ -31,6 +29,11 @@ from tidegate.console.jobs.jobs import Jobs
 from tidegate.console.jobs.page import follow_job
 from tidegate.model.errors import InvalidArgumentError, NotFoundError, TidegateError
 from tidegate.model.position import EventPosition, PositionKind, parse_time
+
+if TYPE_CHECKING:
+    from tidegate.console.consumers.groups import Consumers
+    from tidegate.console.consumers.moves import KeptPlan, MoveRequest
+    from tidegate.console.consumers.progress import GroupProgress, GroupSummary
 
 LIVE_EVERY_S = 2.0
 FIRST_PAINT_S = 0.15
@@ -69,8 +72,13 @@ def names_of(request: Request) -> tuple[str, str]:
 class ConsumerPages(Pages):
     """Consumer groups, their lag, and moves of their checkpoints."""
 
-    consumers: Consumers
+    open_consumers: Callable[[], Consumers]
     jobs: Jobs
+
+    @property
+    def consumers(self) -> Consumers:
+        """What is read; opened at first use."""
+        return self.open_consumers()
 
     @get("/consumers")
     async def show_list(self, request: Request) -> Response:
@@ -94,6 +102,7 @@ class ConsumerPages(Pages):
             "letters_of": _letters_of,
             "address_of": lambda group: group_address(group.event_hub, group.consumer_group),
             "is_any": bool(seen),
+            "has_database": self.consumers.has_database,
             "is_read": groups is not None,
             "start": start,
             **listing(request, "/consumers", found, search=search),
@@ -139,6 +148,8 @@ class ConsumerPages(Pages):
         fields = {name: request.query_params.get(name, "").strip() for name in ("to", "value", "partition")}
         plan, problem = None, None
         if fields["to"]:
+            from tidegate.console.consumers.moves import MoveRequest
+
             try:
                 position = self._position(fields["to"], fields["value"])
                 move = MoveRequest(hub, group, fields["partition"] or None, position)

@@ -138,6 +138,8 @@ class GroupSummary:
     """When a checkpoint was last moved."""
     open_dead_letters: int
     """Dead letters that are neither redriven nor discarded."""
+    new_dead_letters: int
+    """Those of them that failed within the last hour."""
     is_kept: bool
     """Whether official processors keep it in the service, and not hosts in the database."""
 
@@ -158,6 +160,7 @@ def progress_of(
     now: datetime,
     *,
     open_dead_letters: int,
+    new_dead_letters: int,
     is_kept: bool,
 ) -> GroupProgress:
     """One consumer group with its sums. unread: enqueued times. now: for the age of checkpoints. is_kept: see
@@ -196,6 +199,7 @@ def progress_of(
         beyond_log_count=sum(each.lag.is_beyond_log for each in partitions),
         moved_at=max((each.moved_at for each in group.checkpoints.values() if each.moved_at), default=None),
         open_dead_letters=open_dead_letters,
+        new_dead_letters=new_dead_letters,
         is_kept=is_kept,
     )
     return GroupProgress(summary, partitions)

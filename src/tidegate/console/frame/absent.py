@@ -1,4 +1,4 @@
-"""The pages of consumers, dead letters and jobs where the service has no database."""
+"""The pages of dead letters and jobs where the service has no database."""
 
 from __future__ import annotations
 
@@ -14,28 +14,17 @@ from tidegate.model.errors import NotFoundError
 class AbsentPages(Pages):
     """Say that there is no database, and how to give one."""
 
-    @get("/consumers")
-    @get("/consumers/{hub}/{group}")
-    async def consumers(self, request: Request) -> Response:
-        return self._page(request, "Consumers", request.path_params.get("hub"))
-
     @get("/dead-letters")
     @get("/dead-letters/history")
     async def dead_letters(self, request: Request) -> Response:
-        return self._page(request, "Dead letters", request.query_params.get("hub"))
+        require_listen(request, request.query_params.get("hub") or rights_of(request).hub)
+        return page(request, "frame/processing_absent.html")
 
-    @get("/console/live/consumers{rest:path}")
     @get("/console/live/dead-letters")
     @get("/console/live/jobs/{rest:path}")
     @get("/console/jobs{rest:path}")
     @post("/console/jobs{rest:path}")
-    @get("/consumers/{rest:path}")
-    @post("/consumers/{rest:path}")
     @get("/dead-letters/{rest:path}")
     @post("/dead-letters/{rest:path}")
     async def refuse(self, request: Request) -> Response:
         raise NotFoundError("This service has no database.", next_step="Start it with --database URL.")
-
-    def _page(self, request: Request, title: str, hub: str | None) -> Response:
-        require_listen(request, hub or rights_of(request).hub)
-        return page(request, "frame/processing_absent.html", title=title)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -62,10 +62,10 @@ class Notice:
 
 @dataclass(eq=False)
 class OverviewPages(Pages):
-    """The overview. consumers, letters: None without a database."""
+    """The overview. letters: None without a database."""
 
     namespace: Namespace
-    consumers: Consumers | None
+    open_consumers: Callable[[], Consumers]
     letters: DeadLetterView | None
 
     def __post_init__(self) -> None:
@@ -119,10 +119,8 @@ class OverviewPages(Pages):
 
     async def _processing(self) -> ProcessingFigures:
         """The last known figures; waits briefly for new ones."""
-        consumers, letters = self.consumers, self.letters
-        if consumers is None or letters is None:
-            return _unknown("no database was given")
-        found = await self._answers.ask("all", lambda: _ask(consumers, letters), at_most_s=_PATIENCE_S)
+        consumers = self.open_consumers()
+        found = await self._answers.ask("all", lambda: _ask(consumers, self.letters), at_most_s=_PATIENCE_S)
         self._last = found or self._last
         return self._last
 
@@ -131,13 +129,17 @@ def _unknown(words: str) -> ProcessingFigures:
     return ProcessingFigures(lag_words=words, dead_letter_words=words)
 
 
-async def _ask(consumers: Consumers, letters: DeadLetterView) -> ProcessingFigures:
+async def _ask(consumers: Consumers, letters: DeadLetterView | None) -> ProcessingFigures:
     try:
         groups = await consumers.groups(None, at_most_s=None) or ()
-        open_count = await letters.open_count(None)
+        open_count = None if letters is None else await letters.open_count(None)
     except TidegateError as error:
         _log.info("the overview cannot ask the database: %s", error)
         return _unknown("the database does not answer")
+    if letters is None:
+        letter_words = "no database was given"
+    else:
+        letter_words = "redrive or discard them" if open_count else "none is waiting"
     behind = max(groups, key=lambda group: group.lag.seconds or 0.0, default=None)
     lag_words = "no consumer group keeps a checkpoint"
     if behind is not None:
@@ -147,7 +149,7 @@ async def _ask(consumers: Consumers, letters: DeadLetterView) -> ProcessingFigur
         lag_words=lag_words,
         stalled=sum(group.stalled_count for group in groups),
         open_dead_letters=open_count,
-        dead_letter_words="redrive or discard them" if open_count else "none is waiting",
+        dead_letter_words=letter_words,
     )
 
 

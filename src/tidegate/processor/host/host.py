@@ -267,7 +267,8 @@ class EventProcessorHost:
         """The owned partitions and their progress."""
         run = self._run
         partitions = {} if run is None else run.statistics()
-        return HostStatistics(self.host_name, self.group, partitions, self._totals.events)
+        totals = self._totals
+        return HostStatistics(self.host_name, self.group, partitions, totals.events, totals.dead_letters)
 
     def __repr__(self) -> str:
         state = "not registered" if self._run is None else f"{len(self._run.statistics())} partitions"

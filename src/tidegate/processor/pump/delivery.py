@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tidegate.model.errors import PartitionPausedError, PartitionStoppedError
 from tidegate.model.events import ReceivedEvent
 from tidegate.processor.checkpoint import ProcessorCheckpoint
 from tidegate.processor.policies import FailurePolicy
 from tidegate.processor.pump.context import OwnedPartitionContext
 from tidegate.processor.pump.shared_reads import CheckpointReads
 from tidegate.processor.registration import Processor
+from tidegate.processor.statistics import HostTotals
 from tidegate.processor.store import PartitionTransactions, TransactionalStore
 
 
@@ -60,8 +62,10 @@ class TransactionalDelivery:
         *,
         policy: FailurePolicy,
         event_hub_created_at_ms: int,
+        totals: HostTotals,
     ) -> None:
         self._context = context
+        self._totals = totals
         self._transactions: PartitionTransactions = store.open_transactions(
             context.group,
             context.lease,
@@ -85,12 +89,17 @@ class TransactionalDelivery:
         start: the resume point; None if only the events show it. Numbers between it and the first event were
         never assigned: otherwise the receiver would have reported them as lost.
         """
-        outcome = await self._transactions.process(
-            events,
-            start_sequence_number=events[0].sequence_number if start is None else start,
-            until_sequence_number=events[-1].sequence_number + 1,
-            history_id=self._context.history_of(events[-1].sequence_number),
-        )
+        try:
+            outcome = await self._transactions.process(
+                events,
+                start_sequence_number=events[0].sequence_number if start is None else start,
+                until_sequence_number=events[-1].sequence_number + 1,
+                history_id=self._context.history_of(events[-1].sequence_number),
+            )
+        except (PartitionPausedError, PartitionStoppedError) as error:
+            self._totals.dead_letters += error.dead_letters
+            raise
+        self._totals.dead_letters += outcome.dead_letters + outcome.parked
         return outcome.next_sequence_number
 
     def close(self) -> None:

@@ -215,6 +215,7 @@ class PartitionSession:
             context,
             policy=environment.options.failure_policy,
             event_hub_created_at_ms=self._event_hub_created_at_ms,
+            totals=environment.totals,
         )
 
     # --- where it starts ----------------------------------------------------------------------------------

@@ -87,6 +87,8 @@ class SqlTransactions:
         self._has_outage = False
         self._done_until = 0
         """One past the last sequence number that was committed here."""
+        self._dead_letters = 0
+        """Committed here, with parked events."""
         self._running: UnitOfWork | None = None
         """The running transaction, for ``abandon``."""
         self._is_abandoned = False
@@ -124,6 +126,19 @@ class SqlTransactions:
             history_id,
         )
         scope.check_events(events)
+        dead_letters_before = self._dead_letters
+        try:
+            outcome = await self._attempt_watched(scope, events)
+        except (PartitionPausedError, PartitionStoppedError) as error:
+            error.next_sequence_number = self._done_until or None
+            error.dead_letters = self._dead_letters - dead_letters_before
+            raise
+        return outcome
+
+    async def _attempt_watched(
+        self, scope: BatchScope, events: Sequence[ReceivedEvent]
+    ) -> TransactionOutcome:
+        """Commit a batch; an outage becomes a PartitionPausedError."""
         try:
             outcome = await (self._resume if self._has_outage else self._attempt)(scope, events)
         except OutageError as outage:
@@ -213,13 +228,11 @@ class SqlTransactions:
 
     def _paused(self, outage: OutageError) -> PartitionPausedError:
         error = outage.__cause__
-        paused = PartitionPausedError(
+        return PartitionPausedError(
             f"Partition {self._lease.partition_id} of {self._consumer} pauses: its handler failed with "
             f"{type(error).__name__}: {error}. It is taken for an outage of what it calls.",
             next_step="One event is tried until it succeeds; then the partition continues.",
         )
-        paused.next_sequence_number = self._done_until or None
-        return paused
 
     def close(self) -> None:
         """End the thread after its current work."""
@@ -286,6 +299,8 @@ class SqlTransactions:
         if left is not None and len(batch.dead_letters) > left:
             return None
         (result,) = commit_batches(self._database, [batch])
+        self._done_until = result.until_sequence_number
+        self._dead_letters += result.dead_letters
         self._budget.spend(result.dead_letters, self._database.clock.monotonic())
         skipped = _index_of(events, result.start_sequence_number)
         processed = len(events) - skipped - result.dead_letters
@@ -333,6 +348,7 @@ class SqlTransactions:
             assert share.checkpoint is not None
             return TransactionOutcome(0, 0, 0, len(events), share.checkpoint)
         self._done_until = share.until
+        self._dead_letters += len(share.dead_letters)
         now = self._database.clock.monotonic()
         self._budget.spend(outcome.failures, now)
         if outcome.stopped_by is not None:
@@ -392,25 +408,21 @@ class SqlTransactions:
         """The error of a run that ended before a failed event. wait_s: None: the policy is to stop."""
         letter = stopped_by.letter
         where = f"Partition {self._lease.partition_id} of {self._consumer}"
-        error: PartitionStoppedError | PartitionPausedError
         if wait_s is None:
-            error = PartitionStoppedError(
+            return PartitionStoppedError(
                 f"{where} stopped before event {letter.sequence_number}, which its handler failed for: "
                 f"{letter.error_type}: {letter.reason}.",
                 next_step="Correct the handler or the data and start again; everything before it is "
                 "committed.",
             )
-        else:
-            error = PartitionPausedError(
-                f"{where} pauses before event {letter.sequence_number}: "
-                f"{self._policy.dead_letters_per_minute} of its events became dead letters within a minute, "
-                f"and this one failed with {letter.error_type}: {letter.reason}.",
-                next_step="It continues when the minute is over. Correct the handler, or raise "
-                "dead_letters_per_minute.",
-                retry_after_s=min(wait_s, _PAUSE_S_MAX),
-            )
-        error.next_sequence_number = letter.sequence_number
-        return error
+        return PartitionPausedError(
+            f"{where} pauses before event {letter.sequence_number}: "
+            f"{self._policy.dead_letters_per_minute} of its events became dead letters within a minute, "
+            f"and this one failed with {letter.error_type}: {letter.reason}.",
+            next_step="It continues when the minute is over. Correct the handler, or raise "
+            "dead_letters_per_minute.",
+            retry_after_s=min(wait_s, _PAUSE_S_MAX),
+        )
 
 
 _PAUSE_S_MAX: Final = 10.0

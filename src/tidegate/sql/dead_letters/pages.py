@@ -122,15 +122,37 @@ class DeadLetterPages:
             return [HourCount(_hour_of(found), count) for found, count in connection.execute(statement)]
 
     def open_counts(
-        self, consumer: ConsumerKey | None = None, *, enqueued_from: datetime | None = None
+        self,
+        consumer: ConsumerKey | None = None,
+        *,
+        enqueued_from: datetime | None = None,
+        failed_from: datetime | None = None,
     ) -> dict[ConsumerKey, int]:
         """Open dead letters by consumer, for those that have any. consumer: None: all.
 
-        enqueued_from: only events that were enqueued then or later.
+        enqueued_from, failed_from: only those that were enqueued, or failed last, then or later.
         """
-        conditions = [is_open(), *conditions_of(DeadLetterFilter(status=None, enqueued_from=enqueued_from))]
+        filter = DeadLetterFilter(status=None, enqueued_from=enqueued_from, failed_from=failed_from)
+        conditions = [is_open(), *conditions_of(filter)]
         if consumer is not None:
             conditions.append(of_consumer(dead_letter, consumer))
+        return self._counts(conditions)
+
+    def open_by_partition(
+        self, consumer: ConsumerKey, *, failed_from: datetime | None = None
+    ) -> dict[str, int]:
+        """A consumer's open dead letters by partition, for those that have any. failed_from: see above."""
+        filter = DeadLetterFilter(status=None, failed_from=failed_from)
+        conditions = [is_open(), of_consumer(dead_letter, consumer), *conditions_of(filter)]
+        statement = select(_ROW.partition_id, func.count()).where(*conditions).group_by(_ROW.partition_id)
+        with self._database.read() as connection:
+            return {str(partition_id): count for partition_id, count in connection.execute(statement)}
+
+    def all_counts(self) -> dict[ConsumerKey, int]:
+        """All dead letters by consumer, whatever their status."""
+        return self._counts([])
+
+    def _counts(self, conditions: Sequence[ColumnElement[bool]]) -> dict[ConsumerKey, int]:
         names = (_ROW.event_hub, _ROW.consumer_group)
         statement = select(*names, func.count()).where(*conditions).group_by(*names)
         with self._database.read() as connection:
