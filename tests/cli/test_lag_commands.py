@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from sqlalchemy import update
 from tests.cli.support import COMMAND, Result, run_tidegate
 from tests.gateway.blob_client import BlobClient
 from tests.support.azurite import AzuriteServer
@@ -28,13 +29,15 @@ from tidegate.processor.lease import GroupKey, Lease
 from tidegate.processor.store import ProcessorStore
 from tidegate.processor.stores.blob import BlobStore
 from tidegate.processor.stores.directory import DirectoryStore
-from tidegate.sql import Database, SqlStore
+from tidegate.sql import ConsumerKey, Database, DeadLetters, NewDeadLetter, SqlStore
+from tidegate.sql.core.schema import dead_letter
 from tidegate.testing.hub import HubService
 
 T = TypeVar("T")
 
 LEASE_COLUMNS = ["consumer_group", "partition", "owner", "acquired", "offset", "lease_age_s", "epoch"]
 LAG_COLUMNS = [*LEASE_COLUMNS, "checkpoint", "end_of_log", "lag_events", "lag_s", "lost_events"]
+LAG_COLUMNS += ["open_dead_letters", "new_dead_letters"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +158,8 @@ def test_lag_of_each_partition(place: Place) -> None:
         "lag_events": 3,
         "lag_s": pytest.approx(behind_s),
         "lost_events": 0,
+        "open_dead_letters": None if place.store_options[0] == "--checkpoint-dir" else 0,
+        "new_dead_letters": None if place.store_options[0] == "--checkpoint-dir" else 0,
     }
     assert datetime.fromisoformat(str(owned["acquired"])).tzinfo is not None
     assert isinstance(owned["lease_age_s"], float)
@@ -171,15 +176,23 @@ def test_lag_of_each_partition(place: Place) -> None:
 def test_the_lag_table_ends_with_totals(sql_place: Place) -> None:
     """As a table: the columns of the lease table first, a row for each partition, and the totals."""
     sql_place.process(sql_place.events()[9])
+    with Database.open(sql_place.store_options[1]) as database:
+        letters = [NewDeadLetter(number, str(number), 5, "ValueError", "") for number in (1, 2)]
+        DeadLetters(database).add(ConsumerKey(sql_place.hub), "0", letters)
+        with database.writing() as connection, connection.begin():
+            earlier = database.clock.now_utc() - timedelta(hours=2)
+            is_first = dead_letter.c.sequence_number == 1
+            connection.execute(update(dead_letter).where(is_first).values(last_failed_at=earlier))
     found = sql_place.run("lag", sql_place.hub, "--table", "--group", "$Default", "--group", "late")
     assert found.code == 0, found.err
     lines = found.out.splitlines()
     assert lines[0].split() == " ".join(LAG_COLUMNS).replace("_", " ").split()
     assert len(lines) == 6
     assert lines[1].split()[:3] == ["$Default", "0", "host-a"]
-    assert lines[1].split()[-3:] == ["0", "0.0", "0"]
+    assert lines[1].split()[-5:] == ["0", "0.0", "0", "2", "1"]
     assert lines[5].split()[0] == "total"
-    assert lines[5].split()[-3:] == ["10", "-", "0"], "a partition of which nothing is processed has no time"
+    # A partition of which nothing is processed has no time.
+    assert lines[5].split()[-5:] == ["10", "-", "0", "2", "1"]
 
 
 def test_watching_lag_shows_it_again(sql_place: Place) -> None:
@@ -252,6 +265,20 @@ def test_lists_of_a_database_need_no_service(sql_place: Place, lonely: dict[str,
         assert (found.code, json.loads(found.out)["partition"]) == (0, "0"), found.err
         directory = ("--checkpoint-dir", str(sql_place.path))
         assert run_tidegate(*words, sql_place.hub, *directory, environment=lonely).code == 3
+
+
+def test_a_group_that_is_not_there_is_told_with_those_that_are(place: Place) -> None:
+    """Under which names it looked and which there are: a wrong group; in a directory a wrong namespace."""
+    place.process(place.events()[6])
+    is_directory = place.store_options[0] == "--checkpoint-dir"
+    there = f"but of $default as {place.group.namespace}." if is_directory else "but of $default."
+    found = place.run("lag", place.hub, "--group", "alarms")
+    assert found.code == 0
+    assert f"has no lease and no checkpoint of alarms of {place.hub}, {there}" in found.err
+    if is_directory:
+        found = place.run("lag", place.hub, "--namespace", "elsewhere")
+        looked = f"The directory, as elsewhere, has no lease and no checkpoint of $Default of {place.hub}"
+        assert f"{looked}, {there}" in found.err
 
 
 def test_groups_that_the_service_keeps(
@@ -365,6 +392,9 @@ def test_a_blob_container(
     assert (first["owner"], first["acquired"], first["offset"]) == ("host-a", None, "6")
     assert (first["lag_events"], first["lag_s"]) == (3, None)
     assert [each["owner"] for each in place.json("lease", "list", event_hub)] == ["host-a"]
+    options_elsewhere = ("--blob-container", container, "--namespace", "elsewhere")
+    elsewhere = run_tidegate("lag", event_hub, *options_elsewhere, environment=place.environment).err
+    assert f"of {event_hub}, but of $default as name.servicebus.windows.net." in elsewhere
     words = ("checkpoint", "set", event_hub, "--partition", "0", "--force", "--rewind")
     for position, checkpoint in ((("--earliest",), (-1, "-1")), (("--sequence-number", "3"), (2, "2"))):
         assert [each["is_set"] for each in place.json(*words, *position)] == [True]

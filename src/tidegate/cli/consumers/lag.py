@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
-from typing import TYPE_CHECKING
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -26,14 +27,31 @@ from tidegate.model.errors import InvalidArgumentError, TidegateError
 from tidegate.model.times import milliseconds_of
 
 if TYPE_CHECKING:
+    from tidegate.cli.shell.stores import Store
     from tidegate.client import EventHubAdministrator, EventHubProperties, PartitionEnds
     from tidegate.processor.group_view import GroupView, Lag
 
 _LEASE_COLUMNS = ("consumer_group", "partition", "owner", "acquired", "offset", "lease_age_s", "epoch")
 _LEASE_FIRST = "partition owner consumer_group lease_age_s"
 _LAG_ATTRIBUTES = columns_of("lag_events=events lag_s=seconds lost_events")
-_COLUMNS = (*_LEASE_COLUMNS, "checkpoint", "end_of_log", *_LAG_ATTRIBUTES)
+_LETTERS = ("open_dead_letters", "new_dead_letters")
+_COLUMNS = (*_LEASE_COLUMNS, "checkpoint", "end_of_log", *_LAG_ATTRIBUTES, *_LETTERS)
 _CLEAR_SCREEN = "\x1b[H\x1b[2J"
+
+
+class _Group(NamedTuple):
+    name: str
+    view: GroupView
+    letters: tuple[Mapping[str, int], Mapping[str, int]] | None = None
+    """Open dead letters by partition, and those of them that failed within the last hour; None: unknown."""
+
+    def letters_of(self, partition_id: str) -> dict[str, int | None]:
+        """The columns of a partition."""
+        if self.letters is None:
+            return dict.fromkeys(_LETTERS)
+        counts = (each.get(partition_id, 0) for each in self.letters)
+        return dict(zip(_LETTERS, counts, strict=True))
+
 
 lease_group = CommandGroup("lease", help="List the leases of Event Processor Hosts.")
 
@@ -87,8 +105,10 @@ def lag(
     sequence number of the last processed event (-1: none yet); end_of_log: sequence number of the last event
     in the log; lag_events: events still to be read (all retained events if there is no checkpoint); lag_s:
     enqueued time of the last event minus that of the last processed event, 0 when caught up; lost_events:
-    events that retention removed before they were read. Unknown values are empty; a blob container stores no
-    times. A table ends with totals; the total of lag_s is the maximum, shown if all values are known.
+    events that retention removed before they were read; with a database, open_dead_letters, and
+    new_dead_letters: those of them that failed within the last hour. Unknown values are empty; a blob
+    container stores no times. A table ends with totals; the total of lag_s is the maximum, shown if all
+    values are known.
 
     Without a database, directory or container: the groups of official processors that keep their checkpoints
     in the service.
@@ -134,7 +154,7 @@ def lag(
 @asynccontextmanager
 async def _source(
     store: StoreChoice, service: Service, hub: str, groups: Sequence[str], *, is_watched: bool
-) -> AsyncIterator[Callable[[], Awaitable[Sequence[tuple[str, GroupView]]]]]:
+) -> AsyncIterator[Callable[[], Awaitable[Sequence[_Group]]]]:
     """Reads the groups, each with its name. Unless they are watched, remarks which of them are not there, and
     which are."""
     async with open_administrator(service.connection()) as administrator:
@@ -150,28 +170,61 @@ async def _source(
             if missing and not is_watched:
                 await _remark_missing(missing, "the service", administrator, hub)
 
-            async def look() -> Sequence[tuple[str, GroupView]]:
+            async def look() -> Sequence[_Group]:
                 found = views_of(await administrator.list_consumers(hub))
-                return [(name, found[name.lower()]) for name in groups or found if name.lower() in found]
+                names = [name for name in groups or found if name.lower() in found]
+                return [_Group(name, found[name.lower()]) for name in names]
 
             yield look
             return
         key = await store.key(service, hub)
         async with store.open() as opened:
             first = await view_groups(opened, key, groups)
-            there = {name.lower(): view for name, view in first if view.partition_ids}
+            found = {name.lower(): view for name, view in first if view.partition_ids}
             where = f"{store.kind}, as {key.namespace}," if store.is_named else store.kind
-            missing = [name for name, _ in first if name.lower() not in there]
+            missing = [name for name, _ in first if name.lower() not in found]
             if missing and not is_watched:
                 await check_event_hub(service.connection(), hub)
-                await _remark_missing(missing, where, administrator, hub)
-            yield lambda: view_groups(opened, key, groups)
+                there = [
+                    each.consumer_group + (f" as {each.namespace}" if store.is_named else "")
+                    for each in await opened.groups_of(hub)
+                ]
+                await _remark_missing(missing, where, administrator, hub, there=there)
+
+            async def look_in_store() -> Sequence[_Group]:
+                views = await view_groups(opened, key, groups)
+                if store.is_named:
+                    return [_Group(*each) for each in views]
+                return [_Group(name, view, await _letters(opened, hub, name)) for name, view in views]
+
+            yield look_in_store
+
+
+async def _letters(store: Store, hub: str, group: str) -> tuple[Mapping[str, int], Mapping[str, int]]:
+    import asyncio
+
+    from tidegate.sql import ConsumerKey, SqlStore
+    from tidegate.sql.dead_letters.pages import DeadLetterPages
+
+    assert isinstance(store, SqlStore)
+    pages, consumer = DeadLetterPages(store.database), ConsumerKey(hub, group)
+    hour_ago = store.database.clock.now_utc() - timedelta(hours=1)
+    return (
+        await asyncio.to_thread(pages.open_by_partition, consumer),
+        await asyncio.to_thread(pages.open_by_partition, consumer, failed_from=hour_ago),
+    )
 
 
 async def _remark_missing(
-    missing: Sequence[str], where: str, administrator: EventHubAdministrator, hub: str
+    missing: Sequence[str],
+    where: str,
+    administrator: EventHubAdministrator,
+    hub: str,
+    *,
+    there: Sequence[str] = (),
 ) -> None:
-    what = f"has no lease and no checkpoint of {', '.join(missing)} of {hub}."
+    what = f"has no lease and no checkpoint of {', '.join(missing)} of {hub}"
+    what += f", but of {', '.join(there)}." if there else "."
     remark(f"{where[0].upper()}{where[1:]} {what} {await _existing(administrator, hub)}".rstrip())
 
 
@@ -188,16 +241,17 @@ async def _existing(administrator: EventHubAdministrator, hub: str) -> str:
 
 def _write(
     output: Output,
-    views: Sequence[tuple[str, GroupView]],
+    groups: Sequence[_Group],
     properties: EventHubProperties,
     partitions: Sequence[PartitionEnds],
 ) -> None:
     from tidegate.processor.group_view import total_of
 
     created_at_ms = milliseconds_of(properties.created_at)
-    records: list[dict[str, object]] = []
+    records: list[dict[str, Any]] = []
     lags: list[Lag] = []
-    for name, view in views:
+    for group in groups:
+        name, view = group.name, group.view
         for partition in partitions:
             checkpoint = view.checkpoints.get(partition.partition_id)
             lag = view.lag(partition, event_hub_created_at_ms=created_at_ms)
@@ -209,6 +263,7 @@ def _write(
                     "end_of_log": partition.last_enqueued_sequence_number,
                 }
                 | attributes(lag, _LAG_ATTRIBUTES)
+                | group.letters_of(partition.partition_id)
             )
             if lag.is_beyond_log:
                 remark(
@@ -216,10 +271,14 @@ def _write(
                     "log; this one was restored or recreated. `tidegate checkpoint set --rewind` moves it."
                 )
     if output.is_table:
-        records.append(
-            {"consumer_group": "total", "partition": "all"} | attributes(total_of(lags), _LAG_ATTRIBUTES)
-        )
-    first = "partition lag_events consumer_group lag_s owner lost_events checkpoint end_of_log"
+        total: dict[str, Any] = {"consumer_group": "total", "partition": "all"}
+        total |= attributes(total_of(lags), _LAG_ATTRIBUTES)
+        for name in _LETTERS:
+            counts = [each[name] for each in records]
+            total[name] = None if None in counts else sum(counts)
+        records.append(total)
+    first = "partition lag_events consumer_group lag_s owner open_dead_letters lost_events checkpoint"
+    first += " end_of_log"
     output.records(records, columns=_COLUMNS, title=f"Lag of {properties.name}", first=first)
 
 

@@ -21,7 +21,11 @@ if TYPE_CHECKING:
     from tidegate.processor.group_view import GroupView
     from tidegate.processor.lease import GroupKey
     from tidegate.processor.store import ProcessorStore
-    from tidegate.sql import Database
+    from tidegate.processor.stores.blob import BlobStore
+    from tidegate.processor.stores.directory import DirectoryStore
+    from tidegate.sql import Database, SqlStore
+
+    Store = SqlStore | DirectoryStore | BlobStore
 
 DATABASE_VARIABLE = "TIDEGATE_DATABASE"
 STORAGE_VARIABLE = "AZURE_STORAGE_CONNECTION_STRING"
@@ -98,7 +102,7 @@ class StoreChoice:
         return self.blob_container is not None
 
     @asynccontextmanager
-    async def open(self, *, may_create: bool = False) -> AsyncIterator[ProcessorStore]:
+    async def open(self, *, may_create: bool = False) -> AsyncIterator[Store]:
         """The store, open while the context lasts.
 
         may_create: create a file or directory that does not exist yet.
@@ -106,7 +110,7 @@ class StoreChoice:
         StoreError for an invalid container, or if the package for it is not installed.
         """
         with ExitStack() as stack:
-            store: ProcessorStore
+            store: Store
             if self.blob_container is not None:
                 store = _blob_store(self.blob_container)
             elif self.directory is not None:
@@ -150,7 +154,7 @@ class StoreChoice:
         return run_interruptible(work())
 
 
-def _directory_store(directory: Path, *, may_create: bool) -> ProcessorStore:
+def _directory_store(directory: Path, *, may_create: bool) -> DirectoryStore:
     from tidegate.processor.stores.directory import DirectoryStore
 
     if not may_create and not directory.is_dir():
@@ -161,7 +165,7 @@ def _directory_store(directory: Path, *, may_create: bool) -> ProcessorStore:
     return DirectoryStore(directory)
 
 
-def _blob_store(container: str) -> ProcessorStore:
+def _blob_store(container: str) -> BlobStore:
     try:
         from tidegate.processor.stores.blob import BlobStore
     except ModuleNotFoundError as error:

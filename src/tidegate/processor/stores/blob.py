@@ -38,7 +38,7 @@ from typing import Any, Final, Self
 
 from tidegate.model.errors import ClosedError, InvalidArgumentError, StoreError, StoreUnavailableError
 from tidegate.processor.checkpoint import ProcessorCheckpoint
-from tidegate.processor.lease import GroupKey, Lease, LeaseSnapshot
+from tidegate.processor.lease import NAMES_SUFFIX, GroupKey, Lease, LeaseSnapshot
 from tidegate.processor.stores.blob_names import (
     chosen_name,
     is_same_machine,
@@ -253,6 +253,20 @@ class BlobStore:
             f"The checkpoint {name} was moved by other processors in each of {_ATTEMPTS_MAX} attempts.",
             next_step="Check which processors share this consumer group.",
         )
+
+    async def groups_of(self, event_hub: str) -> list[GroupKey]:
+        """The groups of a hub of this name that have a lease or a checkpoint here, under all names of
+        namespaces. Raises StoreError."""
+        found: list[GroupKey] = []
+        with self._translated_errors():
+            async for namespace in self._container.walk_blobs(delimiter="/"):
+                if namespace.name != f"{_NAMES}/":
+                    prefix = f"{namespace.name}{event_hub.lower()}/"
+                    async for group in self._container.walk_blobs(prefix, delimiter="/"):
+                        names = group.name.rstrip("/").rsplit("/", 2)
+                        if not names[-1].endswith(NAMES_SUFFIX):
+                            found.append(GroupKey(*names))
+        return found
 
     async def close(self) -> None:
         """Close the store's own connections; other methods then raise ClosedError. Idempotent."""

@@ -27,6 +27,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Final, Literal, TypeVar
+from urllib.parse import unquote
 
 import msgspec
 
@@ -34,7 +35,7 @@ from tidegate.files import replace_file, sync_directory
 from tidegate.model.clock import Clock
 from tidegate.model.errors import ClosedError, StoreError, StoreUnavailableError
 from tidegate.processor.checkpoint import ProcessorCheckpoint, decide_move
-from tidegate.processor.lease import GroupKey, Lease, LeaseSnapshot
+from tidegate.processor.lease import NAMES_SUFFIX, GroupKey, Lease, LeaseSnapshot
 from tidegate.processor.stores import lease_changes
 from tidegate.processor.stores.checkpoint_file import (
     CheckpointFile,
@@ -150,6 +151,10 @@ class DirectoryStore:
                             return
         await self._run(self._checkpoint_threads, lambda: self._move_durably(path, decide))
 
+    async def groups_of(self, event_hub: str) -> list[GroupKey]:
+        """The groups of a hub of this name that have a lease or a checkpoint here, in all namespaces."""
+        return await self._run(self._checkpoint_threads, lambda: self._groups_of(event_hub.lower()))
+
     async def close(self) -> None:
         """Stop the store's threads after their current work. Idempotent."""
         self._is_closed = True
@@ -166,6 +171,14 @@ class DirectoryStore:
     def _folder(self, group: GroupKey) -> Path:
         names = (group.namespace, group.event_hub, group.consumer_group)
         return self._path.joinpath(*map(file_name, names))
+
+    def _groups_of(self, event_hub: str) -> list[GroupKey]:
+        with _translated_errors(self._path):
+            return [
+                GroupKey(unquote(group.parents[1].name), event_hub, unquote(group.name))
+                for group in sorted(self._path.glob("*/*/*"))
+                if unquote(group.parent.name) == event_hub and not group.name.endswith(NAMES_SUFFIX)
+            ]
 
     def _list_leases(self, folder: Path) -> dict[str, Lease]:
         if folder not in self._listed:

@@ -24,6 +24,7 @@ from tidegate.sql.core.values import ConsumerKey
 from tidegate.sql.handlers.forms import HandlerForm, form_of
 from tidegate.sql.stores.checkpoint_moves import move_checkpoint
 from tidegate.sql.stores.checkpoints import CheckpointReader, processor_checkpoints
+from tidegate.sql.stores.group_views import read_group_views
 from tidegate.sql.stores.leases import LeaseTable
 
 T = TypeVar("T")
@@ -153,6 +154,16 @@ class SqlStore:
             policy=policy,
             event_hub_created_at_ms=event_hub_created_at_ms,
         )
+
+    async def groups_of(self, event_hub: str) -> list[GroupKey]:
+        """The groups of a hub of this name that have a lease or a checkpoint here; a database stores no
+        namespace, so they have any."""
+        views = await self._run(self._read_threads, lambda: read_group_views(self.database))
+        return [
+            GroupKey("localhost", each.event_hub, each.consumer_group)
+            for each in views
+            if each.event_hub == event_hub.lower()
+        ]
 
     async def close(self) -> None:
         """End the store's threads after their current work; the database stays open. Idempotent."""
