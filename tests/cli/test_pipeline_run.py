@@ -256,6 +256,41 @@ def test_a_query_is_restarted_after_an_error_that_may_pass(place: Place) -> None
 @pytest.mark.programs
 @pytest.mark.spark
 @pytest.mark.timeout(300)
+def test_a_query_whose_planning_process_is_killed_is_restarted(place: Place) -> None:
+    """Spark does not start that process again, as it does with those of tasks: it ends the query."""
+    place.publish_part()
+    with subprocess.Popen(
+        place.words("scored"),
+        env=place.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            while next_batch(process)["lag_events"]:
+                pass
+            (planner,) = (
+                process_id
+                for process_id in session_members(process.pid)
+                if b"python_streaming_source_runner" in Path(f"/proc/{process_id}/cmdline").read_bytes()
+            )
+            os.kill(planner, signal.SIGKILL)
+            event_count = place.publish_part()
+            while next_batch(process)["lag_events"]:
+                pass
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+            assert process.stderr is not None
+            assert " Restart 1 of 5 in " in process.stderr.read()
+        finally:
+            process.kill()
+    assert_exact(place.database_url, event_count)
+
+
+@pytest.mark.programs
+@pytest.mark.spark
+@pytest.mark.timeout(300)
 def test_a_signal_that_ends_java_first_is_heard(place: Place) -> None:
     """SIGTERM to the whole group, as a service manager sends it: exit code 0, no traceback, nothing lost.
 

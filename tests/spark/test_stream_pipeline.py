@@ -215,6 +215,15 @@ def test_what_ended_a_query_is_one_error_of_ours(cause: str, kind: type[Tidegate
     assert re.search(words, str(error))
 
 
+@pytest.mark.parametrize("socket_error", ["Broken pipe", "Connection reset", ""])
+def test_a_planning_process_that_is_gone_restarts_a_query(socket_error: str) -> None:
+    """Spark 4.3 says no more of it; it depends on what the process was doing."""
+    text = (
+        f"[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: {socket_error} SQLSTATE: XXKST"
+    )
+    assert may_pass(RuntimeError(text))
+
+
 @pytest.mark.parametrize(
     ("cause", "is_passing"),
     [
@@ -222,6 +231,7 @@ def test_what_ended_a_query_is_one_error_of_ours(cause: str, kind: type[Tidegate
         ("ExecutorLostFailure (executor 3 exited caused by one of the running tasks)", True),
         ("org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)", True),
         ("Traceback:\ntidegate.model.errors.FencedError: Another driver took over.", False),
+        ("Traceback:\nConnectionResetError: [Errno 104] Connection reset by peer", False),
         ("Traceback:\nZeroDivisionError: division by zero", False),
     ],
 )

@@ -29,8 +29,12 @@ _STOPPED = re.compile(
     rf"\[USER_RAISED_EXCEPTION\] {_MARK} (?P<where>[^:]*): (?P<reason>.*?)(?: SQLSTATE: |$)", re.MULTILINE
 )
 
-_LOST_WORKER = re.compile("ExecutorLostFailure|Python worker (exited unexpectedly|failed to connect back)")
-"""Spark's words where a task's attempts are used up because its process was gone."""
+_LOST_WORKER = re.compile(
+    "ExecutorLostFailure|Python worker (exited unexpectedly|failed to connect back)"
+    "|terminated with exception: (Broken pipe|Connection reset|(null)? *SQLSTATE)"
+)
+"""Spark's words where a task's attempts are used up because its process was gone; and, seen with 4.3, where
+the Python process that plans micro-batches is: Java's error of its socket, of which one has no message."""
 
 
 def apply_policy(rows: DataFrame, policy: OnFailure, *, is_per_partition: bool = False) -> DataFrame:
