@@ -144,12 +144,12 @@ def test_groups_are_in_the_metrics(service: HubService, database: Database) -> N
     _checkpoint(database, "measured", "0", 3)
     LeaseTable(database).acquire(ConsumerKey(HUB, "measured"), "0", "host-a", expected=None)
 
-    def numbers() -> dict[str, float]:
+    def numbers(group: str = "measured") -> dict[str, float]:
         assert service.ready.http is not None
         with RawHttp(service.ready.http) as http:
             status, body = http.ask("GET", "/metrics", [("Host", "localhost")])
         assert status == 200
-        names = {"event_hub": HUB, "consumer_group": "measured"}
+        names = {"event_hub": HUB, "consumer_group": group}
         return {
             " ".join(
                 (sample.name.removeprefix("tidegate_"), *sorted(sample.labels[each] for each in more))
@@ -177,6 +177,9 @@ def test_groups_are_in_the_metrics(service: HubService, database: Database) -> N
     DeadLetters(database).discard(DeadLetterFilter(HUB, "measured"), reason="a test")
     one["group_open_dead_letters"] = 0  # the counter does not fall
     assert numbers().items() >= one.items()
+    DeadLetters(database).add(ConsumerKey(HUB, "ledger"), "0", [letter])
+    only = {"group_dead_letters_total": 1, "group_open_dead_letters": 1, "group_hosts": 0}
+    assert numbers("ledger") == only | {"group_owned_partitions": 0}
 
 
 def test_groups_that_the_service_keeps(service: HubService, plain_browser: PlainBrowser) -> None:

@@ -80,7 +80,7 @@ class StoredGroup:
     event_hub: str
     consumer_group: str
     lag_events: int | None
-    """None: this service has no such hub."""
+    """None: this service has no such hub, or the group has only dead letters."""
     owned_partitions: int
     hosts: int
     open_dead_letters: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from tidegate.gateway.metrics import StoredGroup, StoredPartition
@@ -25,18 +25,29 @@ async def read_stored_groups(consumers: Consumers) -> Sequence[StoredGroup] | No
     try:
         groups, letters = await asyncio.gather(
             consumers.all_progress(None, at_most_s=READ_S_MAX),
-            consumers.dead_letters_ever(at_most_s=READ_S_MAX),
+            consumers.dead_letters(at_most_s=READ_S_MAX),
         )
     except TidegateError as error:
         _log.info("no metrics of consumer groups: %s", type(error).__name__)
         return None
     if groups is None or letters is None:
         return None
-    counts = {(key.event_hub, key.consumer_group): count for key, count in letters.items()}
-    return [_numbers_of(each, counts) for each in groups if not each.summary.is_kept]
+    counts = {(key.event_hub, key.consumer_group): found for key, found in letters.items()}
+    stored = {_key_of(each): each for each in groups if not each.summary.is_kept}
+    # A query with a ledger has dead letters without a lease or a checkpoint.
+    others = [
+        StoredGroup(*key, None, 0, 0, found[1], found[0])
+        for key, found in counts.items()
+        if key not in stored
+    ]
+    return [*(_numbers_of(each, counts.get(key, (0, 0))[0]) for key, each in stored.items()), *others]
 
 
-def _numbers_of(group: GroupProgress, dead_letters: Mapping[tuple[str, str], int]) -> StoredGroup:
+def _key_of(group: GroupProgress) -> tuple[str, str]:
+    return group.summary.event_hub.lower(), group.summary.consumer_group
+
+
+def _numbers_of(group: GroupProgress, dead_letters: int) -> StoredGroup:
     summary = group.summary
     return StoredGroup(
         summary.event_hub,
@@ -45,7 +56,7 @@ def _numbers_of(group: GroupProgress, dead_letters: Mapping[tuple[str, str], int
         summary.owned_count,
         summary.owner_count,
         summary.open_dead_letters,
-        dead_letters.get((summary.event_hub.lower(), summary.consumer_group), 0),
+        dead_letters,
         [
             StoredPartition(
                 each.partition_id,

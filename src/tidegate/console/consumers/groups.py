@@ -84,7 +84,7 @@ class Consumers:
         self._groups: SharedAnswers[_Extent, Sequence[GroupProgress]] = SharedAnswers(
             parts.clock, kept_s=_LOOK_S
         )
-        self._letters: SharedAnswers[str, Mapping[ConsumerKey, int]] = SharedAnswers(
+        self._letters: SharedAnswers[str, Mapping[ConsumerKey, tuple[int, int]]] = SharedAnswers(
             parts.clock, kept_s=_LOOK_S
         )
         self._each: SharedAnswers[tuple[ConsumerKey, _Extent], GroupProgress] = SharedAnswers(
@@ -123,18 +123,24 @@ class Consumers:
 
         return await self._groups.ask(extent, look, at_most_s=at_most_s)
 
-    async def dead_letters_ever(self, *, at_most_s: float) -> Mapping[ConsumerKey, int] | None:
-        """By consumer, all dead letters that there are, open or not: it grows until rows are deleted.
+    async def dead_letters(self, *, at_most_s: float) -> Mapping[ConsumerKey, tuple[int, int]] | None:
+        """By consumer, with or without checkpoints: all dead letters, which grow until rows are deleted, and
+        the open ones.
 
         None if counting takes longer than ``at_most_s`` seconds; it continues, call again.
         """
         database = self._database
         assert database is not None
 
-        async def look() -> Mapping[ConsumerKey, int]:
+        def count(opened: Database) -> Mapping[ConsumerKey, tuple[int, int]]:
             from tidegate.sql.dead_letters.pages import DeadLetterPages
 
-            return await database.count(lambda opened: DeadLetterPages(opened).all_counts())
+            pages = DeadLetterPages(opened)
+            still_open = pages.open_counts()
+            return {each: (number, still_open.get(each, 0)) for each, number in pages.all_counts().items()}
+
+        async def look() -> Mapping[ConsumerKey, tuple[int, int]]:
+            return await database.count(count)
 
         return await self._letters.ask("all", look, at_most_s=at_most_s)
 
