@@ -294,3 +294,4 @@ def test_patience_has_an_end(clock: Time) -> None:
     clock.waits.clear()
     clock.waits_max = 1000
     wait_long(PartitionPausedError("the handler's service is away"))
+    patience.wait(BrokenError("cut"))

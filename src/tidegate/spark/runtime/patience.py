@@ -32,17 +32,19 @@ class Patience:
         """what: is done, for the log: "Reading partition 3"."""
         self._what = what
         self._tries = 0
-        self._until = 0.0
+        self._until: float | None = None
 
     def wait(self, failure: Exception) -> None:
         """Sleep before the next try. Raises ``failure`` if that would not help, or the time is up."""
         error, now = error_in(failure), time.monotonic()
         if error is None or not error.is_transient:
             raise failure
-        if not self._tries:
-            self._until = now + PATIENCE_S
-        if now >= self._until and not isinstance(error, PartitionPausedError):
-            raise failure
+        if isinstance(error, PartitionPausedError):
+            self._until = None  # service and database have answered
+        else:
+            self._until = self._until or now + PATIENCE_S
+            if now >= self._until:
+                raise failure
         self._tries += 1
         delay_s = RESTART.delay_before(self._tries, jitter_fraction=random.random(), error=error)
         _logger.warning("%s: %s It is tried again in %.1f s.", self._what, error, delay_s)
@@ -51,7 +53,7 @@ class Patience:
     def over(self) -> None:
         """Note that a try succeeded."""
         if self._tries:
-            self._tries = 0
+            self._tries, self._until = 0, None
             _logger.warning("%s: it continues.", self._what)
 
 
