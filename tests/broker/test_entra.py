@@ -277,6 +277,18 @@ def test_a_grant_reaches_what_the_role_reaches() -> None:
     assert whole.permits(NAMESPACE, Claim.MANAGE, now_utc=_NOW)
 
 
+def test_a_subject_passes_for_no_other_name() -> None:
+    """The audit trail joins names with commas; what an issuer signs as a subject may be chosen by it."""
+    authorizer = Authorizer([])
+    authorizer.entra = _tokens(
+        TokenIssuer(_ISSUER.issuer, roles=(RoleAssignment(Role.OWNER, app_role="Reader"),))
+    )
+    token = _signed(oid="system:x/y, RootManageSharedAccessKey@z", roles=["Reader"])
+    grant = authorizer.authorize(token, "orders", now_utc=_NOW)
+    name = f"entra:system:x/y%2C%20RootManageSharedAccessKey%40z@{_ISSUER.issuer}"
+    assert Actor.of([grant], UNKNOWN_PEER).policy == name
+
+
 def test_signatures_are_checked_as_before_and_nothing_else_without_issuers() -> None:
     """A SharedAccessSignature never reaches the issuers; a JSON Web Token needs one."""
     authorizer = Authorizer([])

@@ -16,10 +16,11 @@ from __future__ import annotations
 import base64
 import hmac
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Final
+from urllib.parse import quote
 
 from msgspec import Meta
 
@@ -28,7 +29,7 @@ from tidegate.broker.listeners import Listeners
 from tidegate.model.audience import NAMESPACE, Audience, EntityPath, entity_path, lies_in
 from tidegate.model.errors import InvalidKeyError, UnauthorizedError
 from tidegate.model.hosts import HostNames, host_of
-from tidegate.model.limits import POLICY_KEY_CHARACTERS_MAX
+from tidegate.model.limits import POLICIES_MAX, POLICY_KEY_CHARACTERS_MAX
 from tidegate.model.sas import SIGNATURE_PREFIX, SharedAccessSignature
 
 if TYPE_CHECKING:
@@ -256,9 +257,12 @@ class Authorizer:
         """
         grants: list[Grant] = []
         for scope in dict.fromkeys((_NAMESPACE, (event_hub or _NAMESPACE).lower())):
-            for policy in (self._scopes.get(scope) or {"": self._nobody}).values():
+            policies = [*self._scopes.get(scope, {}).values()]
+            # As in ``authorize``, all keys are tried, and as many for each hub: what is signed may be long,
+            # and the time of a refusal would say whether there is such a hub.
+            policies += [self._nobody] * (POLICIES_MAX - len(policies) if scope else 0)
+            for policy in policies:
                 for key in policy.keys:
-                    # As in ``authorize``, all keys are tried.
                     if is_signed_with(key) and policy is not self._nobody:
                         resource = Audience("", entity_path(scope) if scope else NAMESPACE)
                         grants.append(self._grant(policy, scope, key, resource, NEVER_EXPIRES, None))
@@ -279,6 +283,18 @@ class Authorizer:
             and grant.claims == policy.claims
             and self._is_meant_as_before(grant)
         )
+
+    def check_manages_namespace(self, grants: Collection[Grant], what: str, *, now_utc: datetime) -> None:
+        """Raise UnauthorizedError unless one of an actor's grants permits Manage on the namespace, or it has
+        none: the service itself. what: of the message, such as "Creating an event hub"."""
+        if grants and not any(
+            grant.permits(NAMESPACE, Claim.MANAGE, now_utc=now_utc) and self.is_in_force(grant)
+            for grant in grants
+        ):
+            raise UnauthorizedError(
+                f"Unauthorized access. {what} requires Manage on the namespace.",
+                next_step="Use a policy of the namespace that has Manage, with a token for the namespace.",
+            )
 
     def set_policies(self, policies: Iterable[SharedAccessPolicy], *, event_hub: str | None = None) -> None:
         """Replace the policies of the namespace, or of an event hub. Calls the listeners."""
@@ -361,7 +377,8 @@ def _grant_of_principal(entra: EntraTokens, token: str, wanted: Audience, now_ut
         )
     # All that its roles reach, and not only ``wanted``: no audience is in the token.
     resource = Audience("", entity_path(reach) if reach else NAMESPACE)
-    name = f"entra:{principal.name}@{principal.issuer}"
+    # Quoted, because the audit trail joins names with ", ", and an issuer may sign any text as a subject.
+    name = f"entra:{quote(principal.name, safe=':/')}@{principal.issuer}"
     return Grant(name, resource, claims, principal.expiry, reach, is_of_principal=True)
 
 
