@@ -15,17 +15,25 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import count
 from pathlib import Path
+from urllib.parse import quote, urlencode
 from xml.etree import ElementTree
 
 import pytest
+from starlette.requests import Request
 from tests.gateway.blob_client import Answer, BlobClient
+from tests.storage.engines import Memory, MemoryEngine
+from tests.support.clocks import SetClock
 
-from tidegate.broker import Claim, Door
-from tidegate.broker.blobs.accounts import account_key, account_name
+from tidegate.broker import ROOT_POLICY_NAME, Broker, Claim, Door, Peer, attempts
+from tidegate.broker.blobs.accounts import DEVELOPMENT_ACCOUNT, DEVELOPMENT_KEY, account_key, account_name
+from tidegate.broker.blobs.refusals import BlobRefusedError
 from tidegate.broker.blobs.store import BlobStore
 from tidegate.gateway.http.blobs import operations
+from tidegate.gateway.http.blobs.access import BlobAccess, DevelopmentAccount
+from tidegate.gateway.http.blobs.signatures import BlobRequest
 from tidegate.server.app import TidegateServer
 from tidegate.testing.hub import HubService
+from tidegate.transport.peers import TrustedProxies
 
 LEASE, STOLEN = "11111111-1111-1111-1111-111111111111", "22222222-2222-2222-2222-222222222222"
 _numbers = count()
@@ -344,6 +352,65 @@ def test_wrong_keys_are_counted(service: HubService) -> None:
     wrong = BlobClient(client_of(service).address, "alpha.blob", account_key("wrong"))
     assert not _is_open(wrong)
     assert failures() == before + 1
+
+
+def test_wrong_keys_of_one_hub_hold_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind one address: a program of alpha with an old key, and made-up names, block alpha and those."""
+    monkeypatch.setattr(attempts, "FREE_FAILURES", 5)  # whatever other tests of the run have set
+    with HubService(is_http_used=True) as service:
+
+        async def prepare(server: TidegateServer) -> None:
+            for hub in ("alpha", "beta"):
+                await server.broker.create_event_hub(hub, partition_count=1)
+                await server.broker.create_policy(hub, "Manage", [Claim.MANAGE])
+            guard, peer = server.broker.key_guard, Peer(Door.HTTP, "127.0.0.1")
+            for name in ("alpha.blob", "gone.blob"):
+                for _ in range(100):
+                    guard._attempts.note(peer.address, name, now=guard._clock.monotonic())
+
+        service.call(prepare)
+        alpha = client_of(service)
+        for account in ("alpha.blob", "Alpha.BLOB", "gone.blob"):
+            answer = BlobClient(alpha.address, account, alpha.key).ask("GET", "/x", {"restype": "container"})
+            assert (answer.status, answer.code) == (503, "ServerBusy")
+        assert _is_open(client_of(service, "beta"))
+        assert _is_open(client_of(service, None))
+
+
+def test_the_development_account_does_not_fill_the_audit_trail(service: HubService) -> None:
+    """Its key is public: whoever has it could displace the records of all hubs' policies."""
+    development = BlobClient(client_of(service).address, DEVELOPMENT_ACCOUNT, DEVELOPMENT_KEY)
+    before = service.ask(lambda server: server.broker.audit.newest_first()[:1])
+    path = f"/test-{next(_numbers)}"
+    assert development.ask("PUT", path, {"restype": "container"}).status == 201
+    assert development.ask("DELETE", path, {"restype": "container"}).status == 202
+    assert service.ask(lambda server: server.broker.audit.newest_first()[:1]) == before
+
+
+async def test_a_signature_that_expires_with_its_body_still_to_come_is_refused(clock: SetClock) -> None:
+    """As a key that is revoked meanwhile: see ``BlobDoor``."""
+    broker = await Broker.open(MemoryEngine(Memory()), clock=clock)
+    access = BlobAccess(broker, clock, proxies=TrustedProxies.parse([]), development=DevelopmentAccount.OFF)
+    key = broker.policy(None, ROOT_POLICY_NAME).key
+    client = BlobClient("", "blob", account_key(key))
+    expires_at = clock.now_utc() + timedelta(seconds=30)
+    sas = _service_sas(client, "/c", sp="w", se=expires_at.isoformat())
+    raw_query = urlencode(sas, quote_via=quote)
+    scope = {
+        "type": "http",
+        "http_version": "1.1",
+        "scheme": "http",
+        "method": "PUT",
+        "path": "/blob/c/b",
+        "headers": [],
+        "client": ("192.0.2.1", 1),
+    }
+    given = access.require(Request(scope), BlobRequest.parse("PUT", "/blob/c/b", raw_query, []))
+    access.require_still(given)
+    clock.advance(31)
+    with pytest.raises(BlobRefusedError, match="has expired"):
+        access.require_still(given)
+    await broker.close()
 
 
 def test_a_blob_is_no_page_of_the_console(client: BlobClient, container: str) -> None:

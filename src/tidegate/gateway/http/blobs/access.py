@@ -13,7 +13,6 @@ import hmac
 from dataclasses import dataclass
 from datetime import UTC
 from enum import Enum
-from typing import Final
 
 from starlette.requests import Request
 
@@ -23,6 +22,7 @@ from tidegate.broker.blobs.accounts import (
     DEVELOPMENT_ACCOUNT_ID,
     DEVELOPMENT_KEY,
     NAMESPACE_ACCOUNT_ID,
+    account_name,
     parse_account,
     signing_key,
 )
@@ -34,9 +34,6 @@ from tidegate.model.clock import Clock
 from tidegate.model.errors import NotFoundError
 from tidegate.transport.admission import authenticate_peer
 from tidegate.transport.peers import TrustedProxies, is_from_this_machine
-
-_GUARDED_NAME: Final = "blob"
-"""What wrong signatures of this door are counted under: each account's spelling would be a count."""
 
 
 class DevelopmentAccount(Enum):
@@ -102,7 +99,11 @@ class BlobAccess:
             return self._development_access(request, asked, signed, peer)
         path = NAMESPACE if name.event_hub is None else entity_path(name.event_hub)
         grants = self._broker.authorize_signature(
-            name.event_hub, lambda key: _is_signed(signed, signing_key(key)), peer, _GUARDED_NAME
+            name.event_hub,
+            lambda key: _is_signed(signed, signing_key(key)),
+            peer,
+            # By account, however it is spelled and whether there is such a hub or not.
+            account_name(name.event_hub),
         )
         now_utc = self._clock.now_utc()
         grant = next((each for each in grants if each.permits(path, Claim.LISTEN, now_utc=now_utc)), None)
@@ -122,9 +123,12 @@ class BlobAccess:
         return Access(account_id, asked.account, actor, signed.rights, is_manager, grant)
 
     def require_still(self, access: Access) -> None:
-        """Raise BlobRefusedError if the policy's key has changed since ``require``."""
+        """Raise BlobRefusedError if the policy's key has changed since ``require``, or the shared access
+        signature has expired."""
         if access.grant is not None and not self._broker.authorizer.is_in_force(access.grant):
             raise BlobRefusedError(Refusal.AUTHENTICATION_FAILED)
+        if access.rights is not None and self._clock.now_utc() >= access.rights.expires_at:
+            raise BlobRefusedError(Refusal.AUTHENTICATION_FAILED, "The signature has expired.")
 
     def _development_access(self, request: Request, asked: BlobRequest, signed: Signed, peer: Peer) -> Access:
         version: str = request.scope["http_version"]
@@ -137,7 +141,6 @@ class BlobAccess:
         if not is_open or not _is_signed(signed, signing_key(DEVELOPMENT_KEY)):
             raise BlobRefusedError(Refusal.AUTHENTICATION_FAILED)
         authenticate_peer(request.scope)
-        # Not in the trail of the namespace's policies: its key is public, and could fill that.
         actor = Actor(peer, DEVELOPMENT_ACCOUNT, scope=DEVELOPMENT_ACCOUNT)
         return Access(DEVELOPMENT_ACCOUNT_ID, asked.account, actor, signed.rights, True, None)
 

@@ -100,6 +100,8 @@ class SignedRights:
     """Of an account SAS, any of ``s``, ``c``, ``o``; of a service SAS ``b`` or ``c``: a blob, or those of a
     container."""
     is_of_account: bool
+    expires_at: datetime
+    """From which on it permits nothing."""
 
 
 def signed_by(request: BlobRequest, *, now: datetime, is_https: bool) -> Signed:
@@ -146,7 +148,8 @@ def _access_signature(request: BlobRequest, now: datetime, is_https: bool) -> Si
         raise _refused("A signature for an IP address (sip) is not supported.")
     if query.get("spr", "https,http") not in ("https,http", "http,https") and not is_https:
         raise _refused("The signature is for HTTPS.")
-    if now >= _time(query.get("se")) or (query.get("st") and now < _time(query["st"])):
+    expires_at = _time(query.get("se"))
+    if now >= expires_at or (query.get("st") and now < _time(query["st"])):
         raise _refused("The signature has expired, or is not valid yet.")
     is_of_account = "srt" in query
     scope = [query.get("ses", "")] if version >= _VERSION_OF_SCOPES else []
@@ -165,7 +168,10 @@ def _access_signature(request: BlobRequest, now: datetime, is_https: bool) -> Si
         lines += [query.get(name, "") for name in ("si", "sip", "spr", "sv", "sr")]
         lines += ["", *scope, *(query.get(name, "") for name in ("rscc", "rscd", "rsce", "rscl", "rsct"))]
     rights = SignedRights(
-        frozenset(query.get("sp", "")), frozenset(query.get("srt", query.get("sr", ""))), is_of_account
+        frozenset(query.get("sp", "")),
+        frozenset(query.get("srt", query.get("sr", ""))),
+        is_of_account,
+        expires_at,
     )
     return Signed("\n".join(lines), _bytes(signature), rights)
 
