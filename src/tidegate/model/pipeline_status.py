@@ -46,8 +46,8 @@ class PipelineState(StrEnum):
 class PipelineStep(StrEnum):
     """What changes the state of a pipeline; the value is the label in the state diagram."""
 
-    START = "query started"
-    RESTART = "query restarted"
+    START = "started"
+    RESTART = "restarted"
     ASK_TO_STOP = "asked to stop"
     INTERRUPT = "interrupted"
     END = "all events processed"
