@@ -150,6 +150,7 @@ def _unsigned() -> str:
         (_signed(exp=1e300), "MalformedToken: .*exp"),
         (_signed(exp="soon"), "MalformedToken: .*exp"),
         (_signed(nbf=_S + 301), "InvalidToken: .*nbf"),
+        (_signed(nbf="x"), "InvalidToken: .*nbf"),
         (_signed(padding="x" * 16_384), "MalformedToken: .* more than 16384"),
         ("e30.e30", "MalformedToken"),
         ("", "MalformedToken"),

@@ -259,6 +259,9 @@ def test_passwords_are_not_shown() -> None:
     url = "postgresql://u:secret@h/db?passwd=secret&password=secret&password=secret&sslmode=require"
     shown = shown_url(url)
     assert shown == "postgresql://u:***@h/db?passwd=...&password=...&sslmode=require"
+    assert shown_url("postgresql://u@h/db?oauth_client_secret=x") == (
+        "postgresql://u@h/db?oauth_client_secret=..."
+    )
     assert shown_url("sqlite:////data/pass.db") == "sqlite:////data/pass.db"
 
 

@@ -121,7 +121,8 @@ class EntraTokens:
                 "ExpiredToken: The token is expired.",
                 next_step="Get a new token, and check this machine's clock.",
             )
-        if now + _CLOCK_SKEW_S < (_time_in(claims, "nbf") or 0):
+        begin = _time_in(claims, "nbf") if "nbf" in claims else 0
+        if begin is None or now + _CLOCK_SKEW_S < begin:
             raise UnauthorizedError(
                 "InvalidToken: The token is not valid yet (nbf).",
                 next_step="Check the clocks of this machine and of the issuer.",

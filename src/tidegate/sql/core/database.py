@@ -326,7 +326,7 @@ class Database:
 
     def _connect_error(self, error: exc.SQLAlchemyError) -> DatabaseError:
         words = " ".join(str(getattr(error, "orig", None) or error).split())
-        for secret in (self._url.password, *_secret_parameters(self._url).values()):
+        for secret in (self._url.password, *(value for _, value in _secret_parameters(self._url))):
             if secret:
                 words = words.replace(str(secret), "***")
         if "not a database" in words:
@@ -378,14 +378,19 @@ def absolute_url(url: str | URL) -> str:
 def shown_url(url: str | URL) -> str:
     """The URL for people: without its password, and without those among its parameters."""
     parsed = make_url(url)
-    hidden = dict.fromkeys(_secret_parameters(parsed), "...")
+    hidden = {name: "..." for name, _ in _secret_parameters(parsed)}
     return parsed.update_query_dict(hidden).render_as_string(hide_password=True)
 
 
-def _secret_parameters(url: URL) -> dict[str, str]:
-    """``password``, ``passwd``, ``sslpassword``, ``ssl_key_password``, … of libpq and PyMySQL."""
-    given = url.normalized_query.items()
-    return {name: value for name, values in given if "pass" in name.lower() for value in values}
+def _secret_parameters(url: URL) -> list[tuple[str, str]]:
+    """``password``, ``passwd``, ``sslpassword``, ``oauth_client_secret``, … of libpq and PyMySQL; each may be
+    given several times."""
+    return [
+        (name, value)
+        for name, values in url.normalized_query.items()
+        if any(each in name.lower() for each in ("pass", "secret"))
+        for value in values
+    ]
 
 
 def sqlite_file(url: str | URL) -> Path | None:
