@@ -14,14 +14,11 @@ from tests.support.calls import calls_of
 
 from tidegate.broker import (
     ROOT_POLICY_NAME,
-    UNKNOWN_PEER,
-    Actor,
     Authorizer,
     Broker,
     Claim,
     Grant,
     SharedAccessPolicy,
-    acting_as,
 )
 from tidegate.model.audience import NAMESPACE, Audience, entity_path, lies_in
 from tidegate.model.errors import InvalidKeyError, UnauthorizedError
@@ -267,23 +264,6 @@ def test_as_many_keys_are_tried_whatever_policies_a_hub_has(count: int) -> None:
     with pytest.raises(InvalidKeyError):
         authorizer.authorize_signature("hub", is_signed_with)
     assert len(tried) == 2 * (1 + 12)
-
-
-async def test_a_token_for_one_hub_does_not_create_it(broker: Broker) -> None:
-    """Though of the namespace's policy: it was not to say how many partitions there are, nor to delete and
-    create the hub with more."""
-    policy = broker.policy(None, ROOT_POLICY_NAME)
-    expiry = int(datetime.now(UTC).timestamp()) + 600  # noqa: TID251 - whatever clock the broker has
-    for path in ("hub", ""):
-        token = make_sas_token(
-            audience=f"sb://localhost/{path}", key_name=policy.name, key=policy.key, expiry=expiry
-        )
-        with acting_as(Actor.of([broker.authorize(token, f"sb://localhost/{path}")], UNKNOWN_PEER)):
-            if path:
-                with pytest.raises(UnauthorizedError, match="requires Manage on the namespace"):
-                    await broker.create_event_hub("hub", partition_count=30)
-            else:
-                await broker.create_event_hub("hub", partition_count=30)
 
 
 def test_a_change_parses_no_audience_again(monkeypatch: pytest.MonkeyPatch) -> None:

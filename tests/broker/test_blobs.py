@@ -381,6 +381,49 @@ async def test_removals_that_fail_are_tried_again(world: _World) -> None:
     await _until(lambda: len(world.kept()) == 3)
 
 
+async def test_removals_that_failed_make_room_for_an_account_that_is_full(
+    world: _World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is refused for want of room tries them again: no other change of the account gets so far."""
+    for number in range(3):
+        await world.put(str(number))
+    monkeypatch.setattr(stores, "BYTES_MAX", 3_000)  # room for a container
+    change_all, is_full = world.engine.control.change_all, True
+
+    async def refusing(changes: Sequence[ControlChange], *, may_borrow: bool = True) -> int:
+        if is_full and any(each.value is None for each in changes if each.key.startswith("blob/")):
+            raise LogFullError("The disk is full.")
+        return await change_all(changes, may_borrow=may_borrow)
+
+    world.engine.control.change_all = refusing  # type: ignore[method-assign]
+    await world.blobs.delete_container(A, "store")
+    await _until(lambda: world.blobs._writer._has_failed)
+    is_full = False
+    await _refused(Refusal.QUOTA_EXCEEDED, lambda: world.blobs.create_container(A, "store", {}))
+    await _until(lambda: not world.kept())
+    await world.blobs.create_container(A, "store", {})
+
+
+async def test_a_change_that_is_cancelled_twice_is_waited_for(world: _World) -> None:
+    """Else another of its key could begin, and the two would count as one."""
+    change_all, is_open = world.engine.control.change_all, asyncio.Event()
+
+    async def gated(changes: Sequence[ControlChange], *, may_borrow: bool = True) -> int:
+        await is_open.wait()
+        return await change_all(changes, may_borrow=may_borrow)
+
+    world.engine.control.change_all = gated  # type: ignore[method-assign]
+    putting = asyncio.gather(world.put("0"))
+    for _ in range(3):
+        await asyncio.sleep(0.01)
+        assert not putting.done()
+        putting.cancel()
+    is_open.set()
+    with pytest.raises(asyncio.CancelledError):
+        await putting
+    assert world.names() == ["0"]
+
+
 async def test_leases_outlive_a_restart(world: _World) -> None:
     """As long as when they were new, so that a holder never believes in a lease that is gone. Renewing
     writes nothing."""

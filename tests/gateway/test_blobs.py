@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from itertools import count
+from http.client import HTTPConnection
+from itertools import count, repeat
 from pathlib import Path
 from urllib.parse import quote, urlencode
 from xml.etree import ElementTree
@@ -231,6 +232,31 @@ def test_an_account_has_one_list_at_a_time(
             is_over.set()
         assert [each.result().status for each in asked] == [200] * 4
     assert len(begun) == 4
+
+
+def test_a_list_ends_with_its_client(
+    client: BlobClient, container: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else those of clients that hang up would be made one after the other, and the others wait for them."""
+    has_begun = threading.Event()
+
+    def page(*_: object, **__: object) -> tuple[Iterator[object], None]:
+        is_first = not has_begun.is_set()
+        has_begun.set()
+        return (repeat(None) if is_first else iter(())), None
+
+    def hang_up(_: HTTPConnection) -> None:
+        assert has_begun.wait(60)
+        raise ConnectionAbortedError
+
+    monkeypatch.setattr(BlobStore, "page", page)
+    monkeypatch.setattr(operations, "list_entry", lambda *_, **__: None)
+    query = {"restype": "container", "comp": "list"}
+    with monkeypatch.context() as patch:
+        patch.setattr(HTTPConnection, "getresponse", hang_up)
+        with pytest.raises(ConnectionAbortedError):
+            client.ask("GET", container, query)
+    assert client.ask("GET", container, query).status == 200
 
 
 async def _until_all_wait(begun: list[str], server: TidegateServer) -> None:

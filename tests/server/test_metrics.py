@@ -9,6 +9,7 @@ import threading
 from array import array
 from collections.abc import Iterator, Mapping
 from http.client import HTTPConnection
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -281,3 +282,22 @@ def _forwarder_to(service: HubService) -> type[socketserver.BaseRequestHandler]:
                     self.request.sendall(content)
 
     return Forwarder
+
+
+def test_a_scrape_ends_with_its_client(service: HubService, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else those of clients that hang up would be made one after the other, and others wait for them."""
+    has_begun = threading.Event()
+
+    def endless(_: MetricsPage, __: object) -> Iterator[bytes | None]:
+        has_begun.set()
+        yield from repeat(None)
+
+    connection = HTTPConnection(str(service.ready.http), timeout=60)
+    with monkeypatch.context() as patch:
+        patch.setattr(MetricsPage, "_pieces", endless)
+        connection.request("GET", "/metrics")
+        assert has_begun.wait(60)
+    connection.close()
+    connection.request("GET", "/metrics")
+    assert connection.getresponse().status == 200
+    connection.close()

@@ -408,6 +408,7 @@ class BlobStore:
         ):
             is_full = more > 0 and held.held_bytes + held.waiting_bytes + more > bytes_max
             if is_full or (is_new_blob and held.blobs + held.waiting > blobs_max):
+                self._writer.try_removals_again()
                 raise BlobRefusedError(
                     Refusal.QUOTA_EXCEEDED,
                     f"{blobs_max:,} blobs and {bytes_max:,} bytes of memory are the maximum of {whose}.",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from contextvars import Context, copy_context
 from dataclasses import dataclass
 from typing import Final
@@ -65,14 +66,20 @@ class ChangeWriter:
         try:
             await asyncio.shield(done)
         except asyncio.CancelledError:
-            if not done.done():
-                await asyncio.wait([done])
+            while not done.done():  # however often it is cancelled
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait([done])
             done.exception()  # read it, so that asyncio does not report it as unretrieved
             raise
 
     def remove_later(self, removals: Iterable[Removal]) -> None:
         """Remove values when there is time. removals: taken as they are made, and tried until they are."""
         self._unwanted.append(iter(removals))
+        self._begin()
+
+    def try_removals_again(self) -> None:
+        """Try once more those that failed: what they free is needed."""
+        self._has_failed = False
         self._begin()
 
     async def close(self) -> None:

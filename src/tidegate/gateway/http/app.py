@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
@@ -28,6 +28,7 @@ from tidegate.gateway.http.atom import AtomAdministration
 from tidegate.gateway.http.authorization import RequestAuthorizer
 from tidegate.gateway.http.blobs.access import DevelopmentAccount
 from tidegate.gateway.http.blobs.door import BlobDoor
+from tidegate.gateway.http.connected import while_connected
 from tidegate.gateway.http.errors import error_response, response_for
 from tidegate.gateway.http.origins import AllowedOrigins
 from tidegate.gateway.http.publish import Publishing
@@ -177,9 +178,13 @@ class HttpGateway:
         if self._read_stored_groups is not None:
             found = await self._read_stored_groups()
             self._stored_groups = self._stored_groups if found is None else found
-        body, content_type = await self._metrics.render(
+        render = self._metrics.render(
             request.headers.get("accept", ""), self._sliced_work, address=site_at(peer or "")
         )
+        try:
+            body, content_type = await while_connected(request, render)
+        except ClientDisconnect:
+            return Response()  # which is not sent
         return Response(body, headers={"Content-Type": content_type})
 
 

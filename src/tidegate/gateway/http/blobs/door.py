@@ -27,6 +27,7 @@ from tidegate.gateway.http.blobs.access import BlobAccess, DevelopmentAccount
 from tidegate.gateway.http.blobs.answers import common_headers, error_answer
 from tidegate.gateway.http.blobs.operations import Call, metadata_in, operation_of
 from tidegate.gateway.http.blobs.signatures import BlobRequest
+from tidegate.gateway.http.connected import while_connected
 from tidegate.gateway.http.server import HEADER_NAMES
 from tidegate.model.clock import Clock
 from tidegate.model.errors import ServerBusyError, TidegateError, UnauthorizedError
@@ -107,7 +108,7 @@ class BlobDoor(BaseRoute):
         self._access.require_still(access)
         names: Mapping[str, str] = request.scope.get("state", {}).get(HEADER_NAMES, {})
         with acting_as(access.actor):
-            return await operation.handler(
+            work = operation.handler(
                 Call(
                     self._broker,
                     access,
@@ -118,6 +119,7 @@ class BlobDoor(BaseRoute):
                     site_at(peer_of(request).address),
                 )
             )
+            return await (while_connected(request, work) if request.method == "GET" else work)
 
     async def _refuse(self, request: Request, error: TidegateError, headers: Mapping[str, str]) -> Response:
         level = logging.ERROR if error.remote_text else logging.INFO

@@ -9,12 +9,12 @@ from __future__ import annotations
 import base64
 import re
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from starlette.responses import Response
 
@@ -111,7 +111,7 @@ class Call:
         return found if found is None or found.tzinfo is not None else found.replace(tzinfo=UTC)
 
 
-Handler = Callable[[Call], Awaitable[Response]]
+Handler = Callable[[Call], Coroutine[Any, Any, Response]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ async def _list_blobs(call: Call) -> Response:
         raise BlobRefusedError(Refusal.INVALID_QUERY_PARAMETER, "maxresults is not a positive integer.")
     store = call.broker.blobs
     has_metadata = "metadata" in query.get("include", "").split(",")
-    async with call.sliced_work.alone(account_id):
+    async with call.sliced_work.alone((account_id, call.address)):
         found, following = store.page(
             account_id,
             container,
