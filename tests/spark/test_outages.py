@@ -91,6 +91,7 @@ def test_the_database_is_stopped_under_a_pipeline(
     assert_exact(url, 800)
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("driver_bytes_max", [2**20, 0])
 def test_the_database_is_stopped_under_aggregates(
     spark: SparkSession,
@@ -178,7 +179,10 @@ _BY_BATCH: Callable[[int], BatchHandler] = lambda port: ArrowHandler(  # noqa: E
 )
 
 
-@pytest.mark.parametrize("make_handler", [lambda port: partial(_handle, port), _BY_BATCH])
+@pytest.mark.faults
+@pytest.mark.parametrize(
+    "make_handler", [lambda port: partial(_handle, port), _BY_BATCH], ids=["event", "batch"]
+)
 def test_what_the_handler_calls_is_away(
     spark: SparkSession,
     hub_service: HubService,
