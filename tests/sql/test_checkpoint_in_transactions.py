@@ -7,6 +7,7 @@ import random
 from collections.abc import Sequence
 
 import pytest
+import sqlalchemy as sa
 from tests.sql.support import CONSUMER, LogOfEvents, dead_numbers, rows_in
 from tests.sql.transaction_support import bad_at, effects, keyed, transactions_of, write_effect
 
@@ -31,7 +32,11 @@ def process(
 ) -> TransactionOutcome:
     """One batch, from ``start`` to its last event."""
     until = events[-1].sequence_number + 1
-    return asyncio.run(transactions.process(events, start_sequence_number=start, until_sequence_number=until))
+    return asyncio.run(
+        transactions.process(
+            events, start_sequence_number=start, until_sequence_number=until, history_id="of the last event"
+        )
+    )
 
 
 def effect_numbers(database: Database) -> list[int]:
@@ -42,6 +47,13 @@ def effect_numbers(database: Database) -> list[int]:
 def checkpoint_of(database: Database) -> int | None:
     """Partition 0's next sequence number."""
     return CheckpointReader(database).read(CONSUMER)["0"].next_sequence_number
+
+
+def history_of(database: Database) -> str | None:
+    """The history that its checkpoint names."""
+    with database.read() as connection:
+        found: str | None = connection.scalar(sa.text("SELECT history_id FROM tidegate_checkpoint"))
+    return found
 
 
 def test_it_commits_up_to_there_and_undoes_the_rest(base: Database) -> None:
@@ -60,8 +72,10 @@ def test_it_commits_up_to_there_and_undoes_the_rest(base: Database) -> None:
     transactions = transactions_of(base, handle)
     assert process(transactions, events) == TransactionOutcome(2, 1, 0, 0, 3)
     assert (effect_numbers(base), checkpoint_of(base), dead_numbers(base)) == ([0, 1, 2], 3, [0])
+    assert history_of(base) is None  # of event 2 it may be another, and is not refused for it
     assert process(transactions, events[3:], start=3) == TransactionOutcome(2, 1, 0, 0, 6)
     assert (effect_numbers(base), checkpoint_of(base), dead_numbers(base)) == ([*range(6)], 6, [0, 3])
+    assert history_of(base) == "of the last event"
 
 
 def test_one_that_covers_every_event_undoes_nothing(base: Database) -> None:

@@ -118,7 +118,8 @@ class Share:
             offset=None if self.last is None else self.last.offset,
             enqueued_time_ms=None if self.last is None else self.last.enqueued_time_ms,
             event_hub_created_at_ms=self.scope.event_hub_created_at_ms,
-            history_id=self.scope.history_id,
+            # An earlier event may be of another history: the service may have started again between them.
+            history_id=self.scope.history_id if self.until == self.scope.until else None,
         )
 
 
