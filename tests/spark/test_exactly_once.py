@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ from tests.spark.support import (
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import EventHubReplacedError, InvalidArgumentError
 from tidegate.model.events import ReceivedEvent
+from tidegate.processor.policies import FailurePolicy
 from tidegate.server.app import TidegateServer
 from tidegate.spark import Transformation, Trigger, explain, run_pipeline
 from tidegate.spark.runtime.trigger import AS_SOON_AS_POSSIBLE
@@ -297,6 +299,13 @@ def test_a_filtered_event_is_an_error(sqlite_run: _Run, condition: str) -> None:
     shutil.rmtree(sqlite_run.checkpoint)
     sqlite_run.drain(transform=_parsed)
     assert_exact(sqlite_run.database_url, 400)
+
+
+def test_a_policy_beside_a_transformation_is_refused(sqlite_run: _Run) -> None:
+    """It would decide about a handler that is not called."""
+    pipeline = replace(make_pipeline(sqlite_run.hub), policy=FailurePolicy())
+    with pytest.raises(InvalidArgumentError, match="which a transformation replaces"):
+        sqlite_run.drain(pipeline, transform=_parsed)
 
 
 def test_wrong_columns_are_refused_before_the_start(sqlite_run: _Run) -> None:

@@ -139,6 +139,12 @@ def start_query(
     rows_max: int = TRANSACTION_ROWS_MAX,
 ) -> StreamingQuery:
     """As ``run_pipeline``, for a declared source."""
+    if transform is not None and pipeline.policy is not None:
+        raise InvalidArgumentError(
+            f"The policy of the pipeline {pipeline.name} is for its handler, which a transformation "
+            "replaces.",
+            next_step="Leave it out; rows with _error become dead letters.",
+        )
     is_per_event = transform is None and pipeline.batch_handler is None
     options = {
         **hub_options(source, connection_string, ca_file),
