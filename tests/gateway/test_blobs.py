@@ -29,7 +29,7 @@ from tidegate.broker import ROOT_POLICY_NAME, Broker, Claim, Door, Peer, attempt
 from tidegate.broker.blobs.accounts import DEVELOPMENT_ACCOUNT, DEVELOPMENT_KEY, account_key, account_name
 from tidegate.broker.blobs.refusals import BlobRefusedError
 from tidegate.broker.blobs.store import BlobStore
-from tidegate.gateway.http.blobs import operations
+from tidegate.gateway.http.blobs import door, operations
 from tidegate.gateway.http.blobs.access import BlobAccess, DevelopmentAccount
 from tidegate.gateway.http.blobs.signatures import BlobRequest
 from tidegate.server.app import TidegateServer
@@ -239,6 +239,7 @@ def test_a_list_ends_with_its_client(
 ) -> None:
     """Else those of clients that hang up would be made one after the other, and the others wait for them."""
     has_begun = threading.Event()
+    monkeypatch.setattr(door, "TIMEOUT_S", 600.0)  # which would end the work of the client that is gone
 
     def page(*_: object, **__: object) -> tuple[Iterator[object], None]:
         is_first = not has_begun.is_set()

@@ -16,7 +16,7 @@ from __future__ import annotations
 import base64
 import hmac
 import secrets
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Final
@@ -283,18 +283,6 @@ class Authorizer:
             and grant.claims == policy.claims
             and self._is_meant_as_before(grant)
         )
-
-    def check_manages_namespace(self, grants: Collection[Grant], what: str, *, now_utc: datetime) -> None:
-        """Raise UnauthorizedError unless one of an actor's grants permits Manage on the namespace, or it has
-        none: the service itself. what: of the message, such as "Creating an event hub"."""
-        if grants and not any(
-            grant.permits(NAMESPACE, Claim.MANAGE, now_utc=now_utc) and self.is_in_force(grant)
-            for grant in grants
-        ):
-            raise UnauthorizedError(
-                f"Unauthorized access. {what} requires Manage on the namespace.",
-                next_step="Use a policy of the namespace that has Manage, with a token for the namespace.",
-            )
 
     def set_policies(self, policies: Iterable[SharedAccessPolicy], *, event_hub: str | None = None) -> None:
         """Replace the policies of the namespace, or of an event hub. Calls the listeners."""

@@ -9,10 +9,12 @@ from typing import Any, Final, Unpack
 from tidegate.broker.audit import Action, AuditTrail, current_actor
 from tidegate.broker.authorization import Authorizer, SharedAccessPolicy
 from tidegate.broker.catalog import Catalog, EventHubRecord, serialized
+from tidegate.broker.claims import Claim
 from tidegate.broker.names import validate_name, validate_publisher_name
 from tidegate.broker.partition import Partition
 from tidegate.broker.publishers import PublisherRecords
 from tidegate.broker.throttling import Throughput
+from tidegate.model.audience import NAMESPACE
 from tidegate.model.capture import CaptureSettings
 from tidegate.model.clock import Clock
 from tidegate.model.errors import (
@@ -22,6 +24,7 @@ from tidegate.model.errors import (
     PartitionNotFoundError,
     PublisherRevokedError,
     QuotaExceededError,
+    UnauthorizedError,
 )
 from tidegate.model.hub_settings import HubChanges, HubSettings
 from tidegate.model.limits import (
@@ -213,12 +216,7 @@ class EventHub:
         record = self._record
         if partition_count is not None:
             if partition_count > record.partition_count:
-                # Each takes file descriptors and time from all event hubs of the namespace.
-                self._authorizer.check_manages_namespace(
-                    current_actor().grants,
-                    f"Adding partitions to {self.name!r}",
-                    now_utc=self._clock.now_utc(),
-                )
+                self._check_may_add_partitions()
             self.check_partition_count(partition_count, self._catalog.namespace.tier)
             record = replace(record, partition_count=partition_count)
         record = record.changed(changes, self._limits)
@@ -338,6 +336,21 @@ class EventHub:
             incoming_requests=sum(partition.incoming_requests for partition in self.partitions),
             throttled_requests=sum(partition.throttled_requests for partition in self.partitions),
         )
+
+    def _check_may_add_partitions(self) -> None:
+        """Raise UnauthorizedError unless the actor has Manage on the namespace, or is the service itself.
+
+        Each partition takes file descriptors and time from all event hubs of the namespace.
+        """
+        grants, now_utc = current_actor().grants, self._clock.now_utc()
+        if grants and not any(
+            grant.permits(NAMESPACE, Claim.MANAGE, now_utc=now_utc) and self._authorizer.is_in_force(grant)
+            for grant in grants
+        ):
+            raise UnauthorizedError(
+                f"Unauthorized access. Adding partitions to {self.name!r} requires Manage on the namespace.",
+                next_step="Use a policy of the namespace that has Manage, with a token for the namespace.",
+            )
 
     @property
     def _limits(self) -> TierLimits:

@@ -280,7 +280,7 @@ class Broker:
         partition_count: can only grow later. settings: those that differ from the defaults.
         Raises InvalidArgumentError, AlreadyExistsError, LogFullError; UnauthorizedError if the actor's rights
         end at one event hub: a role of Entra ID on a hub stays while the hub is deleted. A token of a policy
-        of the namespace may be for the new hub alone, as azure-servicebus 0.50 makes it.
+        of the namespace may be for the new hub alone, as azure-servicebus 0.21.1 makes it.
         """
         grants = current_actor().grants
         if grants and not any(grant.reach == NAMESPACE for grant in grants):

@@ -9,7 +9,8 @@ from typing import Final
 from tidegate.broker.blobs.blob import Blob, Container
 from tidegate.broker.blobs.lease import Lease
 
-_BLOB_KEYS: Final = "blob/"
+BLOB_KEYS: Final = "blob/"
+"""Before the id of a container, ``/`` and the name of a blob."""
 
 
 @dataclass(slots=True)
@@ -43,7 +44,7 @@ class Contents:
 
     def key(self, name: str) -> str:
         """A blob's key in the control log."""
-        return f"{_BLOB_KEYS}{self.container.container_id}/{name}"
+        return f"{BLOB_KEYS}{self.container.container_id}/{name}"
 
     def put(self, blob: Blob, now: float) -> None:
         """Take in a blob; its lease is as if it began now."""

@@ -36,7 +36,7 @@ from tidegate.broker.blobs.blob import (
     parse_blob,
     parse_container,
 )
-from tidegate.broker.blobs.contents import Contents, Usage
+from tidegate.broker.blobs.contents import BLOB_KEYS, Contents, Usage
 from tidegate.broker.blobs.groups import GroupIndex
 from tidegate.broker.blobs.lease import Lease
 from tidegate.broker.blobs.refusals import BlobRefusedError, Refusal
@@ -46,7 +46,6 @@ from tidegate.model.times import milliseconds_of
 from tidegate.storage.engine import ControlLog
 
 _CONTAINER_KEYS: Final = "container/"
-_BLOB_KEYS: Final = "blob/"
 _CONTAINER_ID_BYTES: Final = 8
 
 CONTENT_BYTES_MAX: Final = 4 * 1024
@@ -111,7 +110,7 @@ class BlobStore:
 
         Raises LogCorruptError (a value of a later version), LogFailedError, ServerBusyError.
         """
-        cells = {**await control.read_all(_CONTAINER_KEYS), **await control.read_all(_BLOB_KEYS)}
+        cells = {**await control.read_all(_CONTAINER_KEYS), **await control.read_all(BLOB_KEYS)}
         store = cls(control, clock, {key: cell.version for key, cell in cells.items()})
         store._accounts.update(hub_ids)
         by_id: dict[str, Contents] = {}
