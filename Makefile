@@ -25,6 +25,7 @@ long: $(STAMP)  ## tests that run whole programs, or kill processes at random mo
 	$(PYTEST) -m "faults or programs" $(ARGS)
 
 # Left out: tests/needs.py and pyproject.toml say what a marker means, and a test without any that needs one fails.
+quick: JOBS = 4  # each of them reads all tests first
 quick: $(STAMP)  ## lint, types, import contracts, tests without Spark, browsers, SDKs, databases
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -41,7 +42,7 @@ check: $(STAMP)  ## lint, format, types, import contracts, docs, versions of dep
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest tests/test_dependencies.py tests/test_history.py tests/test_words.py tests/test_docs.py tests/test_docs_site.py tests/test_docs_states.py tests/test_compatibility.py tests/examples/test_demo_guides.py tests/examples/test_public_api.py tests/test_needs.py -q -m "not (slow or spark)"
+	$(BIN)/python -m pytest tests/test_dependencies.py tests/test_history.py tests/test_words.py tests/test_docs.py tests/test_docs_site.py tests/test_docs_states.py tests/test_compatibility.py tests/examples/test_demo_guides.py tests/examples/test_public_api.py tests/test_needs.py -q -m "not spark"
 
 docs: $(STAMP)  ## renew the reference pages that are made from the code
 	$(BIN)/python -m tools.reference docs/reference

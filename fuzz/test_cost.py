@@ -75,6 +75,7 @@ def test_no_input_costs_time_out_of_proportion(size: int) -> None:
     assert not failures
 
 
+@pytest.mark.slow
 def test_no_mutated_input_costs_time_out_of_proportion() -> None:
     """Protects the same against combinations that nobody thought of, side by side and damaged."""
     print(f"TIDEGATE_SEED={SEED}")

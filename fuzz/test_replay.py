@@ -59,6 +59,7 @@ def _mutations(data: bytes, seed: int) -> Iterator[bytes]:
         yield bytes(mutated)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}-{path.name}")
 def test_replay(path: Path) -> None:
     """Protects every decoder from every file, cut, followed by more, and mutated."""

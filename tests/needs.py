@@ -37,6 +37,12 @@ _OF_FOLDER: Final = {
     "tests/processor/faults": "faults",
     "tests/spark/faults": "faults",
 }
+_SLOW_OF_THE_KIT: Final = {
+    "test_a_hosts_name_has_one_live_instance",
+    "test_a_lease_runs_out_by_the_stores_clock",
+    "test_an_offer_counts_from_the_release",
+}
+"""Tests of tidegate.testing, which has no markers of ours, that wait for leases to run out."""
 _OF_PROGRAM: Final = {
     "chromium": {"browser"},
     "go": {"sdk"},
@@ -54,7 +60,7 @@ _ROOT: Final = Path(__file__).parents[1]
 
 
 def add_markers(item: pytest.Item) -> None:
-    """Mark what the item's fixtures, its parameters that name a server, and its folder say."""
+    """Mark what the item's fixtures, its parameters that name a server, its folder and its name say."""
     wanted = {_OF_FIXTURE[name] for name in getattr(item, "fixturenames", ()) if name in _OF_FIXTURE}
     parameters = getattr(item, "callspec", None)
     if parameters is not None:
@@ -63,6 +69,8 @@ def add_markers(item: pytest.Item) -> None:
         }
     folder = item.path.parent.relative_to(_ROOT).as_posix() if item.path.is_relative_to(_ROOT) else ""
     wanted |= {marker for place, marker in _OF_FOLDER.items() if f"{folder}/".startswith(f"{place}/")}
+    if getattr(item, "originalname", "") in _SLOW_OF_THE_KIT:
+        wanted.add("slow")
     for name in sorted(wanted):
         item.add_marker(name)
 

@@ -8,6 +8,7 @@ import importlib.metadata
 import json
 import sys
 
+import pytest
 from packaging.utils import canonicalize_name
 from tools.floors import (
     FLOORS_FILE,
@@ -70,6 +71,7 @@ def test_a_version_below_its_floor_is_reported_wherever_it_is() -> None:
     assert len(violations("other==1.0", "other")) == 1  # a floor that nothing needs any more
 
 
+@pytest.mark.slow
 def test_everything_that_is_imported_is_declared() -> None:
     """A dependency of a dependency may go away, or stay at a version with a hole, without our noticing."""
     project = read_project(PROJECT_FILE.read_text(encoding="utf-8"))

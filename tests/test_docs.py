@@ -41,6 +41,7 @@ _NO_VARIABLES = {"TIDEGATE_STOPPED"}
 """Names of other things that look like an environment variable's."""
 
 
+@pytest.mark.slow
 def test_the_generated_pages_are_up_to_date() -> None:
     """They are what the code says that they are made of; `make docs` renews them."""
     made = reference_pages()
@@ -109,6 +110,7 @@ def test_every_option_of_a_spark_format_is_in_a_table_of_its_page(name: str) -> 
     assert not set(OPTIONS[name]) - documented
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(API_PAGES))
 def test_every_public_name_has_words_and_is_on_its_page(name: str) -> None:
     """What is exported says what it is; so does each of its methods; and the page has them all."""
@@ -124,6 +126,7 @@ def test_every_public_name_has_words_and_is_on_its_page(name: str) -> None:
             assert first in page.replace("\\|", "|"), f"{entry.name}.{member.name}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", ["client", "processor", "sql", "spark"])
 def test_the_pages_have_what_the_package_really_exports(package: str) -> None:
     """The page is made from the source's text; the package agrees that these are its names."""
@@ -202,6 +205,7 @@ def workplace(tmp_path: Path) -> Path:
     return write_programs(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", ["first_program.py", "official_sdk.py", "our_client.py"])
 def test_the_first_programs_show_events(program: str, workplace: Path) -> None:
     """Those of the README and the tutorial, pasted, send an event and show it; they then wait for more."""
@@ -268,6 +272,7 @@ def _rows(database: Path) -> list[tuple[str, float]]:
 # --- examples ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sequence-number", "offset", "time"])
 def test_the_example_goes_on_from_its_checkpoint(kind: str, tmp_path: Path) -> None:
     """checkpoint_every_n.py, ended between two checkpoints, repeats what it must and skips nothing."""

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from tests.docs_support import ROOT, environment_of
 
 from tidegate.gateway.administration.operations import OPERATIONS
@@ -18,6 +19,7 @@ BLOCKS = re.findall(r"```sh\n(.*?)```", PAGE, flags=re.DOTALL)
 COMMANDS = [line for block in BLOCKS for line in block.splitlines() if "curl " in line]
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_page_run(tmp_path: Path) -> None:
     """In order, in one shell, against a service of their own: none fails."""
     with HubService(is_http_used=True) as service:

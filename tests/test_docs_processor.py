@@ -269,6 +269,7 @@ def test_the_dead_letters_of_the_guide_are_put_aside_and_run_again(workplace: Pa
         _run(redrive, service, workplace)
 
 
+@pytest.mark.slow
 def test_the_handler_of_its_own_statements_runs(workplace: Path) -> None:
     """shipping.py, in the host of orders.py: rows by its own statements, one event put aside by itself."""
     driver = "import asyncio, orders, shipping\norders.pipeline = shipping.ship\nasyncio.run(orders.main())\n"

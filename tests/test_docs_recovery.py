@@ -141,6 +141,7 @@ def _copy(source: Path, target: Path) -> None:
         shutil.copy(source, target)
 
 
+@pytest.mark.slow
 async def test_a_backup_of_the_database_and_then_the_log_goes_on_exactly_once(
     place: Place, tmp_path: Path
 ) -> None:
@@ -207,6 +208,7 @@ def _state(host: EventProcessorHost) -> PartitionState | None:
     return None if found is None else found.state
 
 
+@pytest.mark.slow
 async def test_a_damaged_segment_is_refused_and_repaired_with_its_numbers_kept(
     place: Place,
 ) -> None:

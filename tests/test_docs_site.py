@@ -13,6 +13,8 @@ from urllib.parse import unquote, urlsplit
 import pytest
 from tests.docs_support import ROOT, build_site
 
+pytestmark = pytest.mark.slow
+
 _LOADING = {"src", "srcset", "poster", "data", "action", "formaction", "background", "manifest"}
 """Attributes that make a browser fetch, whatever element they are of (``a`` has none of them)."""
 

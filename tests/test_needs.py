@@ -68,6 +68,7 @@ def test_allowed_sdk(asynchronous):
 """
 
 
+@pytest.mark.slow
 def test_a_test_is_held_to_its_markers(tmp_path: Path) -> None:
     """Of programs, of connections with an SDK, and of Spark in a child; also where the error is swallowed."""
     (tmp_path / "test_cases.py").write_text(_CASES, encoding="utf-8")

@@ -52,6 +52,7 @@ def test_importing_a_part_of_the_model_imports_only_the_model(module: str) -> No
     }
 
 
+@pytest.mark.slow
 def test_a_service_loads_sql_only_for_a_database() -> None:
     """SQLAlchemy takes a third of the CPU of a start, and 18 MB."""
     loaded = _loaded_by("import tidegate.server.app")
@@ -69,6 +70,7 @@ def test_a_name_loads_its_own_package_and_not_those_above_it() -> None:
     assert packages.isdisjoint({"processor", "sql", "spark", "server", "broker"})
 
 
+@pytest.mark.slow
 def test_reading_with_spark_does_not_load_sqlalchemy() -> None:
     """Spark starts half a dozen Pythons per query: SQL's modules would double what they need to start."""
     loaded = _loaded_by("import tidegate.spark.source.reader")

@@ -213,6 +213,7 @@ def test_a_failure_before_our_open_still_sends_open_and_close(first: bytes) -> N
     assert closed.error.condition == FRAMING_ERROR
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(max_examples=150, deadline=None)
 def test_no_bytes_make_the_engine_raise(data: st.DataObject) -> None:

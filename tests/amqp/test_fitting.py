@@ -64,6 +64,7 @@ _attaches = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(_attaches, _long_texts, strategies.states)
 def test_no_frame_is_larger_than_the_peer_takes(attach: Attach, text: str, state: object) -> None:
     """Protects peers with small buffers: any attach, error, message or disposition fits or ends the link."""

@@ -154,6 +154,7 @@ FIELD_COUNTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", STRATEGIES, ids=lambda kind: kind.__name__)
 def test_a_performative_comes_back_and_the_official_client_can_read_it(kind: type) -> None:
     """Protects each performative with all its fields, and the lengths that azure-eventhub 5.15.1 needs."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from unittest import mock
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.amqp.pair import EnginePair
@@ -163,6 +164,7 @@ def _serve(data: bytes, cuts: list[int]) -> tuple[list[str], bytes, list[object]
     return words, b"".join(server.data_to_send()), [*counters, server.held_bytes]
 
 
+@pytest.mark.slow
 @settings(deadline=None, derandomize=True)
 @given(
     st.lists(_FRAMES, min_size=5, max_size=60),

@@ -42,6 +42,7 @@ from tidegate.amqp.types import (
 UUID_VALUE = UUID("00112233-4455-6677-8899-aabbccddeeff")
 
 
+@pytest.mark.slow
 @settings(deadline=None, derandomize=True, max_examples=150)
 @given(values)
 def test_a_value_comes_back_as_it_was(value: object) -> None:

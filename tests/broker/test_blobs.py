@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-import tracemalloc
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from random import Random
-from string import ascii_letters
 from typing import Any
 
 import pytest
@@ -272,61 +268,6 @@ async def test_containers_count_as_well(world: _World, monkeypatch: pytest.Monke
     await world.blobs.delete_container(A, "store")
     await _until(lambda: total.held_bytes == 2 * more)
     assert total.waiting_bytes == 0
-
-
-_TWO_CHARACTERS = [first + second for first in ascii_letters for second in ascii_letters]
-
-
-def _any_text(random: Random, characters_max: int) -> str:
-    letter = random.choice(['"', "n", "/", "ä", "İ", "\U0001f600"])
-    return letter * random.choice([1, 9, characters_max])
-
-
-@pytest.mark.parametrize("seed", range(12))
-async def test_memory_is_what_is_counted(world: _World, seed: int) -> None:
-    """Or less, whatever clients write: a limit of an account holds."""
-    random = Random(seed)
-    kind = random.choice(["{n}{text}", "{text}/h/{n}/checkpoint/{p}", "{text}{n}/h{n}/g/ownership/0"])
-    text, content = _any_text(random, 980), bytes(random.choice([0, 4096]))
-    names = _TWO_CHARACTERS[: random.choice([0, 1, 6, 11, 90, 700])]
-    value = random.choice(["", "x", '"' * 9])
-    is_leased, count = random.random() < 0.5, random.choice([90, 175])
-
-    async def store(number: int) -> None:
-        name = kind.format(n=number, p=number % 1000, text=text)
-        metadata = {"".join(list(each)): "".join(list(value)) for each in names}
-        await world.blobs.put(
-            A,
-            "store",
-            name,
-            NO_CONDITIONS,
-            lease_id=None,
-            content=bytes(bytearray(content)),
-            metadata=metadata,
-        )
-        if is_leased:
-            new = StoredLease(f"{number:036}", 30, break_s=number / 7)
-            await world.blobs.change_lease(A, "store", name, NO_CONDITIONS, lambda *_: new.lease(number / 3))
-
-    async def fill(numbers: range) -> None:
-        await world.blobs.create_container(A, f"more-{numbers.start}", {})
-        for number in numbers:
-            await store(number)
-
-    await fill(range(2))
-    gc.collect()
-    tracemalloc.start(1)
-    try:
-        counted, traced = world.blobs._total.held_bytes, tracemalloc.get_traced_memory()[0]
-        await fill(range(1000, 1000 + count))
-        gc.collect()
-        counted, traced = (
-            world.blobs._total.held_bytes - counted,
-            tracemalloc.get_traced_memory()[0] - traced,
-        )
-    finally:
-        tracemalloc.stop()
-    assert traced <= counted, (seed, counted / traced)
 
 
 async def test_deleting_a_full_container_holds_nobody_up(world: _World) -> None:

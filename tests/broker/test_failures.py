@@ -102,6 +102,7 @@ async def test_an_internal_error_while_opening_a_log_fails_its_partition_alone(
     await broker.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 async def test_a_hub_whose_deletion_is_in_doubt_acknowledges_nothing(clock: SetClock, seed: int) -> None:
     """D10: the deletion could be neither made nor undone. After a power loss the hub is there with all

@@ -12,6 +12,7 @@ from array import array
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -110,6 +111,7 @@ async def _run(steps: Sequence[tuple[str, int]], directory: Path) -> None:
         await producer.broker.close()
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(_STEPS, max_size=15))
 def test_each_event_is_stored_once(steps: list[tuple[str, int]]) -> None:

@@ -210,6 +210,7 @@ def test_refusals_are_counted_and_cost_nothing(clock: SetClock) -> None:
     assert (statistics.throttled_bytes, statistics.delayed_deliveries) == (7000, 1)
 
 
+@pytest.mark.slow
 @given(changes=st.lists(st.tuples(st.none() | _UNITS, st.floats(0.0, 1.0), st.integers(1, 999)), max_size=30))
 @settings(deadline=None)
 def test_changing_units_gives_nothing_away(changes: list[tuple[int | None, float, int]]) -> None:

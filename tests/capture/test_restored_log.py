@@ -30,6 +30,7 @@ async def _running(root: Path, clock: SetClock) -> AsyncIterator[tuple[Broker, C
     await broker.close()
 
 
+@pytest.mark.slow
 async def test_capture_stops_at_a_restored_partition_that_has_grown_again(
     tmp_path: Path, clock: SetClock, caplog: pytest.LogCaptureFixture
 ) -> None:

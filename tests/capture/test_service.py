@@ -43,6 +43,7 @@ def _settings(destination: object, **changes: object) -> CaptureSettings:
     )
 
 
+@pytest.mark.slow
 async def test_added_partitions_are_captured(
     broker: Broker, service: CaptureService, clock: SetClock, tmp_path: Path
 ) -> None:
@@ -115,6 +116,7 @@ async def test_size_closes_a_file_at_once(broker: Broker, service: CaptureServic
     assert captured_numbers(tmp_path / "files") == [0, 1, 2, 3, 4, 5]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_skipped", [False, True])
 async def test_empty_windows_leave_files_unless_skipped(
     broker: Broker, service: CaptureService, clock: SetClock, tmp_path: Path, is_skipped: bool
@@ -157,6 +159,7 @@ async def test_off_pauses_and_on_goes_on(
     assert captured_numbers(tmp_path / "files") == [0, 1, 2, 3]
 
 
+@pytest.mark.slow
 async def test_files_are_listed(
     broker: Broker, service: CaptureService, clock: SetClock, tmp_path: Path
 ) -> None:

@@ -66,6 +66,7 @@ def test_a_hubs_settings_change_one_by_one(hub: str, environment: dict[str, str]
     )
 
 
+@pytest.mark.slow
 def test_partitions_are_added(hub: str, environment: dict[str, str]) -> None:
     """The number can grow, with other settings; it cannot shrink, and a tier may refuse. On a terminal, the
     question says what changes.

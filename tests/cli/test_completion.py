@@ -49,6 +49,7 @@ def offered(line: str, environment: dict[str, str]) -> list[str]:
     return found.stdout.decode().split()
 
 
+@pytest.mark.slow
 def test_commands_and_options(shell_environment: dict[str, str]) -> None:
     """Commands, commands of groups, and options are completed from the program itself."""
     assert offered("tidegate co", shell_environment) == ["completion"]
@@ -74,6 +75,7 @@ def test_names_of_the_service(shell_environment: dict[str, str], hub_service: Hu
     assert offered("tidegate policy show Root", shell_environment) == ["RootManageSharedAccessKey"]
 
 
+@pytest.mark.slow
 def test_names_of_this_machine(shell_environment: dict[str, str]) -> None:
     """Profiles are completed without any service."""
     string = shell_environment["TIDEGATE_CONNECTION_STRING"].encode()
@@ -83,6 +85,7 @@ def test_names_of_this_machine(shell_environment: dict[str, str]) -> None:
     assert offered("tidegate profile use ", shell_environment) == ["mine"]
 
 
+@pytest.mark.slow
 def test_a_service_that_is_away_completes_nothing(shell_environment: dict[str, str]) -> None:
     """Nothing is offered, nothing is said, and the prompt comes back."""
     string = "Endpoint=sb://127.0.0.1:1;SharedAccessKeyName=x;SharedAccessKey=s;UseDevelopmentEmulator=true"
@@ -92,6 +95,7 @@ def test_a_service_that_is_away_completes_nothing(shell_environment: dict[str, s
     assert offered("tidegate receive a", nowhere) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_each_shell_has_its_script(shell: str, lonely: dict[str, str]) -> None:
     """The script names the program; what it then asks is answered in the shell's own way."""

@@ -61,6 +61,7 @@ def test_what_fails_is_named_and_nothing_is_created(lonely: dict[str, str], tmp_
     assert "secret" not in str(found)
 
 
+@pytest.mark.slow
 def test_a_terminal_of_80_columns_shows_all_of_the_advice(lonely: dict[str, str]) -> None:
     """Continued on further lines, between words."""
     shown = run_on_terminal("doctor", "--data-dir", "/nowhere/at/all", environment=lonely).out

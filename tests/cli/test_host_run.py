@@ -192,6 +192,7 @@ async def test_no_host_outlives_its_parent(place: Place) -> None:
     assert {*await place.owners()} == {""}
 
 
+@pytest.mark.slow
 async def test_a_process_that_always_dies_ends_all(place: Place) -> None:
     """The limit of restarts is told with the last exit code, and the command fails."""
     with place.running("--processes", "2", "--restarts", "1", name="dying"):
@@ -201,6 +202,7 @@ async def test_a_process_that_always_dies_ends_all(place: Place) -> None:
     assert len(place.children()) in (3, 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("--processes", "2")])
 @pytest.mark.parametrize(
     ("name", "words"),

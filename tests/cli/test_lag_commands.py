@@ -195,6 +195,7 @@ def test_the_lag_table_ends_with_totals(sql_place: Place) -> None:
     assert lines[5].split()[-5:] == ["10", "-", "0", "2", "1"]
 
 
+@pytest.mark.slow
 def test_watching_lag_shows_it_again(sql_place: Place) -> None:
     """--watch --nl goes on until Ctrl-C, sees new events, and ends well; without --nl it needs a terminal."""
     refused = sql_place.run("lag", sql_place.hub, "--watch", "--json")

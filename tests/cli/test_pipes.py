@@ -95,6 +95,7 @@ def test_from_pipe_to_pipe(filled: str, environment: dict[str, str]) -> None:
     assert all(json.loads(record["body"])["flight"] == record["partition_key"] for record in found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_sender_has_sent_what_it_took(
     number: signal.Signals, filled: str, environment: dict[str, str]

@@ -37,6 +37,7 @@ async def _send(connection_string: str, count: int, partition_id: str = "1") -> 
         await producer.flush()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_batched", [True, False])
 async def test_batches_hold_what_events_hold(connection_string: str, is_batched: bool) -> None:
     """Every column, against the events that ``receive`` gives; by both kinds of delivery."""

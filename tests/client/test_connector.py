@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 
 import pytest
 from tests.client.fake_service import FakeService, until
@@ -16,6 +17,7 @@ from tidegate.model.errors import (
     InvalidArgumentError,
     NotFoundError,
     OperationTimeoutError,
+    ServerBusyError,
     UnauthorizedError,
 )
 from tidegate.model.position import EventPosition
@@ -91,6 +93,16 @@ async def test_passing_errors_are_tried_again_as_often_as_the_policy_says() -> N
         await connector.close()
         with pytest.raises(ClosedError):
             await connector.run("a test", fail)
+
+
+async def test_a_seeded_program_keeps_its_own_numbers() -> None:
+    """The jitter is not drawn from the generator that the program may have seeded."""
+    async with FakeService() as service:
+        connector = Connector(_namespace(service))
+        state = random.getstate()
+        await connector.wait_before_retry(1, ServerBusyError("busy"))
+        assert random.getstate() == state
+        await connector.close()
 
 
 async def test_each_try_has_a_deadline() -> None:

@@ -60,6 +60,7 @@ def service(tmp_path: Path) -> HubService:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_batched", [True, False])
 async def test_a_position_in_a_restored_log_that_has_grown_again_is_refused(
     service: HubService, tmp_path: Path, is_batched: bool
@@ -93,6 +94,7 @@ async def test_a_position_in_a_restored_log_that_has_grown_again_is_refused(
             await read(receiver, 200)
 
 
+@pytest.mark.slow
 async def test_a_reader_that_waits_while_an_older_log_is_restored_gets_the_error(
     service: HubService, tmp_path: Path
 ) -> None:
@@ -142,6 +144,7 @@ def test_a_receiver_that_was_kept_takes_no_history_to_another_log(
         service.stop()
 
 
+@pytest.mark.slow
 async def test_a_consumer_that_begins_at_the_end_also_notices(service: HubService, tmp_path: Path) -> None:
     """Its position is a number, too, although it was given none."""
     with service:
@@ -162,6 +165,7 @@ async def test_a_consumer_that_begins_at_the_end_also_notices(service: HubServic
         service.stop()
 
 
+@pytest.mark.slow
 async def test_a_kill_and_a_repair_that_loses_nothing_stop_no_reader(tmp_path: Path) -> None:
     """The reader's history is still that of the events which it has read."""
     with HubProcess(tmp_path / "log") as service:

@@ -282,6 +282,7 @@ async def test_short_lived_tokens_are_renewed(hub_service: HubService, event_hub
         assert await _read(receiver, count) == [b"%d" % number for number in range(count)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("partition_count", [3, 1024])
 async def test_all_partitions_of_a_hub_are_told_at_once(
     hub_service: HubService, partition_count: int, monkeypatch: pytest.MonkeyPatch

@@ -225,6 +225,7 @@ def _any_event(rng: random.Random) -> tuple[bytes, bool]:
     return bytes(encoded), not is_broken
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_alike", [True, False])
 @pytest.mark.parametrize("is_packed", [True, False])
 def test_columns_are_what_decoding_each_event_gives(

@@ -104,6 +104,7 @@ def test_a_list_that_cannot_be_read_is_told(service: HubService, plain_browser: 
     assert "Have it captured" in page.text
 
 
+@pytest.mark.slow
 def test_a_hub_that_is_captured_no_longer_is_shown_at_once(
     service: HubService, plain_browser: PlainBrowser, tmp_path: Path
 ) -> None:

@@ -349,6 +349,7 @@ def test_redriving_is_tried_and_then_done(
     assert "Redrive" in text_of(plain_browser.get("/console/jobs").text)
 
 
+@pytest.mark.slow
 def test_a_redrive_that_cannot_be_is_told(
     letters: DeadLetters, plain_browser: PlainBrowser, place: Place
 ) -> None:
@@ -366,6 +367,7 @@ def test_a_redrive_that_cannot_be_is_told(
     assert letters.count() == 4
 
 
+@pytest.mark.slow
 def test_a_redrive_ends_when_it_is_cancelled(
     letters: DeadLetters, service: HubService, plain_browser: PlainBrowser, place: Place
 ) -> None:
@@ -392,6 +394,7 @@ def test_a_redrive_ends_when_it_is_cancelled(
     assert _numbers(letters, DeadLetterStatus.OPEN) == [3, 5, 8]
 
 
+@pytest.mark.slow
 def test_a_job_ends_with_the_policy_that_started_it(
     letters: DeadLetters, service: HubService, place: Place, plain_browser: PlainBrowser
 ) -> None:

@@ -55,6 +55,7 @@ from tidegate.wire.event_codec import encode_event
 from tidegate.wire.names import PARTITION_KEY
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 async def test_pages_are_the_whole_log_both_ways(
     broker: Broker, events: BrokerEvents, clock: StepClock, seed: int
@@ -126,6 +127,7 @@ class _GappedPartition:
         return found
 
 
+@pytest.mark.slow
 @settings(deadline=None, derandomize=True)
 @given(
     st.lists(st.tuples(st.sampled_from((0, 0, 3, 10**6)), st.integers(1, 40), st.sampled_from((1, 90)))),
@@ -407,6 +409,7 @@ def test_no_stored_bytes_break_a_page(encoded: bytes) -> None:
             body_view(event.contents, look, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "contents",
     [EventContents(b"[%b[]]" % (b"[]," * 5_000)), EventContents(b"", body_value=[True, False] * 2_500)],

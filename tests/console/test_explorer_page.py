@@ -53,6 +53,7 @@ def hub(service: HubService) -> str:
     return service.create_hub(partition_count=3)
 
 
+@pytest.mark.slow
 def test_pages_of_all_partitions_lead_there_and_back(
     service: HubService, hub: str, plain_browser: PlainBrowser
 ) -> None:

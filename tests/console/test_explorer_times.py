@@ -21,6 +21,7 @@ from tidegate.storage.record import BatchHeader, decode_header
 from tidegate.storage.segments import segment_reader
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_newest_first", [False, True], ids=["oldest", "newest"])
 @pytest.mark.parametrize("seed", range(4))
 async def test_pages_from_a_time(
@@ -64,6 +65,7 @@ async def test_the_last_page_leads_nowhere(broker: Broker, events: BrokerEvents,
     assert pages[-1].older is None
 
 
+@pytest.mark.slow
 async def test_few_partitions_are_read_for_a_page(
     broker: Broker, events: BrokerEvents, clock: StepClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -76,6 +76,7 @@ def test_a_large_form_leaves_the_event_loop_to_others(service: HubService) -> No
     assert service.call(longest_wait) < 0.8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "fields", "problem"),
     [

@@ -152,6 +152,7 @@ def test_an_error_is_one_line_and_an_exit_code(
     assert capsys.readouterr().err == f"Error: {error}\n"
 
 
+@pytest.mark.slow
 def test_without_spark_the_demo_says_what_to_install() -> None:
     """A plain `pip install tidegate` has no Spark: one line says what is missing, not a traceback."""
     script = (

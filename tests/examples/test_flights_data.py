@@ -13,6 +13,8 @@ from examples.flights.publish import PARTITION_COUNT, expected_events_by_partiti
 
 from tidegate.model.errors import NotFoundError
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def flights() -> list[FlightEvent]:

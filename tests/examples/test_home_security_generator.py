@@ -34,6 +34,7 @@ def _events(plan: GeneratorPlan, steps: int) -> tuple[list[tuple[str, bytes]], H
     return [event for _ in range(steps) for event in generator.step()], generator
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     st.builds(

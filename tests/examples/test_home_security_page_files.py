@@ -39,6 +39,7 @@ _PAGES = st.builds(
 _CHANGES = st.dictionaries(_NAMES, _PAGES, max_size=6)
 
 
+@pytest.mark.slow
 @given(st.lists(_CHANGES, max_size=6))
 @example([dict.fromkeys(HOSTILE, b'{"activity":[]}')])
 def test_merging_is_what_a_dictionary_does(batches: list[dict[str, bytes]]) -> None:

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from tidegate.model.errors import InvalidArgumentError
 
+pytestmark = pytest.mark.slow
+
 _NAMES = st.text(min_size=1, max_size=12)
 _TIMES = st.datetimes(timezones=st.just(UTC)).map(lambda time: time.replace(microsecond=0))
 

@@ -95,6 +95,7 @@ async def test_running_out_of_descriptors_refuses_and_recovers(
     assert [delivery.payload[-1:] for delivery in pair.deliveries(receiver)] == [b"2"]
 
 
+@pytest.mark.slow
 async def test_a_hub_that_cannot_be_made_now_can_be_made_later(
     files: SimulatedFiles, simulated: Broker
 ) -> None:

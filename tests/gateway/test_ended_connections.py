@@ -48,6 +48,7 @@ async def _use(driver: AmqpDriver, recorder: Recorder) -> None:
     await recorder.until(lambda: recorder.has(DeliveriesReceived) and recorder.has(DeliveriesSettled))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_tls", [False, True], ids=["plain", "tls"])
 @pytest.mark.parametrize("is_cut", [False, True], ids=["closed", "cut"])
 @pytest.mark.usefixtures("_no_collections")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from tests.gateway.support import HOST, Pair
 from tests.support.clocks import SetClock
 
@@ -88,6 +89,7 @@ async def test_with_a_link_to_a_deleted_hub(broker: Broker, clock: SetClock) -> 
     assert error.condition == "amqp:unauthorized-access"
 
 
+@pytest.mark.slow
 async def test_requests_count_as_use(broker: Broker, clock: SetClock) -> None:
     """Whoever asks $management now and then is not let go."""
     pair = Pair(broker, clock, idle_limits=IdleLimits(1.0, 1.0))

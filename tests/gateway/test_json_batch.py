@@ -95,6 +95,7 @@ _VALUES = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.dictionaries(st.sampled_from(["Body", "UserProperties", "X"]), _VALUES), max_size=3),
     st.integers(0, 200),

@@ -70,6 +70,7 @@ class _Server:
         self.parser.start_next_cycle()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("read_bytes", [_READ_BYTES, 1_000])
 @pytest.mark.parametrize("name", _HOSTILE)
 def test_no_slice_is_long(name: str, read_bytes: int) -> None:

@@ -123,6 +123,7 @@ def test_processes_never_win_the_same_epoch(tmp_path: Path) -> None:
     assert sorted(epochs) == list(range(1, 61))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("acknowledged", [1, 60, 333])
 async def test_a_killed_process_loses_no_checkpoint(tmp_path: Path, acknowledged: int) -> None:
     """What was acknowledged before SIGKILL is there, and the lock of the dead is free."""

@@ -73,6 +73,7 @@ def _is_even(hosts: Sequence[EventProcessorHost], partition_count: int) -> bool:
     return sum(counts) == partition_count and max(counts) - min(counts) <= 1
 
 
+@pytest.mark.slow
 async def test_hosts_that_join_and_leave_in_order_handle_each_event_once(
     hub_service: HubService, any_store: ProcessorStore
 ) -> None:
@@ -109,6 +110,7 @@ async def test_hosts_that_join_and_leave_in_order_handle_each_event_once(
     assert overlaps == []
 
 
+@pytest.mark.slow
 async def test_the_next_owner_waits_for_the_call_and_its_checkpoint(
     hub_service: HubService, any_store: ProcessorStore
 ) -> None:

@@ -38,6 +38,7 @@ def test_a_host_alone_takes_everything_and_keeps_it(world: World) -> None:
     cluster.assert_sound()
 
 
+@pytest.mark.slow
 def test_five_hosts_share_evenly_and_then_rest(world: World) -> None:
     """16 partitions and 5 hosts: 3/3/3/3/4 within 3 lease durations, stable for 10 more; two more join."""
     cluster = Cluster(world, 16)
@@ -183,6 +184,7 @@ def test_a_hand_over_is_tried_again_after_a_failure(world: World, what: str) -> 
     cluster.assert_sound()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("second_kill_after_s", [None, 0.0, 10.0, 20.0])
 def test_a_killed_hosts_partitions_are_read_again_in_time(
     world: World, second_kill_after_s: float | None
@@ -490,6 +492,7 @@ def test_what_on_exception_raises_does_not_end_the_host(
     assert "on_exception raised" in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("_", range(8))
 def test_random_histories_end_even(world: World, _: int) -> None:
     """Hosts join, close, die, are paused and cut off in any order: every partition ends with one reader."""

@@ -335,6 +335,7 @@ async def test_a_lost_position_stops_the_partition_with_one_error(
     assert subject.journal.of("0") == ["open", f"error {expected.__name__}", "close failed"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", [PositionLostPolicy.EARLIEST, PositionLostPolicy.LATEST])
 @pytest.mark.parametrize("how", LOSSES)
 async def test_a_lost_position_is_gone_on_from_as_the_policy_says(

@@ -157,6 +157,7 @@ async def test_a_receiver_that_is_silent_is_noticed(
     assert "receiver has returned none" in str(subject.reported[0])
 
 
+@pytest.mark.slow
 async def test_a_question_that_hangs_hides_no_other_partition(
     hub_service: HubService, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -80,6 +80,7 @@ class _Face(TransactionalProcessor):
         _write(context, events)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "is_given"),
     [
@@ -186,6 +187,7 @@ async def test_the_threads_of_sessions_that_ended_are_gone(
     await store.close()
 
 
+@pytest.mark.slow
 async def test_a_stop_by_policy_keeps_the_partition_stopped(
     hub_service: HubService, hub: str, database: Database
 ) -> None:
@@ -379,6 +381,7 @@ async def test_a_transaction_that_hangs_is_fenced_by_the_next_epoch(
     assert _rows(database) == list(range(5))
 
 
+@pytest.mark.slow
 async def test_a_transaction_that_hangs_for_ever_holds_up_nobody(
     hub_service: HubService, database: Database
 ) -> None:

@@ -120,6 +120,7 @@ class _Handled:
             return host.statistics().partitions["0"].error
 
 
+@pytest.mark.slow
 async def test_a_host_stops_at_a_restored_log_that_has_grown_again(
     service: HubService, tmp_path: Path, store: ProcessorStore, is_transactional: bool
 ) -> None:
@@ -153,6 +154,7 @@ async def test_a_host_stops_at_a_restored_log_that_has_grown_again(
         assert handled.numbers[150:] == list(range(50, 200))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", ["sqlite"], indirect=True)
 async def test_the_command_that_the_error_names_lets_the_group_go_on(
     service: HubService, tmp_path: Path, store: ProcessorStore

@@ -76,6 +76,7 @@ def _lines(folder: Path) -> list[str]:
     return (folder / "out").read_text().splitlines()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("hosts", "count"), [(ONE, 1), (TWO, 2)])
 async def test_sigterm_ends_hosts_in_order(
     hub_service: HubService, hub: str, tmp_path: Path, hosts: str, count: int
@@ -99,6 +100,7 @@ async def test_sigterm_ends_hosts_in_order(
     await store.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("hosts", "options", "code"),
     [(ONE, "{'is_sigterm_handled': False}", -signal.SIGTERM), (OWN, "{}", 7)],

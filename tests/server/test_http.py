@@ -229,6 +229,7 @@ _EVENTS = st.lists(
 )
 
 
+@pytest.mark.slow
 def test_no_batch_makes_the_service_fail(hub_service: HubService) -> None:
     """Whatever JSON comes as a batch: it is stored whole, or refused as the sender's mistake."""
     hub = hub_service.create_hub(partition_count=1)

@@ -106,6 +106,7 @@ def hub(service: HubService) -> str:
 # --- the document -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_document_is_valid_and_served(root: Client) -> None:
     """Anybody gets a valid OpenAPI 3.1 document, the one that the table makes."""
     document = openapi_document()
@@ -169,6 +170,7 @@ class Walk:
         return answer.value
 
 
+@pytest.mark.slow
 def test_every_operation_does_what_the_document_says(root: Client, tmp_path: Path) -> None:
     """A life of an event hub through all operations: each succeeds, and answers what its schema says."""
     walk = Walk(root)
@@ -248,6 +250,7 @@ def _policy_key(service: HubService, scope: str | None, name: str, *claims: Clai
     return service.call(create)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.operation_id)
 def test_claims_of_every_operation(service: HubService, hub: str, operation: Operation) -> None:
     """Without a token, or with Send alone, nothing is told; with Listen only what shows, but not keys."""
@@ -395,6 +398,7 @@ def test_no_key_is_logged(
 # --- mistakes ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "path", "body", "status", "detail"),
     [

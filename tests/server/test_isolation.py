@@ -68,6 +68,7 @@ class _Times:
         )
 
 
+@pytest.mark.slow
 async def test_a_stuck_file_stops_its_partition_alone(
     tmp_path: Path, stuck_files: StuckFiles, tasks: TaskOwner
 ) -> None:
@@ -92,6 +93,7 @@ async def test_a_stuck_file_stops_its_partition_alone(
             assert await read == [b"before", b"stuck"]
 
 
+@pytest.mark.slow
 async def test_while_the_journal_is_stuck_appends_wait(
     tmp_path: Path, stuck_files: StuckFiles, tasks: TaskOwner
 ) -> None:
@@ -127,6 +129,7 @@ async def test_while_the_journal_is_stuck_appends_wait(
                 assert await _read(consumer, str(index), 3) == [b"%d" % index] * 3
 
 
+@pytest.mark.slow
 async def test_while_a_creation_is_stuck_the_others_go_on(
     tmp_path: Path, stuck_files: StuckFiles, tasks: TaskOwner
 ) -> None:

@@ -159,6 +159,7 @@ class _Pieces(SlicedWork):
         return pieces
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accept", ["", "application/openmetrics-text; version=1.0.0"])
 def test_many_lines_are_made_in_pieces(service: HubService, accept: str) -> None:
     """The same as the library makes in one step. A large answer is reused for a second, a small one not."""

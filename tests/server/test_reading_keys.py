@@ -123,6 +123,7 @@ def test_keys_over_http(service: HubService, scope: str | None, name: str) -> No
     assert seen == _of_service(service, lambda broker: _readable(broker, scope, name))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scope", SCOPES)
 def test_no_page_of_the_console_shows_a_key(service: HubService, scope: str | None) -> None:
     """Not even to who may read them: no page holds one."""

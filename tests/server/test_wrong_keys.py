@@ -196,6 +196,7 @@ def test_wrong_keys_are_answered_later_and_later(
     assert _metric(service, f'authentication_failures_total{{door="{label}"}}') == 8.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("door", "policy", "label"), DOORS)
 def test_a_right_key_does_not_wait_behind_wrong_ones(
     service: HubService, door: Door, policy: str, label: str, monkeypatch: pytest.MonkeyPatch

@@ -45,6 +45,7 @@ def _cut(
     return [*batches, *cutter.finish()]
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(rows=st.lists(_row, min_size=1, max_size=60), data=st.data())
 def test_batches_depend_on_the_rows_alone(rows: list[_Row], data: st.DataObject) -> None:

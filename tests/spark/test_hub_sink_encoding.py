@@ -46,6 +46,7 @@ def _expected(rows: list[_Row]) -> list[object]:
     return [wrap_event(encode_event(EventData(body, dict(some or {})), key)) for body, key, some in rows]
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(rows=_rows, data=st.data())
 def test_columns_become_the_bytes_of_our_producer(rows: list[_Row], data: st.DataObject) -> None:

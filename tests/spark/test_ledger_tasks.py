@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pyarrow as pa
+import pytest
 from sqlalchemy import BigInteger, Column, MetaData, String, Table
 
 from tidegate.spark.ledger.tasks import ROWS, TaskPlan, TaskRows, read_table
@@ -44,6 +45,7 @@ def _rows(sequence_numbers: list[int | None]) -> pa.RecordBatch:
     )
 
 
+@pytest.mark.slow
 def test_rows_of_an_upsert_are_in_the_order_of_their_key() -> None:
     """A shuffle's order costs the database twice the time; rows that are appended stay as they come."""
     found = _handed_on(WriteMode.UPSERT, _rows([5, 6, 7, 8]))

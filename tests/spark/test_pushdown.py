@@ -7,6 +7,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql.datasource import (
@@ -104,6 +105,7 @@ _FILTERS = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=300)
 @given(st.lists(_FILTERS, max_size=4), st.integers(0, 50))
 def test_a_narrowed_read_returns_what_a_whole_one_does(filters: list[Filter], seed: int) -> None:

@@ -116,6 +116,7 @@ def _as_stored(row: dict[str, object], database: Database) -> dict[str, object]:
     return row
 
 
+@pytest.mark.slow
 @_on_a_database
 @given(rows=st.lists(_row, min_size=1, max_size=8), offset=st.integers(0, 3))
 def test_what_is_written_is_read_back(database: Database, rows: list[dict[str, object]], offset: int) -> None:

@@ -139,6 +139,7 @@ def test_not_inside_a_savepoint_of_the_handler(base: Database) -> None:
     assert effect_numbers(base) == [1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("action", [FailureAction.DEAD_LETTER, FailureAction.PARK_KEY])
 @pytest.mark.parametrize("seed", range(6))
 def test_each_event_counts_once_wherever_it_is_called(

@@ -44,6 +44,7 @@ def check_exactly_once(database: Database) -> None:
     assert CheckpointReader(database).read(CONSUMER)["0"].next_sequence_number == EVENT_COUNT
 
 
+@pytest.mark.slow
 def test_a_crash_in_every_window_neither_loses_nor_doubles(database_url: str) -> None:
     """SIGKILL before and after each step of the transaction, and at random moments."""
     seed = random.randrange(2**31)
@@ -54,6 +55,7 @@ def test_a_crash_in_every_window_neither_loses_nor_doubles(database_url: str) ->
         check_exactly_once(database)
 
 
+@pytest.mark.slow
 def test_processes_that_compete_commit_each_range_once(database_url: str) -> None:
     """Four real processes on one partition: the rows they report add up to the rows there are."""
     seed = random.randrange(2**31)

@@ -175,6 +175,7 @@ def test_a_lost_commit_is_found_out(proxied_url: str, proxy: CuttingProxy) -> No
             assert connection.execute(select(func.count()).select_from(batch_ledger)).scalar_one() == 1
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.sampled_from(["run", "crash before", "crash between", "restore"]), max_size=30))
 def test_no_history_of_spark_loses_or_doubles_a_batch(history: list[str]) -> None:

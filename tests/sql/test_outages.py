@@ -104,6 +104,7 @@ def _wrapped() -> Exception:
     return error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("action", FailureAction)
 @pytest.mark.parametrize("kind", HANDLERS)
 def test_an_outage_makes_no_dead_letter(
@@ -155,6 +156,7 @@ def test_which_errors_are_an_outage(
         assert process(transactions, bad_at([], 3)).dead_letters == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", HANDLERS)
 @pytest.mark.parametrize("refused", [{0}, {3}, {9}, {0, 4, 9}])
 def test_an_event_that_fails_alone_is_at_fault(

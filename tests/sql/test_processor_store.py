@@ -379,6 +379,7 @@ def test_a_worker_that_was_overtaken_by_a_person_is_fenced(database: Database) -
     assert CheckpointReader(database).read(CONSUMER)["0"].next_sequence_number == 2
 
 
+@pytest.mark.slow
 def test_threads_that_race_win_each_version_once(database: Database) -> None:
     """One winner per version, so the epochs that all of them won are 1, 2, 3 … without a repetition."""
     table, epochs = LeaseTable(database), list[int]()

@@ -119,6 +119,7 @@ async def _check(
     return histories
 
 
+@pytest.mark.slow
 async def test_a_backup_under_load_has_what_was_acknowledged_before(tmp_path: Path, tasks: TaskOwner) -> None:
     """It is sound and starts, with retention and deletions at the same time, and knows its history."""
     manager = await LogManager.open(tmp_path, options=_OPTIONS)

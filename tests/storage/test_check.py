@@ -74,6 +74,7 @@ async def test_stray_files_among_the_logs_are_named_and_left_alone(tmp_path: Pat
     assert all(path.read_text() == "mine" for path in strays)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(16))
 async def test_a_repair_keeps_all_that_is_intact(seed: int, tmp_path: Path) -> None:
     """Random damage in random places: exactly the events that the report calls lost are lost, none is

@@ -112,6 +112,7 @@ def _damage(randomness: random.Random, data: bytearray) -> str:
     return f"{kind} at {at}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 async def test_one_damaged_file_changes_nothing(seed: int) -> None:
     """D7: whichever it is and wherever it is damaged, or gone: the other has everything, and restores it."""
@@ -134,6 +135,7 @@ async def test_one_damaged_file_changes_nothing(seed: int) -> None:
         assert damages_of(found) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 async def test_two_damaged_files_are_refused_and_repaired(seed: int) -> None:
     """Refused with file and offset, never a first start and never another value. What a repair keeps is
@@ -236,6 +238,7 @@ async def test_what_a_later_version_writes_is_refused_by_name(
     assert bytes(files.entries[_PATHS[0]].content) == before
 
 
+@pytest.mark.slow
 async def test_changes_survive_a_power_loss_at_every_write() -> None:
     """Before or after the interrupted change, of one key or of several, at each step of a first start, of
     changes, of a compaction and of the start after a loss. Answered changes are there."""

@@ -295,6 +295,7 @@ async def test_one_copy_of_the_manifest_is_enough(copy: str, damage: str, tmp_pa
         assert ManifestFiles(files, path.parent).read().problems == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operations", range(40))
 async def test_a_repair_that_loses_power_ends_the_same(operations: int) -> None:
     """At whatever step it stops, another repair and a start then find what an uninterrupted one would."""

@@ -126,6 +126,7 @@ async def _apply_retention(manager: LogManager, log: FilePartitionLog) -> None:
     await asyncio.gather(log.apply_retention(before_ms=0, bytes_max=7000), drive(), return_exceptions=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(200))
 async def test_acknowledged_events_survive_power_losses(seed: int) -> None:
     """Random appends, cancellations, full disks, short writes, failing syncs and retention, and 4 power
@@ -138,6 +139,7 @@ async def test_acknowledged_events_survive_power_losses(seed: int) -> None:
     await simulate(seed)
 
 
+@pytest.mark.slow
 async def test_the_simulation_notices_a_disk_that_lies_about_syncs() -> None:
     """The canary: on a disk whose sync does nothing, the checks above must fail for some seed."""
     failures = 0

@@ -226,6 +226,7 @@ async def test_readers_leave_half_of_the_loop_to_a_sender(monkeypatch: pytest.Mo
     await server.close(timeout_s=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_tls", [False, True], ids=["plain", "tls"])
 async def test_who_has_no_token_is_read_little_at_a_time(
     is_tls: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

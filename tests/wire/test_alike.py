@@ -45,6 +45,7 @@ def test_a_hiding_event_is_delivered_whole_as_a_body(event: bytes) -> None:
     assert decode_message(delivered(event)).data == (event,)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metrics", [b"", _METRICS], ids=["plain", "metrics"])
 @pytest.mark.parametrize("event", UNDECODABLE.values(), ids=UNDECODABLE)
 def test_an_event_that_a_client_cannot_decode_is_delivered_whole_as_a_body(
@@ -78,6 +79,7 @@ def test_every_right_type_is_delivered_as_it_was_sent(metrics: bytes) -> None:
             assert delivered(event, metrics).endswith(event[event.index(b"\x00\x53\x73") :])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metrics", [b"", _METRICS], ids=["plain", "metrics"])
 @given(st.dictionaries(texts, scalars, max_size=5))
 def test_plain_properties_are_delivered_as_they_were_sent(
@@ -116,6 +118,7 @@ def test_no_damage_hides_the_services_annotations(changes: list[tuple[int, int]]
     assert annotations[b"x-opt-offset"] == b"5"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "value",
     [

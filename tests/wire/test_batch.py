@@ -63,6 +63,7 @@ def test_the_official_clients_batch_is_found_and_not_copied() -> None:
     assert [message.application_properties for message in messages] == [{"n": size} for size in SIZES]
 
 
+@pytest.mark.slow
 @settings(deadline=None, derandomize=True, max_examples=400)
 @given(
     st.lists(_SECTIONS, max_size=3), st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), max_size=1)

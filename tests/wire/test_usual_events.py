@@ -142,6 +142,7 @@ _PLAIN: dict[str, PropertyValue] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("key", "body"), [(None, b"body"), ("ä", b""), (None, b"b" * 256)])
 def test_decoding_with_any_byte_changed(key: str | None, body: bytes) -> None:
     """Every byte up to the body, to every value; and cut after every byte, or with one behind it."""
@@ -188,6 +189,7 @@ def test_usual_events_are_decided_by_it() -> None:
     assert calls == ["encode_usual", "decode_usual", "body_of_usual"] * 2
 
 
+@pytest.mark.slow
 @given(st.lists(_EVENTS, max_size=5))
 @settings(deadline=None)
 def test_received_events(events: list[EventData]) -> None:

@@ -194,9 +194,9 @@ class Connector:
 
     async def wait_before_retry(self, retry: int, error: TidegateError) -> None:
         """Sleep for the retry policy's wait before retry number ``retry``."""
-        # Jitter needs no cryptographic randomness.
+        # A generator of its own: a program that seeds the shared one keeps its numbers.
         await asyncio.sleep(
-            self.namespace.retry.delay_before(retry, jitter_fraction=random.random(), error=error)
+            self.namespace.retry.delay_before(retry, jitter_fraction=random.Random().random(), error=error)
         )
 
     async def close(self) -> None:

@@ -188,7 +188,7 @@ class PipelineRun:
                     error.message += f" Restarts without success: {restarts}."
                     raise error from exception
                 restarts += 1
-                delay_s = _RESTARTS.delay_before(restarts, jitter_fraction=random.random())
+                delay_s = _RESTARTS.delay_before(restarts, jitter_fraction=random.Random().random())
                 reporter.report_restart(
                     f"{error} Restart {restarts} of {self.restarts_max} in {delay_s:.1f} s."
                 )

@@ -46,7 +46,7 @@ class Patience:
             if now >= self._until:
                 raise failure
         self._tries += 1
-        delay_s = RESTART.delay_before(self._tries, jitter_fraction=random.random(), error=error)
+        delay_s = RESTART.delay_before(self._tries, jitter_fraction=random.Random().random(), error=error)
         _logger.warning("%s: %s It is tried again in %.1f s.", self._what, error, delay_s)
         time.sleep(delay_s)
 
