@@ -81,6 +81,7 @@ def administration() -> Iterator[Endpoint]:
             is_capture = (operation.method, operation.path) == ("PUT", "/event-hubs/{hub}/capture")
             entity = (hub,) if hub and not is_capture else ()
             is_seen = operation.method == "GET" and not operation.path.startswith(("/audit", "/backups"))
+            is_seen |= operation.operation_id == "reportConsumer"
             rights = SEE if is_seen else MANAGE
             body = "{" if operation.request is not None else ""
             yield Endpoint(operation.method, PREFIX + path, entity, rights, body)
@@ -130,6 +131,7 @@ def links() -> Iterator[Endpoint]:
         yield Endpoint("manage", "READ_EVENT_HUB", (hub, "$management"), ANY, hub)
         yield Endpoint("manage", "listConsumerGroups", (hub, "$management"), LISTEN, hub)
         yield Endpoint("manage", "listConsumers", (hub, "$management"), LISTEN, hub)
+        yield Endpoint("manage", "reportConsumer", (hub, "$management"), LISTEN, hub)
         yield Endpoint("manage", "listRevokedPublishers", (hub, "$management"), MANAGE, hub)
     yield Endpoint("manage", "listEventHubs", ("$management",), MANAGE)
 
@@ -232,6 +234,8 @@ class AmqpClient:
                 message = ManagementRequest(Operation[endpoint.target], hub).to_message()
             else:
                 parameters = {"hub": hub} if hub else {}
+                if endpoint.target == "reportConsumer":
+                    parameters["group"] = "nothing"
                 message = AdministrationRequest(endpoint.target, parameters).to_message()
             return self._request("$management", message) not in REFUSED
         self._count += 1

@@ -203,7 +203,7 @@ class EventHub:
 
         Raises NotFoundError, InvalidArgumentError (``$Default``), LogFullError.
         """
-        found = self._find_consumer_group(name)
+        found = self.find_consumer_group(name)
         if found == DEFAULT_CONSUMER_GROUP:
             raise InvalidArgumentError(f"The consumer group {DEFAULT_CONSUMER_GROUP} cannot be deleted.")
         groups = tuple(group for group in self._record.consumer_groups if group != found)
@@ -377,7 +377,7 @@ class EventHub:
                 str(index),
                 self._engine.log(record.hub_id, str(index)),
                 self._clock,
-                self._find_consumer_group,
+                self.find_consumer_group,
                 throughput=self._throughput,
                 created_at_ms=record.created_at_ms,
                 find_event_bytes_max=lambda: self.event_bytes_max,
@@ -387,7 +387,8 @@ class EventHub:
         self._by_id |= {partition.partition_id: partition for partition in added}
         self.partitions += added
 
-    def _find_consumer_group(self, name: str) -> str:
+    def find_consumer_group(self, name: str) -> str:
+        """A consumer group's name as it was created. Raises NotFoundError."""
         wanted = name.lower()
         for group in self._record.consumer_groups:
             if group.lower() == wanted:

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import os
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final, Unpack
 
@@ -20,6 +20,7 @@ from tidegate.broker.authorization import Authorizer, Grant, SharedAccessPolicy
 from tidegate.broker.backups import NamespaceBackups
 from tidegate.broker.blobs.accounts import DEVELOPMENT_ACCOUNT_ID, NAMESPACE_ACCOUNT_ID, parse_account
 from tidegate.broker.blobs.groups import IndexedHub, KeptGroup
+from tidegate.broker.blobs.reports import ConsumerReport, keep_report
 from tidegate.broker.blobs.store import BlobStore
 from tidegate.broker.catalog import Catalog, EventHubRecord, serialized
 from tidegate.broker.claims import Claim
@@ -369,16 +370,40 @@ class Broker:
 
         is_newest_only: as for ``GroupIndex.of_hub``.
         """
+        names = {name.lower() for name in event_hub.description.consumer_groups}
+        return self.blobs.groups.of_hub(self._indexed(event_hub, names), is_newest_only=is_newest_only)
+
+    @staticmethod
+    def _indexed(event_hub: EventHub, consumer_groups: Collection[str]) -> IndexedHub:
         described = event_hub.description
-        hub = IndexedHub(
+        return IndexedHub(
             event_hub.name.lower(),
             described.hub_id,
             described.created_at_ms,
-            {name.lower() for name in described.consumer_groups},
+            consumer_groups,
             [partition.partition_id for partition in event_hub.partitions],
             (NAMESPACE_ACCOUNT_ID, DEVELOPMENT_ACCOUNT_ID),
         )
-        return self.blobs.groups.of_hub(hub, is_newest_only=is_newest_only)
+
+    async def keep_report(
+        self,
+        event_hub: EventHub,
+        consumer_group: str,
+        *,
+        owner: str,
+        sequence_numbers: Mapping[str, int | None],
+    ) -> None:
+        """Keep what a host reports of partitions whose leases and checkpoints are in a store elsewhere.
+
+        owner: the host's name. sequence_numbers: by each partition that it owns, of the last processed event;
+        None: unknown. Partitions that do not exist are ignored. Durable on return.
+        Raises NotFoundError (the group), QuotaExceededError, ServerBusyError, LogFullError.
+        """
+        group = event_hub.find_consumer_group(consumer_group).lower()
+        indexed = self._indexed(event_hub, {group})
+        numbers = {each: sequence_numbers[each] for each in indexed.partition_ids if each in sequence_numbers}
+        namespace_id = event_hub.description.namespace_id
+        await keep_report(self.blobs, indexed, ConsumerReport(namespace_id, group, owner, numbers))
 
     def add_change_listener(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Call ``listener`` after an event hub was created, changed or deleted; returns a function that

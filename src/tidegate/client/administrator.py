@@ -123,7 +123,8 @@ class EventHubAdministrator(AsyncClosing):
         await self._administer("deleteConsumerGroup", hub=event_hub, group=name)
 
     async def list_consumers(self, event_hub: str) -> list[ConsumerProperties]:
-        """Partitions of the groups of official processors that keep their checkpoints in the service.
+        """Partitions of the groups of official processors that keep their checkpoints in the service, and of
+        hosts, which report theirs.
 
         Needs Listen on the hub. Raises NotFoundError, UnauthorizedError.
         """

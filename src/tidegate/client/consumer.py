@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Self, Unpack
 
 from tidegate.client.closing import AsyncClosing
 from tidegate.client.connector import Connector
-from tidegate.client.management import read_event_hub, read_partition, read_partitions
+from tidegate.client.management import ask, read_event_hub, read_partition, read_partitions
 from tidegate.client.namespace import ConnectionOptions, Namespace, event_hub_of
 from tidegate.client.receiver import PREFETCH_BYTES, PREFETCH_EVENTS, PartitionReceiver
 from tidegate.model.clock import Clock
@@ -16,6 +17,7 @@ from tidegate.model.hub_properties import EventHubProperties, PartitionEnds
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
 from tidegate.model.position import EventPosition, PositionKind
 from tidegate.wire.addresses import NodeAddress, entity_audience
+from tidegate.wire.administration import AdministrationRequest
 
 
 class EventHubConsumer(AsyncClosing):
@@ -72,6 +74,23 @@ class EventHubConsumer(AsyncClosing):
         Raises NotFoundError, UnauthorizedError, BrokenError, OperationTimeoutError.
         """
         return await read_event_hub(self._connector, self._hub_audience, self.event_hub)
+
+    async def report(self, owner: str, sequence_numbers: Mapping[str, int | None]) -> None:
+        """Report to the service, for owners and lag of a group whose leases and checkpoints are elsewhere.
+
+        owner: the host's name. sequence_numbers: by each partition that it owns, of the last processed event;
+        None: none is known. Azure does not have this. Raises NotFoundError,
+        UnauthorizedError, InvalidArgumentError, QuotaExceededError, BrokenError, OperationTimeoutError.
+        """
+        rows = [
+            {"partition_id": each, "sequence_number": sequence_numbers[each]} for each in sequence_numbers
+        ]
+        request = AdministrationRequest(
+            "reportConsumer",
+            {"hub": self.event_hub, "group": self.consumer_group},
+            {"owner": owner, "partitions": rows},
+        )
+        await ask(self._connector, self._hub_audience, request, lambda answer: None)
 
     async def get_partition_properties(self, partition_id: str) -> PartitionEnds:
         """A partition's current first and last events. Raises as ``get_event_hub_properties``."""

@@ -256,7 +256,7 @@ METRICS: Final[tuple[ServiceMetric, ...]] = (
     _of_consumers(
         "consumer_lag_messages",
         "Events that a consumer group has still to read: of official processors with checkpoints in the "
-        "service, and of hosts and pipelines with checkpoints in the service's database.",
+        "service, of hosts, which report them, and of pipelines that keep them in the service's database.",
         lambda partition: partition.lag_events,
     ),
     _of_consumers(

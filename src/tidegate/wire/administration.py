@@ -9,7 +9,7 @@ body. The response's body is the JSON value that HTTP would return.
     body              a map; omitted if the operation has no body
 
 Each needs a Manage claim, on the hub that it names or on the namespace; lists of consumers and of consumer
-groups need Listen. Errors are those of
+groups, and reports of consumers, need Listen. Errors are those of
 ``wire.conditions``.
 """
 

@@ -35,6 +35,13 @@ class RecordName:
     kind: RecordKind
     partition_id: str
 
+    @property
+    def text(self) -> str:
+        """The name."""
+        return "/".join(
+            (self.namespace, self.event_hub, self.consumer_group, self.kind.value, self.partition_id)
+        )
+
     @classmethod
     def parse(cls, name: str) -> RecordName | None:
         """The parts of a blob's name; None for any other name."""

@@ -53,6 +53,12 @@ class KeptGroup:
     partitions: Mapping[str, KeptPartition]
     """By id."""
 
+    @property
+    def moved_at_ms(self) -> int:
+        """When a partition was claimed, or a checkpoint written, last."""
+        times = ((each.renewed_at_ms, each.checkpoint_at_ms) for each in self.partitions.values())
+        return max(time or 0 for pair in times for time in pair)
+
 
 GROUPS_MAX: Final = 1_000
 """Groups of an event hub that are known from one account (our choice: as many as a hub may have, in one

@@ -209,6 +209,10 @@ class BlobStore:
         leases.check_read(held.lease, self.now, lease_id=lease_id)
         return held
 
+    def find(self, account_id: str, container: str, name: str) -> Blob | None:
+        """A blob; None if it does not exist. Raises BlobRefusedError (the container)."""
+        return self._contents(account_id, container).blobs.get(name)
+
     async def put(
         self,
         account_id: str,

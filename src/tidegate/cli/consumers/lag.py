@@ -111,7 +111,7 @@ def lag(
     values are known.
 
     Without a database, directory or container: the groups of official processors that keep their checkpoints
-    in the service.
+    in the service, and those of hosts, which report to it.
 
     Examples:
       tidegate lag telemetry

@@ -173,6 +173,14 @@ async def _create_consumer_group(call: Call) -> object:
     return {"name": name}
 
 
+async def _report_consumer(call: Call) -> None:
+    wanted = call.wanted(shapes.ConsumerReport)
+    numbers = {each.partition_id: each.sequence_number for each in wanted.partitions}
+    await call.broker.keep_report(
+        call.event_hub, call.parameters["group"], owner=wanted.owner, sequence_numbers=numbers
+    )
+
+
 async def _create_policy(call: Call) -> object:
     wanted = call.wanted(shapes.PolicyCreation)
     policy = await call.broker.create_policy(
@@ -383,6 +391,12 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "GET", f"{_HUB}/consumers", "listConsumers",
         "Owners, checkpoints and lag of official processors that keep them in the service.", Needs.SEE,
         _list_consumers, answer=shapes.Consumer, is_list=True, is_long_list=True, is_listen_enough=True,
+    ),
+    Operation(
+        "PUT", f"{_HUB}/consumers/{{group}}", "reportConsumer",
+        "Report the partitions of a processor whose leases and checkpoints are elsewhere: owners and lag "
+        "then show them.", Needs.SEE, _report_consumer, request=shapes.ConsumerReport, status=204,
+        is_listen_enough=True,
     ),
     *_policy_operations(_HUB, "EventHub", "an event hub"),
     Operation(

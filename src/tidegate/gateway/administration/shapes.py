@@ -86,6 +86,16 @@ class Consumer(Shape):
     lost_events: Annotated[int | None, _says("Events that retention removed before they were read.")]
 
 
+class ConsumerPartition(Shape):
+    partition_id: Annotated[str, _says("The partition.")]
+    sequence_number: Annotated[int | None, _says("Of the last processed event; null: none is known.")] = None
+
+
+class ConsumerReport(Shape):
+    owner: Annotated[str, _says("What the processor calls itself.")]
+    partitions: Annotated[list[ConsumerPartition], _says("All that it owns; others of it are released.")]
+
+
 class Named(Shape):
     name: Annotated[str, _says("Its name.")]
 

@@ -24,10 +24,12 @@ from tidegate.client.namespace import event_hub_of
 from tidegate.model.clock import Clock
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import ClosedError, InvalidArgumentError, TidegateError
+from tidegate.model.hub_properties import EventHubProperties
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
 from tidegate.processor.handlers import EventHandler, ProcessorFactory, TransactionalHandler
 from tidegate.processor.host.name_claim import NameClaim
 from tidegate.processor.host.partition_manager import PartitionManager
+from tidegate.processor.host.reports import ServiceReports
 from tidegate.processor.host.termination import ended_by_sigterm
 from tidegate.processor.host.watchdog import Watchdog
 from tidegate.processor.lease import GroupKey
@@ -209,7 +211,7 @@ class EventProcessorHost:
             host=self._namespace.host,
             authority=self._namespace.authority,
         )
-        self._run = _HostRun(self, consumer, registration, properties.partition_ids)
+        self._run = _HostRun(self, consumer, registration, properties)
         self._run.start()
 
     async def unregister(self) -> None:
@@ -283,8 +285,9 @@ class _HostRun:
         host: EventProcessorHost,
         consumer: EventHubConsumer,
         registration: Registration,
-        partition_ids: tuple[str, ...],
+        hub: EventHubProperties,
     ) -> None:
+        """hub: as the host found it."""
         self.failure: Exception | None = None
         self._host = host
         self._consumer = consumer
@@ -300,7 +303,7 @@ class _HostRun:
         self._last_tasks = TaskOwner(f"end of {host.host_name}")
         self._hub = SharedRead(consumer.get_event_hub_properties, self._pump_tasks, name="reading the hub")
         store, group = host.store, host.group
-        self._partition_ids = partition_ids
+        partition_ids = self._partition_ids = hub.partition_ids
         environment = self._environment = PumpEnvironment(
             group=group,
             consumer=consumer,
@@ -341,6 +344,16 @@ class _HostRun:
                 clock=host._clock,
                 on_exception=self._report,
             )
+        self._reports: ServiceReports | None = None
+        if hub.namespace_id is not None:
+            self._reports = ServiceReports(
+                host.host_name,
+                consumer,
+                environment.checkpoints,
+                lambda: self._manager.pumps.keys(),
+                event_hub_created_at_ms=hub.created_at_ms,
+                interval_s=host._manager_options.renew_interval_s,
+            )
         self._stalls = Watchdog(
             environment,
             self._manager.pumps,
@@ -356,6 +369,8 @@ class _HostRun:
         self._supervisors.start(self._hold(), name="partition manager")
         self._supervisors.start(self._follow_hub(), name="partitions of the hub")
         self._watchdog = self._supervisors.start(self._stalls.watch(), name="watchdog")
+        if self._reports is not None:
+            self._supervisors.start(self._reports.run(), name="reports to the service")
 
     async def _hold(self) -> None:
         """Hold leases, under a name that no other live host has."""
@@ -403,6 +418,8 @@ class _HostRun:
             last.callback(self._ended.set)
             last.push_async_callback(self._consumer.close)
             last.push_async_callback(self._end_pump_tasks)
+            if self._reports is not None:
+                last.push_async_callback(self._reports.end)
             if self._name_claim is not None:
                 last.push_async_callback(self._name_claim.release)
             last.push_async_callback(self._supervisors.close)

@@ -1,0 +1,118 @@
+"""What hosts report of a consumer group whose leases and checkpoints are in a store elsewhere.
+
+The rule: it is kept as official processors keep theirs, in a container of the event hub's account. So lag and
+owners of all groups are known in one way, after a restart as well, and an account's limits hold.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from tidegate.broker.blobs.blob import NO_CONDITIONS, Blob
+from tidegate.broker.blobs.checkpoint_names import RecordKind, RecordName
+from tidegate.broker.blobs.groups import IndexedHub
+from tidegate.broker.blobs.refusals import BlobRefusedError, Refusal
+from tidegate.broker.blobs.store import WAITING_MAX, BlobStore
+from tidegate.model.errors import QuotaExceededError, ServerBusyError
+
+REPORTS: Final = "reported"
+"""The container."""
+
+OWNER_CHARACTERS_MAX: Final = 260
+"""Of a host's name (our choice)."""
+
+_RENEWED_EACH_MS: Final = 30_000
+"""An owner that stays the same is written again after so long (our choice: a third of the writes)."""
+
+_SHOWN_MS: Final = 60_000
+"""A group that moved in another container since is shown from there, and reports of it are ignored: its
+hosts' store is in this service (our choice: six renewals)."""
+
+_TOGETHER: Final = WAITING_MAX // 4
+"""Changes of a report that wait: others of the account find room beside them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerReport:
+    """The partitions of one host."""
+
+    namespace: str
+    """The id of the service's namespace."""
+    consumer_group: str
+    """In lower case."""
+    owner: str
+    """The host's name."""
+    sequence_numbers: Mapping[str, int | None]
+    """By each partition that it owns: of the last processed event; None: unknown."""
+
+
+async def keep_report(blobs: BlobStore, hub: IndexedHub, report: ConsumerReport) -> None:
+    """Keep what has changed of it; durable on return. hub: with this consumer group alone.
+
+    Raises QuotaExceededError (the account is full), ServerBusyError, and as ``ControlLog.change``.
+    """
+    for shown in blobs.groups.of_hub(hub, is_newest_only=True):
+        if shown.container != REPORTS and shown.moved_at_ms > blobs.now_ms() - _SHOWN_MS:
+            return
+    try:
+        await _create_container(blobs, hub.hub_id)
+        changes = [*_changes(blobs, hub, report)]
+        for start in range(0, len(changes), _TOGETHER):
+            await asyncio.gather(
+                *(_put(blobs, hub, name, values) for name, values in changes[start : start + _TOGETHER])
+            )
+    except BlobRefusedError as error:
+        if error.refusal is Refusal.QUOTA_EXCEEDED:
+            raise QuotaExceededError(str(error)) from error
+        if error.refusal is Refusal.SERVER_BUSY:
+            raise ServerBusyError(str(error), retry_after_s=error.retry_after_s) from error
+        raise
+
+
+async def _create_container(blobs: BlobStore, account_id: str) -> None:
+    try:
+        blobs.container(account_id, REPORTS)
+    except BlobRefusedError:
+        try:
+            await blobs.create_container(account_id, REPORTS, {})
+        except BlobRefusedError as error:
+            if error.refusal is not Refusal.CONTAINER_EXISTS:  # created by another report meanwhile
+                raise
+
+
+async def _put(blobs: BlobStore, hub: IndexedHub, name: str, metadata: Mapping[str, str]) -> None:
+    await blobs.put(hub.hub_id, REPORTS, name, NO_CONDITIONS, lease_id=None, content=b"", metadata=metadata)
+
+
+def _changes(
+    blobs: BlobStore, hub: IndexedHub, report: ConsumerReport
+) -> Iterator[tuple[str, dict[str, str]]]:
+    """Names and metadata of the blobs to write."""
+    owner = report.owner.encode("unicode_escape").decode("ascii")[:OWNER_CHARACTERS_MAX]
+    claimed, released = {"ownerid": owner}, {"ownerid": ""}
+    renewed_after_ms = blobs.now_ms() - _RENEWED_EACH_MS
+    for partition_id in hub.partition_ids:
+        name, kept = _kept(blobs, hub, report, RecordKind.OWNERSHIP, partition_id)
+        is_claimed = kept is not None and kept.metadata == claimed
+        if partition_id not in report.sequence_numbers:
+            if is_claimed:
+                yield name, released
+            continue
+        if kept is None or not is_claimed or kept.modified_at_ms < renewed_after_ms:
+            yield name, claimed
+        number = report.sequence_numbers[partition_id]
+        if number is not None:
+            checkpoint = {"sequencenumber": str(number)}
+            name, kept = _kept(blobs, hub, report, RecordKind.CHECKPOINT, partition_id)
+            if kept is None or kept.metadata != checkpoint:
+                yield name, checkpoint
+
+
+def _kept(
+    blobs: BlobStore, hub: IndexedHub, report: ConsumerReport, kind: RecordKind, partition_id: str
+) -> tuple[str, Blob | None]:
+    name = RecordName(report.namespace, hub.name, report.consumer_group, kind, partition_id).text
+    return name, blobs.find(hub.hub_id, REPORTS, name)

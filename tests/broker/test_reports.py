@@ -1,0 +1,129 @@
+"""Reports of hosts whose stores are elsewhere: kept as official processors keep theirs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+
+import pytest
+from tests.storage.engines import Memory, MemoryEngine
+from tests.support.clocks import SetClock
+
+from tidegate.broker import Broker, EventHub
+from tidegate.broker.blobs import store as stores
+from tidegate.broker.blobs.blob import NO_CONDITIONS
+from tidegate.broker.blobs.reports import OWNER_CHARACTERS_MAX, REPORTS
+from tidegate.model.errors import NotFoundError, QuotaExceededError
+
+
+class _World:
+    """A broker over memory with a hub of three partitions and a group."""
+
+    memory: Memory
+    clock: SetClock
+    broker: Broker
+
+    @property
+    def hub(self) -> EventHub:
+        return self.broker.event_hub("Hub")
+
+    async def open(self) -> None:
+        self.broker = await Broker.open(MemoryEngine(self.memory), clock=self.clock)
+
+    async def report(self, owner: str, numbers: Mapping[str, int | None], *, group: str = "Group") -> None:
+        await self.broker.keep_report(self.hub, group, owner=owner, sequence_numbers=numbers)
+
+    def shown(self) -> dict[str, tuple[str, int | None]]:
+        """By partition of the group: owner and checkpoint."""
+        groups = {
+            each.consumer_group: each for each in self.broker.kept_groups(self.hub, is_newest_only=True)
+        }
+        found = groups["group"].partitions if "group" in groups else {}
+        return {id_: (each.owner, each.sequence_number) for id_, each in found.items()}
+
+    def etags(self) -> dict[str, str]:
+        """Of all blobs of reports, by kind and partition."""
+        account = self.hub.description.hub_id
+        found, _ = self.broker.blobs.page(account, REPORTS, prefix="", delimiter="", start="", count=100)
+        blobs = [each.blob for each in found if not isinstance(each, str)]
+        return {"/".join(each.name.split("/")[3:]): each.etag for each in blobs}
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[_World]:
+    """An open one."""
+    world = _World()
+    world.memory, world.clock = Memory(), SetClock()
+    await world.open()
+    hub = await world.broker.create_event_hub("Hub", partition_count=3)
+    await hub.create_consumer_group("Group")
+    yield world
+    await world.broker.close()
+
+
+async def test_a_group_is_shown_as_reported_also_after_a_restart(world: _World) -> None:
+    """Owners and checkpoints by partition; partitions that do not exist are passed over."""
+    await world.report("one", {"0": 7, "1": None, "3": 5, "x": 1})
+    expected = {"0": ("one", 7), "1": ("one", None)}
+    assert world.shown() == expected
+    await world.broker.close()
+    await world.open()
+    assert world.shown() == expected
+
+
+async def test_partitions_that_change_hands(world: _World) -> None:
+    """A host releases what it no longer lists, but never what another one has reported meanwhile."""
+    await world.report("one", {"0": 7, "1": 8, "2": 9})
+    await world.report("two", {"1": 20})
+    await world.report("one", {"0": 10})
+    assert world.shown() == {"0": ("one", 10), "1": ("two", 20), "2": ("", 9)}
+    await world.report("one", {})
+    assert world.shown() == {"0": ("", 10), "1": ("two", 20), "2": ("", 9)}
+
+
+async def test_what_has_not_changed_is_not_written(world: _World) -> None:
+    """But an owner once in half a minute, so that its age tells whether it lives."""
+    await world.report("one", {"0": 7, "1": 8})
+    before = world.etags()
+    assert before.keys() == {"ownership/0", "ownership/1", "checkpoint/0", "checkpoint/1"}
+    await world.report("one", {"0": 7, "1": 9})
+    changed = {name for name, etag in world.etags().items() if etag != before[name]}
+    assert changed == {"checkpoint/1"}
+    before = world.etags()
+    world.clock.advance(31)
+    await world.report("one", {"0": 7, "1": 9})
+    changed = {name for name, etag in world.etags().items() if etag != before[name]}
+    assert changed == {"ownership/0", "ownership/1"}
+
+
+async def test_a_group_with_a_store_in_the_service_is_shown_from_there(world: _World) -> None:
+    """Reports are passed over while it moves there, and counted again a minute after its last move."""
+    account, blobs = world.hub.description.hub_id, world.broker.blobs
+    await blobs.create_container(account, "store", {})
+    name = "localhost/hub/group/checkpoint/0"
+    await blobs.put(
+        account, "store", name, NO_CONDITIONS, lease_id=None, content=b"", metadata={"sequencenumber": "3"}
+    )
+    world.clock.advance(59)
+    await world.report("one", {"0": 4})
+    assert world.shown() == {"0": ("", 3)}
+    world.clock.advance(2)
+    await world.report("one", {"0": 4})
+    assert world.shown() == {"0": ("one", 4)}
+
+
+async def test_names_are_kept_short_and_printable(world: _World) -> None:
+    """Whatever a client calls itself."""
+    await world.report("Öl\n" + "x" * 10_000, {"0": 1})
+    ((owner, _),) = world.shown().values()
+    assert owner.startswith("\\xd6l\\nx")
+    assert len(owner) == OWNER_CHARACTERS_MAX
+
+
+async def test_limits(world: _World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports count in the hub's account."""
+    with pytest.raises(NotFoundError):
+        await world.report("one", {"0": 7}, group="none")
+    monkeypatch.setattr(stores, "BLOBS_MAX", 2)
+    await world.report("one", {"0": 7})
+    with pytest.raises(QuotaExceededError):
+        await world.report("one", {"0": 7, "1": 8})

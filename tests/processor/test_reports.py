@@ -1,0 +1,147 @@
+"""A host reports to the service: owners and lag of its group are known there, wherever its store is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.processor.hosts import PLAIN, QUICK, checkpoint_all, publish, until
+
+from tidegate.client import EventHubAdministrator, EventHubConsumer
+from tidegate.model.errors import BrokenError, InvalidArgumentError
+from tidegate.processor import EventProcessorHost, ProcessorCheckpoint
+from tidegate.processor.host.reports import ServiceReports
+from tidegate.processor.stores.directory import DirectoryStore
+from tidegate.testing.hub import HubService
+from tidegate.transport.tasks import TaskOwner
+
+_Row = tuple[str, str, int | None, int | None]
+
+
+async def test_owners_and_lag_are_known_in_the_service(
+    hub_service: HubService, hub: str, tmp_path: Path
+) -> None:
+    """Its name, its checkpoint and the lag, and nothing of its store; when it has ended, no owner."""
+    connection_string = hub_service.hub_connection_string(hub)
+    await publish(hub_service, hub, 5)
+    host = EventProcessorHost(
+        "first",
+        connection_string=connection_string,
+        store=DirectoryStore(tmp_path / "secret-place"),
+        manager_options=QUICK,
+        options=PLAIN,
+    )
+    async with EventHubAdministrator.from_connection_string(connection_string) as administrator:
+
+        async def rows() -> list[_Row]:
+            found = await administrator.list_consumers(hub)
+            assert "secret-place" not in repr(found)
+            return [(each.partition_id, each.owner, each.sequence_number, each.lag_events) for each in found]
+
+        async def wait_for(wanted: list[_Row]) -> None:
+            async with asyncio.timeout(60):
+                while await rows() != wanted:  # noqa: ASYNC110 - asks the service, which tells only who asks
+                    await asyncio.sleep(0.05)
+
+        async with host.running(checkpoint_all):
+            await wait_for([("0", "first", 4, 0)])
+        await wait_for([("0", "", 4, 0)])
+        await publish(hub_service, hub, 3)
+        await wait_for([("0", "", 4, 3)])
+
+
+class _Consumer:
+    """Notes what is reported, or fails."""
+
+    def __init__(self) -> None:
+        self.reported: list[dict[str, int | None]] = []
+        self.error: Exception | None = None
+
+    async def report(self, owner: str, sequence_numbers: dict[str, int | None]) -> None:
+        self.reported.append(sequence_numbers)
+        if self.error is not None:
+            raise self.error
+
+
+class _Checkpoints:
+    """The group's; of the hub that was created at 50 and of an earlier one."""
+
+    async def read(self) -> dict[str, ProcessorCheckpoint]:
+        return {
+            "0": ProcessorCheckpoint("0", 5, "5", event_hub_created_at_ms=50),
+            "1": ProcessorCheckpoint("1", 6, "6", event_hub_created_at_ms=49),
+            "2": ProcessorCheckpoint("2", 7, "7"),
+        }
+
+
+def _reports(consumer: Any, owned: Callable[[], set[str]]) -> ServiceReports:
+    checkpoints: Any = _Checkpoints()
+    return ServiceReports("host", consumer, checkpoints, owned, event_hub_created_at_ms=50, interval_s=0.01)
+
+
+async def test_checkpoints_of_an_earlier_hub_are_not_reported() -> None:
+    """And the last report, of a host that has partitions no longer, lists none."""
+    consumer, owned = _Consumer(), {"0", "1", "2"}
+    reports = _reports(consumer, lambda: owned)
+    async with TaskOwner("host") as tasks:
+        tasks.start(reports.run(), name="reports")
+        await until(lambda: bool(consumer.reported))
+        assert consumer.reported[-1] == {"0": 5, "1": None, "2": 7}
+        owned.clear()
+        await until(lambda: consumer.reported[-1] == {})
+        count = len(consumer.reported)
+        await asyncio.sleep(0.05)
+        await reports.end()
+        assert len(consumer.reported) == count
+
+
+async def test_a_report_that_fails_is_made_again() -> None:
+    """An outage is waited for; an earlier version of the service, which knows no reports, is left alone."""
+    consumer = _Consumer()
+    consumer.error = BrokenError("away")
+    async with TaskOwner("host") as tasks:
+        running = tasks.start(_reports(consumer, lambda: {"0"}).run(), name="reports")
+        await until(lambda: len(consumer.reported) >= 3)
+        consumer.error = InvalidArgumentError("$management has no operation 'reportConsumer'.")
+        await asyncio.wait_for(running, 60)
+
+
+@pytest.mark.parametrize("namespace_id", [None, "id"])
+async def test_a_service_without_an_identity_gets_no_report(
+    hub_service: HubService,
+    hub: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    namespace_id: str | None,
+) -> None:
+    """Azure has none, and does not know the request."""
+    reported, options = asyncio.Event(), replace(QUICK, renew_interval_s=0.2)
+    properties_of = EventHubConsumer.get_event_hub_properties
+
+    async def without_id(consumer: EventHubConsumer) -> object:
+        found = await properties_of(consumer)
+        object.__setattr__(found, "namespace_id", namespace_id)
+        return found
+
+    async def note(consumer: EventHubConsumer, owner: str, numbers: object) -> None:
+        reported.set()
+
+    monkeypatch.setattr(EventHubConsumer, "get_event_hub_properties", without_id)
+    monkeypatch.setattr(EventHubConsumer, "report", note)
+    host = EventProcessorHost(
+        connection_string=hub_service.hub_connection_string(hub),
+        store=DirectoryStore(tmp_path),
+        manager_options=options,
+        options=PLAIN,
+    )
+    async with host.running(checkpoint_all):
+        if namespace_id is not None:
+            await asyncio.wait_for(reported.wait(), 60)
+        else:
+            await until(lambda: bool(host.statistics().partitions))
+            await asyncio.sleep(3 * options.renew_interval_s)
+    assert reported.is_set() == (namespace_id is not None)
