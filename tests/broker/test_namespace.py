@@ -7,10 +7,12 @@ from __future__ import annotations
 import errno
 import stat
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
 from tests.storage.simulated_files import SimulatedFiles
+from tests.support.calls import steps_of
 from tests.support.clocks import SetClock
 
 from tidegate.broker import Broker, Partition, ProducerBatch
@@ -309,3 +311,21 @@ async def test_no_event_is_older_than_its_hub(broker: Broker, clock: SetClock) -
     clock.advance(-3600)
     result = await hub.partition("0").append(b"x", [1])
     assert result.enqueued_time_ms == hub.description.created_at_ms
+
+
+async def test_a_change_costs_the_same_however_many_hubs_there_are(tmp_path: Path, clock: SetClock) -> None:
+    """The creation, an update and the deletion of a hub: what the event loop does for each."""
+    costs: dict[int, list[int]] = {}
+    for count in (10, 300):
+        broker = await open_broker(tmp_path / str(count), clock=clock)
+        for number in range(count):
+            await broker.create_event_hub(f"hub-{number}", partition_count=1)
+        costs[count] = [
+            await steps_of(partial(broker.create_event_hub, "more", partition_count=1)),
+            await steps_of(partial(broker.update_event_hub, "more", retention_hours=2)),
+            await steps_of(partial(broker.delete_event_hub, "more")),
+        ]
+        await broker.close()
+    print(costs)
+    for few, many in zip(costs[10], costs[300], strict=True):
+        assert many < 1.2 * few + 500

@@ -16,7 +16,8 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, TypeVar
@@ -75,8 +76,8 @@ class LogManager:
         self.control = control
         self._reserve = reserve
         self._loop = asyncio.get_running_loop()
-        self._logs: dict[tuple[str, str], FilePartitionLog] = {}
-        self._failed: dict[tuple[str, str], FailedLog] = {}
+        self._logs: defaultdict[str, dict[str, FilePartitionLog | FailedLog]] = defaultdict(dict)
+        """By hub and partition: the deletion of a hub costs the same however many others there are."""
         self._by_writer: dict[PartitionWriter, FilePartitionLog] = {}
         self._queued_bytes = 0
         self._uncongested: list[asyncio.Future[None]] = []
@@ -173,13 +174,12 @@ class LogManager:
         """Refuse new appends, finish queued ones, save manifests, unlock the directory. Harmless twice."""
         self._is_closing = True
         await self.backups.close()
-        for log in self._logs.values():
-            log.close()
-        for failed in self._failed.values():
-            failed.close()
+        for logs in self._logs.values():
+            for each in logs.values():
+                each.close()
         await self._commit.stop()
         # The writer thread has ended, so its half may be used.
-        writers = [log.writer for log in self._logs.values()]
+        writers = [log.writer for hub_id in self._logs for _, log in self._opened(hub_id)]
         journal, self._journal = self._journal, None
 
         def close_files() -> None:
@@ -208,9 +208,9 @@ class LogManager:
     async def create_logs(self, hub_id: str, partition_count: int) -> None:
         """See ``LogEngine``."""
         directory = self._logs_directory / hub_id
-        keys = [(hub_id, str(index)) for index in range(partition_count)]
         # A failed partition refuses everything until a restart.
-        missing = [key for key in keys if key not in self._logs and key not in self._failed]
+        known = self._logs.get(hub_id, {})
+        missing = [str(index) for index in range(partition_count) if str(index) not in known]
 
         def create() -> list[RecoveredLog]:
             self._files.make_directory(directory)
@@ -220,7 +220,7 @@ class LogManager:
                     create_log(directory / str(index), os.urandom(LOG_ID_BYTES), files=self._files)
             self._files.sync_directory(directory)
             self._files.sync_directory(self._logs_directory)
-            return [self._recover(directory / partition_id) for _, partition_id in missing]
+            return [self._recover(directory / partition_id) for partition_id in missing]
 
         try:
             recovered = await self._run(create)
@@ -228,21 +228,21 @@ class LogManager:
             raise step_error(error, "create the logs", directory) from error
         if self._is_closing:
             raise _stopping_error()
-        for key, found in zip(missing, recovered, strict=True):
-            self._logs[key] = self._log_of(directory / key[1], found)
+        for partition_id, found in zip(missing, recovered, strict=True):
+            self._logs[hub_id][partition_id] = self._log_of(directory / partition_id, found)
 
     def open_log(self, hub_id: str, partition_id: str) -> FilePartitionLog:
         """The log of a partition, recovered on first use. Raises LogCorruptError, LogFullError,
         ServerBusyError, LogFailedError.
         """
-        key = (hub_id, partition_id)
-        log = self._logs.get(key)
-        if log is None:
+        log = self._logs[hub_id].get(partition_id)
+        if not isinstance(log, FilePartitionLog):
             directory = self._logs_directory / hub_id / partition_id
             try:
-                log = self._logs[key] = self._log_of(directory, self._recover(directory))
+                log = self._log_of(directory, self._recover(directory))
             except OSError as error:
                 raise step_error(error, "open the log", directory) from error
+            self._logs[hub_id][partition_id] = log
         return log
 
     def log(self, hub_id: str, partition_id: str) -> PartitionLog:
@@ -258,23 +258,21 @@ class LogManager:
                 f"The log {directory} cannot be opened: {type(error).__name__}.",
                 next_step="Report this error, with the service's log.",
             )
-        failed = self._failed[hub_id, partition_id] = FailedLog(failure)
+        failed = self._logs[hub_id][partition_id] = FailedLog(failure)
         return failed
 
     def close_logs(self, hub_id: str) -> None:
         """See ``LogEngine``."""
-        for log in self._logs_of(hub_id):
+        for log in self._logs[hub_id].values():
             log.close()
-            log.forget_files()
-        for key in [key for key in self._failed if key[0] == hub_id]:
-            self._failed.pop(key).close()
+            if isinstance(log, FilePartitionLog):
+                log.forget_files()
 
     async def delete_logs(self, hub_id: str) -> None:
         """See ``LogEngine``."""
-        logs = self._logs_of(hub_id)
         self.close_logs(hub_id)
-        for key in [key for key in self._logs if key[0] == hub_id]:
-            del self._logs[key]
+        logs = [log for _, log in self._opened(hub_id)]
+        del self._logs[hub_id]
 
         def remove() -> object:
             for log in logs:
@@ -341,18 +339,24 @@ class LogManager:
 
     # -- helpers
 
-    def _logs_of(self, hub_id: str) -> list[FilePartitionLog]:
-        return [log for key, log in self._logs.items() if key[0] == hub_id]
+    def _opened(self, hub_id: str) -> Iterator[tuple[str, FilePartitionLog]]:
+        for partition_id, log in self._logs[hub_id].items():
+            if isinstance(log, FilePartitionLog):
+                yield partition_id, log
 
     def _writers(self) -> dict[tuple[str, str], PartitionWriter]:
         """All writers, for a backup. Raises LogFailedError if there is a log without one."""
-        for (hub_id, partition_id), failed in self._failed.items():
-            raise LogFailedError(
-                f"The log {self._logs_directory / hub_id / partition_id} could not be opened, and would be "
-                f"missing: {failed.failure}",
-                next_step="Repair it first, or stop the service and copy the data directory.",
-            )
-        return {key: log.writer for key, log in self._logs.items()}
+        writers = {}
+        for hub_id, logs in self._logs.items():
+            for partition_id, log in logs.items():
+                if isinstance(log, FailedLog):
+                    raise LogFailedError(
+                        f"The log {self._logs_directory / hub_id / partition_id} could not be opened, and "
+                        f"would be missing: {log.failure}",
+                        next_step="Repair it first, or stop the service and copy the data directory.",
+                    )
+                writers[hub_id, partition_id] = log.writer
+        return writers
 
     async def _run(self, work: Callable[[], T]) -> T:
         """The result of ``work`` on another thread."""
@@ -427,7 +431,7 @@ class LogManager:
                     waiter.set_result(None)
 
     def __repr__(self) -> str:
-        return f"<LogManager logs={len(self._logs)} queued_bytes={self._queued_bytes}>"
+        return f"<LogManager hubs={len(self._logs)} queued_bytes={self._queued_bytes}>"
 
 
 def _stopping_error() -> ClosedError:
