@@ -1,8 +1,9 @@
-"""The page on compatibility promises what tests show, and nothing else."""
+"""The page on compatibility and the table of the log's defects promise what tests show, and nothing else."""
 
 from __future__ import annotations
 
 import ast
+import re
 from functools import cache
 from pathlib import Path
 
@@ -51,3 +52,15 @@ def test_every_official_sdk_is_tried() -> None:
 def test_the_page_is_up_to_date() -> None:
     """It is what the table says; `make docs` renews it."""
     assert (ROOT / "docs/reference" / PAGE).read_text(encoding="utf-8") == page()
+
+
+def test_each_defect_of_the_log_is_shown_by_tests_that_exist() -> None:
+    """None is left out of the table in decision 15, and each names a test."""
+    text = (ROOT / "docs/decisions/0015-a-log-that-proves-itself.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| D(\d+) \|.*\| (.*) \|$", text, re.MULTILINE)
+    assert [int(number) for number, _ in rows] == [*range(1, 22)]
+    for number, links in rows:
+        found = re.findall(r"\[`(.*?)`\]\(\.\./\.\./tests/([^)]*)\)", links)
+        assert found, f"D{number}"
+        for name, path in found:
+            assert name in _tests_of(ROOT / "tests" / path), f"D{number}: {name}"
