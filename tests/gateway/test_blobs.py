@@ -25,13 +25,14 @@ from tests.gateway.blob_client import Answer, BlobClient
 from tests.storage.engines import Memory, MemoryEngine
 from tests.support.clocks import SetClock
 
-from tidegate.broker import ROOT_POLICY_NAME, Broker, Claim, Door, Peer, attempts
+from tidegate.broker import ROOT_POLICY_NAME, Broker, Claim, Door, Peer, acting_as, attempts
 from tidegate.broker.blobs.accounts import DEVELOPMENT_ACCOUNT, DEVELOPMENT_KEY, account_key, account_name
 from tidegate.broker.blobs.refusals import BlobRefusedError
 from tidegate.broker.blobs.store import BlobStore
 from tidegate.gateway.http.blobs import door, operations
 from tidegate.gateway.http.blobs.access import BlobAccess, DevelopmentAccount
 from tidegate.gateway.http.blobs.signatures import BlobRequest
+from tidegate.model.errors import UnauthorizedError
 from tidegate.server.app import TidegateServer
 from tidegate.testing.hub import HubService
 from tidegate.transport.peers import TrustedProxies
@@ -234,8 +235,9 @@ def test_an_account_has_one_list_at_a_time(
     assert len(begun) == 4
 
 
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
 def test_a_list_ends_with_its_client(
-    client: BlobClient, container: str, monkeypatch: pytest.MonkeyPatch
+    client: BlobClient, container: str, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     """Else those of clients that hang up would be made one after the other, and the others wait for them."""
     has_begun = threading.Event()
@@ -256,7 +258,7 @@ def test_a_list_ends_with_its_client(
     with monkeypatch.context() as patch:
         patch.setattr(HTTPConnection, "getresponse", hang_up)
         with pytest.raises(ConnectionAbortedError):
-            client.ask("GET", container, query)
+            client.ask(method, container, query)
     assert client.ask("GET", container, query).status == 200
 
 
@@ -414,8 +416,8 @@ def test_the_development_account_does_not_fill_the_audit_trail(service: HubServi
     assert service.ask(lambda server: server.broker.audit.newest_first()[:1]) == before
 
 
-async def test_a_signature_that_expires_with_its_body_still_to_come_is_refused(clock: SetClock) -> None:
-    """As a key that is revoked meanwhile: see ``BlobDoor``."""
+async def test_a_signature_that_expires_while_its_request_waits_is_refused(clock: SetClock) -> None:
+    """As a key that is revoked meanwhile: while its body is to come (see ``BlobDoor``), or behind others."""
     broker = await Broker.open(MemoryEngine(Memory()), clock=clock)
     access = BlobAccess(broker, clock, proxies=TrustedProxies.parse([]), development=DevelopmentAccount.OFF)
     key = broker.policy(None, ROOT_POLICY_NAME).key
@@ -437,6 +439,8 @@ async def test_a_signature_that_expires_with_its_body_still_to_come_is_refused(c
     clock.advance(31)
     with pytest.raises(BlobRefusedError, match="has expired"):
         access.require_still(given)
+    with acting_as(given.actor), pytest.raises(UnauthorizedError):
+        broker.check_actor()
     await broker.close()
 
 

@@ -669,3 +669,17 @@ async def test_what_is_read_for_a_client_ends_with_it(clock: SetClock, look: asy
     assert not made.cancelled()
     assert broker.event_hub("hub").description.consumer_groups == ("$Default", "group")
     await broker.close()
+
+
+@pytest.mark.parametrize("message", LISTS, ids=["read", "administration"])
+async def test_a_list_that_waits_is_not_given_without_its_right(
+    pair: Pair, broker: Broker, look: asyncio.Event, message: Message
+) -> None:
+    """Lists of one policy wait for each other, and all take the turns of their address."""
+    sender, receiver = pair.request_links("$management")
+    sender.send(encode_message(message))
+    pair.exchange()
+    await broker.regenerate_key(None, ROOT_POLICY_NAME)
+    look.set()
+    await pair.wait_for(lambda: bool(pair.deliveries(receiver)))
+    assert [answer.status_code for answer in _answers(pair, receiver)] == [401]

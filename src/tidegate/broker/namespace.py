@@ -77,8 +77,8 @@ class Broker:
             catalog.namespace.policies, is_event_hub=lambda name: name.lower() in self._event_hubs
         )
         """The policies and the check of tokens."""
-        catalog.check_actor = self._check_actor
-        blobs.set_check_actor(self._check_actor)
+        catalog.check_actor = self.check_actor
+        blobs.set_check_actor(self.check_actor)
         self.key_guard: Final = KeyGuard(clock)
         """Counts and delays wrong keys."""
         self.audit: Final = audit
@@ -160,6 +160,16 @@ class Broker:
         return self.key_guard.judge(
             peer, account, lambda: self.authorizer.authorize_signature(event_hub, is_signed_with)
         )
+
+    def check_actor(self) -> None:
+        """For what has waited. Raises UnauthorizedError if none of the current actor's grants is in force."""
+        grants, now = current_actor().grants, self._clock.now_utc().timestamp()
+        if grants and not any(now < each.expiry and self.authorizer.is_in_force(each) for each in grants):
+            raise UnauthorizedError(
+                "InvalidSignature: While the request waited, its policy was deleted, the key regenerated, or "
+                "the token expired.",
+                next_step="Connect with a key that the policy has now.",
+            )
 
     def policies(self, event_hub: str | None = None) -> tuple[SharedAccessPolicy, ...]:
         """The policies of an event hub, or (None) of the namespace. Raises NotFoundError (no such hub)."""
@@ -490,14 +500,6 @@ class Broker:
     def catalog_failure(self) -> TidegateError | None:
         """Why the namespace accepts no changes until a restart; None: it does."""
         return self._catalog.failure
-
-    def _check_actor(self) -> None:
-        grants = current_actor().grants
-        if grants and not any(map(self.authorizer.is_in_force, grants)):
-            raise UnauthorizedError(
-                "InvalidSignature: The policy was deleted or its key regenerated before the change was made.",
-                next_step="Connect with a key that the policy has now.",
-            )
 
     def _newest_ms(self) -> int:
         """When the newest event was enqueued; now, if there is none."""

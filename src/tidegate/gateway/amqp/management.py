@@ -99,9 +99,18 @@ class ManagementService:
         if isinstance(answer, Awaitable):
             is_list = operation.operation_id == "listPartitions"
             rows_bytes = partition_rows_bytes(call.event_hub) if is_list else 0
-            finish = partial(_finish, operation, answer, message_id, actor)
+            finish = partial(self._finish, operation, answer, message_id, actor)
             return PendingAnswer(finish, is_read=operation.method == "GET", rows_bytes=rows_bytes)
         return encode_response(message_id, operation.status, answer)
+
+    async def _finish(
+        self, operation: Operation, answer: Awaitable[object], message_id: MessageId | None, actor: Actor
+    ) -> bytes:
+        with acting_as(actor):
+            found = await answer
+            if operation.method == "GET":
+                self._broker.check_actor()  # a list may have waited for others
+        return encode_response(message_id, operation.status, found)
 
     def _read(
         self, wanted: ManagementRequest, message_id: MessageId | None, claims: ConnectionClaims
@@ -117,7 +126,13 @@ class ManagementService:
             return answer
         is_list = wanted.operation is management.Operation.QUERY_PARTITIONS
         rows_bytes = partition_rows_bytes(event_hub) if is_list else 0
-        return PendingAnswer(lambda: answer, is_read=True, rows_bytes=rows_bytes)
+
+        async def finish() -> bytes:
+            response = await answer
+            claims.require(path, None, token=wanted.security_token)
+            return response
+
+        return PendingAnswer(finish, is_read=True, rows_bytes=rows_bytes)
 
     async def _read_entity(
         self, event_hub: EventHub, wanted: ManagementRequest, message_id: MessageId | None
@@ -152,13 +167,6 @@ def _operation_of(request: AdministrationRequest) -> Operation:
         # Manage is required on the hub: a hub that is not in the path would let its managers in.
         raise InvalidArgumentError(f"{operation.operation_id} has no property {unknown[0]!r}.")
     return operation
-
-
-async def _finish(
-    operation: Operation, answer: Awaitable[object], message_id: MessageId | None, actor: Actor
-) -> bytes:
-    with acting_as(actor):
-        return encode_response(message_id, operation.status, await answer)
 
 
 def properties_of(event_hub: EventHub) -> EventHubProperties:

@@ -92,7 +92,10 @@ class AdministrationEndpoint:
         # Again, because a body may arrive slowly: a key revoked meanwhile must not change anything.
         grant = self._authorizer.require(request, entity, *needs.value)
         with acting_as(Actor.of([grant], peer_of(request))):
-            return await perform(body, grant)
+            response = await perform(body, grant)
+            if request.method in ("GET", "HEAD"):
+                self._broker.check_actor()  # a list may have waited for others
+        return response
 
 
 class Administration:

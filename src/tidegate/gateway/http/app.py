@@ -19,13 +19,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from tidegate.amqp.errors import INTERNAL_ERROR, NOT_ALLOWED, NOT_FOUND
-from tidegate.broker import Broker, Claim
+from tidegate.broker import Actor, Broker, Claim, acting_as
 from tidegate.gateway.administration.operations import PREFIX
 from tidegate.gateway.amqp.server import AmqpGateway
 from tidegate.gateway.health import health_report
 from tidegate.gateway.http.admin import Administration, admin_error
 from tidegate.gateway.http.atom import AtomAdministration
-from tidegate.gateway.http.authorization import RequestAuthorizer
+from tidegate.gateway.http.authorization import RequestAuthorizer, peer_of
 from tidegate.gateway.http.blobs.access import DevelopmentAccount
 from tidegate.gateway.http.blobs.door import BlobDoor
 from tidegate.gateway.http.connected import while_connected
@@ -167,25 +167,30 @@ class HttpGateway:
 
     async def _show_metrics(self, request: Request) -> Response:
         # They show event hubs and their load: a client on another machine needs a token.
-        peer = None if request.client is None else request.client.host
-        version: str = request.scope["http_version"]
-        if not is_from_this_machine(peer, request.headers, http_version=version, proxies=self._proxies):
-            try:
-                self._authorizer.require(request, NAMESPACE, Claim.LISTEN, Claim.MANAGE)
-            except (UnauthorizedError, ServerBusyError) as error:
-                await self._broker.key_guard.wait_before_answer(error)
-                return response_for(error)
+        peer, version = peer_of(request), request.scope["http_version"]
+        actor = Actor(peer)
+        try:
+            if not is_from_this_machine(
+                peer.address, request.headers, http_version=version, proxies=self._proxies
+            ):
+                grant = self._authorizer.require(request, NAMESPACE, Claim.LISTEN, Claim.MANAGE)
+                actor = Actor.of([grant], peer)
+            work = self._made_metrics(request.headers.get("accept", ""), site_at(peer.address))
+            body, content_type = await while_connected(request, work)
+            with acting_as(actor):
+                self._broker.check_actor()  # they may have waited for the database and for others
+        except ClientDisconnect:
+            return Response()  # which is not sent
+        except (UnauthorizedError, ServerBusyError) as error:
+            await self._broker.key_guard.wait_before_answer(error)
+            return response_for(error)
+        return Response(body, headers={"Content-Type": content_type})
+
+    async def _made_metrics(self, accept: str, address: object) -> tuple[bytes, str]:
         if self._read_stored_groups is not None:
             found = await self._read_stored_groups()
             self._stored_groups = self._stored_groups if found is None else found
-        render = self._metrics.render(
-            request.headers.get("accept", ""), self._sliced_work, address=site_at(peer or "")
-        )
-        try:
-            body, content_type = await while_connected(request, render)
-        except ClientDisconnect:
-            return Response()  # which is not sent
-        return Response(body, headers={"Content-Type": content_type})
+        return await self._metrics.render(accept, self._sliced_work, address=address)
 
 
 def _application(routes: Sequence[BaseRoute]) -> Starlette:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC
 from enum import Enum
 
@@ -119,6 +119,8 @@ class BlobAccess:
         except NotFoundError as error:
             raise BlobRefusedError(Refusal.RESOURCE_NOT_FOUND) from error
         is_manager = Claim.MANAGE in grant.claims
+        if signed.rights is not None:
+            grant = replace(grant, expiry=int(signed.rights.expires_at.timestamp()))
         actor = Actor.of([grant], peer)
         return Access(account_id, asked.account, actor, signed.rights, is_manager, grant)
 

@@ -119,7 +119,11 @@ class BlobDoor(BaseRoute):
                     site_at(peer_of(request).address),
                 )
             )
-            return await (while_connected(request, work) if request.method == "GET" else work)
+            if request.method not in ("GET", "HEAD"):
+                return await work
+            response = await while_connected(request, work)
+        self._access.require_still(access)  # a list may have waited for others
+        return response
 
     async def _refuse(self, request: Request, error: TidegateError, headers: Mapping[str, str]) -> Response:
         level = logging.ERROR if error.remote_text else logging.INFO
