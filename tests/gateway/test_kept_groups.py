@@ -16,16 +16,32 @@ from tests.access.support import RawHttp, token_for
 from tests.gateway.blob_client import BlobClient
 from tests.support.blob_storage import OwnStorage
 
-from tidegate.broker import ROOT_POLICY_NAME, Broker, Claim, EventHub, current_actor
+from tidegate.broker import (
+    ROOT_POLICY_NAME,
+    Actor,
+    Broker,
+    Claim,
+    Door,
+    EventHub,
+    Peer,
+    acting_as,
+    current_actor,
+)
 from tidegate.broker.blobs.blob import NO_CONDITIONS
 from tidegate.client import EventHubAdministrator
 from tidegate.client.entities import ConsumerProperties
 from tidegate.console.consumers.kept import kept_views
 from tidegate.gateway.administration import operations
-from tidegate.gateway.metrics import METRICS, Sources
+from tidegate.gateway.administration.partition_lists import in_slices
+from tidegate.gateway.metrics import METRICS, ConnectionCounts, MetricsPage, Sources
 from tidegate.model.connection_string import ConnectionString
 from tidegate.server.app import TidegateServer
 from tidegate.testing.hub import HubService
+from tidegate.transport.admission import Admission
+from tidegate.transport.clock import SystemClock
+from tidegate.transport.memory import MemoryBudget
+from tidegate.transport.peers import site_at
+from tidegate.transport.sliced_work import SlicedWork
 from tidegate.transport.tasks import TaskOwner
 
 LABELS = ("event_hub", "consumer_group", "partition")
@@ -237,6 +253,50 @@ def test_a_policy_has_one_list_at_a_time_while_its_client_is_there(
         client.close()
     _until(lambda: service.call(_requests) == 0)
     assert len(ended) == len(begun)
+
+
+class _OneBusyAddress(SlicedWork):
+    """Its work is not done before that of another address."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_over = asyncio.Event()
+        self.is_asked = asyncio.Event()
+
+    async def collect(self, items: Iterator[Any], *, address: object = None) -> list[Any]:
+        if address == site_at("192.0.2.1"):
+            self.is_asked.set()
+            await self.is_over.wait()
+        return await super().collect(items, address=address)
+
+
+@pytest.mark.parametrize("kind", ["list", "metrics"])
+def test_a_busy_address_holds_up_no_other(service: HubService, kind: str) -> None:
+    """200 connections that ask for /metrics kept Prometheus, elsewhere, waiting for ten seconds."""
+
+    async def ask(server: TidegateServer) -> None:
+        work = _OneBusyAddress()
+        budget, admission = MemoryBudget(1 << 20), Admission()
+        sources = Sources(
+            server.broker, lambda: ConnectionCounts(0, 0), dict, budget.statistics, admission.statistics
+        )
+        page = MetricsPage(sources, SystemClock())
+
+        async def made(address: str) -> None:
+            with acting_as(Actor(Peer(Door.HTTP, address), "reader")):
+                if kind == "list":
+                    await in_slices(iter(["row"]), work)
+                else:
+                    await page.render("", work, address=site_at(address))
+
+        async with asyncio.timeout(60), TaskOwner("test") as tasks:
+            busy = tasks.start(made("192.0.2.1"), name="busy")
+            await work.is_asked.wait()
+            await made("192.0.2.2")
+            work.is_over.set()
+            await busy
+
+    service.call(ask)
 
 
 def test_partitions_without_a_number_are_steps_as_well(service: HubService) -> None:

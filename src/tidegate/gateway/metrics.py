@@ -409,7 +409,7 @@ METRICS: Final[tuple[ServiceMetric, ...]] = (
 
 class MetricsPage:
     """The answer of ``/metrics``. It may have a line for each partition of each consumer group: it is made in
-    slices, one at a time, and a large one is reused."""
+    slices, one at a time for each address, and a large one is reused."""
 
     def __init__(self, sources: Sources, clock: Clock) -> None:
         self._sources = sources
@@ -427,7 +427,7 @@ class MetricsPage:
             encode, content_type = choose_encoder(accept)
         except (TypeError, ValueError):  # a version that is not numbers (prometheus-client 0.26)
             encode, content_type = choose_encoder("")
-        async with sliced_work.alone(self):
+        async with sliced_work.alone((self, address)):
             body, of_type, until_s = self._reused
             if of_type == content_type and self._clock.monotonic() < until_s:
                 return body, content_type

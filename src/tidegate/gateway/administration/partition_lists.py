@@ -41,8 +41,9 @@ async def each_partition(
 
 
 async def in_slices(rows: Iterator[T], sliced_work: SlicedWork) -> list[T]:
-    """All rows, in slices on behalf of the actor's address. A policy has one list at a time, however many
-    requests it sends. Cancellation: no effect."""
+    """All rows, in slices on behalf of the actor's address. There a policy has one list at a time, however
+    many requests it sends. Cancellation: no effect."""
     actor = current_actor()
-    async with sliced_work.alone((actor.scope, actor.policy)) if actor.policy else nullcontext():
-        return await sliced_work.collect(rows, address=site_at(actor.peer.address))
+    address = site_at(actor.peer.address)
+    async with sliced_work.alone((actor.scope, actor.policy, address)) if actor.policy else nullcontext():
+        return await sliced_work.collect(rows, address=address)
