@@ -240,6 +240,14 @@ READING: Final = (
         "interop/test_sdk_java.py::test_processors_with_checkpoints",
         note="Ours can share a consumer group with them.",
     ),
+    different(
+        "Dead letters of consumers in any SDK",
+        "Event Hubs has none. Over HTTP: a pointer and a reason, before the checkpoint; the event is copied.",
+        "interop/test_dead_letters.py::test_with_the_javascript_sdk",
+        "interop/test_dead_letters.py::test_with_the_java_sdk",
+        "server/test_http_dead_letters.py::test_what_is_added_is_listed_once",
+        "server/test_http_dead_letters.py::test_rights",
+    ),
     done(
         "Many partitions and idle consumers",
         "interop/test_sdk_partitions.py::test_thirty_two_partitions",

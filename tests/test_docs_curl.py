@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -22,7 +23,9 @@ COMMANDS = [line for block in BLOCKS for line in block.splitlines() if "curl " i
 @pytest.mark.slow
 def test_the_commands_of_the_page_run(tmp_path: Path) -> None:
     """In order, in one shell, against a service of their own: none fails."""
-    with HubService(is_http_used=True) as service:
+    settings = tmp_path / "settings.json"
+    settings.write_text(json.dumps({"database": f"sqlite:///{tmp_path / 'letters.db'}"}))
+    with HubService(is_http_used=True, config=settings) as service:
         assert service.ready.http is not None
         program = "\n".join(BLOCKS).replace(
             "URL=http://127.0.0.1:5300", f"URL={service.ready.http.rstrip('/')}"
@@ -48,7 +51,7 @@ def test_every_operation_is_on_the_page() -> None:
     """By its method and path."""
     shown = set()
     for line in COMMANDS:
-        place = re.search(r"\$API(/[^ )]*)", line)
+        place = re.search(r"\$API(/[^ )?\"]*)", line)
         if place is not None:
             method = re.search(r"-X (\w+)", line)
             shown.add((method[1] if method else "POST" if " -d " in line else "GET", place[1]))

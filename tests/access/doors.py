@@ -81,7 +81,8 @@ def administration() -> Iterator[Endpoint]:
             is_capture = (operation.method, operation.path) == ("PUT", "/event-hubs/{hub}/capture")
             entity = (hub,) if hub and not is_capture else ()
             is_seen = operation.method == "GET" and not operation.path.startswith(("/audit", "/backups"))
-            is_seen |= operation.operation_id == "reportConsumer"
+            is_seen |= operation.operation_id in ("reportConsumer", "addDeadLetters")
+            # A redrive needs Send and Listen, which only the managers of the matrix have.
             rights = SEE if is_seen else MANAGE
             body = "{" if operation.request is not None else ""
             yield Endpoint(operation.method, PREFIX + path, entity, rights, body)

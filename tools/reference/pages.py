@@ -198,11 +198,13 @@ def _http_api_page() -> str:
         f"All paths begin with `{PREFIX}`. [http.md](http.md#administration) describes how to send requests. "
         "The service provides the same as OpenAPI 3.1 at `/openapi.json`.",
         "",
-        "| | | claims | body | answer |",
+        "| | | claims | body, or query of a GET | answer |",
         "|---|---|---|---|---|",
     ]
     for operation in OPERATIONS:
-        claims = " or ".join(claim.value for claim in operation.needs.value)
+        claims = " and ".join(
+            " or ".join(claim.value for claim in group) for group in operation.needs.alternatives
+        )
         request = "" if operation.request is None else _shape_link(operation.request)
         answer = "" if operation.answer is None else _shape_link(operation.answer)
         answer = f"{operation.status} {'list of ' if operation.is_list else ''}{answer}".strip()
@@ -226,7 +228,8 @@ def _field_line(name: str, schema: dict[str, Any], found: dict[str, Any]) -> str
     words = {"integer": "an integer", "string": "a string", "boolean": "true or false"}
     kind = words["string"] if choices else words.get(items.get("type", ""), f"an object: {reference}")
     if items is not kinds[0]:
-        kind = "a list of strings"
+        is_object = reference and not choices
+        kind = f"a list of {f'objects: {reference}' if is_object else items.get('type', 'string') + 's'}"
     kind += ", or null" if len(kinds) > 1 else ""
     kind += "" if name in schema["required"] else "; optional"
     one_of = f" One of {', '.join(choices)}." if choices else ""

@@ -288,6 +288,14 @@ class TidegateServer:
             )
             # Closed after the HTTP server: a page that is still being served may start a task.
             stack.push_async_callback(console.close)
+        letters = None
+        if settings.database is not None:
+            # With them comes SQLAlchemy: a service without a database starts faster, and is smaller.
+            from tidegate.server.dead_letters import DatabaseDeadLetters
+
+            letters = DatabaseDeadLetters(broker, settings.database, self._clock)
+            # Closed after the HTTP server: a request may still be answered.
+            stack.push_async_callback(letters.close)
         http = HttpGateway(
             broker,
             clock=self._clock,
@@ -302,6 +310,7 @@ class TidegateServer:
             read_stored_groups=None if consumers is None else partial(read_stored_groups, consumers),
             tls_handshake_failures=lambda: 0 if handshake_failures is None else handshake_failures.count,
             disk_space=lambda: self._disk_space,
+            dead_letters=letters,
         )
         stack.push_async_callback(http.close)
         if console is not None:

@@ -143,7 +143,8 @@ class ServerSettings:
     is_console_served: bool = True
     """Whether HTTP serves the console at ``/``."""
     database: str | None = field(default=None, repr=False)
-    """SQL database whose leases, checkpoints and dead letters the console shows; None: none are shown."""
+    """SQL database of leases, checkpoints and dead letters, for the console and for dead letters over HTTP;
+    None: neither has them."""
     redrive_pipelines: tuple[str, ...] = ()
     """Pipelines (``module:name`` or ``path/to/file.py:name``) that the console may use to redrive dead
     letters, each in its own process."""

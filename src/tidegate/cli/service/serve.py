@@ -112,7 +112,7 @@ if TYPE_CHECKING:
 @option(
     "--database",
     "URL",
-    "SQL database whose leases, checkpoints and dead letters the console shows.",
+    "SQL database of leases, checkpoints and dead letters, for the console and for dead letters over HTTP.",
 )
 @option(
     "--redrive-pipeline",

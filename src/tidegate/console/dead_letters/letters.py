@@ -14,7 +14,7 @@ from tidegate.amqp.errors import DecodeError
 from tidegate.broker import Broker
 from tidegate.console.dead_letters.filter import format_place
 from tidegate.console.dead_letters.redrive import RedriveProcess, RedriveRequest
-from tidegate.console.explorer.reading import stored_event
+from tidegate.console.explorer.reading import encoded_event
 from tidegate.console.frame.lazy_database import LazyDatabase
 from tidegate.console.frame.paging import Page
 from tidegate.console.frame.parts import ConsoleParts
@@ -33,7 +33,6 @@ from tidegate.sql import (
 )
 from tidegate.sql.dead_letters.dead_letters import absent_dead_letter
 from tidegate.sql.dead_letters.pages import DeadLetterLine, DeadLetterPages, DeadLetterPlace, HourCount
-from tidegate.wire.batch import unwrap
 from tidegate.wire.event_codec import decode_event
 
 _REASONS_MAX: Final = 20
@@ -246,16 +245,11 @@ async def _encoded_in_log(broker: Broker, letter: DeadLetter) -> bytes | None:
     """The event from the log; None if the log no longer has it, or has another one with its number."""
     try:
         partition = broker.event_hub(letter.event_hub).partition(letter.partition_id)
-        stored = await stored_event(partition, letter.sequence_number)
+        found = await encoded_event(partition, letter.sequence_number)
     except TidegateError:
         return None
     # A hub that was deleted and created again has other events with the same numbers.
-    if stored is None or stored.place.enqueued_time_ms != letter.enqueued_time_ms:
-        return None
-    try:
-        return bytes(unwrap(stored.section))
-    except DecodeError:
-        return bytes(stored.section)
+    return None if found is None or found[0] != letter.enqueued_time_ms else found[1]
 
 
 def _event(encoded: bytes, *, is_copy: bool) -> LetterEvent:

@@ -19,11 +19,13 @@ from itertools import accumulate, chain
 from typing import Final
 from weakref import WeakKeyDictionary
 
+from tidegate.amqp.errors import DecodeError
 from tidegate.broker import EventHub, Partition, RecordBatch
 from tidegate.console.explorer.values import EventCursor, EventPlace, Way
 from tidegate.model.errors import PositionOutOfRangeError
 from tidegate.model.position import EventPosition
 from tidegate.model.times import milliseconds_of, time_of
+from tidegate.wire.batch import unwrap
 
 _PIECE_BYTES: Final = 512 * 1024
 """Bytes per read of the log, as for receivers; a single batch may be larger."""
@@ -330,6 +332,18 @@ async def _sequence_number_at(partition: Partition, place: EventPlace) -> int:
 async def stored_event(partition: Partition, sequence_number: int) -> StoredEvent | None:
     """The event with that number; None if there is a gap in the numbers."""
     return await Run(partition, Way.NEWER, sequence_number, sequence_number + 1).pop(1)
+
+
+async def encoded_event(partition: Partition, sequence_number: int) -> tuple[int, bytes] | None:
+    """When that event was enqueued, in milliseconds, and its encoded message; None if the log lacks it."""
+    stored = await stored_event(partition, sequence_number)
+    if stored is None:
+        return None
+    try:
+        encoded = bytes(unwrap(stored.section))
+    except DecodeError:
+        encoded = bytes(stored.section)
+    return stored.place.enqueued_time_ms, encoded
 
 
 def partitions_of(hub: EventHub, partition_id: str | None) -> Sequence[Partition]:

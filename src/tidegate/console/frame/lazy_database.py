@@ -1,4 +1,4 @@
-"""The console's database: opened at first use, queried in threads."""
+"""The service's database: opened at first use, queried in threads."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ _LOCK_WAIT_S: Final = 20.0
 class LazyDatabase:
     """The database in the settings, opened at first use; a failure is retried at the next use."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, may_create: bool = False) -> None:
+        """may_create: also create an SQLite database; else, one that is not there yet is an error."""
+        self._may_create = may_create
         self._url = absolute_url(url)
         self._file = sqlite_file(url)
         self._lock = threading.Lock()
@@ -69,9 +71,9 @@ class LazyDatabase:
     def _open(self) -> Database:
         with self._lock:
             if self._is_closed:
-                raise ClosedError("The console's database is closed: the service is stopping.")
+                raise ClosedError("The database is closed: the service is stopping.")
             if self._database is None:
-                if self._file is not None and not self._file.exists():
+                if self._file is not None and not self._may_create and not self._file.exists():
                     raise DatabaseUnavailableError(
                         f"There is no SQLite database {self._file} yet.",
                         next_step="It comes with the first host or pipeline that writes to it.",

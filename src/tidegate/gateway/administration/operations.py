@@ -24,6 +24,7 @@ from tidegate.broker import (
 )
 from tidegate.gateway.administration import shapes
 from tidegate.gateway.administration.consumers import consumer_rows
+from tidegate.gateway.administration.dead_letters import DeadLetterKeeper
 from tidegate.gateway.administration.partition_lists import each_partition, in_slices
 from tidegate.gateway.administration.shapes import Shape
 from tidegate.model.capture import CaptureSettings, CaptureStatistics
@@ -43,11 +44,18 @@ AUDIT_RECORDS_MAX: Final = 1_000
 
 
 class Needs(Enum):
-    """The claims that allow an operation; any one of them is enough."""
+    """The claims that allow an operation; any one of them is enough, except for ``REDRIVE``."""
 
     MANAGE = (Claim.MANAGE,)
     SEE = (Claim.MANAGE, Claim.LISTEN)
     """A Listen claim shows entities; only a Manage claim shows keys."""
+    REDRIVE = (Claim.SEND, Claim.LISTEN)
+    """Both: it publishes events, of what a consumer has noted."""
+
+    @property
+    def alternatives(self) -> tuple[tuple[Claim, ...], ...]:
+        """Of each group, one claim is needed."""
+        return tuple((claim,) for claim in self.value) if self is Needs.REDRIVE else (self.value,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,18 +68,35 @@ class Call:
     parameters: Mapping[str, str]
     """Of the address, by name."""
     body: Shape | None = field(repr=False)
-    """Of the operation's shape; None: it has none."""
+    """Of the operation's shape, also if it is in the address's query; None: it has none."""
     is_manager: bool
     """Whether the token also has Manage here."""
     sliced_work: SlicedWork
     """For long lists."""
     encode_row: Callable[[object], object]
     """Encodes a row of a long list (``Operation.is_long_list``)."""
+    dead_letters: DeadLetterKeeper | None = None
+    """None: the service has no database."""
 
     @property
     def event_hub(self) -> EventHub:
         """The event hub of the address. Raises NotFoundError."""
         return self.broker.event_hub(self.parameters["hub"])
+
+    @property
+    def keeper(self) -> DeadLetterKeeper:
+        """The dead letters. Raises NotFoundError if the service has none."""
+        if self.dead_letters is None:
+            raise NotFoundError(
+                "This service keeps no dead letters: it has no database.",
+                next_step="Set its `database` (`tidegate serve --database URL`), and start it again.",
+            )
+        return self.dead_letters
+
+    @property
+    def of_group(self) -> tuple[EventHub, str]:
+        """Event hub and consumer group of the address. Raises NotFoundError."""
+        return self.event_hub, self.event_hub.find_consumer_group(self.parameters["group"])
 
     @property
     def scope(self) -> str | None:
@@ -105,7 +130,7 @@ class Operation:
     needs: Needs
     handler: Handler
     request: type[Shape] | None = None
-    """Of the body; None: there is none."""
+    """Of the body, or of the query of a GET; None: there is none."""
     answer: type[Shape] | None = None
     """None: the answer has a status and no body."""
     is_list: bool = False
@@ -117,6 +142,10 @@ class Operation:
     """Whether Listen is enough over AMQP as well; everything else requires Manage there."""
     is_of_namespace: bool = False
     """True: requires a policy of the namespace, because its effect reaches beyond the event hub."""
+    is_http_only: bool = False
+    """True: ``$management`` does not carry it."""
+    body_bytes_max: int = 65_536
+    """Maximum body of a request (our choice: many times the largest valid one)."""
 
 
 def _read_namespace(call: Call) -> object:
@@ -294,6 +323,7 @@ def _policy_operations(prefix: str, suffix: str, of: str) -> tuple[Operation, ..
 
 
 _HUB: Final = "/event-hubs/{hub}"
+_LETTERS: Final = f"{_HUB}/consumer-groups/{{group}}/dead-letters"
 
 OPERATIONS: Final[tuple[Operation, ...]] = (
     Operation(
@@ -397,6 +427,30 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "Report the partitions of a processor whose leases and checkpoints are elsewhere: owners and lag "
         "then show them.", Needs.SEE, _report_consumer, request=shapes.ConsumerReport, status=204,
         is_listen_enough=True,
+    ),
+    Operation(
+        "POST", _LETTERS, "addDeadLetters",
+        "Keep failed events, with a copy of each. One that is open already stays as it is.", Needs.SEE,
+        lambda call: call.keeper.add(*call.of_group, call.wanted(shapes.DeadLetterAddition)),
+        request=shapes.DeadLetterAddition, answer=shapes.AddedDeadLetters, is_http_only=True,
+        body_bytes_max=262_144,  # 100 with 2,000 characters of reason and traceback each
+    ),
+    Operation(
+        "GET", _LETTERS, "listDeadLetters", "The dead letters of a consumer group, page by page.", Needs.SEE,
+        lambda call: call.keeper.page(*call.of_group, call.wanted(shapes.DeadLetterQuery)),
+        request=shapes.DeadLetterQuery, answer=shapes.DeadLetterPage, is_http_only=True,
+    ),
+    Operation(
+        "POST", f"{_LETTERS}/redrive", "redriveDeadLetters",
+        "Publish open dead letters again, to their partitions, and close them. At least once.", Needs.REDRIVE,
+        lambda call: call.keeper.redrive(*call.of_group, call.wanted(shapes.DeadLetterRedrive)),
+        request=shapes.DeadLetterRedrive, answer=shapes.ClosedDeadLetters, is_http_only=True,
+    ),
+    Operation(
+        "POST", f"{_LETTERS}/discard", "discardDeadLetters", "Close open dead letters for good.",
+        Needs.MANAGE,
+        lambda call: call.keeper.discard(*call.of_group, call.wanted(shapes.DeadLetterDiscard)),
+        request=shapes.DeadLetterDiscard, answer=shapes.ClosedDeadLetters, is_http_only=True,
     ),
     *_policy_operations(_HUB, "EventHub", "an event hub"),
     Operation(

@@ -7,7 +7,8 @@ out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -249,6 +250,109 @@ class KeyRegeneration(Shape):
     key: Annotated[str | None, _MADE] = None
 
 
+DEAD_LETTERS_PER_REQUEST_MAX: Final = 100
+"""Of one request that adds them, and of a page (our choice: each reads an event, up to 100 MB together)."""
+_CHOSEN_MAX: Final = 1_000
+_NUMBER_MAX: Final = 2**63 - 1
+
+
+class DeadLetterStatus(StrEnum):
+    """As the database has them, and any."""
+
+    OPEN = "open"
+    REDRIVEN = "redriven"
+    DISCARDED = "discarded"
+    ALL = "all"
+
+
+_SequenceNumber = Annotated[int, Meta(ge=0, le=_NUMBER_MAX)]
+
+
+class EventPointer(Shape):
+    partition_id: Annotated[str, _says("The event's partition.")]
+    sequence_number: Annotated[_SequenceNumber, _says("Its sequence number there.")]
+
+
+class NewDeadLetter(EventPointer):
+    reason: Annotated[str, Meta(min_length=1), _says("Why it failed; 2,000 characters are kept.")]
+    error_type: Annotated[str, _says("Such as the exception's class; 2,000 characters are kept.")] = ""
+    traceback: Annotated[str, _says("The last 16,000 characters are kept.")] = ""
+
+
+class DeadLetterAddition(Shape):
+    dead_letters: Annotated[
+        list[NewDeadLetter],
+        Meta(min_length=1, max_length=DEAD_LETTERS_PER_REQUEST_MAX),
+        _says(f"1 to {DEAD_LETTERS_PER_REQUEST_MAX} failed events."),
+    ]
+
+
+class AddedDeadLetters(Shape):
+    added: Annotated[int, _says("How many were written, or reopened with one more attempt.")]
+    already_open: Annotated[int, _says("How many were open already; these stay as they are.")]
+    missing: Annotated[list[EventPointer], _says("Events that the log does not have: nothing is kept.")]
+
+
+_REASON: Final = _says("Only with this part of the reason, ignoring case (ASCII letters).")
+_ERROR_TYPE: Final = _says("Only of this error type.")
+_OF_PARTITION: Final = _says("Only of this partition.")
+
+
+class DeadLetterQuery(Shape):
+    status: Annotated[DeadLetterStatus, _says("Open ones by default.")] = DeadLetterStatus.OPEN
+    partition_id: Annotated[str | None, _OF_PARTITION] = None
+    reason: Annotated[str | None, _REASON] = None
+    error_type: Annotated[str | None, _ERROR_TYPE] = None
+    after: Annotated[str | None, _says("The previous page's `next`.")] = None
+    limit: Annotated[
+        int,
+        Meta(ge=1, le=DEAD_LETTERS_PER_REQUEST_MAX),
+        _says(f"Dead letters on the page, 1 to {DEAD_LETTERS_PER_REQUEST_MAX}."),
+    ] = 50
+
+
+class DeadLetter(EventPointer):
+    status: Annotated[str, _says("open, redriven or discarded.")]
+    attempts: Annotated[int, _says("How often it failed.")]
+    last_failed_at: Annotated[str, _says("ISO 8601, UTC.")]
+    error_type: Annotated[str, _says("As given when it was added.")]
+    reason: Annotated[str, _says("As given when it was added.")]
+    partition_key: Annotated[str | None, _says("The event's; null: it has none.")]
+    pipeline: Annotated[
+        str, _says("The Tidegate pipeline that wrote it, whose redrive runs it; empty: none.")
+    ]
+
+
+class DeadLetterPage(Shape):
+    dead_letters: Annotated[list[DeadLetter], _says("The latest failure first.")]
+    next: Annotated[str | None, _says("Of the next page, for `after`; null: there is none.")]
+
+
+class DeadLetterChoice(Shape):
+    partition_id: Annotated[str | None, _OF_PARTITION] = None
+    sequence_numbers: Annotated[
+        Annotated[list[_SequenceNumber], Meta(max_length=_CHOSEN_MAX)] | None,
+        _says(f"Only these, up to {_CHOSEN_MAX:,}; needs a partition."),
+    ] = None
+    reason: Annotated[str | None, _REASON] = None
+    error_type: Annotated[str | None, _ERROR_TYPE] = None
+
+
+class DeadLetterRedrive(DeadLetterChoice):
+    maximum: Annotated[
+        Annotated[int, Meta(ge=1, le=_NUMBER_MAX)] | None, _says("At most so many; null: all.")
+    ] = None
+
+
+class DeadLetterDiscard(DeadLetterChoice, kw_only=True):
+    because: Annotated[str, Meta(min_length=1), _says("Why, for their history.")]
+
+
+class ClosedDeadLetters(Shape):
+    closed: Annotated[int, _says("How many were redriven, or discarded.")]
+    is_complete: Annotated[bool, _says("False: time or `maximum` ended it before the last; repeat it.")]
+
+
 class ErrorDetail(Shape):
     status: Annotated[int, _says("The HTTP status.")]
     condition: Annotated[str, _says("The AMQP condition with the same meaning; one per kind of error.")]
@@ -261,7 +365,13 @@ class Error(Shape):
 
 def schemas() -> dict[str, Any]:
     """The JSON Schema of each shape, by name, in the order above (2020-12, as OpenAPI 3.1 has it)."""
-    _, found = msgspec.json.schema_components(Shape.__subclasses__(), ref_template=f"{REFERENCE}{{name}}")
-    for kind in (Tier, Claim, BackupState):  # msgspec sorts their values
+    _, found = msgspec.json.schema_components(list(_shapes(Shape)), ref_template=f"{REFERENCE}{{name}}")
+    for kind in (Tier, Claim, BackupState, DeadLetterStatus):  # msgspec sorts their values
         found[kind.__name__]["enum"] = [each.value for each in kind]
     return found
+
+
+def _shapes(of: type[Shape]) -> Iterator[type[Shape]]:
+    for kind in of.__subclasses__():
+        yield kind
+        yield from _shapes(kind)

@@ -33,7 +33,9 @@ from tidegate.wire.administration import AdministrationRequest
 from tidegate.wire.management import ManagementRequest, event_hub_to_map, partition_to_map
 from tidegate.wire.request_response import Request, encode_response
 
-_BY_ID: Final[Mapping[str, Operation]] = {operation.operation_id: operation for operation in OPERATIONS}
+_BY_ID: Final[Mapping[str, Operation]] = {
+    operation.operation_id: operation for operation in OPERATIONS if not operation.is_http_only
+}
 _PARAMETER: Final = re.compile(r"{(\w+)}")
 
 

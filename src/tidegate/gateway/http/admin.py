@@ -20,7 +20,9 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from tidegate.broker import Actor, Broker, Claim, Grant, acting_as
+from tidegate.gateway.administration.dead_letters import DeadLetterKeeper
 from tidegate.gateway.administration.operations import OPERATIONS, PREFIX, Call, Needs, Operation
+from tidegate.gateway.administration.shapes import Shape
 from tidegate.gateway.http.authorization import RequestAuthorizer, peer_of
 from tidegate.gateway.http.connected import while_connected
 from tidegate.gateway.http.errors import headers_for
@@ -34,12 +36,9 @@ from tidegate.model.errors import (
     RemoteProtocolError,
     TidegateError,
 )
-from tidegate.model.validation import decoded
+from tidegate.model.validation import decoded, validated
 from tidegate.transport.sliced_work import SlicedWork
 from tidegate.wire.conditions import condition_for, error_description, http_status_for
-
-BODY_BYTES_MAX: Final = 65_536
-"""Maximum body of a request (our choice: many times the largest valid one)."""
 
 TIMEOUT_S: Final = 60.0
 """Maximum time of a request. Our choice; deleting a large event hub takes longest."""
@@ -63,7 +62,13 @@ class AdministrationEndpoint:
         self._error_response = error_response
 
     async def answer(
-        self, request: Request, operation_id: str, needs: Needs, hub: str | None, perform: Perform
+        self,
+        request: Request,
+        operation_id: str,
+        needs: Needs,
+        hub: str | None,
+        perform: Perform,
+        body_bytes_max: int = 65_536,
     ) -> Response:
         """The result of ``perform``, called on behalf of the sender; or the answer to its failure.
 
@@ -72,7 +77,7 @@ class AdministrationEndpoint:
         try:
             try:
                 async with asyncio.timeout(TIMEOUT_S):
-                    return await self._perform(request, needs, hub, perform)
+                    return await self._perform(request, needs, hub, perform, body_bytes_max)
             except TimeoutError as error:
                 raise OperationTimeoutError(
                     f"{operation_id} did not finish within {TIMEOUT_S:g} s; it may still be running."
@@ -85,12 +90,16 @@ class AdministrationEndpoint:
             await self._broker.key_guard.wait_before_answer(error)
             return self._error_response(error)
 
-    async def _perform(self, request: Request, needs: Needs, hub: str | None, perform: Perform) -> Response:
+    async def _perform(
+        self, request: Request, needs: Needs, hub: str | None, perform: Perform, body_bytes_max: int
+    ) -> Response:
         entity = NAMESPACE if hub is None else entity_path(hub)
-        self._authorizer.require(request, entity, *needs.value)
-        body = await _read_body(request)
+        for claims in needs.alternatives:
+            self._authorizer.require(request, entity, *claims)
+        body = await _read_body(request, body_bytes_max)
         # Again, because a body may arrive slowly: a key revoked meanwhile must not change anything.
-        grant = self._authorizer.require(request, entity, *needs.value)
+        for claims in needs.alternatives:
+            grant = self._authorizer.require(request, entity, *claims)
         with acting_as(Actor.of([grant], peer_of(request))):
             response = await perform(body, grant)
             if request.method in ("GET", "HEAD"):
@@ -108,9 +117,12 @@ class Administration:
         clock: Clock,
         capture_statistics: Callable[[], Mapping[str, CaptureStatistics]],
         sliced_work: SlicedWork,
+        dead_letters: DeadLetterKeeper | None = None,
     ) -> None:
-        """capture_statistics: of each hub that is captured now, by name. sliced_work: for long lists."""
+        """capture_statistics: of each hub that is captured now, by name. sliced_work: for long lists.
+        dead_letters: None: the service has no database."""
         self._broker = broker
+        self._dead_letters = dead_letters
         self._sliced_work = sliced_work
         self._capture_statistics = capture_statistics
         self._endpoint = AdministrationEndpoint(broker, clock, admin_error_response)
@@ -136,7 +148,11 @@ class Administration:
         parameters: dict[str, str] = dict(request.path_params)
 
         async def perform(body: bytes, grant: Grant) -> Response:
-            wanted = None if operation.request is None else decoded(body or b"{}", operation.request)
+            wanted: Shape | None = None
+            if operation.request is not None and operation.method == "GET":
+                wanted = validated(dict(request.query_params), operation.request, is_text=True)
+            elif operation.request is not None:
+                wanted = decoded(body or b"{}", operation.request)
             is_manager = Claim.MANAGE in grant.claims
             value = operation.handler(
                 Call(
@@ -147,6 +163,7 @@ class Administration:
                     is_manager,
                     self._sliced_work,
                     encode_row=_json_text,
+                    dead_letters=self._dead_letters,
                 )
             )
             if isinstance(value, Coroutine) and operation.method == "GET":
@@ -159,7 +176,9 @@ class Administration:
             return _json_response(value, operation.status)
 
         hub = None if operation.is_of_namespace else parameters.get("hub")
-        return await self._endpoint.answer(request, operation.operation_id, operation.needs, hub, perform)
+        return await self._endpoint.answer(
+            request, operation.operation_id, operation.needs, hub, perform, operation.body_bytes_max
+        )
 
 
 def admin_error_response(error: TidegateError) -> Response:
@@ -190,10 +209,10 @@ def _text_response(body: str, status: int, headers: Mapping[str, str] | None = N
     return Response(body, status, {"Cache-Control": "no-store", **(headers or {})}, "application/json")
 
 
-async def _read_body(request: Request) -> bytes:
+async def _read_body(request: Request, bytes_max: int) -> bytes:
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
-        if len(body) > BODY_BYTES_MAX:
-            raise EventTooLargeError(f"The request has more than {BODY_BYTES_MAX} bytes, the most allowed.")
+        if len(body) > bytes_max:
+            raise EventTooLargeError(f"The request has more than {bytes_max} bytes, the most allowed.")
     return bytes(body)

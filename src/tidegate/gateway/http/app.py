@@ -20,6 +20,7 @@ from starlette.routing import BaseRoute, Route
 
 from tidegate.amqp.errors import INTERNAL_ERROR, NOT_ALLOWED, NOT_FOUND
 from tidegate.broker import Actor, Broker, Claim, acting_as
+from tidegate.gateway.administration.dead_letters import DeadLetterKeeper
 from tidegate.gateway.administration.operations import PREFIX
 from tidegate.gateway.amqp.server import AmqpGateway
 from tidegate.gateway.health import health_report
@@ -62,6 +63,7 @@ class HttpGateway:
         development_account: DevelopmentAccount = DevelopmentAccount.THIS_MACHINE,
         read_stored_groups: Callable[[], Awaitable[Sequence[StoredGroup] | None]] | None = None,
         disk_space: Callable[[], DiskSpace | None] = lambda: None,
+        dead_letters: DeadLetterKeeper | None = None,
     ) -> None:
         """amqp: serves AMQP over WebSockets; close it first, so that it ends them in order.
 
@@ -70,7 +72,8 @@ class HttpGateway:
         report their clients' addresses. further_routes: serve all other paths (the console). hsts_max_age_s:
         sent to browsers that use HTTPS; None: not sent. tls_handshake_failures: since the service started.
         development_account: who may use it. read_stored_groups: those of the database, for metrics; None
-        while they cannot be read: those of before are shown. disk_space: as last seen.
+        while they cannot be read: those of before are shown. disk_space: as last seen. dead_letters: None
+        without a database.
         """
         self._broker = broker
         self._amqp = amqp
@@ -100,7 +103,11 @@ class HttpGateway:
         self._health_report: Reused[Mapping[str, object]] = Reused()
         self._sliced_work = sliced_work = amqp.sliced_work
         administration = Administration(
-            broker, clock=clock, capture_statistics=capture_statistics, sliced_work=sliced_work
+            broker,
+            clock=clock,
+            capture_statistics=capture_statistics,
+            sliced_work=sliced_work,
+            dead_letters=dead_letters,
         )
         blobs = BlobDoor(
             broker, clock=clock, sliced_work=sliced_work, proxies=proxies, development=development_account

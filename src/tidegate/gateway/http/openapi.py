@@ -23,6 +23,7 @@ _PARAMETERS: Final = {
 _CLAIMS: Final = {
     Needs.MANAGE: "Requires a policy with Manage.",
     Needs.SEE: "Requires a policy with Listen or Manage.",
+    Needs.REDRIVE: "Requires a policy with Send and Listen.",
 }
 
 
@@ -36,7 +37,8 @@ def openapi_document() -> dict[str, object]:
         "info": {
             "title": "Tidegate administration",
             "version": VERSION,
-            "description": "Event hubs, consumer groups, policies, publishers, throughput units and Capture.",
+            "description": "Event hubs, consumer groups, dead letters, policies, publishers, throughput "
+            "units and Capture.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "/"}],
@@ -69,19 +71,23 @@ def _operation(operation: Operation) -> dict[str, object]:
         ),
         "responses": {str(operation.status): _answer(operation), "default": _error()},
     }
-    names = re.findall(r"\{(\w+)\}", operation.path)
-    if names:
-        described["parameters"] = [
-            {
-                "name": name,
-                "in": "path",
-                "required": True,
-                "description": _PARAMETERS[name],
-                "schema": {"type": "string"},
-            }
-            for name in names
-        ]
-    if operation.request is not None:
+    parameters = [
+        {
+            "name": name,
+            "in": "path",
+            "required": True,
+            "description": _PARAMETERS[name],
+            "schema": {"type": "string"},
+        }
+        for name in re.findall(r"\{(\w+)\}", operation.path)
+    ]
+    is_in_query = operation.request is not None and operation.method == "GET"
+    if operation.request is not None and is_in_query:
+        fields = schemas()[operation.request.__name__]["properties"]
+        parameters += [{"name": name, "in": "query", "schema": field} for name, field in fields.items()]
+    if parameters:
+        described["parameters"] = parameters
+    if operation.request is not None and not is_in_query:
         described["requestBody"] = {
             "required": any(field.required for field in msgspec.structs.fields(operation.request)),
             "content": _content(_reference(operation.request)),

@@ -1,0 +1,103 @@
+"""Dead letters of consumers in any language, which have neither a pipeline here nor this database: added
+once, and redriven by publishing their copies.
+
+An event is published within the transaction that closes its dead letter, as its last step. If the transaction
+then fails to commit, the dead letter stays open, and the next redrive publishes the event a second time: at
+least once, never lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from sqlalchemy import func, select
+
+from tidegate.model.errors import QuotaExceededError
+from tidegate.sql.core.database import Database
+from tidegate.sql.core.dead_letter_rows import close_letters, conditions_of, lock_open
+from tidegate.sql.core.parked_keys import is_open
+from tidegate.sql.core.schema import dead_letter, in_partition_order, of_consumer
+from tidegate.sql.core.unit_of_work import UnitOfWork
+from tidegate.sql.core.values import ConsumerKey, DeadLetterFilter, DeadLetterStatus, NewDeadLetter
+
+Publish = Callable[[str, Sequence[bytes]], None]
+"""Stores encoded events in a partition, in order; returns once they are durable."""
+
+
+def add_once(
+    database: Database,
+    consumer: ConsumerKey,
+    partition_id: str,
+    letters: Sequence[NewDeadLetter],
+    *,
+    open_max: int,
+) -> int:
+    """Write those that are not open yet, in one transaction; returns how many.
+
+    A closed one is reopened with one more attempt. letters: of different events. Raises QuotaExceededError,
+    and writes none, if the consumer would have more than ``open_max`` open.
+    """
+    times_ms = {letter.sequence_number: letter.enqueued_time_ms for letter in letters}
+    unit = UnitOfWork(database, consumer)
+    with unit, unit.translating("adding dead letters"):
+        known = set(lock_open(unit, partition_id, times_ms))
+        new = [letter for letter in letters if letter.sequence_number not in known]
+        room = open_max - len(new)
+        beyond = select(dead_letter.c.sequence_number).where(of_consumer(dead_letter, consumer), is_open())
+        if new and unit.connection.execute(beyond.limit(1).offset(max(0, room))).first() is not None:
+            raise QuotaExceededError(
+                f"{consumer} has more than {max(0, room):,} open dead letters; {open_max:,} are allowed.",
+                next_step="Redrive or discard some. If every event fails, stop the consumer instead.",
+            )
+        return unit.add_dead_letters(partition_id, new)
+
+
+def republish_next(
+    database: Database,
+    consumer: ConsumerKey,
+    filter: DeadLetterFilter,
+    publish: Publish,
+    *,
+    events_max: int,
+    bytes_max: int,
+    actor: str,
+) -> int | None:
+    """Publish the copies of some open dead letters of one partition, and close them, in one transaction.
+
+    Considers dead letters of ``consumer`` that match ``filter``, have a copy, and no pipeline whose redrive
+    would run them; in the order of their sequence numbers. bytes_max: of copies together; one may be larger.
+    Returns how many; 0 if others have closed these meanwhile. None: there are no more.
+    """
+    row = dead_letter.c
+    size = func.length(row.payload)
+    candidates = (
+        select(row.partition_id, row.sequence_number, row.enqueued_time_ms, size)
+        .where(*conditions_of(filter), of_consumer(dead_letter, consumer), is_open())
+        .where(row.pipeline == "", row.payload.is_not(None))
+        .order_by(*in_partition_order(dead_letter), row.sequence_number)
+        .limit(events_max)
+    )
+    with database.read() as connection:
+        found = connection.execute(candidates).all()
+    if not found:
+        return None
+    partition_id, room = str(found[0][0]), bytes_max
+    times_ms: dict[int, int] = {}
+    for each_partition_id, number, time_ms, size_bytes in found:
+        room -= size_bytes
+        if each_partition_id != partition_id or (times_ms and room < 0):
+            break
+        times_ms[number] = time_ms
+    unit = UnitOfWork(database, consumer)
+    with unit, unit.translating("redriving dead letters"):
+        numbers = lock_open(unit, partition_id, times_ms)
+        if numbers:
+            close_letters(unit, partition_id, numbers, DeadLetterStatus.REDRIVEN, actor=actor)
+            copies = (
+                select(row.payload)
+                .where(of_consumer(dead_letter, consumer, partition_id), row.sequence_number.in_(numbers))
+                .order_by(row.sequence_number)
+            )
+            # Last, because the log cannot take it back.
+            publish(partition_id, [bytes(copy) for copy in unit.connection.execute(copies).scalars()])
+    return len(numbers)

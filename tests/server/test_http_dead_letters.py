@@ -1,0 +1,497 @@
+"""Dead letters over HTTP: what any consumer may add, list, redrive and discard, and what nobody may."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+from tests.console.support import console_service
+from tests.server.test_http_admin import Answer, Client
+
+from tidegate.broker import Claim
+from tidegate.client import EventHubConsumer, EventHubProducer
+from tidegate.model.errors import DatabaseUnavailableError
+from tidegate.model.events import EventData, ReceivedEvent
+from tidegate.model.position import EventPosition
+from tidegate.server import dead_letters
+from tidegate.server.app import TidegateServer
+from tidegate.sql import ConsumerKey, Database, DeadLetters, NewDeadLetter
+from tidegate.sql.core import dead_letter_rows
+from tidegate.sql.dead_letters import republish
+from tidegate.testing.hub import HubService
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubService]:
+    """A service with a database that does not exist yet."""
+    folder = tmp_path_factory.mktemp("letters")
+    with console_service(folder, database=f"sqlite:///{folder / 'letters.db'}") as service:
+        yield service
+
+
+@pytest.fixture(scope="module")
+def database(service: HubService) -> Iterator[Database]:
+    """The same database."""
+    folder = service.data_dir.parent
+    with Database.open(f"sqlite:///{folder / 'letters.db'}") as database:
+        yield database
+
+
+@pytest.fixture
+def hub(service: HubService) -> str:
+    """A fresh event hub with two partitions."""
+    return service.create_hub(partition_count=2)
+
+
+@pytest.fixture
+def root(service: HubService) -> Client:
+    """Who may do everything."""
+    return Client(service)
+
+
+def _client(service: HubService, scope: str | None, *claims: Claim) -> Client:
+    """Who has a policy of these claims."""
+
+    async def create(server: TidegateServer) -> str:
+        name = "-".join(claim.value for claim in claims)
+        if name in [policy.name for policy in server.broker.policies(scope)]:
+            await server.broker.delete_policy(scope, name)
+        return (await server.broker.create_policy(scope, name, claims)).key
+
+    name = "-".join(claim.value for claim in claims)
+    return Client(service, resource=scope or "", name=name, key=service.call(create))
+
+
+def _send(service: HubService, hub: str, *bodies: bytes, partition_id: str = "0", key: str = "") -> None:
+    async def send() -> None:
+        async with EventHubProducer.from_connection_string(service.connection_string, hub) as producer:
+            events = [EventData(body, properties={"n": 1}) for body in bodies]
+            if key:
+                await producer.send(events, partition_key=key)
+            else:
+                await producer.send(events, partition_id=partition_id)
+
+    asyncio.run(send())
+
+
+def _read(service: HubService, hub: str, count: int, partition_id: str = "0") -> list[ReceivedEvent]:
+    async def read() -> list[ReceivedEvent]:
+        found: list[ReceivedEvent] = []
+        async with EventHubConsumer.from_connection_string(service.connection_string, hub) as consumer:
+            receiver = await consumer.open_receiver(partition_id, EventPosition.earliest())
+            while len(found) < count:
+                found += await receiver.receive(count, 30)
+        return found
+
+    return asyncio.run(read())
+
+
+def _path(hub: str, *more: str, group: str = "$Default", **query: object) -> str:
+    path = "/".join([f"/event-hubs/{hub}/consumer-groups/{group}/dead-letters", *more])
+    return f"{path}?{urlencode(query)}" if query else path
+
+
+def _pointers(*numbers: int, partition_id: str = "0", reason: str = "broken") -> dict[str, Any]:
+    return {
+        "dead_letters": [
+            {"partition_id": partition_id, "sequence_number": number, "reason": reason} for number in numbers
+        ]
+    }
+
+
+def _shown(answer: Answer) -> list[tuple[str, int, str, int]]:
+    assert answer.status == 200, answer
+    names = ("partition_id", "sequence_number", "status", "attempts")
+    return [tuple(each[name] for name in names) for each in answer.value["dead_letters"]]
+
+
+def _numbers(answer: Answer) -> list[int]:
+    return [number for _, number, _, _ in _shown(answer)]
+
+
+# --- adding and listing -----------------------------------------------------------------------------------
+
+
+def test_what_is_added_is_listed_once(service: HubService, root: Client, hub: str) -> None:
+    """A repeat after a lost answer adds nothing, and no attempt; what the log lacks is named."""
+    _send(service, hub, b"a", b"b")
+    body = _pointers(1, 0, 1, 2, 10**15)
+    first = root.ask("POST", _path(hub), body)
+    missing = [{"partition_id": "0", "sequence_number": number} for number in (2, 10**15)]
+    assert (first.status, first.value) == (200, {"added": 2, "already_open": 0, "missing": missing})
+    again = root.ask("POST", _path(hub), body).value
+    assert again == {"added": 0, "already_open": 2, "missing": missing}
+    found = root.ask("GET", _path(hub.upper(), group="$default"))
+    assert sorted(_shown(found)) == [("0", 0, "open", 1), ("0", 1, "open", 1)]
+    assert found.value["next"] is None
+    assert {each["reason"] for each in found.value["dead_letters"]} == {"broken"}
+
+
+def test_the_copy_is_the_event(service: HubService, hub: str, root: Client) -> None:
+    """Body, properties and key come back as they were sent."""
+    _send(service, hub, b"\x00\xff", key="a")
+    where = "0" if not service.call(lambda server: _is_empty(server, hub, "0")) else "1"
+    root.ask("POST", _path(hub), _pointers(0, partition_id=where))
+    (line,) = root.ask("GET", _path(hub)).value["dead_letters"]
+    assert line["partition_key"] == "a"
+    assert root.ask("POST", _path(hub, "redrive"), {}).value == {"closed": 1, "is_complete": True}
+    before, after = _read(service, hub, 2, where)
+    assert (before.body, after.body, after.properties) == (b"\x00\xff", b"\x00\xff", {"n": 1})
+    assert (before.partition_key, after.partition_key) == ("a", "a")
+
+
+async def _is_empty(server: TidegateServer, hub: str, partition_id: str) -> bool:
+    return (await server.broker.event_hub(hub).partition(partition_id).ends()).is_empty
+
+
+def test_pages_and_filters(service: HubService, hub: str, root: Client) -> None:
+    """Pages follow each other without a gap; reason, error type, partition and status select."""
+    _send(service, hub, *[b"x"] * 5)
+    for number, (reason, kind) in enumerate(
+        [("Bad A", "E"), ("bad b", ""), ("c", "E"), ("d", ""), ("e", "")]
+    ):
+        letter = _pointers(number, reason=reason)
+        letter["dead_letters"][0]["error_type"] = kind
+        assert root.ask("POST", _path(hub), letter).value["added"] == 1
+    seen, after = [], None
+    while True:
+        page = root.ask("GET", _path(hub, limit=2, **({} if after is None else {"after": after})))
+        seen += _numbers(page)
+        if (after := page.value["next"]) is None:
+            break
+    assert seen == [4, 3, 2, 1, 0]
+    assert sorted(_numbers(root.ask("GET", _path(hub, reason="BAD")))) == [0, 1]
+    assert sorted(_numbers(root.ask("GET", _path(hub, error_type="E")))) == [0, 2]
+    assert _numbers(root.ask("GET", _path(hub, partition_id="1"))) == []
+    root.ask("POST", _path(hub, "discard"), {"because": "old", "reason": "BAD"})
+    assert sorted(_numbers(root.ask("GET", _path(hub)))) == [2, 3, 4]
+    assert sorted(_numbers(root.ask("GET", _path(hub, status="discarded")))) == [0, 1]
+    assert len(_numbers(root.ask("GET", _path(hub, status="all")))) == 5
+
+
+@pytest.mark.parametrize(
+    ("method", "more", "query", "body", "status", "detail"),
+    [
+        ("POST", (), {}, {"dead_letters": []}, 400, "dead_letters"),
+        ("POST", (), {}, _pointers(*range(101)), 400, "dead_letters"),
+        ("POST", (), {}, _pointers(-1), 400, "sequence_number"),
+        ("POST", (), {}, _pointers(2**63), 400, "sequence_number"),
+        ("POST", (), {}, _pointers(0, reason=""), 400, "reason"),
+        ("POST", (), {}, _pointers(0, partition_id="2"), 404, "between 0 and 1"),
+        ("POST", (), {}, {"dead_letters": [{"partition_id": "0", "sequence_number": 0}]}, 400, "reason"),
+        ("POST", (), {}, _pointers(0, reason="x" * 270_000), 413, "262144"),
+        ("GET", (), {"limit": 101}, None, 400, "limit"),
+        ("GET", (), {"status": "gone"}, None, 400, "status"),
+        ("GET", (), {"state": "open"}, None, 400, "'state'"),
+        ("GET", (), {"after": "x"}, None, 400, "cursor"),
+        ("POST", ("discard",), {}, {}, 400, "because"),
+        ("POST", ("discard",), {}, {"because": " "}, 400, "reason"),
+        ("POST", ("redrive",), {}, {"sequence_numbers": [1]}, 400, "partition_id"),
+        ("POST", ("redrive",), {}, {"maximum": 0}, 400, "maximum"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_named(
+    root: Client,
+    hub: str,
+    method: str,
+    more: tuple[str, ...],
+    query: Any,
+    body: object,
+    status: int,
+    detail: str,
+) -> None:
+    """Each has its status, and a sentence that names it."""
+    answer = root.ask(method, _path(hub, *more, **query), body)
+    assert (answer.status, detail in answer.message) == (status, True), answer
+
+
+def test_an_unknown_group_has_none(root: Client, hub: str) -> None:
+    """Names that nobody created take no room in the database."""
+    for method, more, body in (("POST", (), _pointers(0)), ("GET", (), None), ("POST", ("redrive",), {})):
+        answer = root.ask(method, _path(hub, *more, group="none"), body)
+        assert (answer.status, "consumergroups/none" in answer.message) == (404, True)
+
+
+def test_too_many_open_ones_are_refused(
+    service: HubService, hub: str, root: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A consumer whose every event fails does not fill the database; what is there can be repeated."""
+    monkeypatch.setattr(dead_letters, "OPEN_MAX", 3)
+    _send(service, hub, *[b"x"] * 5)
+    assert root.ask("POST", _path(hub), _pointers(0, 1)).value["added"] == 2
+    refused = root.ask("POST", _path(hub), _pointers(1, 2, 3))
+    assert (refused.status, "3 are allowed" in refused.message) == (429, True)
+    assert root.ask("POST", _path(hub), _pointers(1, 2)).value == {
+        "added": 1,
+        "already_open": 1,
+        "missing": [],
+    }
+    assert root.ask("POST", _path(hub), _pointers(0, 1, 2)).status == 200
+
+
+def test_large_events_are_written_in_several_transactions(
+    service: HubService, hub: str, root: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copies in memory are bounded by bytes, not by events."""
+    monkeypatch.setattr(dead_letters, "COPIES_BYTES_MAX", 1000)
+    sizes: list[int] = []
+    add = republish.add_once
+
+    def watched(
+        database: Database, consumer: ConsumerKey, partition_id: str, letters: Any, **more: Any
+    ) -> int:
+        sizes.append(len(letters))
+        return add(database, consumer, partition_id, letters, **more)
+
+    monkeypatch.setattr(dead_letters, "add_once", watched)
+    _send(service, hub, *[b"x" * 600] * 5)
+    assert root.ask("POST", _path(hub), _pointers(*range(5))).value["added"] == 5
+    assert sizes == [2, 2, 1]
+
+
+# --- redriving and discarding -----------------------------------------------------------------------------
+
+
+def test_a_redrive_publishes_and_closes(
+    service: HubService, hub: str, root: Client, database: Database
+) -> None:
+    """In order, to the partition, once; the chosen ones only; and both trails say whose key it was."""
+    _send(service, hub, b"a", b"b", b"c")
+    _send(service, hub, b"d", partition_id="1")
+    root.ask("POST", _path(hub), _pointers(0, 1, 2))
+    root.ask("POST", _path(hub), _pointers(0, partition_id="1"))
+    consumer = _client(service, hub, Claim.SEND, Claim.LISTEN)
+    one = {"partition_id": "0", "sequence_numbers": [1]}
+    assert consumer.ask("POST", _path(hub, "redrive"), one).value == {"closed": 1, "is_complete": True}
+    some = consumer.ask("POST", _path(hub, "redrive"), {"partition_id": "0", "maximum": 1}).value
+    assert some == {"closed": 1, "is_complete": False}
+    assert consumer.ask("POST", _path(hub, "redrive"), {}).value == {"closed": 2, "is_complete": True}
+    assert consumer.ask("POST", _path(hub, "redrive"), {}).value == {"closed": 0, "is_complete": True}
+    assert [event.body for event in _read(service, hub, 6)] == [b"a", b"b", b"c", b"b", b"a", b"c"]
+    assert [event.body for event in _read(service, hub, 2, "1")] == [b"d", b"d"]
+    assert len(_numbers(root.ask("GET", _path(hub, status="redriven")))) == 4
+    acts = DeadLetters(database).audit(event_hub=hub)
+    assert {act.action for act in acts} == {"redriven"}
+    assert {act.actor for act in acts} == {f"policy Send-Listen of {hub} over HTTP from 127.0.0.1"}
+    records = [each for each in root.ask("GET", "/audit").value if each["target"] == hub]
+    records = [each for each in records if each["action"] == "redrive"]
+    assert [(each["policy"], each["door"]) for each in records] == [("Send-Listen", "http")] * 3
+    assert json.loads(records[0]["new"]) == {"consumer_group": "$Default", "dead_letters": 2}
+
+
+def test_a_discard_closes_and_is_recorded(
+    service: HubService, hub: str, root: Client, database: Database
+) -> None:
+    """Nothing is published; the reason is in both trails; a discarded one that fails again is reopened."""
+    _send(service, hub, b"a", b"b")
+    root.ask("POST", _path(hub), _pointers(0, 1))
+    manager = _client(service, hub, Claim.MANAGE)
+    chosen = {"because": "old\nfirmware", "partition_id": "0", "sequence_numbers": [0]}
+    assert manager.ask("POST", _path(hub, "discard"), chosen).value == {"closed": 1, "is_complete": True}
+    assert _numbers(root.ask("GET", _path(hub))) == [1]
+    (act,) = DeadLetters(database).audit(event_hub=hub)
+    assert (act.action, act.detail) == ("discarded", "old\nfirmware")
+    record = next(each for each in root.ask("GET", "/audit").value if each["target"] == hub)
+    assert (record["action"], record["policy"], record["scope"]) == ("discard", "Manage", hub.lower())
+    assert json.loads(record["new"])["because"] == "old\nfirmware"
+    assert root.ask("POST", _path(hub), _pointers(0)).value["added"] == 1
+    assert ("0", 0, "open", 2) in _shown(root.ask("GET", _path(hub)))
+
+
+def test_pipelines_and_pointers_without_a_copy_are_not_published(
+    service: HubService, hub: str, root: Client, database: Database
+) -> None:
+    """Their own redrives run them; here they are listed, and may be discarded."""
+    _send(service, hub, b"a", b"b")
+    (first, second) = _read(service, hub, 2)
+    letters = DeadLetters(database)
+    copied = NewDeadLetter.from_text(first, "E", "r", is_payload_copied=True)
+    letters.add(ConsumerKey(hub), "0", [copied], pipeline="orders")
+    letters.add(ConsumerKey(hub), "0", [NewDeadLetter.from_text(second, "E", "r")])
+    assert root.ask("POST", _path(hub, "redrive"), {}).value == {"closed": 0, "is_complete": True}
+    assert sorted(_numbers(root.ask("GET", _path(hub)))) == [0, 1]
+    assert root.ask("POST", _path(hub, "discard"), {"because": "x"}).value["closed"] == 2
+
+
+def test_a_log_that_refuses_leaves_them_open(
+    service: HubService, hub: str, root: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was not published is not closed: the transaction is undone, and a repeat publishes it."""
+    _send(service, hub, b"a")
+    root.ask("POST", _path(hub), _pointers(0))
+
+    async def throttle(server: TidegateServer) -> None:
+        partition = server.broker.event_hub(hub).partition("0")
+        monkeypatch.setattr(partition, "_find_event_bytes_max", lambda: -1000)
+
+    service.call(throttle)
+    assert root.ask("POST", _path(hub, "redrive"), {}).status == 413
+    assert _numbers(root.ask("GET", _path(hub))) == [0]
+    monkeypatch.undo()
+    assert root.ask("POST", _path(hub, "redrive"), {}).value["closed"] == 1
+
+
+def test_one_at_a_time_and_others_go_on(
+    service: HubService, hub: str, root: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a redrive hangs in the database: no second one of the hub; adding, listing, and other hubs go on.
+
+    When its policy is deleted, it publishes nothing any more.
+    """
+    other = service.create_hub(partition_count=1)
+    for each in (hub, other):
+        _send(service, each, b"a")
+        root.ask("POST", _path(each), _pointers(0))
+    hangs, go_on, close = threading.Event(), threading.Event(), dead_letter_rows.close_letters
+
+    def hanging(unit: Any, *arguments: Any, **more: Any) -> None:
+        if unit.consumer.event_hub == hub.lower():
+            unit.rollback()  # so that the lock of SQLite is not what others wait for
+            hangs.set()
+            assert go_on.wait(60)
+            raise DatabaseUnavailableError("It hangs at 10.0.0.1.")
+        close(unit, *arguments, **more)
+
+    monkeypatch.setattr(republish, "close_letters", hanging)
+    answers: list[Answer] = []
+    consumer = _client(service, hub, Claim.SEND, Claim.LISTEN)
+    asking = threading.Thread(target=lambda: answers.append(consumer.ask("POST", _path(hub, "redrive"), {})))
+    asking.start()
+    assert hangs.wait(60)
+    second = root.ask("POST", _path(hub, "discard"), {"because": "x"})
+    assert (second.status, "Another" in second.message) in ((429, True), (503, True))
+    assert "retry-after" in second.headers
+    assert _numbers(root.ask("GET", _path(hub))) == [0]
+    assert root.ask("POST", _path(other, "redrive"), {}).value["closed"] == 1
+    go_on.set()
+    asking.join()
+    assert answers[0].status in (429, 503)
+    assert "10.0.0.1" not in answers[0].message
+    monkeypatch.undo()
+    assert root.ask("POST", _path(hub, "redrive"), {}).value["closed"] == 1
+
+
+def test_a_redrive_ends_with_its_policy(
+    service: HubService, hub: str, root: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A policy that is deleted between two transactions publishes nothing more."""
+    _send(service, hub, b"a", b"b")
+    root.ask("POST", _path(hub), _pointers(0, 1))
+    consumer = _client(service, hub, Claim.SEND, Claim.LISTEN)
+    batches: list[int] = []
+
+    def watched(*arguments: Any, **more: Any) -> int | None:
+        if batches:
+            service.call(lambda server: server.broker.delete_policy(hub, "Send-Listen"))
+        batches.append(1)
+        return republish.republish_next(*arguments, **more | {"events_max": 1})
+
+    monkeypatch.setattr(dead_letters, "republish_next", watched)
+    assert consumer.ask("POST", _path(hub, "redrive"), {}).status == 401
+    assert _numbers(root.ask("GET", _path(hub))) == [1]
+    record = next(each for each in root.ask("GET", "/audit").value if each["action"] == "redrive")
+    assert json.loads(record["new"])["dead_letters"] == 1
+
+
+def test_time_ends_work_between_transactions(
+    service: HubService, hub: str, root: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is left is said, and a repeat goes on."""
+    monkeypatch.setattr(dead_letters, "WORK_S_MAX", -1.0)
+    _send(service, hub, b"a")
+    root.ask("POST", _path(hub), _pointers(0))
+    for more, body in ((("redrive",), {}), (("discard",), {"because": "x"})):
+        assert root.ask("POST", _path(hub, *more), body).value == {"closed": 0, "is_complete": False}
+    monkeypatch.undo()
+    assert root.ask("POST", _path(hub, "discard"), {"because": "x"}).value["is_complete"] is True
+
+
+def test_requests_in_progress_are_bounded(root: Client, hub: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the limit of a hub they are refused at once, with a time to come back."""
+    monkeypatch.setattr(dead_letters, "HUB_REQUESTS_MAX", 0)
+    answer = root.ask("GET", _path(hub))
+    assert answer.status in (429, 503)
+    assert "retry-after" in answer.headers
+
+
+# --- who may ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_of_hub", [True, False])
+def test_rights(service: HubService, hub: str, is_of_hub: bool) -> None:
+    """Listen adds and lists; a redrive needs Send and Listen, a discard Manage."""
+    _send(service, hub, b"a")
+    scope = hub if is_of_hub else None
+    asked: list[tuple[str, tuple[str, ...], object]] = [
+        ("POST", (), _pointers(0)),
+        ("GET", (), None),
+        ("POST", ("redrive",), {}),
+        ("POST", ("discard",), {"because": "x"}),
+    ]
+    for claims, allowed in (
+        ((Claim.SEND,), (False, False, False, False)),
+        ((Claim.LISTEN,), (True, True, False, False)),
+        ((Claim.SEND, Claim.LISTEN), (True, True, True, False)),
+        ((Claim.MANAGE,), (True, True, True, True)),
+    ):
+        client = _client(service, scope, *claims)
+        found = [client.ask(method, _path(hub, *more), body).status for method, more, body in asked]
+        assert found == [200 if each else 401 for each in allowed], claims
+
+
+def test_a_hub_of_the_same_name_is_another(service: HubService, root: Client) -> None:
+    """The dead letters of a deleted hub are not the new one's: not seen, not published, not discarded."""
+    service.create_hub("again", partition_count=1)
+    _send(service, "again", b"secret of another tenant")
+    assert root.ask("POST", _path("again"), _pointers(0)).value["added"] == 1
+    service.call(lambda server: server.broker.delete_event_hub("again"))
+    service.create_hub("again", partition_count=1)
+    assert _numbers(root.ask("GET", _path("again", status="all"))) == []
+    assert root.ask("POST", _path("again", "redrive"), {}).value["closed"] == 0
+    assert root.ask("POST", _path("again", "discard"), {"because": "x"}).value["closed"] == 0
+
+
+def test_one_hub_never_reaches_another(service: HubService, hub: str, root: Client) -> None:
+    """A manager of one hub gets nothing of another, also with a cursor from there."""
+    other = service.create_hub(partition_count=1)
+    for each in (hub, other):
+        _send(service, each, b"a", b"b")
+        root.ask("POST", _path(each), _pointers(0, 1))
+    manager = _client(service, hub, Claim.MANAGE)
+    for method, more, body in (
+        ("POST", (), _pointers(0)),
+        ("GET", (), None),
+        ("POST", ("redrive",), {}),
+        ("POST", ("discard",), {"because": "x"}),
+    ):
+        assert manager.ask(method, _path(other, *more), body).status == 401
+    cursor = root.ask("GET", _path(other, limit=1)).value["next"]
+    lines = manager.ask("GET", _path(hub, after=cursor)).value["dead_letters"]
+    assert len(lines) <= 2
+    assert manager.ask("POST", _path(hub, "discard"), {"because": "x"}).value["closed"] == 2
+    assert sorted(_numbers(root.ask("GET", _path(other)))) == [0, 1]
+
+
+def test_without_a_database_it_says_what_to_set(tmp_path: Path) -> None:
+    """One clear answer."""
+    with HubService(is_http_used=True) as service:
+        hub = service.create_hub(partition_count=1)
+        answer = Client(service).ask("GET", _path(hub))
+        assert (answer.status, "tidegate serve --database" in answer.message) == (404, True)
+
+
+def test_a_database_that_is_gone_is_not_described(tmp_path: Path) -> None:
+    """Clients learn that it is gone, and to come back; where it is, only the log says."""
+    url = "postgresql://u:p@127.0.0.1:1/secret-name"
+    with console_service(tmp_path, database=url) as service:
+        hub = service.create_hub(partition_count=1)
+        answer = Client(service).ask("GET", _path(hub))
+        assert answer.status in (429, 503)
+        assert "secret-name" not in answer.message
+        assert "retry-after" in answer.headers

@@ -1,0 +1,128 @@
+"""Dead letters that consumers elsewhere add, and that are published again: on every kind of database."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from threading import Barrier, Thread
+
+import pytest
+
+from tidegate.model.errors import QuotaExceededError
+from tidegate.sql import ConsumerKey, Database, DeadLetterFilter, DeadLetters, DeadLetterStatus, NewDeadLetter
+from tidegate.sql.dead_letters.republish import add_once, republish_next
+
+CONSUMER = ConsumerKey("orders", "reports")
+ALL = DeadLetterFilter(status=None)
+
+
+def _letter(number: int, *, size: int = 3) -> NewDeadLetter:
+    return NewDeadLetter(number, str(number), 1_000 + number, "E", "reason", payload=bytes([number]) * size)
+
+
+def _add(database: Database, *numbers: int, partition_id: str = "0", open_max: int = 100) -> int:
+    letters = [_letter(number) for number in numbers]
+    return add_once(database, CONSUMER, partition_id, letters, open_max=open_max)
+
+
+class _Log:
+    """What was published."""
+
+    def __init__(self) -> None:
+        self.batches: list[tuple[str, list[bytes]]] = []
+
+    def publish(self, partition_id: str, copies: Sequence[bytes]) -> None:
+        """One batch."""
+        self.batches.append((partition_id, list(copies)))
+
+    def drain(self, database: Database, filter: DeadLetterFilter = ALL, **more: int) -> None:
+        """All that there are."""
+        limits = {"events_max": 100, "bytes_max": 1_000} | more
+        while republish_next(database, CONSUMER, filter, self.publish, actor="me", **limits) is not None:
+            pass
+
+
+def _attempts(database: Database) -> dict[int, tuple[DeadLetterStatus, int]]:
+    found = DeadLetters(database).list(ALL)
+    return {each.sequence_number: (each.status, each.attempts) for each in found}
+
+
+def test_added_once(database: Database) -> None:
+    """A repeat changes nothing; one that was closed is reopened; another event of that number replaces it."""
+    assert (_add(database, 1, 2), _add(database, 2, 3)) == (2, 1)
+    DeadLetters(database).discard(DeadLetterFilter(sequence_numbers=(1,)), reason="r")
+    assert _add(database, 1, 2, 3) == 1
+    assert _attempts(database) == {
+        1: (DeadLetterStatus.OPEN, 2),
+        2: (DeadLetterStatus.OPEN, 1),
+        3: (DeadLetterStatus.OPEN, 1),
+    }
+    later = replace(_letter(3), enqueued_time_ms=9_000)
+    assert add_once(database, CONSUMER, "0", [later], open_max=100) == 1
+
+
+def test_no_more_open_ones_than_allowed(database: Database) -> None:
+    """Counted over all partitions of the consumer; nothing of the refused ones is written."""
+    assert _add(database, 1, 2, open_max=3) == 2
+    with pytest.raises(QuotaExceededError):
+        _add(database, 3, 4, partition_id="1", open_max=3)
+    assert _add(database, 3, partition_id="1", open_max=3) == 1
+    with pytest.raises(QuotaExceededError):
+        _add(database, *range(10), partition_id="2", open_max=3)
+    assert _add(database, 1, 2, open_max=3) == 0
+
+
+def test_published_in_order_within_limits(database: Database) -> None:
+    """By partition (2 before 10) and number, within events and bytes; each is closed with its record."""
+    for partition_id in ("10", "2"):
+        _add(database, 3, 1, 2, partition_id=partition_id)
+    log = _Log()
+    log.drain(database, bytes_max=7)
+    assert log.batches == [
+        ("2", [b"\1\1\1", b"\2\2\2"]),
+        ("2", [b"\3\3\3"]),
+        ("10", [b"\1\1\1", b"\2\2\2"]),
+        ("10", [b"\3\3\3"]),
+    ]
+    assert {each.action for each in DeadLetters(database).audit()} == {"redriven"}
+    assert len(DeadLetters(database).audit()) == 6
+
+
+def test_a_larger_one_goes_alone(database: Database) -> None:
+    """One beyond the limit of bytes is published, too."""
+    _add(database, 1, 2)
+    log = _Log()
+    log.drain(database, bytes_max=1)
+    assert [len(copies) for _, copies in log.batches] == [1, 1]
+
+
+def test_what_is_not_published_is_not_closed(database: Database) -> None:
+    """An error of the log undoes the transaction."""
+    _add(database, 1)
+
+    def refuse(partition_id: str, copies: Sequence[bytes]) -> None:
+        raise ConnectionError
+
+    with pytest.raises(ConnectionError):
+        republish_next(database, CONSUMER, ALL, refuse, events_max=9, bytes_max=9, actor="me")
+    assert _attempts(database) == {1: (DeadLetterStatus.OPEN, 1)}
+    assert DeadLetters(database).audit() == []
+
+
+def test_two_redrives_publish_each_event_once(database: Database) -> None:
+    """They take turns at the rows: nothing is published twice."""
+    _add(database, *range(20))
+    log, start = _Log(), Barrier(2)
+
+    def redrive() -> None:
+        start.wait()
+        log.drain(database, events_max=3)
+
+    threads = [Thread(target=redrive) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(copy for _, copies in log.batches for copy in copies) == [
+        bytes([number]) * 3 for number in range(20)
+    ]
