@@ -29,8 +29,12 @@ class _World:
     async def open(self) -> None:
         self.broker = await Broker.open(MemoryEngine(self.memory), clock=self.clock)
 
-    async def report(self, owner: str, numbers: Mapping[str, int | None], *, group: str = "Group") -> None:
-        await self.broker.keep_report(self.hub, group, owner=owner, sequence_numbers=numbers)
+    async def report(
+        self, owner: str, numbers: Mapping[str, int | None], *released: str, group: str = "Group"
+    ) -> None:
+        await self.broker.keep_report(
+            self.hub, group, owner=owner, sequence_numbers=numbers, released=released
+        )
 
     def shown(self) -> dict[str, tuple[str, int | None]]:
         """By partition of the group: owner and checkpoint."""
@@ -71,12 +75,12 @@ async def test_a_group_is_shown_as_reported_also_after_a_restart(world: _World) 
 
 
 async def test_partitions_that_change_hands(world: _World) -> None:
-    """A host releases what it no longer lists, but never what another one has reported meanwhile."""
+    """A host releases what it has lost, but never what another one has reported meanwhile."""
     await world.report("one", {"0": 7, "1": 8, "2": 9})
     await world.report("two", {"1": 20})
-    await world.report("one", {"0": 10})
+    await world.report("one", {"0": 10}, "1", "2", "3", "x")
     assert world.shown() == {"0": ("one", 10), "1": ("two", 20), "2": ("", 9)}
-    await world.report("one", {})
+    await world.report("one", {}, "0")
     assert world.shown() == {"0": ("", 10), "1": ("two", 20), "2": ("", 9)}
 
 

@@ -58,11 +58,14 @@ class _Consumer:
     """Notes what is reported, or fails."""
 
     def __init__(self) -> None:
-        self.reported: list[dict[str, int | None]] = []
+        self.reported: list[tuple[dict[str, int | None], list[str]]] = []
         self.error: Exception | None = None
 
-    async def report(self, owner: str, sequence_numbers: dict[str, int | None]) -> None:
-        self.reported.append(sequence_numbers)
+    async def report(
+        self, owner: str, sequence_numbers: dict[str, int | None], *, released: list[str]
+    ) -> None:
+        if sequence_numbers or released:
+            self.reported.append((sequence_numbers, released))
         if self.error is not None:
             raise self.error
 
@@ -84,19 +87,18 @@ def _reports(consumer: Any, owned: Callable[[], set[str]]) -> ServiceReports:
 
 
 async def test_checkpoints_of_an_earlier_hub_are_not_reported() -> None:
-    """And the last report, of a host that has partitions no longer, lists none."""
+    """What the host has lost is released once, and the rest at its end."""
     consumer, owned = _Consumer(), {"0", "1", "2"}
     reports = _reports(consumer, lambda: owned)
     async with TaskOwner("host") as tasks:
         tasks.start(reports.run(), name="reports")
         await until(lambda: bool(consumer.reported))
-        assert consumer.reported[-1] == {"0": 5, "1": None, "2": 7}
-        owned.clear()
-        await until(lambda: consumer.reported[-1] == {})
-        count = len(consumer.reported)
-        await asyncio.sleep(0.05)
-        await reports.end()
-        assert len(consumer.reported) == count
+        assert consumer.reported[-1] == ({"0": 5, "1": None, "2": 7}, [])
+        owned.remove("1")
+        await until(lambda: consumer.reported[-1] == ({"0": 5, "2": 7}, ["1"]))
+        await until(lambda: consumer.reported[-1] == ({"0": 5, "2": 7}, []))
+    await reports.end()
+    assert consumer.reported[-1] == ({}, ["0", "2"])
 
 
 async def test_a_report_that_fails_is_made_again() -> None:
@@ -127,7 +129,7 @@ async def test_a_service_without_an_identity_gets_no_report(
         object.__setattr__(found, "namespace_id", namespace_id)
         return found
 
-    async def note(consumer: EventHubConsumer, owner: str, numbers: object) -> None:
+    async def note(consumer: EventHubConsumer, owner: str, numbers: object, *, released: object) -> None:
         reported.set()
 
     monkeypatch.setattr(EventHubConsumer, "get_event_hub_properties", without_id)
@@ -145,3 +147,20 @@ async def test_a_service_without_an_identity_gets_no_report(
             await until(lambda: bool(host.statistics().partitions))
             await asyncio.sleep(3 * options.renew_interval_s)
     assert reported.is_set() == (namespace_id is not None)
+
+
+async def test_a_host_with_all_partitions_of_a_large_hub(hub_service: HubService) -> None:
+    """A request may have few thousand values, and a hub a thousand partitions."""
+    hub = hub_service.create_hub(partition_count=1024)
+    connection_string = hub_service.hub_connection_string(hub)
+    numbers: dict[str, int | None] = {str(each): each for each in range(1024)}
+    async with (
+        EventHubConsumer.from_connection_string(connection_string) as consumer,
+        EventHubAdministrator.from_connection_string(connection_string) as administrator,
+    ):
+        await consumer.report("large", numbers)
+        found = await administrator.list_consumers(hub)
+        assert {each.partition_id: each.sequence_number for each in found} == numbers
+        assert {each.owner for each in found} == {"large"}
+        await consumer.report("large", {}, released=numbers)
+        assert {each.owner for each in await administrator.list_consumers(hub)} == {""}

@@ -402,18 +402,25 @@ class Broker:
         *,
         owner: str,
         sequence_numbers: Mapping[str, int | None],
+        released: Collection[str] = (),
     ) -> None:
         """Keep what a host reports of partitions whose leases and checkpoints are in a store elsewhere.
 
         owner: the host's name. sequence_numbers: by each partition that it owns, of the last processed event;
-        None: unknown. Partitions that do not exist are ignored. Durable on return.
-        Raises NotFoundError (the group), QuotaExceededError, ServerBusyError, LogFullError.
+        None: unknown. released: partitions that it owns no longer. Unknown partitions are ignored. Durable on
+        return. Raises NotFoundError (the group), QuotaExceededError, ServerBusyError, LogFullError.
         """
         group = event_hub.find_consumer_group(consumer_group).lower()
         indexed = self._indexed(event_hub, {group})
-        numbers = {each: sequence_numbers[each] for each in indexed.partition_ids if each in sequence_numbers}
-        namespace_id = event_hub.description.namespace_id
-        await keep_report(self.blobs, indexed, ConsumerReport(namespace_id, group, owner, numbers))
+        known = {*indexed.partition_ids}
+        report = ConsumerReport(
+            event_hub.description.namespace_id,
+            group,
+            owner,
+            {each: number for each, number in sequence_numbers.items() if each in known},
+            known.intersection(released),
+        )
+        await keep_report(self.blobs, indexed, report)
 
     def add_change_listener(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Call ``listener`` after an event hub was created, changed or deleted; returns a function that

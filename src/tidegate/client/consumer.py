@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Self, Unpack
+from collections.abc import Iterable, Mapping
+from typing import Final, Self, Unpack, cast
 
 from tidegate.client.closing import AsyncClosing
 from tidegate.client.connector import Connector
@@ -18,6 +18,9 @@ from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
 from tidegate.model.position import EventPosition, PositionKind
 from tidegate.wire.addresses import NodeAddress, entity_audience
 from tidegate.wire.administration import AdministrationRequest
+
+_ROWS_TOGETHER: Final = 500
+"""Partitions that one request reports: it may have 4,096 values, and a partition is five of them."""
 
 
 class EventHubConsumer(AsyncClosing):
@@ -75,22 +78,29 @@ class EventHubConsumer(AsyncClosing):
         """
         return await read_event_hub(self._connector, self._hub_audience, self.event_hub)
 
-    async def report(self, owner: str, sequence_numbers: Mapping[str, int | None]) -> None:
+    async def report(
+        self, owner: str, sequence_numbers: Mapping[str, int | None], *, released: Iterable[str] = ()
+    ) -> None:
         """Report to the service, for owners and lag of a group whose leases and checkpoints are elsewhere.
 
         owner: the host's name. sequence_numbers: by each partition that it owns, of the last processed event;
-        None: none is known. Azure does not have this. Raises NotFoundError,
+        None: none is known. released: what it owns no longer. Azure does not have this. Raises NotFoundError,
         UnauthorizedError, InvalidArgumentError, QuotaExceededError, BrokenError, OperationTimeoutError.
         """
-        rows = [
-            {"partition_id": each, "sequence_number": sequence_numbers[each]} for each in sequence_numbers
+        rows: list[tuple[str, object]] = [
+            *(("released", each) for each in released),
+            *(
+                ("partitions", {"partition_id": each, "sequence_number": number})
+                for each, number in sequence_numbers.items()
+            ),
         ]
-        request = AdministrationRequest(
-            "reportConsumer",
-            {"hub": self.event_hub, "group": self.consumer_group},
-            {"owner": owner, "partitions": rows},
-        )
-        await ask(self._connector, self._hub_audience, request, lambda answer: None)
+        parameters = {"hub": self.event_hub, "group": self.consumer_group}
+        for start in range(0, len(rows), _ROWS_TOGETHER):
+            values: dict[str, object] = {"owner": owner, "partitions": [], "released": []}
+            for field, row in rows[start : start + _ROWS_TOGETHER]:
+                cast(list[object], values[field]).append(row)
+            request = AdministrationRequest("reportConsumer", parameters, values)
+            await ask(self._connector, self._hub_audience, request, lambda answer: None)
 
     async def get_partition_properties(self, partition_id: str) -> PartitionEnds:
         """A partition's current first and last events. Raises as ``get_event_hub_properties``."""

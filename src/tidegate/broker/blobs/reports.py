@@ -7,7 +7,7 @@ owners of all groups are known in one way, after a restart as well, and an accou
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -47,6 +47,8 @@ class ConsumerReport:
     """The host's name."""
     sequence_numbers: Mapping[str, int | None]
     """By each partition that it owns: of the last processed event; None: unknown."""
+    released: Collection[str]
+    """Partitions that it owns no longer; what another host has reported of them stays."""
 
 
 async def keep_report(blobs: BlobStore, hub: IndexedHub, report: ConsumerReport) -> None:
@@ -94,16 +96,14 @@ def _changes(
     owner = report.owner.encode("unicode_escape").decode("ascii")[:OWNER_CHARACTERS_MAX]
     claimed, released = {"ownerid": owner}, {"ownerid": ""}
     renewed_after_ms = blobs.now_ms() - _RENEWED_EACH_MS
-    for partition_id in hub.partition_ids:
+    for partition_id in report.released:
         name, kept = _kept(blobs, hub, report, RecordKind.OWNERSHIP, partition_id)
-        is_claimed = kept is not None and kept.metadata == claimed
-        if partition_id not in report.sequence_numbers:
-            if is_claimed:
-                yield name, released
-            continue
-        if kept is None or not is_claimed or kept.modified_at_ms < renewed_after_ms:
+        if kept is not None and kept.metadata == claimed:
+            yield name, released
+    for partition_id, number in report.sequence_numbers.items():
+        name, kept = _kept(blobs, hub, report, RecordKind.OWNERSHIP, partition_id)
+        if kept is None or kept.metadata != claimed or kept.modified_at_ms < renewed_after_ms:
             yield name, claimed
-        number = report.sequence_numbers[partition_id]
         if number is not None:
             checkpoint = {"sequencenumber": str(number)}
             name, kept = _kept(blobs, hub, report, RecordKind.CHECKPOINT, partition_id)

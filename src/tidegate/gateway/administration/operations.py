@@ -206,7 +206,11 @@ async def _report_consumer(call: Call) -> None:
     wanted = call.wanted(shapes.ConsumerReport)
     numbers = {each.partition_id: each.sequence_number for each in wanted.partitions}
     await call.broker.keep_report(
-        call.event_hub, call.parameters["group"], owner=wanted.owner, sequence_numbers=numbers
+        call.event_hub,
+        call.parameters["group"],
+        owner=wanted.owner,
+        sequence_numbers=numbers,
+        released=wanted.released,
     )
 
 

@@ -94,7 +94,8 @@ class ConsumerPartition(Shape):
 
 class ConsumerReport(Shape):
     owner: Annotated[str, _says("What the processor calls itself.")]
-    partitions: Annotated[list[ConsumerPartition], _says("All that it owns; others of it are released.")]
+    partitions: Annotated[list[ConsumerPartition], _says("What it owns.")] = []
+    released: Annotated[list[str], _says("Ids of partitions that it owns no longer.")] = []
 
 
 class Named(Shape):

@@ -43,7 +43,8 @@ class ServiceReports:
         self._owned = owned
         self._event_hub_created_at_ms = event_hub_created_at_ms
         self._interval_s = interval_s
-        self._has_reported = False
+        self._reported: set[str] = set()
+        """Partitions that it has reported as its own."""
 
     async def run(self) -> None:
         """Report every ``interval_s``; returns if the service knows no reports."""
@@ -61,16 +62,16 @@ class ServiceReports:
         """Report that the host has released its partitions, unless that takes longer than a report may."""
         with contextlib.suppress(TidegateError, TimeoutError):
             async with asyncio.timeout(_LAST_S):
-                if self._has_reported:
-                    await self._consumer.report(self._host_name, {})
+                await self._consumer.report(self._host_name, {}, released=sorted(self._reported))
 
     async def _report(self) -> None:
         owned = sorted(self._owned())
         checkpoints = await self._checkpoints.read() if owned else {}
-        if owned or self._has_reported:
-            numbers = {each: self._number(checkpoints, each) for each in owned}
-            await self._consumer.report(self._host_name, numbers)
-            self._has_reported = bool(owned)
+        numbers = {each: self._number(checkpoints, each) for each in owned}
+        lost = sorted(self._reported.difference(owned))
+        self._reported.update(owned)
+        await self._consumer.report(self._host_name, numbers, released=lost)
+        self._reported.difference_update(lost)
 
     def _number(self, checkpoints: Mapping[str, ProcessorCheckpoint], partition_id: str) -> int | None:
         found = checkpoints.get(partition_id)
