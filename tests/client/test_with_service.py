@@ -28,6 +28,7 @@ from tidegate.client import (
     SharedKeyCredential,
     SharedSignatureCredential,
 )
+from tidegate.client.request_channel import RequestChannel
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import (
     AlreadyExistsError,
@@ -653,3 +654,36 @@ async def test_a_producer_uses_added_partitions(
         assert [ends[each].next_sequence_number for each in "124"] == [
             counts["1"] + 1, counts["2"], counts["4"],
         ]  # fmt: skip
+
+
+async def test_requests_wait_for_credit_in_turns(
+    connection_string: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 500 at once, as a host with many partitions has at its start, each looks for credit about once; all
+    that waited looked each time that there was some."""
+    sendable, looks = RequestChannel._sendable, []
+
+    def counted(self: RequestChannel) -> int:
+        looks.append(sendable(self))
+        return looks[-1]
+
+    monkeypatch.setattr(RequestChannel, "_sendable", counted)
+    async with EventHubConsumer.from_connection_string(connection_string) as consumer:
+        await asyncio.gather(*(consumer.get_partition_properties("0") for _ in range(500)))
+    assert 500 <= len(looks) < 1500
+
+
+async def test_a_send_sets_one_timer(connection_string: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the answer: a socket that is writable is not waited for."""
+    timeout, delays = asyncio.timeout, []
+
+    def counted(delay_s: float | None) -> asyncio.Timeout:
+        delays.append(delay_s)
+        return timeout(delay_s)
+
+    async with EventHubProducer.from_connection_string(connection_string) as producer:
+        await producer.send(_events(1), partition_id="0")
+        monkeypatch.setattr(asyncio, "timeout", counted)
+        for _ in range(50):
+            await producer.send(_events(1), partition_id="0")
+    assert 50 <= len(delays) < 80

@@ -199,6 +199,11 @@ class LiveConnection:
         if self._driver is not None:
             self._driver.flush()
 
+    @property
+    def is_writable(self) -> bool:
+        """Whether ``wait_writable`` would return at once."""
+        return self._failure is None and self._driver is not None and self._driver.is_writable
+
     async def wait_writable(self) -> None:
         """Return once the socket is writable. Raises the reason if the connection has ended."""
         if self._driver is not None:

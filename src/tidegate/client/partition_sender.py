@@ -199,13 +199,13 @@ class PartitionSender(LinkHandler):
                 raise self._failure
             self._changed.clear()
             has_sent = self._failure is None and self._send_some()
+            if has_sent:
+                self._connection.flush()
+                if self._connection.is_writable:
+                    continue
             try:
                 async with asyncio.timeout(timeout_s):
-                    if has_sent:
-                        self._connection.flush()
-                        await self._connection.wait_writable()
-                    else:
-                        await self._changed.wait()
+                    await (self._connection.wait_writable() if has_sent else self._changed.wait())
             except TimeoutError as error:
                 self._detach()
                 self._refused = None

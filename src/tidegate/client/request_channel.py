@@ -41,6 +41,8 @@ class RequestChannel(LinkHandler):
         self._request_ids: dict[int, str] = {}
         self._failure: TidegateError | None = None
         self._changed = asyncio.Event()
+        self._turn = asyncio.Lock()
+        """Held to send: of many requests, a change wakes one."""
         self._attached = 0
         self._sender: SenderLink | None = None
         self._receiver: ReceiverLink | None = None
@@ -72,15 +74,16 @@ class RequestChannel(LinkHandler):
 
         Raises BrokenError, and any other error that ends the links. Cancellation: a late response is dropped.
         """
-        await self._wait(lambda: self._sendable() > 0)
-        assert self._sender is not None
         message_id = f"{self._reply_to}:{next(self._numbers)}"
         properties = replace(
             message.properties or Properties(), message_id=message_id, reply_to=self._reply_to
         )
         response: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-        self._pending[message_id] = response
-        delivery_id = self._sender.send(encode_message(replace(message, properties=properties)))
+        async with self._turn:
+            await self._wait(lambda: self._sendable() > 0)
+            assert self._sender is not None
+            self._pending[message_id] = response
+            delivery_id = self._sender.send(encode_message(replace(message, properties=properties)))
         self._request_ids[delivery_id] = message_id
         self._connection.flush()
         try:
