@@ -17,6 +17,7 @@ from datetime import datetime
 from typing import Any, Final
 
 import jwt
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from jwt.types import Options
 
 from tidegate.broker.claims import Claim
@@ -35,6 +36,11 @@ _CLOCK_SKEW_S: Final = 300
 _KEYS_MAX: Final = 100
 _RSA_BITS_MIN: Final = 2048
 """RFC 7518, 3.3."""
+_RSA_BITS_MAX: Final = 4096
+_EXPONENT_BITS_MAX: Final = 32
+_KEYS_OF_AN_ID_MAX: Final = 4
+"""With a forged token, anyone has all keys of an id tried, on the event loop (our choice: at most 3 ms; Entra
+ID has one of 2,048 bits)."""
 _NAME_CHARACTERS_MAX: Final = 100
 _NO_CHECKS: Final[Options] = {
     "verify_exp": False,
@@ -82,25 +88,27 @@ class EntraTokens:
     def set_keys(self, issuer: str, document: Mapping[str, Any]) -> int:
         """Replace the keys of an issuer by those of a JSON Web Key Set, and return how many are usable.
 
-        Keys of other kinds, too short, or not for signatures are left out. Raises InvalidArgumentError if
-        none remains; the earlier keys then stay.
+        Keys of other kinds, too short or too costly, private, or not for signatures are left out. Raises
+        InvalidArgumentError if none remains; the earlier keys then stay.
         """
-        keys = []
+        keys: list[jwt.PyJWK] = []
         given = document.get("keys")
         for each in given[:_KEYS_MAX] if isinstance(given, list) else ():
             if not isinstance(each, dict) or each.get("kty") == "oct" or each.get("use", "sig") != "sig":
                 continue
+            if "d" in each:
+                continue  # a private key, which others may have read as well
             try:
                 key = jwt.PyJWK(each)
             except (jwt.PyJWTError, NotImplementedError, ValueError, TypeError, KeyError):
                 continue  # PyJWT 2.15 raises what its parts do, as for "alg": "none"
-            is_short = each.get("kty") == "RSA" and key.key.key_size < _RSA_BITS_MIN
-            if key.algorithm_name in ALGORITHMS and not is_short:
+            count = sum(known.key_id == key.key_id for known in keys)
+            if key.algorithm_name in ALGORITHMS and _is_of_fair_size(key) and count < _KEYS_OF_AN_ID_MAX:
                 keys.append(key)
         if not keys:
             raise InvalidArgumentError(
                 f"The key set of the token issuer {issuer!r} has no usable key.",
-                next_step="It needs a public key for signatures: RSA of 2048 bits, or an elliptic curve.",
+                next_step="It needs a public key: RSA of 2048 to 4096 bits, or an elliptic curve.",
             )
         self._keys[issuer] = keys
         return len(keys)
@@ -181,6 +189,13 @@ class EntraTokens:
             for key in keys
             if (key.key_id == key_id if key_id is not None else len(keys) == 1)
         ]
+
+
+def _is_of_fair_size(key: jwt.PyJWK) -> bool:
+    if not isinstance(key.key, RSAPublicKey):
+        return True
+    exponent = key.key.public_numbers().e
+    return _RSA_BITS_MIN <= key.key.key_size <= _RSA_BITS_MAX and exponent.bit_length() <= _EXPONENT_BITS_MAX
 
 
 def _header_of(token: str) -> Mapping[str, Any]:
