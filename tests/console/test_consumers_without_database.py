@@ -8,10 +8,13 @@ import pytest
 from tests.console.processing_support import append, keep_official_group, text_of
 from tests.console.support import PlainBrowser, console_service
 
+from tidegate.broker import Broker, EventHub, KeptGroup
 from tidegate.console.consumers import groups as consumers
+from tidegate.console.consumers import kept
 from tidegate.console.consumers import page as consumers_page
 from tidegate.console.frame import shared_answers
 from tidegate.console.overview import page as overview_page
+from tidegate.processor.group_view import GroupView
 from tidegate.testing.hub import HubService
 
 
@@ -27,8 +30,20 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubService]:
             yield started
 
 
-def test_groups_that_the_service_keeps_are_shown(service: HubService, plain_browser: PlainBrowser) -> None:
-    """With owner and lag; the page says that hosts and pipelines are not among them, and how to see them."""
+def test_groups_that_the_service_keeps_are_shown(
+    service: HubService, plain_browser: PlainBrowser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With owner and lag; the page says that hosts and pipelines are not among them, and how to see them.
+
+    A group that there is not costs nothing: asking for many of them kept others waiting for a second.
+    """
+    read, view = list[str](), kept._view
+
+    def noted(broker: Broker, hub: EventHub, group: KeptGroup) -> GroupView:
+        read.append(group.consumer_group)
+        return view(broker, hub, group)
+
+    monkeypatch.setattr(kept, "_view", noted)
     hub = service.create_hub("official-hub", partition_count=2)
     append(service, hub, [b"x"] * 10, partition_id="0")
     empty = plain_browser.get("/consumers")
@@ -40,7 +55,8 @@ def test_groups_that_the_service_keeps_are_shown(service: HubService, plain_brow
     one = plain_browser.get(f"/consumers/{hub}/official").text
     assert "0 behind official-1" in text_of(one)
     assert "official of official-hub, 6 events" in text_of(plain_browser.get("/").text)
-    assert plain_browser.get(f"/consumers/{hub}/nobody").status == 404
+    read.clear()
+    assert (plain_browser.get(f"/consumers/{hub}/nobody").status, read) == (404, [])
     for group, words in (("official", "keeps its checkpoints in the service"), ("other", "no database")):
         assert words in plain_browser.get(f"/consumers/{hub}/{group}/move?to=latest").text
 

@@ -8,7 +8,8 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -30,7 +31,11 @@ from tidegate.broker import (
 from tidegate.broker.blobs.blob import NO_CONDITIONS
 from tidegate.client import EventHubAdministrator
 from tidegate.client.entities import ConsumerProperties
+from tidegate.console.consumers import groups, progress
 from tidegate.console.consumers.kept import kept_views
+from tidegate.console.frame.parts import ConsoleParts
+from tidegate.console.frame.rights import Rights
+from tidegate.console.jobs.jobs import Jobs
 from tidegate.gateway.administration import operations
 from tidegate.gateway.administration.partition_lists import in_slices
 from tidegate.gateway.metrics import METRICS, ConnectionCounts, MetricsPage, Sources
@@ -175,10 +180,23 @@ def test_rows_are_few_and_short(service: HubService) -> None:
     assert (row.namespace, row.owner) == ("2" * 260, "2" * 260)
 
 
-def test_the_console_reads_a_group_at_a_time(service: HubService) -> None:
-    """There may be hundreds, of which whoever may listen can write: others have their turns between them."""
+def test_the_console_reads_a_group_at_a_time(service: HubService, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be hundreds, of which whoever may listen can write: others have their turns between them.
+    So it is where they are compared with the logs."""
+    turns, seen = 0, list[int]()
+
+    def noted(work: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any) -> Any:
+            seen.append(turns)
+            return work(*given)
+
+        return call
+
+    monkeypatch.setattr(groups, "of_this_hub", noted(progress.of_this_hub))
+    monkeypatch.setattr(groups, "unread_of", noted(progress.unread_of))
 
     async def read(server: TidegateServer) -> None:
+        nonlocal turns
         hub, store = server.broker.event_hub("alpha"), server.broker.blobs
         await store.create_container(hub.description.hub_id, "store", {})
         for number in range(10):
@@ -187,7 +205,6 @@ def test_the_console_reads_a_group_at_a_time(service: HubService) -> None:
                 hub.description.hub_id, "store", f"host/alpha/g{number}/checkpoint/0", NO_CONDITIONS,
                 lease_id=None, content=b"", metadata={"sequencenumber": "1"},
             )  # fmt: skip
-        turns = 0
 
         async def count() -> None:
             nonlocal turns
@@ -198,7 +215,14 @@ def test_the_console_reads_a_group_at_a_time(service: HubService) -> None:
         async with TaskOwner("test") as tasks:
             tasks.start(count(), name="count")
             assert len(await kept_views(server.broker, None)) == 10
-        assert turns >= 10
+            assert turns >= 10
+            clock = SystemClock()
+            parts = cast(ConsoleParts, SimpleNamespace(broker=server.broker, clock=clock))
+            consumers = groups.Consumers(parts, None, cast(Jobs, None))
+            rights = cast(Rights, SimpleNamespace(hub="alpha", since=clock.now_utc()))
+            assert len(await consumers.all_progress(rights, at_most_s=None) or ()) == 10
+            await consumers.close()
+        assert len(set(seen)) == len(seen) == 20
 
     service.call(read)
 

@@ -375,12 +375,16 @@ class Broker:
                 self.capture_destinations.check(settings.destination, real_path=os.path.realpath)
         await self.event_hub(name).set_capture(settings)
 
-    def kept_groups(self, event_hub: EventHub, *, is_newest_only: bool = False) -> Iterator[KeptGroup]:
+    def kept_groups(
+        self, event_hub: EventHub, *, is_newest_only: bool = False, consumer_group: str | None = None
+    ) -> Iterator[KeptGroup]:
         """The consumer groups of official processors that keep their checkpoints here, each when asked for.
 
-        is_newest_only: as for ``GroupIndex.of_hub``.
+        is_newest_only: as for ``GroupIndex.of_hub``. consumer_group: the only one that counts; None: all do.
         """
         names = {name.lower() for name in event_hub.description.consumer_groups}
+        if consumer_group is not None:
+            names &= {consumer_group.lower()}
         return self.blobs.groups.of_hub(self._indexed(event_hub, names), is_newest_only=is_newest_only)
 
     @staticmethod

@@ -8,7 +8,7 @@ naming".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Final
@@ -86,7 +86,7 @@ class StoredGroup:
     open_dead_letters: int
     dead_letters: int = 0
     """Open or not."""
-    partitions: Sequence[StoredPartition] = ()
+    partitions: Iterable[StoredPartition] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from tidegate.gateway.metrics import StoredGroup, StoredPartition
@@ -12,7 +13,7 @@ from tidegate.model.errors import TidegateError
 
 if TYPE_CHECKING:
     from tidegate.console.consumers.groups import Consumers
-    from tidegate.console.consumers.progress import GroupProgress
+    from tidegate.console.consumers.progress import GroupProgress, PartitionProgress
 
 READ_S_MAX: Final = 2.0
 """Seconds that a scrape waits for the database (our choice: Prometheus gives up after 10)."""
@@ -57,13 +58,25 @@ def _numbers_of(group: GroupProgress, dead_letters: int) -> StoredGroup:
         summary.owner_count,
         summary.open_dead_letters,
         dead_letters,
-        [
-            StoredPartition(
-                each.partition_id,
-                each.lag.events,
-                None if each.checkpoint is None else each.checkpoint.sequence_number,
-                each.lease.renewed_at.timestamp() if each.lease is not None and each.owner else None,
-            )
-            for each in group.partitions
-        ],
+        _Partitions(group.partitions),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Partitions:
+    """Made when they are asked for: each request would make all of them in one step of the event loop."""
+
+    _found: Sequence[PartitionProgress]
+
+    def __iter__(self) -> Iterator[StoredPartition]:
+        return map(_partition_of, self._found)
+
+
+def _partition_of(found: PartitionProgress) -> StoredPartition:
+    checkpoint, lease = found.checkpoint, found.lease
+    return StoredPartition(
+        found.partition_id,
+        found.lag.events,
+        None if checkpoint is None else checkpoint.sequence_number,
+        lease.renewed_at.timestamp() if lease is not None and found.owner else None,
     )

@@ -173,7 +173,7 @@ class Consumers:
         moves = await plan_moves(self._broker.event_hub(request.event_hub), request)
         group = (await self._stored(request.consumer, None, None))[0].get(request.consumer, _NOTHING)
         if not group.partition_ids and request.consumer in await kept_views(
-            self._broker, request.consumer.event_hub
+            self._broker, request.consumer.event_hub, request.consumer.consumer_group
         ):
             raise InvalidArgumentError(
                 f"{request.consumer} keeps its checkpoints in the service, not in the database.",
@@ -289,19 +289,23 @@ class Consumers:
         """The given group, or (None) all groups, if they have a lease or a checkpoint."""
         hub, since = extent
         stored, letters = await self._stored(consumer, hub, since)
-        kept = await kept_views(self._broker, hub if consumer is None else consumer.event_hub)
+        kept = await kept_views(
+            self._broker,
+            hub if consumer is None else consumer.event_hub,
+            None if consumer is None else consumer.consumer_group,
+        )
         # Hosts and official processors in one group each process everything: that of the database is shown.
-        kept = {each: kept[each] for each in kept if each not in stored and consumer in (None, each)}
+        kept = {each: kept[each] for each in kept if each not in stored}
         groups = {**stored, **kept}
         names = {each.event_hub for each in groups}
         logs = {name: log for name in names if (log := await self._log_of(name)) is not None}
         if hub is not None:
-            own = {
-                each: of_this_hub(each, view, logs[each.event_hub])
-                for each, view in groups.items()
-                if each.event_hub in logs
-            }
-            groups = {each: view for each, view in own.items() if view is not None}
+            own = {}
+            for each, view in groups.items():
+                if each.event_hub in logs and (its := of_this_hub(each, view, logs[each.event_hub])):
+                    own[each] = its
+                await asyncio.sleep(0)
+            groups = own
         now = self._clock.now_utc()
         await self._find_unread(groups, logs, now)
         unread = dict(self._unread)
@@ -366,14 +370,17 @@ class Consumers:
         self, groups: Mapping[ConsumerKey, GroupView], logs: Mapping[str, HubLog], now: datetime
     ) -> None:
         """Find how long events after unmoved checkpoints have waited, for a few checkpoints per query."""
-        lookups = 0
-        for key in unread_of(groups, logs, now):
-            if key in self._unread:
-                self._unread.move_to_end(key)
-                continue
-            lookups += 1
-            if lookups > _UNREAD_LOOKUPS_MAX:
+        missing: list[UnreadKey] = []
+        for each, group in groups.items():
+            await asyncio.sleep(0)  # a thousand partitions take 5 ms
+            for key in unread_of({each: group}, logs, now):
+                if key in self._unread:
+                    self._unread.move_to_end(key)
+                else:
+                    missing.append(key)
+            if len(missing) >= _UNREAD_LOOKUPS_MAX:
                 break
+        for key in missing[:_UNREAD_LOOKUPS_MAX]:
             try:
                 name, _, partition_id, number = key
                 partition = self._broker.event_hub(name).partition(partition_id)

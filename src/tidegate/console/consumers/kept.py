@@ -11,12 +11,15 @@ from tidegate.processor.group_view import GroupView, KeptRow, view_of_rows
 from tidegate.sql import ConsumerKey
 
 
-async def kept_views(broker: Broker, event_hub: str | None) -> dict[ConsumerKey, GroupView]:
-    """The groups of a hub (in lower case), or (None) of all, a group at a time."""
+async def kept_views(
+    broker: Broker, event_hub: str | None, consumer_group: str | None = None
+) -> dict[ConsumerKey, GroupView]:
+    """The groups of a hub (in lower case), or (None) of all, a group at a time. consumer_group: the only one
+    that is wanted; None: all are."""
     found = {}
     for hub in broker.list_event_hubs():
         if event_hub in (None, hub.name.lower()):
-            for group in broker.kept_groups(hub, is_newest_only=True):
+            for group in broker.kept_groups(hub, is_newest_only=True, consumer_group=consumer_group):
                 found[ConsumerKey(hub.name, group.consumer_group)] = _view(broker, hub, group)
                 await asyncio.sleep(0)
     return found
