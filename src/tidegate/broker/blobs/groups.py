@@ -79,6 +79,8 @@ class _Records:
     partitions: dict[str, KeptPartition] = field(default_factory=dict)
     moved_at_ms: int = 0
     """When anything of it was written last."""
+    removed: int = 0
+    """Partitions of which the table still has the space."""
 
     @property
     def held_bytes(self) -> int:
@@ -186,8 +188,10 @@ def _change(records: _Records, record: RecordName, blob: Blob | None) -> None:
         sequence_number = int(number) if _NUMBER.fullmatch(number) else None
         changed = replace(known, sequence_number=sequence_number, checkpoint_at_ms=time_ms)
     if changed.renewed_at_ms is None and changed.checkpoint_at_ms is None:
-        # A dict keeps the space of what was removed.
-        records.partitions = {id_: each for id_, each in records.partitions.items() if each is not known}
+        if records.partitions.pop(record.partition_id, None) is not None:
+            records.removed += 1
+        if records.removed > len(records.partitions):  # as ``Contents.remove``
+            records.partitions, records.removed = dict(records.partitions), 0
     else:
         records.partitions[record.partition_id] = changed
     records.moved_at_ms = max(records.moved_at_ms, time_ms or 0)
