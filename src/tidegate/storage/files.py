@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import shutil
 import sys
@@ -18,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final, Protocol
 
-from tidegate.files import make_private_directory, sync_directory
+from tidegate.files import lock_file, make_private_directory, sync_directory
 from tidegate.model.errors import DirectoryInUseError
 
 PRIVATE_MODE: Final = 0o600
@@ -225,6 +224,8 @@ class _OsWritableFile:
 
     def sync(self) -> None:
         if sys.platform == "darwin":
+            import fcntl
+
             # fsync on macOS leaves the data in the drive's cache (its manual page says so).
             fcntl.fcntl(self._descriptor, fcntl.F_FULLFSYNC)
         else:
@@ -361,7 +362,7 @@ class OsFiles:
         """See ``Files``. The system frees the lock when the process ends, however it ends."""
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_MODE)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_file(descriptor)
         except OSError as error:
             owner = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
             os.close(descriptor)

@@ -12,7 +12,6 @@ by its number and start time: numbers are reused.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import socket
@@ -21,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from tidegate.files import replace_file, user_directory
+from tidegate.files import lock_file, replace_file, user_directory
 from tidegate.model.errors import DirectoryInUseError, InvalidArgumentError, NotFoundError, TidegateError
 from tidegate.model.pipeline_status import PipelineStatus, ProcessIdentity
 
@@ -72,7 +71,7 @@ class PipelineFiles:
         descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock_file(descriptor)
             except BlockingIOError:
                 raise DirectoryInUseError(
                     f"The pipeline {name} runs already{self._whereabouts(name)}.",

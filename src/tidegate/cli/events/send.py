@@ -12,6 +12,7 @@ from tidegate.cli.shell.connection import Service, with_service
 from tidegate.cli.shell.decorators import FILE, flag, option, require_at_most_one
 from tidegate.cli.shell.interrupt import run_interruptible
 from tidegate.cli.shell.options import COUNT, hub_argument, verbose_option
+from tidegate.files import BINARY
 from tidegate.model.errors import InvalidArgumentError
 
 
@@ -107,6 +108,6 @@ def send(
 
 def _opened(file: Path) -> int:
     try:
-        return os.open(file, os.O_RDONLY)
+        return os.open(file, os.O_RDONLY | BINARY)
     except OSError as error:
         raise InvalidArgumentError(f"Cannot read {file}: {error.strerror}.") from error

@@ -12,6 +12,8 @@ from tidegate.cli.shell.decorators import option
 from tidegate.cli.shell.imports import let_import_beside
 from tidegate.cli.shell.interrupt import run_interruptible
 from tidegate.cli.shell.options import COUNT, PORT, log_format_option
+from tidegate.files import IS_WINDOWS
+from tidegate.model.errors import InvalidArgumentError
 from tidegate.server.log_format import LogFormat
 
 host_group = CommandGroup("host", help="Run Event Processor Hosts.")
@@ -68,6 +70,10 @@ def run(
     from tidegate.server.log_format import start_logging
     from tidegate.transport.clock import SystemClock
 
+    if IS_WINDOWS and processes is not None:
+        raise InvalidArgumentError(
+            "--processes is not possible on Windows.", next_step="Start the command several times."
+        )
     clock = SystemClock()
     start_logging(LogFormat(log_format), sys.stderr, clock=clock)
     let_import_beside(host)

@@ -16,6 +16,8 @@ from tidegate.cli.shell.decorators import FILE, option, require_at_most_one
 from tidegate.cli.shell.imports import collections_paused
 from tidegate.cli.shell.interrupt import run_interruptible
 from tidegate.cli.shell.options import PORT, log_format_option
+from tidegate.files import IS_WINDOWS
+from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.limits import TIER_DEFAULT, Tier
 from tidegate.server.log_format import LogFormat
 
@@ -148,6 +150,11 @@ def serve(
       tidegate serve --config Config.json --root-key SAS_KEY_VALUE
       tidegate serve --host 0.0.0.0 --amqps-port 5671 --https-port 443 --tls-name log.example.org
     """
+    if IS_WINDOWS:
+        raise InvalidArgumentError(
+            "The service does not run on Windows.",
+            next_step="Run it in a container or in WSL; clients and the other commands run here.",
+        )
     with collections_paused():
         import asyncio
 

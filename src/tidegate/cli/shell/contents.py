@@ -16,7 +16,8 @@ Contents = Sequence[tuple[str, Sequence[click.Command]]]
 """Headings, each with its commands."""
 
 _INTERRUPTED: Final = 128 + signal.SIGINT
-_BROKEN_PIPE: Final = 128 + signal.SIGPIPE
+_BROKEN_PIPE: Final = 128 + 13
+"""13 is SIGPIPE, which Windows does not have."""
 
 
 class CommandGroup(click.Group):

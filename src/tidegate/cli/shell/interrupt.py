@@ -36,6 +36,8 @@ def run_interruptible(coroutine: Coroutine[Any, Any, T]) -> T:
 async def _guarded(coroutine: Coroutine[Any, Any, T]) -> T:
     import asyncio
 
+    from tidegate.files import IS_WINDOWS
+
     loop = asyncio.get_running_loop()
     task = asyncio.current_task()
     assert task is not None
@@ -47,7 +49,9 @@ async def _guarded(coroutine: Coroutine[Any, Any, T]) -> T:
         loop.remove_signal_handler(signal_number)
         task.cancel()
 
-    for signal_number in _SIGNALS:
+    # On Windows, the loop handles no signals: Runner cancels at Ctrl-C, and SIGTERM is not sent.
+    signals = () if IS_WINDOWS else _SIGNALS
+    for signal_number in signals:
         loop.add_signal_handler(signal_number, stop, signal_number)
     try:
         return await coroutine
@@ -56,5 +60,5 @@ async def _guarded(coroutine: Coroutine[Any, Any, T]) -> T:
             raise click.exceptions.Exit(128 + received[0]) from None
         raise
     finally:
-        for signal_number in _SIGNALS:
+        for signal_number in signals:
             loop.remove_signal_handler(signal_number)

@@ -195,6 +195,6 @@ def default_actor() -> str:
     """``user@host``: the name recorded in a database's audit trail."""
     try:
         user = getpass.getuser()
-    except (OSError, KeyError):  # a user without a name, as in containers
-        user = str(os.getuid())
+    except (OSError, KeyError, ImportError):  # a user without a name, as in containers
+        user = str(os.getuid()) if hasattr(os, "getuid") else "?"
     return f"{user}@{socket.gethostname()}"

@@ -16,6 +16,8 @@ from concurrent.futures import CancelledError
 from contextlib import asynccontextmanager
 from typing import TextIO
 
+from tidegate.files import IS_WINDOWS
+
 _CHUNK_BYTES = 1 << 20
 _CHUNKS_QUEUED_MAX = 4
 _READER_LOOK_S = 0.25
@@ -55,7 +57,7 @@ async def until_reader_goes(stream: TextIO) -> AsyncIterator[None]:
 
     Without this, ``receive … | head -1`` would wait for the next event. Files and terminals have no reader.
     """
-    if not stat.S_ISFIFO(os.fstat(stream.fileno()).st_mode):
+    if IS_WINDOWS or not stat.S_ISFIFO(os.fstat(stream.fileno()).st_mode):
         yield
         return
     try:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import fcntl
 import logging
 import os
 import time
@@ -31,7 +30,7 @@ from urllib.parse import unquote
 
 import msgspec
 
-from tidegate.files import replace_file, sync_directory
+from tidegate.files import lock_file, replace_file, sync_directory, unlock_file
 from tidegate.model.clock import Clock
 from tidegate.model.errors import ClosedError, StoreError, StoreUnavailableError
 from tidegate.processor.checkpoint import ProcessorCheckpoint, decide_move
@@ -227,16 +226,16 @@ class DirectoryStore:
         path = folder / "leases.json"
         with _translated_errors(path):
             _make_folder(folder)
-            descriptor = os.open(folder / "leases.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            descriptor = os.open(folder / "leases.lock", os.O_RDWR | os.O_CREAT, 0o666)
             try:
-                self._wait(lambda: fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB), path)
+                self._wait(lambda: lock_file(descriptor), path)
                 leases = _read_leases(path)
                 before = dict(leases)
                 yield leases
                 if leases != before:
                     _write_leases(path, leases)
             finally:
-                fcntl.flock(descriptor, fcntl.LOCK_UN)
+                unlock_file(descriptor)
                 os.close(descriptor)
 
     def _wait(self, attempt: Callable[[], T], path: Path) -> T:

@@ -172,7 +172,8 @@ def _forget_lock() -> None:
     _consumers_lock = threading.Lock()
 
 
-os.register_at_fork(after_in_child=_forget_lock)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_lock)
 
 
 def ssl_context_of(certificates: str | None) -> ssl.SSLContext | None:

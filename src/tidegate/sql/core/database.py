@@ -364,7 +364,8 @@ def _reset_after_fork() -> None:
         database._lock = threading.RLock()
 
 
-os.register_at_fork(after_in_child=_reset_after_fork)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 def absolute_url(url: str | URL) -> str:

@@ -7,13 +7,13 @@ releases it when the process dies.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 import weakref
 from pathlib import Path
 from typing import Final
 
+from tidegate.files import lock_file, unlock_file
 from tidegate.model.errors import DatabaseError, DatabaseUnavailableError
 
 _PAUSE_S_MIN: Final = 0.0005
@@ -46,7 +46,7 @@ class WriterLock:
         cannot be created.
         """
         try:
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
         except OSError as exc:
             raise DatabaseError(
                 f"The lock file {self._path} of the SQLite database cannot be opened: {exc.strerror}.",
@@ -74,7 +74,7 @@ class WriterLock:
             try:
                 if not self._is_urgent and any(other._path == self._path for other in list(_urgent)):
                     raise BlockingIOError
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock_file(descriptor)
             except BlockingIOError:
                 if time.monotonic() >= deadline:
                     raise DatabaseUnavailableError(
@@ -92,7 +92,7 @@ class WriterLock:
         """Release the lock if it is held."""
         if self._descriptor is not None:
             # Closing alone would leave the lock with any copy of the descriptor.
-            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+            unlock_file(self._descriptor)
         self._close()
 
     def _close(self) -> None:
@@ -118,4 +118,5 @@ def _let_go_after_fork() -> None:
         lock._close()  # without LOCK_UN, which would release the parent's lock
 
 
-os.register_at_fork(after_in_child=_let_go_after_fork)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go_after_fork)
