@@ -143,7 +143,7 @@ def test_commands_run(hub_service: HubService, tmp_path: Path) -> None:
     )
     assert code == 0, err
     assert [json.loads(line)["body"] for line in out.splitlines()] == ["one", "two"]
-    code, out, err = _command("hub", "show", hub, "--json", *own, folder=tmp_path)
+    code, out, err = _command("hub", "list", "--json", *own, folder=tmp_path)
     assert code == 0, err
     assert hub in out
     code, out, err = _command("lag", hub, "--checkpoint-dir", str(tmp_path), *own, folder=tmp_path)
