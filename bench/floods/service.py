@@ -159,7 +159,11 @@ class FloodedService:
                 {"name": CANARY_HUB, "partition_count": CANARY_PARTITIONS},
                 {"name": HUB, "partition_count": PARTITIONS, "policies": [policy], "consumer_groups": GROUPS},
             ],
-            **{name: value for name, value in self._flood.settings.items() if name in names},
+            **{
+                name: value.replace("{directory}", str(self._directory)) if isinstance(value, str) else value
+                for name, value in self._flood.settings.items()
+                if name in names
+            },
         }
 
 

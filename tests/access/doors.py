@@ -7,7 +7,7 @@ import hashlib
 import hmac
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Final, Protocol, Self
@@ -227,18 +227,21 @@ class AmqpClient:
         """The status of the answer."""
         return self._request("$cbs", put_token_request(PutToken(token_type, audience, token)))
 
+    def administer(self, operation_id: str, parameters: Mapping[str, str]) -> int:
+        """The status of the answer to an operation of the administration, without a body."""
+        return self._request("$management", AdministrationRequest(operation_id, parameters).to_message())
+
     def is_let_through(self, endpoint: Endpoint) -> bool:
         """Whether a link was attached, or a request was not refused."""
         if endpoint.method == "manage":
             hub = endpoint.body
             if endpoint.target in Operation.__members__:
                 message = ManagementRequest(Operation[endpoint.target], hub).to_message()
-            else:
-                parameters = {"hub": hub} if hub else {}
-                if endpoint.target == "reportConsumer":
-                    parameters["group"] = "nothing"
-                message = AdministrationRequest(endpoint.target, parameters).to_message()
-            return self._request("$management", message) not in REFUSED
+                return self._request("$management", message) not in REFUSED
+            parameters = {"hub": hub} if hub else {}
+            if endpoint.target == "reportConsumer":
+                parameters["group"] = "nothing"
+            return self.administer(endpoint.target, parameters) not in REFUSED
         self._count += 1
         if endpoint.method == "send":
             link: Link = self._session.attach_sender(f"link-{self._count}", target=endpoint.target)

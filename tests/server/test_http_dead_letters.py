@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,10 +12,11 @@ from typing import Any
 from urllib.parse import urlencode
 
 import pytest
+from tests.access.doors import AmqpClient, TcpWire
 from tests.console.support import console_service
 from tests.server.test_http_admin import Answer, Client
 
-from tidegate.broker import Claim
+from tidegate.broker import Claim, audit
 from tidegate.client import EventHubConsumer, EventHubProducer
 from tidegate.model.errors import DatabaseUnavailableError
 from tidegate.model.events import EventData, ReceivedEvent
@@ -285,6 +287,21 @@ def test_a_redrive_publishes_and_closes(
     assert json.loads(records[0]["new"]) == {"consumer_group": "$Default", "dead_letters": 2}
 
 
+def test_redrives_displace_no_other_records(
+    service: HubService, hub: str, root: Client, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They need no Manage: beyond so many an hour, only the history in the database has them."""
+    monkeypatch.setattr(audit, "SIGN_INS_MAX", 2)
+    _send(service, hub, b"a")
+    consumer = _client(service, hub, Claim.SEND, Claim.LISTEN)
+    for _ in range(4):
+        consumer.ask("POST", _path(hub), _pointers(0))
+        assert consumer.ask("POST", _path(hub, "redrive"), {}).value["closed"] == 1
+    records = [each for each in root.ask("GET", "/audit").value if each["target"] == hub]
+    assert [each["action"] for each in records if each["action"] == "redrive"] == ["redrive"] * 2
+    assert len(DeadLetters(database).audit(event_hub=hub)) == 4
+
+
 def test_a_discard_closes_and_is_recorded(
     service: HubService, hub: str, root: Client, database: Database
 ) -> None:
@@ -478,6 +495,15 @@ def test_one_hub_never_reaches_another(service: HubService, hub: str, root: Clie
     assert sorted(_numbers(root.ask("GET", _path(other)))) == [0, 1]
 
 
+def test_amqp_has_no_door_to_them(service: HubService, hub: str) -> None:
+    """``$management`` checks other claims, so it does not carry them."""
+    assert service.ready.amqp is not None
+    with AmqpClient(TcpWire(service.ready.amqp)) as client:
+        parameters = {"hub": hub, "group": "$Default"}
+        assert client.administer("listDeadLetters", parameters) == 400
+        assert client.administer("redriveDeadLetters", parameters) == 400
+
+
 def test_without_a_database_it_says_what_to_set(tmp_path: Path) -> None:
     """One clear answer."""
     with HubService(is_http_used=True) as service:
@@ -495,3 +521,26 @@ def test_a_database_that_is_gone_is_not_described(tmp_path: Path) -> None:
         assert answer.status in (429, 503)
         assert "secret-name" not in answer.message
         assert "retry-after" in answer.headers
+
+
+def test_a_database_that_hangs_keeps_no_others_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes the connection and says nothing: requests end in time, and events are stored meanwhile."""
+    monkeypatch.setattr(dead_letters, "ANSWER_S_MAX", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"postgresql://u:p@127.0.0.1:{silent.getsockname()[1]}/letters"
+        with console_service(tmp_path, database=url) as service:
+            hub = service.create_hub(partition_count=1)
+            _send(service, hub, b"a")
+            root = Client(service)
+            for _ in range(6):  # more than there are threads
+                for method, more, body in (
+                    ("GET", (), None),
+                    ("POST", ("redrive",), {}),
+                    ("POST", (), _pointers(0)),
+                ):
+                    assert root.ask(method, _path(hub, *more), body).status in (408, 504)
+            _send(service, hub, b"b")
+            assert [event.body for event in _read(service, hub, 2)] == [b"a", b"b"]
+            silent.close()  # so that the stop need not wait for the driver
