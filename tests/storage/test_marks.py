@@ -1,8 +1,9 @@
-"""When partitions note how far they went: soon, and without making the appends of others wait."""
+"""When partitions note how far they went: soon, and without making the appends of others wait for long."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import cast
 
 import pytest
@@ -24,10 +25,10 @@ class _Time:
 
 
 class _Writer:
-    needs_save = False
-
-    def __init__(self) -> None:
+    def __init__(self, save: Callable[[], None] | None = None) -> None:
         self.marks = 0
+        self.needs_save = save is not None
+        self.save_manifest = save
 
     def save_mark(self) -> None:
         self.marks += 1
@@ -61,3 +62,30 @@ async def test_marks_of_many_partitions_do_not_come_in_one_go(monkeypatch: pytes
     time.now += _AFTER_S / 2
     assert marked_in_a_pause() > 80
     assert {writer.marks for writer in writers} == {1}
+
+
+@pytest.mark.parametrize(("save_s", "expected"), [(0.0002, 250), (0.05, 10)])
+async def test_saves_for_idle_partitions_leave_the_time_to_rounds(
+    monkeypatch: pytest.MonkeyPatch, save_s: float, expected: int
+) -> None:
+    """In 5 s: 50 a second on a disk that syncs at once, and a tenth of the time on a slow one."""
+    time = _Time()
+    monkeypatch.setattr(group_commit, "time", time)
+    commit = GroupCommit(
+        asyncio.get_running_loop(), lambda delivery: None, journal=None, mark_after_s=1000.0, idle_save_s=1.0
+    )
+    saves = 0
+
+    def save() -> None:
+        nonlocal saves
+        saves += 1
+        time.now += save_s
+
+    for _ in range(1000):
+        commit._note_written(cast(PartitionWriter, _Writer(save)))
+    time.now += 1.0
+    until = time.now + 5.0
+    while time.now < until:
+        assert commit._save_due()
+        time.now += 0.001
+    assert 0.8 * expected < saves <= expected

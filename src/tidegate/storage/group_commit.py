@@ -43,6 +43,10 @@ millisecond, and everything else waits meanwhile."""
 _SAVE_EVERY_S = 0.02
 """From one save for an idle partition to the next: they must not delay rounds (our choice)."""
 
+_SAVE_SHARE: Final = 0.1
+"""Of the thread's time, for such saves (our choice). Each is a sync; with an event a second in each of many
+partitions, there are as many saves as rounds."""
+
 _MARKS_MAX: Final = 8
 """Marks between two rounds (our choice: 0.2 ms). Many partitions are due at the same time, and the next round
 would wait for all of them."""
@@ -385,8 +389,12 @@ class GroupCommit:
         del self._written[writer]
         if writer in self._away or not writer.needs_save:
             return True
-        self._save_at = time.monotonic() + _SAVE_EVERY_S
-        return self._do(_Step((writer,), writer.save_manifest))
+        self._save_at = now + _SAVE_EVERY_S
+        if not self._do(_Step((writer,), writer.save_manifest)):
+            return False
+        ended = time.monotonic()
+        self._save_at = max(self._save_at, ended + (ended - now) * (1 / _SAVE_SHARE - 1))
+        return True
 
     @property
     def _has_taken(self) -> bool:
