@@ -437,6 +437,46 @@ def test_requests_in_progress_are_bounded(root: Client, hub: str, monkeypatch: p
     assert "retry-after" in answer.headers
 
 
+def test_one_hub_leaves_threads_and_turns_to_others(
+    service: HubService, hub: str, root: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many of its requests there are, two are worked on at a time."""
+    other = service.create_hub(partition_count=1)
+    _send(service, hub, b"a")
+    come, is_open, working = threading.Semaphore(0), threading.Event(), [0, 0]
+    add, add_once, lock = dead_letters.DatabaseDeadLetters.add, republish.add_once, threading.Lock()
+
+    async def counted(*arguments: Any) -> dict[str, object]:
+        come.release()
+        return await add(*arguments)
+
+    def hanging(*arguments: Any, **more: Any) -> int:
+        with lock:
+            working[0] += 1
+            working[1] = max(working)
+        assert is_open.wait(60)
+        with lock:
+            working[0] -= 1
+        return add_once(*arguments, **more)
+
+    monkeypatch.setattr(dead_letters.DatabaseDeadLetters, "add", counted)
+    monkeypatch.setattr(dead_letters, "add_once", hanging)
+    answers: list[int] = []
+    threads = [
+        threading.Thread(target=lambda: answers.append(root.ask("POST", _path(hub), _pointers(0)).status))
+        for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for _ in threads:
+        assert come.acquire(timeout=60)
+    other_status = root.ask("GET", _path(other)).status
+    is_open.set()
+    for thread in threads:
+        thread.join()
+    assert (other_status, answers, working[1]) == (200, [200] * 8, 2)
+
+
 # --- who may ----------------------------------------------------------------------------------------------
 
 

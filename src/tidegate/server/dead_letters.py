@@ -19,6 +19,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Final
+from weakref import WeakValueDictionary
 
 from tidegate.broker import Broker, EventHub, acting_as, current_actor
 from tidegate.broker.audit import Action
@@ -52,6 +53,10 @@ from tidegate.wire.event_codec import decode_event
 REQUESTS_MAX: Final = 32
 HUB_REQUESTS_MAX: Final = 16
 """Requests in progress, of all event hubs and of each (our choice: one hub's do not keep others' out)."""
+
+HUB_WORK_MAX: Final = 2
+"""Of those, how many of one hub are worked on at a time (our choice: half of the database's threads, and two
+reads of the log in a pass of the event loop)."""
 
 ANSWER_S_MAX: Final = 30.0
 """Seconds after which a request fails (our choice: below the administration's own limit)."""
@@ -157,6 +162,7 @@ class DatabaseDeadLetters:
         # Not the console's: neither waits for the other's queries.
         self._database = LazyDatabase(url, may_create=True)
         self._in_progress: Counter[str] = Counter()
+        self._work: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self._runs: dict[str, _Run] = {}
 
     async def add(self, hub: EventHub, group: str, wanted: shapes.DeadLetterAddition) -> dict[str, object]:
@@ -320,8 +326,9 @@ class DatabaseDeadLetters:
                 retry_after_s=1.0,
             )
         self._in_progress[hub.name] += 1
+        work = self._work.setdefault(hub.name, asyncio.Semaphore(HUB_WORK_MAX))
         try:
-            async with asyncio.timeout(ANSWER_S_MAX):
+            async with asyncio.timeout(ANSWER_S_MAX), work:
                 yield
         except TimeoutError as error:
             raise OperationTimeoutError(
