@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 
 import pytest
 from tests.storage.engines import Memory, MemoryEngine
@@ -11,7 +11,7 @@ from tests.support.clocks import SetClock
 from tidegate.broker import Broker, EventHub
 from tidegate.broker.blobs import store as stores
 from tidegate.broker.blobs.blob import NO_CONDITIONS
-from tidegate.broker.blobs.reports import OWNER_CHARACTERS_MAX, REPORTS
+from tidegate.broker.blobs.reports import OWNER_CHARACTERS_MAX, REPORTS, Change
 from tidegate.model.errors import NotFoundError, QuotaExceededError
 
 
@@ -21,6 +21,8 @@ class _World:
     memory: Memory
     clock: SetClock
     broker: Broker
+    steps = 0
+    """Of the last report."""
 
     @property
     def hub(self) -> EventHub:
@@ -32,8 +34,13 @@ class _World:
     async def report(
         self, owner: str, numbers: Mapping[str, int | None], *released: str, group: str = "Group"
     ) -> None:
+        async def collect(steps: Iterator[Change | None]) -> list[Change]:
+            made = [*steps]
+            self.steps = len(made)
+            return [*filter(None, made)]
+
         await self.broker.keep_report(
-            self.hub, group, owner=owner, sequence_numbers=numbers, released=released
+            self.hub, group, owner=owner, sequence_numbers=numbers, released=released, collect=collect
         )
 
     def shown(self) -> dict[str, tuple[str, int | None]]:
@@ -97,6 +104,14 @@ async def test_what_has_not_changed_is_not_written(world: _World) -> None:
     await world.report("one", {"0": 7, "1": 9})
     changed = {name for name, etag in world.etags().items() if etag != before[name]}
     assert changed == {"ownership/0", "ownership/1"}
+
+
+async def test_each_partition_is_a_step(world: _World) -> None:
+    """Also those of which nothing is written: 100 connections that reported 1,000 of them again and again
+    kept others waiting for a second."""
+    for _ in range(2):
+        await world.report("one", {"0": 7, "1": None}, "2")
+        assert world.steps >= 3
 
 
 async def test_a_group_with_a_store_in_the_service_is_shown_from_there(world: _World) -> None:

@@ -20,7 +20,7 @@ from tidegate.broker.authorization import Authorizer, Grant, SharedAccessPolicy
 from tidegate.broker.backups import NamespaceBackups
 from tidegate.broker.blobs.accounts import DEVELOPMENT_ACCOUNT_ID, NAMESPACE_ACCOUNT_ID, parse_account
 from tidegate.broker.blobs.groups import IndexedHub, KeptGroup
-from tidegate.broker.blobs.reports import ConsumerReport, keep_report
+from tidegate.broker.blobs.reports import Collect, ConsumerReport, keep_report
 from tidegate.broker.blobs.store import BlobStore
 from tidegate.broker.catalog import Catalog, EventHubRecord, serialized
 from tidegate.broker.claims import Claim
@@ -407,12 +407,14 @@ class Broker:
         owner: str,
         sequence_numbers: Mapping[str, int | None],
         released: Collection[str] = (),
+        collect: Collect,
     ) -> None:
         """Keep what a host reports of partitions whose leases and checkpoints are in a store elsewhere.
 
         owner: the host's name. sequence_numbers: by each partition that it owns, of the last processed event;
-        None: unknown. released: partitions that it owns no longer. Unknown partitions are ignored. Durable on
-        return. Raises NotFoundError (the group), QuotaExceededError, ServerBusyError, LogFullError.
+        None: unknown. released: partitions that it owns no longer. Unknown partitions are ignored. collect:
+        see ``keep_report``. Durable on return. Raises NotFoundError (the group), QuotaExceededError,
+        ServerBusyError, LogFullError.
         """
         group = event_hub.find_consumer_group(consumer_group).lower()
         indexed = self._indexed(event_hub, {group})
@@ -424,7 +426,7 @@ class Broker:
             {each: number for each, number in sequence_numbers.items() if each in known},
             known.intersection(released),
         )
-        await keep_report(self.blobs, indexed, report)
+        await keep_report(self.blobs, indexed, report, collect)
 
     def add_change_listener(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Call ``listener`` after an event hub was created, changed or deleted; returns a function that

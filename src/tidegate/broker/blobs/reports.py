@@ -7,7 +7,7 @@ owners of all groups are known in one way, after a restart as well, and an accou
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -51,17 +51,22 @@ class ConsumerReport:
     """Partitions that it owns no longer; what another host has reported of them stays."""
 
 
-async def keep_report(blobs: BlobStore, hub: IndexedHub, report: ConsumerReport) -> None:
-    """Keep what has changed of it; durable on return. hub: with this consumer group alone.
+Change = tuple[str, dict[str, str]]
+"""Name and metadata of a blob to write."""
+
+Collect = Callable[[Iterator[Change | None]], Awaitable[list[Change]]]
+"""Makes all of an iterator but None, a step without one."""
+
+
+async def keep_report(blobs: BlobStore, hub: IndexedHub, report: ConsumerReport, collect: Collect) -> None:
+    """Keep what has changed of it; durable on return. hub: with this consumer group alone. collect: in
+    slices.
 
     Raises QuotaExceededError (the account is full), ServerBusyError, and as ``ControlLog.change``.
     """
-    for shown in blobs.groups.of_hub(hub, is_newest_only=True):
-        if shown.container != REPORTS and shown.moved_at_ms > blobs.now_ms() - _SHOWN_MS:
-            return
     try:
         await _create_container(blobs, hub.hub_id)
-        changes = [*_changes(blobs, hub, report)]
+        changes = await collect(_changes(blobs, hub, report))
         for start in range(0, len(changes), _TOGETHER):
             await asyncio.gather(
                 *(_put(blobs, hub, name, values) for name, values in changes[start : start + _TOGETHER])
@@ -89,18 +94,21 @@ async def _put(blobs: BlobStore, hub: IndexedHub, name: str, metadata: Mapping[s
     await blobs.put(hub.hub_id, REPORTS, name, NO_CONDITIONS, lease_id=None, content=b"", metadata=metadata)
 
 
-def _changes(
-    blobs: BlobStore, hub: IndexedHub, report: ConsumerReport
-) -> Iterator[tuple[str, dict[str, str]]]:
-    """Names and metadata of the blobs to write."""
+def _changes(blobs: BlobStore, hub: IndexedHub, report: ConsumerReport) -> Iterator[Change | None]:
+    """What is to be written; each partition is a step."""
+    for shown in blobs.groups.of_hub(hub, is_newest_only=True):
+        if shown.container != REPORTS and shown.moved_at_ms > blobs.now_ms() - _SHOWN_MS:
+            return
     owner = report.owner.encode("unicode_escape").decode("ascii")[:OWNER_CHARACTERS_MAX]
     claimed, released = {"ownerid": owner}, {"ownerid": ""}
     renewed_after_ms = blobs.now_ms() - _RENEWED_EACH_MS
     for partition_id in report.released:
+        yield None
         name, kept = _kept(blobs, hub, report, RecordKind.OWNERSHIP, partition_id)
         if kept is not None and kept.metadata == claimed:
             yield name, released
     for partition_id, number in report.sequence_numbers.items():
+        yield None
         name, kept = _kept(blobs, hub, report, RecordKind.OWNERSHIP, partition_id)
         if kept is None or kept.metadata != claimed or kept.modified_at_ms < renewed_after_ms:
             yield name, claimed

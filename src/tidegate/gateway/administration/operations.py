@@ -211,6 +211,7 @@ async def _report_consumer(call: Call) -> None:
         owner=wanted.owner,
         sequence_numbers=numbers,
         released=wanted.released,
+        collect=lambda steps: in_slices(steps, call.sliced_work),
     )
 
 

@@ -36,13 +36,13 @@ async def each_partition(
     row: should hardly ever wait. Cancellation: no effect.
     """
     rows = (at_once(row(partition)) for partition in event_hub.partitions)
-    found = await in_slices(rows, sliced_work)
+    found: list[T | Awaitable[T]] = await in_slices(rows, sliced_work)
     return [await each if isinstance(each, Awaitable) else each for each in found]
 
 
-async def in_slices(rows: Iterator[T], sliced_work: SlicedWork) -> list[T]:
-    """All rows, in slices on behalf of the actor's address. There a policy has one list at a time, however
-    many requests it sends. Cancellation: no effect."""
+async def in_slices(rows: Iterator[T | None], sliced_work: SlicedWork) -> list[T]:
+    """All rows but None, in slices on behalf of the actor's address. There a policy has one list at a time,
+    however many requests it sends. Cancellation: no effect."""
     actor = current_actor()
     address = site_at(actor.peer.address)
     async with sliced_work.alone((actor.scope, actor.policy, address)) if actor.policy else nullcontext():
