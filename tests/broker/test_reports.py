@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
 
 import pytest
@@ -130,6 +131,25 @@ async def test_a_group_with_a_store_in_the_service_is_shown_from_there(world: _W
     assert world.shown() == {"0": ("one", 4)}
 
 
+async def test_reports_of_many_hosts_at_once_are_kept(world: _World) -> None:
+    """They take turns: together, their changes would be more than may wait in an account."""
+    hub = await world.broker.create_event_hub("Large", partition_count=32)
+    numbers = dict.fromkeys(hub.description.partition_ids, 1)
+
+    async def collect(steps: Iterator[Change | None]) -> list[Change]:
+        return [*filter(None, steps)]
+
+    reports = (
+        world.broker.keep_report(
+            hub, "$Default", owner=f"host {host}", sequence_numbers=numbers, collect=collect
+        )
+        for host in range(10)
+    )
+    await asyncio.gather(*reports)
+    (shown,) = world.broker.kept_groups(hub)
+    assert {each.owner for each in shown.partitions.values()} == {"host 9"}
+
+
 async def test_names_are_kept_short_and_printable(world: _World) -> None:
     """Whatever a client calls itself."""
     await world.report("Öl\n" + "x" * 10_000, {"0": 1})
@@ -142,7 +162,7 @@ async def test_limits(world: _World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports count in the hub's account."""
     with pytest.raises(NotFoundError):
         await world.report("one", {"0": 7}, group="none")
-    monkeypatch.setattr(stores, "BLOBS_MAX", 2)
+    monkeypatch.setattr(stores, "BLOBS_MAX", 3)  # a report that waits counts as one
     await world.report("one", {"0": 7})
     with pytest.raises(QuotaExceededError):
         await world.report("one", {"0": 7, "1": 8})

@@ -149,7 +149,7 @@ class BlobStore:
             )
         _check_metadata(metadata)
         key = f"{_CONTAINER_KEYS}{account_id}/{name}"
-        async with self._turn(account_id, key):
+        async with self.turn(account_id, key):
             if account_id not in self._accounts:
                 raise BlobRefusedError(Refusal.RESOURCE_NOT_FOUND)
             containers = self._containers.get(account_id, {})
@@ -176,7 +176,7 @@ class BlobStore:
         """Delete a container with its blobs; durable on return. Returns how many blobs it had. Raises as
         ``create_container``."""
         key = f"{_CONTAINER_KEYS}{account_id}/{name}"
-        async with self._turn(account_id, key):
+        async with self.turn(account_id, key):
             contents = self._contents(account_id, name)
             count = len(contents.blobs)
             await self._writer.write(key, None, lambda: self._drop(contents))
@@ -238,7 +238,7 @@ class BlobStore:
             raise BlobRefusedError(Refusal.BODY_TOO_LARGE, f"{CONTENT_BYTES_MAX} bytes are the maximum.")
         _check_metadata(metadata)
         contents = self._contents(account_id, container)
-        async with self._turn(account_id, contents.key(name)):
+        async with self.turn(account_id, contents.key(name)):
             held = self._changeable(contents, name, conditions, lease_id)
             if held is not None and is_new_only:
                 raise BlobRefusedError(
@@ -272,7 +272,7 @@ class BlobStore:
         """Replace a blob's metadata; durable on return. Raises as ``put``."""
         _check_metadata(metadata)
         contents = self._contents(account_id, container)
-        async with self._turn(account_id, contents.key(name)):
+        async with self.turn(account_id, contents.key(name)):
             held = self._existing(contents, name, conditions, lease_id)
             changes = {"etag": new_etag(), "modified_at_ms": self.now_ms(), "metadata": dict(metadata)}
             return await self._store(contents, msgspec.structs.replace(held.blob, **changes), held.lease)
@@ -282,7 +282,7 @@ class BlobStore:
     ) -> None:
         """Delete a blob; durable on return. Raises as ``put``."""
         contents = self._contents(account_id, container)
-        async with self._turn(account_id, contents.key(name)):
+        async with self.turn(account_id, contents.key(name)):
             self._existing(contents, name, conditions, lease_id)
             await self._writer.write(contents.key(name), None, lambda: self._apply(contents, name, None))
 
@@ -299,7 +299,7 @@ class BlobStore:
         change: takes the lease and the time (``now``), and returns the new lease.
         """
         contents = self._contents(account_id, container)
-        async with self._turn(account_id, contents.key(name)):
+        async with self.turn(account_id, contents.key(name)):
             held = self._held(contents, name)
             if held is None:
                 raise BlobRefusedError(Refusal.BLOB_NOT_FOUND)
@@ -476,7 +476,7 @@ class BlobStore:
         self._count(contents, -contents.container.held_bytes)
 
     @asynccontextmanager
-    async def _turn(self, account_id: str, key: str) -> AsyncIterator[None]:
+    async def turn(self, account_id: str, key: str) -> AsyncIterator[None]:
         """Let no other request change the value of ``key`` within the block. Raises BlobRefusedError;
         UnauthorizedError if the actor's rights ended while it waited."""
         usage = self._usage(account_id)
