@@ -11,8 +11,10 @@ from tests.support.clocks import SetClock
 
 from tidegate.broker import Broker, EventHub
 from tidegate.broker.blobs import store as stores
+from tidegate.broker.blobs.accounts import DEVELOPMENT_ACCOUNT_ID, NAMESPACE_ACCOUNT_ID
 from tidegate.broker.blobs.blob import NO_CONDITIONS
-from tidegate.broker.blobs.reports import OWNER_CHARACTERS_MAX, REPORTS, Change
+from tidegate.broker.blobs.groups import REPORTS
+from tidegate.broker.blobs.reports import OWNER_CHARACTERS_MAX, Change
 from tidegate.model.errors import NotFoundError, QuotaExceededError
 
 
@@ -129,6 +131,28 @@ async def test_a_group_with_a_store_in_the_service_is_shown_from_there(world: _W
     world.clock.advance(2)
     await world.report("one", {"0": 4})
     assert world.shown() == {"0": ("one", 4)}
+
+
+async def test_a_group_that_leaves_for_the_account_of_the_namespace_is_shown_from_there(
+    world: _World,
+) -> None:
+    """Old reports do not hide it; but the development account, whose key is public, does not hide them."""
+    blobs, name = world.broker.blobs, "localhost/hub/group/checkpoint/0"
+    await world.report("one", {"0": 4})
+    for account, number, expected in (
+        (DEVELOPMENT_ACCOUNT_ID, "5", ("one", 4)),
+        (NAMESPACE_ACCOUNT_ID, "6", ("", 6)),
+    ):
+        world.clock.advance(61)
+        await blobs.create_container(account, "store", {})
+        values = {"sequencenumber": number}
+        await blobs.put(account, "store", name, NO_CONDITIONS, lease_id=None, content=b"", metadata=values)
+        assert world.shown() == {"0": expected}
+    await world.report("one", {"0": 7})
+    assert world.shown() == {"0": ("", 6)}
+    world.clock.advance(61)
+    await world.report("one", {"0": 7})
+    assert world.shown() == {"0": ("one", 7)}
 
 
 async def test_reports_of_many_hosts_at_once_are_kept(world: _World) -> None:

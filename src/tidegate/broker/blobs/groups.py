@@ -12,10 +12,14 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from tidegate.broker.blobs.accounts import DEVELOPMENT_ACCOUNT_ID
 from tidegate.broker.blobs.blob import Blob, text_bytes
 from tidegate.broker.blobs.checkpoint_names import RecordKind, RecordName
 from tidegate.broker.blobs.contents import Contents
 from tidegate.model.hub_properties import PartitionEnds
+
+REPORTS: Final = "reported"
+"""The container of what hosts report of stores elsewhere."""
 
 _NUMBER: Final = re.compile(r"-1|[0-9]{1,18}", re.ASCII)
 
@@ -128,7 +132,8 @@ class GroupIndex:
         """The groups of an event hub, each when it is asked for.
 
         is_newest_only: of each consumer group, in several containers, the one that was written last: of the
-        hub's own account if it has the group, or else of the first in ``shared``.
+        hub's own account if it has the group, or else of the first in ``shared``. Reports of hosts give way
+        to a store in this service that has moved since, but for one whose key is public.
         """
         accounts = self._hubs.get(hub.name, {})
         found = [
@@ -140,6 +145,15 @@ class GroupIndex:
             and not place[0].is_deleted
         ]
         if is_newest_only:
+            moved_ms: dict[str, int] = {}  # by group, of its stores
+            for records, account_id, contents, _, group in found:
+                if contents.container.name != REPORTS and account_id != DEVELOPMENT_ACCOUNT_ID:
+                    moved_ms[group] = max(records.moved_at_ms, moved_ms.get(group, 0))
+            found = [
+                each
+                for each in found
+                if each[2].container.name != REPORTS or each[0].moved_at_ms >= moved_ms.get(each[4], 0)
+            ]
             # The last one of a group stays, of the first account that has the group.
             ranks = {account_id: rank for rank, account_id in enumerate((hub.hub_id, *hub.shared))}
             found.sort(key=lambda each: (-ranks[each[1]], each[0].moved_at_ms))

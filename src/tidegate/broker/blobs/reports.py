@@ -14,13 +14,10 @@ from typing import Final
 
 from tidegate.broker.blobs.blob import NO_CONDITIONS, Blob
 from tidegate.broker.blobs.checkpoint_names import RecordKind, RecordName
-from tidegate.broker.blobs.groups import IndexedHub
+from tidegate.broker.blobs.groups import REPORTS, IndexedHub
 from tidegate.broker.blobs.refusals import BlobRefusedError, Refusal
 from tidegate.broker.blobs.store import BlobStore
 from tidegate.model.errors import QuotaExceededError, ServerBusyError
-
-REPORTS: Final = "reported"
-"""The container."""
 
 OWNER_CHARACTERS_MAX: Final = 260
 """Of a host's name (our choice)."""
