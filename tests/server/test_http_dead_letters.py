@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -414,6 +415,35 @@ def test_a_redrive_ends_with_its_policy(
     assert _numbers(root.ask("GET", _path(hub))) == [1]
     record = next(each for each in root.ask("GET", "/audit").value if each["action"] == "redrive")
     assert json.loads(record["new"])["dead_letters"] == 1
+
+
+def test_what_is_committed_after_the_answer_is_recorded(
+    service: HubService, hub: str, root: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that has gone, or was told that it took too long, leaves its name in the audit trail."""
+    _send(service, hub, b"a")
+    root.ask("POST", _path(hub), _pointers(0))
+    go_on, publish_next = threading.Event(), republish.republish_next
+
+    def slow(*arguments: Any, **more: Any) -> int | None:
+        count = publish_next(*arguments, **more)
+        assert go_on.wait(60)
+        return count
+
+    monkeypatch.setattr(dead_letters, "republish_next", slow)
+    monkeypatch.setattr(dead_letters, "ANSWER_S_MAX", 3.0)
+    consumer = _client(service, hub, Claim.SEND, Claim.LISTEN)
+    assert consumer.ask("POST", _path(hub, "redrive"), {}).status in (408, 504)
+    go_on.set()
+    found: list[Any] = []
+    until_s = time.monotonic() + 60
+    while not found and time.monotonic() < until_s:
+        found = [
+            (each["policy"], json.loads(each["new"])["dead_letters"])
+            for each in root.ask("GET", "/audit").value
+            if (each["target"], each["action"]) == (hub, "redrive")
+        ]
+    assert found == [("Send-Listen", 1)]
 
 
 def test_time_ends_work_between_transactions(

@@ -16,6 +16,7 @@ from array import array
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
+from contextvars import copy_context
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Final
@@ -118,6 +119,8 @@ class _Run:
 
     def __init__(self, broker: Broker, clock: Clock) -> None:
         self.closed = 0
+        self.recorded = 0
+        """Of the closed ones, those that the audit trail has."""
         self.is_complete = False
         self.stop = threading.Event()
         """Set when the caller has gone."""
@@ -293,7 +296,18 @@ class DatabaseDeadLetters:
                 next_step="Wait for its end, and repeat this one.",
                 retry_after_s=1.0,
             )
-        loop = asyncio.get_running_loop()
+        loop, context = asyncio.get_running_loop(), copy_context()
+
+        def record() -> None:
+            count, run.recorded = run.closed - run.recorded, run.closed
+            if count:
+                new = {"consumer_group": group, "dead_letters": count, **details}
+                self._broker.audit.record(action, hub.name, new=new)
+
+        def end() -> None:
+            if self._runs.get(hub.name) is run:
+                del self._runs[hub.name]
+            record()  # also what was committed after the caller had gone
 
         def whole(database: Database) -> None:
             run.begin()
@@ -301,7 +315,7 @@ class DatabaseDeadLetters:
                 work(database)
             finally:
                 with suppress(RuntimeError):  # the loop is closed: the service has stopped
-                    loop.call_soon_threadsafe(self._runs.pop, hub.name, None)
+                    loop.call_soon_threadsafe(end, context=context)
 
         self._runs[hub.name] = run
         try:
@@ -310,10 +324,8 @@ class DatabaseDeadLetters:
         finally:
             run.stop.set()
             if run.until_s is None:
-                self._runs.pop(hub.name, None)
-            if run.closed:
-                new = {"consumer_group": group, "dead_letters": run.closed, **details}
-                self._broker.audit.record(action, hub.name, new=new)
+                end()
+            record()
         return {"closed": run.closed, "is_complete": run.is_complete}
 
     @asynccontextmanager
