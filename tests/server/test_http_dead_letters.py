@@ -27,6 +27,7 @@ from tidegate.server.app import TidegateServer
 from tidegate.sql import ConsumerKey, Database, DeadLetters, NewDeadLetter
 from tidegate.sql.core import dead_letter_rows
 from tidegate.sql.dead_letters import republish
+from tidegate.sql.dead_letters.pages import DeadLetterPages
 from tidegate.testing.hub import HubService
 
 
@@ -467,33 +468,51 @@ def test_requests_in_progress_are_bounded(root: Client, hub: str, monkeypatch: p
     assert "retry-after" in answer.headers
 
 
+@pytest.mark.parametrize(("method", "body", "together"), [("GET", None, 2), ("POST", _pointers(0), 1)])
 def test_one_hub_leaves_threads_and_turns_to_others(
-    service: HubService, hub: str, root: Client, monkeypatch: pytest.MonkeyPatch
+    service: HubService,
+    hub: str,
+    root: Client,
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+    body: object,
+    together: int,
 ) -> None:
-    """However many of its requests there are, two are worked on at a time."""
+    """However many of its requests there are, two are worked on at a time. Adds are written one by one: a
+    repeat adds no attempt while the first request still runs."""
     other = service.create_hub(partition_count=1)
     _send(service, hub, b"a")
     come, is_open, working = threading.Semaphore(0), threading.Event(), [0, 0]
-    add, add_once, lock = dead_letters.DatabaseDeadLetters.add, republish.add_once, threading.Lock()
+    turn, add_once, lock = dead_letters.DatabaseDeadLetters._turn, republish.add_once, threading.Lock()
+    page = DeadLetterPages.page
 
-    async def counted(*arguments: Any) -> dict[str, object]:
+    def counted(self: Any, asked: Any) -> Any:
         come.release()
-        return await add(*arguments)
+        return turn(self, asked)
 
-    def hanging(*arguments: Any, **more: Any) -> int:
+    def hang() -> None:
         with lock:
             working[0] += 1
             working[1] = max(working)
         assert is_open.wait(60)
         with lock:
             working[0] -= 1
+
+    def hanging_add(*arguments: Any, **more: Any) -> int:
+        hang()
         return add_once(*arguments, **more)
 
-    monkeypatch.setattr(dead_letters.DatabaseDeadLetters, "add", counted)
-    monkeypatch.setattr(dead_letters, "add_once", hanging)
+    def hanging_page(self: Any, chosen: Any, **more: Any) -> Any:
+        if chosen.event_hub == hub:
+            hang()
+        return page(self, chosen, **more)
+
+    monkeypatch.setattr(dead_letters.DatabaseDeadLetters, "_turn", counted)
+    monkeypatch.setattr(dead_letters, "add_once", hanging_add)
+    monkeypatch.setattr(DeadLetterPages, "page", hanging_page)
     answers: list[int] = []
     threads = [
-        threading.Thread(target=lambda: answers.append(root.ask("POST", _path(hub), _pointers(0)).status))
+        threading.Thread(target=lambda: answers.append(root.ask(method, _path(hub), body).status))
         for _ in range(8)
     ]
     for thread in threads:
@@ -504,7 +523,8 @@ def test_one_hub_leaves_threads_and_turns_to_others(
     is_open.set()
     for thread in threads:
         thread.join()
-    assert (other_status, answers, working[1]) == (200, [200] * 8, 2)
+    assert (other_status, answers) == (200, [200] * 8)
+    assert 1 <= working[1] <= together
 
 
 # --- who may ----------------------------------------------------------------------------------------------

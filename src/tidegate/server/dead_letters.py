@@ -166,6 +166,8 @@ class DatabaseDeadLetters:
         self._database = LazyDatabase(url, may_create=True)
         self._in_progress: Counter[str] = Counter()
         self._work: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._writes: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """Both by event hub."""
         self._runs: dict[str, _Run] = {}
 
     async def add(self, hub: EventHub, group: str, wanted: shapes.DeadLetterAddition) -> dict[str, object]:
@@ -199,7 +201,9 @@ class DatabaseDeadLetters:
             letters = [each.letter() for each in batch]
             return add_once(database, consumer, partition_id, letters, open_max=OPEN_MAX)
 
-        return await self._database.ask(write)
+        # One after the other: a repeat sees what the first request, which may still run, has written.
+        async with self._writes.setdefault(consumer.event_hub, asyncio.Lock()):
+            return await self._database.ask(write)
 
     async def page(self, hub: EventHub, group: str, wanted: shapes.DeadLetterQuery) -> dict[str, object]:
         """See ``DeadLetterKeeper``."""
