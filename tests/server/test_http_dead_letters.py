@@ -17,8 +17,9 @@ from tests.access.doors import AmqpClient, TcpWire
 from tests.console.support import console_service
 from tests.server.test_http_admin import Answer, Client
 
-from tidegate.broker import Claim, audit
+from tidegate.broker import Broker, Claim, Partition, audit
 from tidegate.client import EventHubConsumer, EventHubProducer
+from tidegate.console.explorer.reading import encoded_event
 from tidegate.model.errors import DatabaseUnavailableError
 from tidegate.model.events import EventData, ReceivedEvent
 from tidegate.model.position import EventPosition
@@ -445,6 +446,26 @@ def test_what_is_committed_after_the_answer_is_recorded(
             if (each["target"], each["action"]) == (hub, "redrive")
         ]
     assert found == [("Send-Listen", 1)]
+
+
+def test_an_add_ends_with_its_policy(
+    service: HubService, hub: str, root: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A policy that is deleted while its add waits adds nothing."""
+    _send(service, hub, b"a")
+    consumer = _client(service, hub, Claim.LISTEN)
+
+    async def deleting(partition: Partition, number: int) -> tuple[int, bytes] | None:
+        await broker.delete_policy(hub, "Listen")
+        return await encoded_event(partition, number)
+
+    async def broker_of(server: TidegateServer) -> Broker:
+        return server.broker
+
+    broker = service.call(broker_of)
+    monkeypatch.setattr(dead_letters, "encoded_event", deleting)
+    assert consumer.ask("POST", _path(hub), _pointers(0)).status == 401
+    assert _numbers(root.ask("GET", _path(hub))) == []
 
 
 def test_time_ends_work_between_transactions(

@@ -203,6 +203,7 @@ class DatabaseDeadLetters:
 
         # One after the other: a repeat sees what the first request, which may still run, has written.
         async with self._writes.setdefault(consumer.event_hub, asyncio.Lock()):
+            self._broker.check_actor()  # its right may have ended while it waited
             return await self._database.ask(write)
 
     async def page(self, hub: EventHub, group: str, wanted: shapes.DeadLetterQuery) -> dict[str, object]:
