@@ -131,10 +131,13 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what tests use, and put the files that use most first: the run must not end up waiting for one."""
+    """Mark what tests use, and put the files that use most first: the run must not end up waiting for one.
+
+    What is merely slow is a second or so, and keeps the processors busy while others wait.
+    """
     for item in items:
         add_markers(item)
-    heavy_files = {item.path for item in items if markers_of(item)}
+    heavy_files = {item.path for item in items if markers_of(item) - {"slow"}}
     items.sort(key=lambda item: item.path not in heavy_files)
 
 

@@ -69,6 +69,9 @@ class SdkTarget:
 _QUICK: dict[str, Any] = {"retry_total": 0, "retry_backoff_factor": 0.01, "socket_timeout": 0.02}
 """Without this, the SDK hides a refusal behind seconds of retries, and polls its socket at leisure."""
 
+_WEBSOCKET: dict[str, Any] = {"transport_type": TransportType.AmqpOverWebsocket, "socket_timeout": 0.5}
+"""Here, the time-out is also that of the TLS handshake, which a busy machine does not finish in 20 ms."""
+
 
 def target_of(service: HubService | HubProcess, transport: str) -> SdkTarget:
     """The target for ``plain`` (UseDevelopmentEmulator), or by verified TLS ``tls`` or ``websocket``.
@@ -86,7 +89,7 @@ def target_of(service: HubService | HubProcess, transport: str) -> SdkTarget:
             ready.connection_string_plain,
             {
                 "custom_endpoint_address": f"sb://localhost:{ready.http.rpartition(':')[2]}",
-                "transport_type": TransportType.AmqpOverWebsocket,
+                **_WEBSOCKET,
             },
         )
     address = ready.https if transport == "websocket" else ready.amqps
@@ -97,9 +100,7 @@ def target_of(service: HubService | HubProcess, transport: str) -> SdkTarget:
         {
             "custom_endpoint_address": f"sb://localhost:{port}",
             "connection_verify": ready.ca_file,
-            "transport_type": (
-                TransportType.AmqpOverWebsocket if transport == "websocket" else TransportType.Amqp
-            ),
+            **(_WEBSOCKET if transport == "websocket" else {}),
         },
     )
 
