@@ -296,7 +296,10 @@ class ChaosRun:
             )
 
     async def _stop_all(self) -> None:
-        """SIGTERM to all: each drains, releases its leases and ends with 0."""
+        """SIGTERM to all: each drains, releases its leases and ends with 0.
+
+        One that was told before may have done so, and be a process that ends, without a handler of signals.
+        """
         self._due.clear()
         for name in self._cluster.running:
             self._cluster.send(name, signal.SIGTERM)
@@ -304,7 +307,8 @@ class ChaosRun:
         while self._cluster.running and time.monotonic() < until:
             for name, code in self._cluster.reap().items():
                 is_early = code == -signal.SIGTERM and not self._cluster.is_ready(name)
-                if code != 0 and not is_early and not (name in self._dying and code == -signal.SIGKILL):
+                is_told = name in self._dying and code in (-signal.SIGKILL, -signal.SIGTERM)
+                if code != 0 and not is_early and not is_told:
                     self._unexpected.append(f"{name} ended with {code}: {self._cluster.log_of(name)}")
             await asyncio.sleep(_TICK_S)
         self._unexpected += [
