@@ -86,6 +86,7 @@ def _run(
     )
 
 
+@pytest.mark.programs
 def test_windows_hold_what_the_data_set_says(
     spark: SparkSession, hub_service: HubService, event_hub: str, tmp_path: Path
 ) -> None:

@@ -65,6 +65,7 @@ async def _send(connection_string: str, events: list[tuple[str, bytes]]) -> None
         await producer.flush()
 
 
+@pytest.mark.programs
 @pytest.mark.timeout(240)
 def test_nothing_is_lost_behind_the_watermark(
     state_spark: SparkSession, sqlite_url: str, tmp_path: Path
