@@ -100,7 +100,7 @@ def target_of(service: HubService | HubProcess, transport: str) -> SdkTarget:
         {
             "custom_endpoint_address": f"sb://localhost:{port}",
             "connection_verify": ready.ca_file,
-            **(_WEBSOCKET if transport == "websocket" else {}),
+            **(_WEBSOCKET if transport == "websocket" else {"transport_type": TransportType.Amqp}),
         },
     )
 
