@@ -9,11 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.processor.hosts import PLAIN, QUICK, checkpoint_all, publish, until
+from tests.processor.hosts import PLAIN, QUICK, checkpoint_all, delete_hub, publish, until
 
 from tidegate.client import EventHubAdministrator, EventHubConsumer
 from tidegate.model.errors import BrokenError, InvalidArgumentError
-from tidegate.processor import EventProcessorHost, ProcessorCheckpoint
+from tidegate.processor import (
+    EventProcessorHost,
+    PartitionManagerOptions,
+    PositionLostPolicy,
+    ProcessorCheckpoint,
+)
 from tidegate.processor.host.reports import ServiceReports
 from tidegate.processor.stores.directory import DirectoryStore
 from tidegate.testing.hub import HubService
@@ -54,6 +59,35 @@ async def test_owners_and_lag_are_known_in_the_service(
         await wait_for([("0", "", 4, 3)])
 
 
+async def test_a_hub_that_is_created_again_is_reported_too(
+    hub_service: HubService, hub: str, tmp_path: Path
+) -> None:
+    """The host goes on with the new hub's events, and reports its checkpoints."""
+    connection_string = hub_service.hub_connection_string(hub)
+    await publish(hub_service, hub, 5)
+    host = EventProcessorHost(
+        connection_string=connection_string,
+        store=DirectoryStore(tmp_path),
+        manager_options=PartitionManagerOptions(lease_duration_s=2.0, renew_interval_s=0.2),
+        options=replace(PLAIN, on_position_lost=PositionLostPolicy.EARLIEST),
+    )
+    async with EventHubAdministrator.from_connection_string(connection_string) as administrator:
+
+        async def wait_for(number: int) -> None:
+            async with asyncio.timeout(60):
+                found: list[int | None] = []
+                while found != [number]:
+                    await asyncio.sleep(0.1)
+                    found = [each.sequence_number for each in await administrator.list_consumers(hub)]
+
+        async with host.running(checkpoint_all):
+            await wait_for(4)
+            delete_hub(hub_service, hub)
+            hub_service.create_hub(hub, partition_count=1)
+            await publish(hub_service, hub, 2)
+            await wait_for(1)
+
+
 class _Consumer:
     """Notes what is reported, or fails."""
 
@@ -83,7 +117,7 @@ class _Checkpoints:
 
 def _reports(consumer: Any, owned: Callable[[], set[str]]) -> ServiceReports:
     checkpoints: Any = _Checkpoints()
-    return ServiceReports("host", consumer, checkpoints, owned, event_hub_created_at_ms=50, interval_s=0.01)
+    return ServiceReports("host", consumer, checkpoints, owned, lambda: 50, interval_s=0.01)
 
 
 async def test_checkpoints_of_an_earlier_hub_are_not_reported() -> None:

@@ -344,20 +344,22 @@ class _HostRun:
                 clock=host._clock,
                 on_exception=self._report,
             )
-        self._reports: ServiceReports | None = None
-        if hub.namespace_id is not None:
-            self._reports = ServiceReports(
-                host.host_name,
-                consumer,
-                environment.checkpoints,
-                lambda: self._manager.pumps.keys(),
-                event_hub_created_at_ms=hub.created_at_ms,
-                interval_s=host._manager_options.renew_interval_s,
-            )
+        self._hub_created_at_ms = hub.created_at_ms
+        self._reports = None if hub.namespace_id is None else self._make_reports()
         self._stalls = Watchdog(
             environment,
             self._manager.pumps,
             stall_timeout_s=host._manager_options.effective_stall_timeout_s,
+        )
+
+    def _make_reports(self) -> ServiceReports:
+        return ServiceReports(
+            self._host.host_name,
+            self._consumer,
+            self._environment.checkpoints,
+            self._manager.pumps.keys,
+            lambda: self._hub_created_at_ms,
+            interval_s=self._host._manager_options.renew_interval_s,
         )
 
     def statistics(self) -> dict[str, PartitionStatistics]:
@@ -410,6 +412,7 @@ class _HostRun:
                 hub = await self._hub.read()
             except TidegateError:
                 continue  # the receivers get the same error, and report it
+            self._hub_created_at_ms = hub.created_at_ms
             self._environment.added_partitions.update({*hub.partition_ids} - {*self._partition_ids})
             self._manager.add_partitions(hub.partition_ids)
 

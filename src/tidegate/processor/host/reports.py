@@ -32,16 +32,17 @@ class ServiceReports:
         consumer: EventHubConsumer,
         checkpoints: CheckpointReads,
         owned: Callable[[], Collection[str]],
+        created_at_ms: Callable[[], int],
         *,
-        event_hub_created_at_ms: int,
         interval_s: float,
     ) -> None:
-        """checkpoints: of the group. owned: the partitions that the host owns now."""
+        """checkpoints: of the group. owned: the partitions that the host owns now. created_at_ms: the hub's
+        creation, which changes if it is created again; checkpoints of an earlier one are not reported."""
         self._host_name = host_name
         self._consumer = consumer
         self._checkpoints = checkpoints
         self._owned = owned
-        self._event_hub_created_at_ms = event_hub_created_at_ms
+        self._created_at_ms = created_at_ms
         self._interval_s = interval_s
         self._reported: set[str] = set()
         """Partitions that it has reported as its own."""
@@ -75,6 +76,6 @@ class ServiceReports:
 
     def _number(self, checkpoints: Mapping[str, ProcessorCheckpoint], partition_id: str) -> int | None:
         found = checkpoints.get(partition_id)
-        if found is None or found.event_hub_created_at_ms not in (None, self._event_hub_created_at_ms):
+        if found is None or found.event_hub_created_at_ms not in (None, self._created_at_ms()):
             return None
         return found.sequence_number
