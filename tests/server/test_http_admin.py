@@ -435,6 +435,13 @@ def test_no_key_is_logged(
         ("POST", "/event-hubs", b"[]", 400, "The body must be an object, got a list"),
         ("POST", "/event-hubs", b" " * 70_000, 413, "65536"),
         ("POST", "/event-hubs", {"name": "{hub}"}, 409, "already exists"),
+        (
+            "PUT",
+            "/event-hubs/{hub}/consumers/$Default",
+            {"owner": "a", "partitions": [{"partition_id": "0", "sequence_number": 10**18}]},
+            400,
+            "sequence_number",
+        ),
         ("PATCH", "/event-hubs/{hub}", {"partition_count": 1}, 400, "cannot be reduced to 1"),
         ("PATCH", "/event-hubs/{hub}", {"retention_hours": 10**30}, 400, "allowed"),
         ("GET", "/event-hubs/none", None, 404, "'none'"),

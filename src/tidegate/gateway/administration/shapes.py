@@ -89,7 +89,10 @@ class Consumer(Shape):
 
 class ConsumerPartition(Shape):
     partition_id: Annotated[str, _says("The partition.")]
-    sequence_number: Annotated[int | None, _says("Of the last processed event; null: none is known.")] = None
+    sequence_number: Annotated[
+        Annotated[int, Meta(ge=-1, lt=10**18)] | None,  # as in a checkpoint of official processors
+        _says("Of the last processed event; -1: none was; null: none is known."),
+    ] = None
 
 
 class ConsumerReport(Shape):
