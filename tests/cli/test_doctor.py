@@ -92,14 +92,23 @@ def test_a_policy_of_one_event_hub_is_enough(hub_service: HubService, lonely: di
     assert found["service"]["found"] == f"answers; event hub {hub} has 2 partitions"
 
 
-def test_a_service_over_tls_only_has_no_health_to_ask(
+def test_health_is_asked_over_tls_if_there_is_no_other_port(
     hub_service: HubService, lonely: dict[str, str]
 ) -> None:
-    """The reason is said as it is: there is a service, without such a port."""
-    write_profile(replace(hub_service.ready, http=None), lonely)
+    """With the service's certificate authority. One that is not known here is no failure of the service, and
+    without a port for HTTP, the reason is said as it is."""
+    tls_only = replace(hub_service.ready, http=None, connection_string_plain=None)
+    write_profile(tls_only, lonely)
+    _, found = _results(environment=lonely)
+    assert {found[name]["result"] for name in ("health", "clock")} == {"ok"}
+    write_profile(replace(tls_only, ca_file=None), lonely)
+    _, found = _results(environment=lonely)
+    assert found["health"]["result"] == "skipped"
+    assert "certificate" in found["health"]["found"]
+    write_profile(replace(tls_only, https=None), lonely)
     _, found = _results(environment=lonely)
     for name in ("health", "clock"):
-        assert (found[name]["result"], "without TLS" in found[name]["found"]) == ("skipped", True)
+        assert (found[name]["result"], "no port for HTTP" in found[name]["found"]) == ("skipped", True)
 
 
 def test_a_database_is_described_as_it_is(tmp_path: Path) -> None:
@@ -169,7 +178,7 @@ def test_what_the_service_answers_is_judged(
     """Its time against this machine's, and the problems that it names."""
     time = datetime.now(UTC) + timedelta(hours=hours)  # noqa: TID251 - against the machine's clock
     answer = json.dumps({"status": "degraded", "problems": problems}).encode()
-    monkeypatch.setattr(doctor, "_get", lambda _: (answer, format_datetime(time, usegmt=True)))
+    monkeypatch.setattr(doctor, "get", lambda *_: (answer, format_datetime(time, usegmt=True)))
     assert doctor._clock(hub_service.ready).result is clock
     found = doctor._health(hub_service.ready)
     assert (found.result, found.found) == (health, problems[0] if problems else "degraded")

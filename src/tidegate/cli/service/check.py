@@ -47,21 +47,11 @@ def check(output: Output, directory: Path, repair: bool) -> None:
       tidegate check ./log
       tidegate check ./log --repair
     """
-    from tidegate.cli.service.check_catalog import check_catalog
-
-    try:
-        report = _check_logs(directory, repair=repair, is_shown=output.is_table)
-        catalog = check_catalog(directory, repair=repair)
-    except FileNotFoundError as error:
-        raise NotFoundError(
-            f"{directory} is not a service's data directory.",
-            next_step="Use the directory given to `tidegate serve --data-dir`.",
-        ) from error
-    records = [attributes(damage, _CATALOG_ATTRIBUTES) for damage in catalog.damages]
-    records += map(_record, report.damages)
+    report, catalog = check_directory(directory, repair=repair, is_shown=output.is_table)
+    records = damage_records(report, catalog)
     if records or not output.is_table:
         output.records(records, columns=_COLUMNS, title="Damage")
-    remark(_summary(report, catalog))
+    remark(summary(report, catalog))
     if not report.is_sound and not report.is_repaired:
         raise CheckFailedError(
             f"Found damage in {len(records)} places.",
@@ -74,6 +64,25 @@ def check(output: Output, directory: Path, repair: bool) -> None:
         raise CheckFailedError(
             f"Found damage in {len(catalog.damages)} places of the catalog.", next_step=remedy
         )
+
+
+def check_directory(
+    directory: Path, *, repair: bool = False, is_shown: bool
+) -> tuple[CheckReport, CatalogReport]:
+    """The logs and the catalog of a data directory. is_shown: with a bar, if standard error is a terminal.
+
+    Raises NotFoundError if it is not one, and as ``check_log_directory``.
+    """
+    from tidegate.cli.service.check_catalog import check_catalog
+
+    try:
+        report = _check_logs(directory, repair=repair, is_shown=is_shown)
+        return report, check_catalog(directory, repair=repair)
+    except FileNotFoundError as error:
+        raise NotFoundError(
+            f"{directory} is not a service's data directory.",
+            next_step="Use the directory given to `tidegate serve --data-dir`.",
+        ) from error
 
 
 def _check_logs(directory: Path, *, repair: bool, is_shown: bool) -> CheckReport:
@@ -107,6 +116,12 @@ def segment_bytes(data_directory: Path) -> int:
     return total
 
 
+def damage_records(report: CheckReport, catalog: CatalogReport) -> list[dict[str, object]]:
+    """Each damage, those of the catalog first."""
+    records = [attributes(damage, _CATALOG_ATTRIBUTES) for damage in catalog.damages]
+    return records + [_record(damage) for damage in report.damages]
+
+
 def _record(damage: Damage) -> dict[str, object]:
     lost_from, lost_until = damage.lost or (None, None)
     if damage.lost is not None and lost_until is None:
@@ -114,7 +129,8 @@ def _record(damage: Damage) -> dict[str, object]:
     return attributes(damage, _ATTRIBUTES) | {"lost_from": lost_from, "lost_until": lost_until}
 
 
-def _summary(report: CheckReport, catalog: CatalogReport) -> str:
+def summary(report: CheckReport, catalog: CatalogReport) -> str:
+    """What was read and found, in lines for people."""
     lines = [
         f"Read {report.bytes_read / 1e6:,.1f} MB: {report.events:,} events in {report.batches:,} batches, "
         f"{report.segments:,} segments, {report.partitions:,} partitions."

@@ -18,15 +18,16 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from tidegate.cli.service.answers import address_of, get
 from tidegate.cli.shell.connection import Service, check_event_hub, with_service
-from tidegate.cli.shell.decorators import FILE, option
+from tidegate.cli.shell.decorators import FILE, flag, option
 from tidegate.cli.shell.exit_codes import CheckFailedError, NoConnectionError
 from tidegate.cli.shell.interrupt import run_interruptible
 from tidegate.cli.shell.options import database_option, with_output
-from tidegate.cli.shell.render import Output
+from tidegate.cli.shell.render import Output, remark
 from tidegate.cli.shell.stores import DATABASE_VARIABLE
 from tidegate.model.connection_string import ConnectionString
-from tidegate.model.errors import TidegateError
+from tidegate.model.errors import InvalidArgumentError, TidegateError
 
 if TYPE_CHECKING:
     from tidegate.server.ready import ReadyInformation
@@ -68,10 +69,43 @@ class Found:
     "Examine the disk of this data directory. Default: that of the service this user started last.",
     FILE,
 )
+@option(
+    "--bundle",
+    "FILE",
+    "Also write a ZIP archive for a report of a problem: these checks, versions, settings, logs, metrics and "
+    "the check of a stopped service's data, without secrets.",
+    FILE,
+)
+@option(
+    "--log",
+    "FILE",
+    "A log to add to the bundle, of the service or a host; - is standard input; repeatable.",
+    FILE,
+    argument="logs",
+    multiple=True,
+)
+@option(
+    "--config",
+    "FILE",
+    "The service's settings file, for the bundle.",
+    FILE,
+    envvar="TIDEGATE_CONFIG",
+    show_envvar=True,
+)
+@flag("--yes", "Replace the bundle if the file exists.")
 @database_option
 @with_service
 @with_output()
-def doctor(output: Output, service: Service, data_dir: Path | None, database: str | None) -> None:
+def doctor(
+    output: Output,
+    service: Service,
+    data_dir: Path | None,
+    database: str | None,
+    bundle: Path | None,
+    logs: tuple[Path, ...],
+    config: Path | None,
+    yes: bool,
+) -> None:
     """Check this machine, the service and the database.
 
     Each line says what was found and what to change. Nothing is changed here: the disk is measured with a
@@ -80,7 +114,14 @@ def doctor(output: Output, service: Service, data_dir: Path | None, database: st
     Examples:
       tidegate doctor
       tidegate doctor --database postgresql://user@host/name --json
+      tidegate doctor --bundle report.zip --log tidegate.log
     """
+    if bundle is not None:
+        from tidegate.cli.service.bundle import Sources, check_target, write_bundle
+
+        check_target(bundle, is_replaced=yes)
+    elif logs:
+        raise InvalidArgumentError("--log needs --bundle.")
     records = []
     is_failed = False
     for name, check in _checks(service, data_dir, database):
@@ -101,6 +142,9 @@ def doctor(output: Output, service: Service, data_dir: Path | None, database: st
         output.record(lines, title="Doctor")
     else:
         output.records(records, columns=("check", "result", "found", "advice"))
+    if bundle is not None:
+        chosen = database or os.environ.get(DATABASE_VARIABLE)
+        remark(write_bundle(bundle, Sources(service, *_places(data_dir), config, logs, chosen), records))
     if is_failed:
         raise CheckFailedError("A check failed.", next_step="Follow the advice in its line.")
 
@@ -113,10 +157,7 @@ def _sentences(record: dict[str, str]) -> str:
 def _checks(
     service: Service, data_dir: Path | None, database: str | None
 ) -> Iterator[tuple[str, Callable[[], Found]]]:
-    from tidegate.server.ready import read_profile
-
-    profile = read_profile(os.environ)
-    directory = data_dir or (Path(profile.data_dir) if profile is not None else None)
+    profile, directory = _places(data_dir)
     yield "versions", _versions
     yield "descriptors", _descriptors
     yield "service", partial(_service, service)
@@ -127,6 +168,14 @@ def _checks(
     yield "disk sync", partial(_disk_sync, directory)
     yield "database", partial(_database, database)
     yield "Java", _java
+
+
+def _places(data_dir: Path | None) -> tuple[ReadyInformation | None, Path | None]:
+    """This user's profile, if there is one, and the data directory: the one given, else the profile's."""
+    from tidegate.server.ready import read_profile
+
+    profile = read_profile(os.environ)
+    return profile, data_dir or (None if profile is None else Path(profile.data_dir))
 
 
 def _versions() -> Found:
@@ -202,25 +251,20 @@ def _clock(profile: ReadyInformation | None) -> Found:
 
 def _get_health(profile: ReadyInformation | None) -> tuple[bytes, str | None] | Found:
     """What the service's /health answers, or why it is not asked or does not answer."""
+    import ssl
+
     if profile is None:
         return Found(Result.SKIPPED, "no service of this user is known")
-    if profile.http is None:
-        return Found(Result.SKIPPED, "the service has no port for HTTP without TLS")
-    address = f"http://{profile.http}/health"
+    address = address_of(profile, "/health")
+    if address is None:
+        return Found(Result.SKIPPED, "the service has no port for HTTP")
     try:
-        return _get(address)
+        return get(address, profile)
     except OSError as error:
         reason = getattr(error, "reason", error)
+        if isinstance(reason, ssl.SSLError):
+            return Found(Result.SKIPPED, f"{address}: {reason}", "Add its authority to the system's.")
         return Found(Result.FAILED, f"no answer from {address}: {reason}", "Start it: tidegate serve.")
-
-
-def _get(address: str) -> tuple[bytes, str | None]:
-    """Body and Date of an answer. Raises OSError."""
-    import urllib.request
-
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(address, timeout=10) as response:
-        return response.read(), response.headers.get("Date")
 
 
 def _certificate(profile: ReadyInformation | None) -> Found:

@@ -168,7 +168,7 @@ def serve(
         given["capture_destinations"] = _destinations(capture_destinations)
     require_at_most_one({"--ephemeral": ephemeral, "--data-dir": "data_dir" in given})
     temporary = tempfile.TemporaryDirectory(prefix="tidegate-") if ephemeral else None
-    settings = _settings(config, given, None if temporary is None else Path(temporary.name))
+    settings = read_settings(config, given, None if temporary is None else Path(temporary.name))
     if tier is not None:
         settings = replace(settings, declared=replace(settings.declared, tier=Tier(tier)))
     start_logging(LogFormat(log_format), sys.stderr, clock=SystemClock())
@@ -204,7 +204,9 @@ def default_data_dir() -> Path:
     return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "tidegate"
 
 
-def _settings(config: Path | None, options: dict[str, Any], temporary: Path | None) -> ServerSettings:
+def read_settings(
+    config: Path | None, options: dict[str, Any], temporary: Path | None = None
+) -> ServerSettings:
     """Options over environment variables over the file. temporary: the data directory of ``--ephemeral``."""
     from tidegate.server.config_file import load_settings
     from tidegate.server.settings import environment_values, settings_from_mapping
