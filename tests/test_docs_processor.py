@@ -225,6 +225,19 @@ def test_a_host_of_the_pages_processes_events_and_goes_on(program: str, workplac
 
 
 @pytest.mark.slow
+def test_the_traces_of_the_guide_are_linked(workplace: Path) -> None:
+    """Pasted, it prints the span of the order, and that of the host with a link to it."""
+    with HubService() as service:
+        service.create_hub("telemetry", partition_count=1)
+        with _running(service, workplace, "traced.py") as output:
+            _wait(lambda: '"name": "process telemetry"' in output.read_text(), output)
+        printed = re.findall(r"^\{.*?^\}", output.read_text(), re.DOTALL | re.MULTILINE)
+        order, process = map(json.loads, printed)
+        assert (order["name"], process["name"]) == ("order", "process telemetry")
+        assert [link["context"]["span_id"] for link in process["links"]] == [order["context"]["span_id"]]
+
+
+@pytest.mark.slow
 def test_the_host_of_the_page_runs_in_processes(workplace: Path) -> None:
     """The command of the page shows each event once, and continues where it was stopped."""
     command = ("hosted.py", "--processes", "2", "--metrics-port", "0")

@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from tests.docs_support import write_programs
@@ -201,6 +205,40 @@ def test_added_partitions_are_used_from_the_next_micro_batch_on(hub_service: Hub
     for partition_id, events in events_of(hub_service, hub).items():
         added = [key for _, key, _ in events[len(stored.get(partition_id, ())) :]]
         assert added == [key for key in keys if partition_for_key(key, 5) == int(partition_id)]
+
+
+def test_a_worker_with_a_tracer_provider_links_to_the_contexts_in_its_rows(
+    hub_service: HubService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One span per task; the rows' properties stay as they are, so that a repeat is recognised."""
+    provider, exporter = TracerProvider(), InMemorySpanExporter()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    hub = hub_service.create_hub(partition_count=1)
+    connection_string = hub_service.hub_connection_string(hub)
+    options = HubSinkOptions.parse({"eventhubs.connectionString": connection_string}, is_stream=True)
+    contexts = [f"00-{number:032x}-{number:016x}-01" for number in (1, 2)]
+    properties = [
+        {"traceparent": contexts[0], "Diagnostic-Id": contexts[0], "tracestate": "a=b"},
+        {"Diagnostic-Id": contexts[1]},
+        {"traceparent": "invalid", "kind": "x"},
+        {},
+        None,
+    ]
+    schema = pa.schema([("body", pa.string()), ("properties", pa.map_(pa.string(), pa.string()))])
+    listed = [None if each is None else list(each.items()) for each in properties]
+    rows = pa.RecordBatch.from_pydict({"body": list("abcde"), "properties": listed}, schema)
+    identity = TaskIdentity("traced", 0, 0)
+    write_task(options, identity, iter([rows]))
+    with monkeypatch.context() as patch:
+        patch.setattr(trace, "_TRACER_PROVIDER", provider)  # set_tracer_provider works once in a process
+        repeated = write_task(options, identity, iter([rows, rows.select(["body"]).slice(0, 0)]))
+    assert repeated.found_count == len(properties)
+    (span,) = exporter.get_finished_spans()
+    assert span.name == f"send {hub}"
+    assert sorted(link.context.span_id for link in span.links) == [1, 2]
+    stored = [found for _, _, found in events_of(hub_service, hub)["0"]]
+    assert stored == [each or {} for each in properties]
+    provider.shutdown()
 
 
 def test_a_micro_batch_cut_for_fewer_partitions_is_refused_before_anything_is_stored_twice(

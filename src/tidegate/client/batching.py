@@ -13,6 +13,7 @@ from typing import Final
 from tidegate.model.errors import EventTooLargeError, InvalidArgumentError
 from tidegate.model.events import EventData
 from tidegate.model.limits import EVENT_BYTES_MAX, PARTITION_KEY_CHARACTERS_MAX
+from tidegate.tracing import Tracing
 from tidegate.wire.batch import DATA_SECTION_8, DATA_SECTION_32
 from tidegate.wire.event_codec import encode_event
 
@@ -66,14 +67,25 @@ class BatchAccumulator:
 class EventDataBatch:
     """Events that are sent all or none. ``EventHubProducer.create_batch`` creates one."""
 
-    def __init__(self, *, bytes_max: int, partition_key: str | None, partition_id: str | None) -> None:
+    def __init__(
+        self,
+        *,
+        bytes_max: int,
+        partition_key: str | None,
+        partition_id: str | None,
+        tracing: Tracing | None = None,
+    ) -> None:
+        """tracing: gives events the context of the current span; None: they stay as they are."""
         check_destination(partition_key, partition_id)
+        self._tracing = tracing
         self.partition_key = partition_key
         self.partition_id = partition_id
         self._accumulator = BatchAccumulator(bytes_max)
 
     def try_add(self, event: EventData) -> bool:
         """Add an event; False if there is no room. Raises EventTooLargeError if no batch could hold it."""
+        if self._tracing is not None:
+            event = self._tracing.sent(event)
         encoded = encode_event(event, self.partition_key)
         if self._accumulator.try_add(encoded):
             return True

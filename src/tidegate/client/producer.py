@@ -40,6 +40,7 @@ from tidegate.model.events import EventData
 from tidegate.model.hub_properties import EventHubProperties, no_partition
 from tidegate.model.limits import EVENT_BYTES_MAX
 from tidegate.model.partition_key import partition_for_key
+from tidegate.tracing import Tracing, find_tracing
 from tidegate.wire.addresses import NodeAddress, entity_audience
 from tidegate.wire.event_codec import encode_event
 
@@ -117,6 +118,8 @@ class EventHubProducer(AsyncClosing):
         self._lanes_by_key: dict[str | None, _Lane] = {}
         """Cache of checked and hashed keys for the hot path; None is never a key."""
         self._start_lock = asyncio.Lock()
+        self._tracing: Tracing | None = None
+        """What gives events the context of the current span; None: this process has no tracer provider."""
         self._turn = 0
         self._buffered_bytes = 0
         self._changed = asyncio.Event()
@@ -170,7 +173,7 @@ class EventHubProducer(AsyncClosing):
         """
         await self.start()
         batch = encode_batch(
-            events,
+            events if self._tracing is None else self._tracing.sent_together(events),
             partition_key=partition_key,
             partition_id=partition_id,
             bytes_max=self._batch_bytes_max,
@@ -197,6 +200,7 @@ class EventHubProducer(AsyncClosing):
             bytes_max=bytes_max or self._batch_bytes_max,
             partition_key=partition_key,
             partition_id=partition_id,
+            tracing=self._tracing,
         )
 
     async def send_batch(self, batch: EventDataBatch) -> None:
@@ -249,7 +253,7 @@ class EventHubProducer(AsyncClosing):
                 "The buffer is full." if self._lanes else "The producer is not connected yet.",
                 next_step="Await enqueue, or flush." if self._lanes else "Await start first.",
             )
-        self._add(event, partition_key, partition_id)
+        self._add(event if self._tracing is None else self._tracing.sent(event), partition_key, partition_id)
 
     async def enqueue_many(
         self,
@@ -269,6 +273,8 @@ class EventHubProducer(AsyncClosing):
             raise InvalidArgumentError("Use only one of partition_keys, partition_key and partition_id.")
         await self.start()
         self._raise_failed()
+        if self._tracing is not None:
+            events = self._tracing.sent_together(events)
         pairs = (
             zip(events, repeat(partition_key), strict=False)
             if partition_keys is None
@@ -329,6 +335,7 @@ class EventHubProducer(AsyncClosing):
             limit = await senders[0].learn_message_bytes_max()
             self._batch_bytes_max = min(self._batch_bytes_max, largest_batch_bytes(limit))
             lanes = [self._lane(sender) for sender in senders]
+            self._tracing = find_tracing()
             self._lanes_by_id = {lane.sender.partition_id: lane for lane in lanes}
             self._lanes = lanes
             if self.publisher is None:

@@ -13,6 +13,7 @@ from tidegate.processor.pump.shared_reads import CheckpointReads
 from tidegate.processor.registration import Processor
 from tidegate.processor.statistics import HostTotals
 from tidegate.processor.store import PartitionTransactions, TransactionalStore
+from tidegate.tracing import Tracing
 
 
 class PlainDelivery:
@@ -111,5 +112,35 @@ class TransactionalDelivery:
         self._transactions.abandon()
 
 
-Delivery = PlainDelivery | TransactionalDelivery
+class TracedDelivery:
+    """Another delivery, in which each call with events has a span: see ``Tracing.processing``."""
+
+    def __init__(
+        self,
+        delivery: PlainDelivery | TransactionalDelivery,
+        context: OwnedPartitionContext,
+        tracing: Tracing,
+    ) -> None:
+        self._delivery = delivery
+        self._context = context
+        self._tracing = tracing
+        self.begin = delivery.begin
+        self.close = delivery.close
+        self.abandon = delivery.abandon
+
+    async def process(self, events: Sequence[ReceivedEvent], *, start: int | None) -> int | None:
+        """As that delivery does."""
+        if not events:
+            return await self._delivery.process(events, start=start)
+        context = self._context
+        with self._tracing.processing(
+            events,
+            event_hub=context.event_hub,
+            consumer_group=context.consumer_group,
+            partition_id=context.partition_id,
+        ):
+            return await self._delivery.process(events, start=start)
+
+
+Delivery = PlainDelivery | TransactionalDelivery | TracedDelivery
 """Delivers batches of one partition to its processor."""

@@ -47,7 +47,12 @@ from tidegate.processor.lease import GroupKey, Lease
 from tidegate.processor.options import EventProcessorOptions
 from tidegate.processor.policies import RESTART, PositionLostPolicy
 from tidegate.processor.pump.context import OwnedPartitionContext
-from tidegate.processor.pump.delivery import Delivery, PlainDelivery, TransactionalDelivery
+from tidegate.processor.pump.delivery import (
+    Delivery,
+    PlainDelivery,
+    TracedDelivery,
+    TransactionalDelivery,
+)
 from tidegate.processor.pump.shared_reads import CheckpointReads, SharedRead
 from tidegate.processor.pump.starting import (
     PositionLost,
@@ -61,6 +66,7 @@ from tidegate.processor.pump.states import PumpStep
 from tidegate.processor.registration import Processor, Registration
 from tidegate.processor.statistics import HostTotals
 from tidegate.processor.store import ProcessorStore, TransactionalStore
+from tidegate.tracing import find_tracing
 from tidegate.transport.tasks import TaskOwner
 
 _logger = logging.getLogger(__name__)
@@ -205,6 +211,12 @@ class PartitionSession:
             self._context.lease = lease
 
     def _make_delivery(self, processor: Processor, context: OwnedPartitionContext) -> Delivery:
+        delivery, tracing = self._untraced_delivery(processor, context), find_tracing()
+        return delivery if tracing is None else TracedDelivery(delivery, context, tracing)
+
+    def _untraced_delivery(
+        self, processor: Processor, context: OwnedPartitionContext
+    ) -> PlainDelivery | TransactionalDelivery:
         environment = self._environment
         if not environment.registration.is_transactional:
             return PlainDelivery(processor, context, environment.checkpoints)

@@ -19,12 +19,13 @@ import hashlib
 import logging
 import os
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
@@ -35,12 +36,14 @@ from tidegate.spark.hub_sink.options import HubSinkOptions, check_columns
 from tidegate.spark.runtime.options import check_appends
 from tidegate.spark.runtime.workers import TaskIdentity, freeze_loaded_modules
 from tidegate.spark.source.hub import make_credential, ssl_context_of
+from tidegate.tracing import DIAGNOSTIC_ID, TRACE_PARENT, TRACE_STATE, TraceContext, find_tracing
 
 _logger = logging.getLogger(__name__)
 
 _HELD_BYTES_MAX: Final = 16 * 1024 * 1024
 """A task of up to this size sends nothing until all of its rows are checked (our choice)."""
 _EPOCHS: Final = 1 << 15
+_compute: Any = pc
 _PRODUCERS_MAX: Final = 8
 
 
@@ -117,8 +120,12 @@ def write_task(
     failure the next task connects again.
     """
     freeze_loaded_modules()
+    tracing = find_tracing()
     try:
-        return _write_task(options, identity, batches)
+        if tracing is None:
+            return _write_task(options, identity, batches)
+        with tracing.sending(options.connection_string.entity_path or "") as link:
+            return _write_task(options, identity, _linked(batches, link))
     except BaseException:
         # The cached layout of the hub may be outdated.
         _forget_producer(options)
@@ -156,6 +163,19 @@ def _write_task(
     if found_count:
         _logger.info("%s: %d of %d events were already stored.", identity, found_count, event_count)
     return HubCommitMessage(event_count, found_count, layout.is_repeat_safe)
+
+
+def _linked(
+    batches: Iterator[pa.RecordBatch], link: Callable[[Iterable[TraceContext]], None]
+) -> Iterator[pa.RecordBatch]:
+    """Link to the contexts in the rows. The rows stay as they are, or a repeat would differ."""
+    for rows in batches:
+        if "properties" in rows.schema.names:
+            names = (TRACE_PARENT, DIAGNOSTIC_ID, TRACE_STATE)
+            columns = (_compute.map_lookup(rows.column("properties"), name, "first") for name in names)
+            found = zip(*(column.to_pylist() for column in columns), strict=True)
+            link({(parent or older, state or "") for parent, older, state in found if parent or older})
+        yield rows
 
 
 def _cut(cutter: BatchCutter, batches: Iterator[pa.RecordBatch]) -> Iterator[HubBatch]:

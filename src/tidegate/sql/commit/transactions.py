@@ -21,6 +21,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
 from typing import Final, TypeVar
@@ -250,7 +251,8 @@ class SqlTransactions:
             threading.Thread(target=unit.abort, name=name, daemon=True).start()
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
-        running = asyncio.wrap_future(self._executor.submit(work))
+        # In the caller's context: a handler then finds the current span, for example.
+        running = asyncio.wrap_future(self._executor.submit(copy_context().run, work))
         cancelled: asyncio.CancelledError | None = None
         while not running.done():
             try:
