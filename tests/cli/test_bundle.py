@@ -7,7 +7,7 @@ import json
 import stat
 import zipfile
 from pathlib import Path
-from urllib.parse import quote, quote_plus
+from urllib.parse import quote
 
 import pytest
 from tests.cli.support import run_tidegate
@@ -37,8 +37,10 @@ def test_a_bundle_of_a_running_service_has_no_secret(lonely: dict[str, str], tmp
     config, log, bundle = tmp_path / "settings.toml", tmp_path / "service.log", tmp_path / "report.zip"
     state = tmp_path / "state"
     policy_key, other_key = "declared-policy-key", "key of a hub's policy"
+    in_url = quote(_PASSWORD, safe="")
     config.write_text(
-        f'root_key = "{_KEY}"\ndatabase = "postgresql://me:{quote_plus(_PASSWORD)}@db/name?sslpassword=Tiny5"\n'
+        f'root_key = "{_KEY}"\n'
+        f'database = "postgresql://me:{in_url}@db/name?sslpassword=Tiny5"\n'
         f'[[policies]]\nname = "feed"\nclaims = ["Send"]\nkey = "{policy_key}"\n'
         '[[event_hubs]]\nname = "orders"\npartition_count = 2\n'
         'user_metadata = "password=meta-data-secret"\n'
@@ -59,9 +61,8 @@ def test_a_bundle_of_a_running_service_has_no_secret(lonely: dict[str, str], tmp
                     "INFO Cookie: session=cookie-secret-1; other=cookie-secret-2",
                     "INFO Set-Cookie: __Host-tidegate-console-443=cookie-secret-3; Path=/",
                     "INFO mariadb://root:shorty9@db:3306/x?ssl_passwd=hunter2&charset=utf8",
-                    json.dumps(
-                        {"message": "failed", "password": _PASSWORD, "nested": json.dumps({"secret": "a b"})}
-                    ),
+                    json.dumps({"message": _PASSWORD, "nested": json.dumps({"secret": "q7 z9"})}),
+                    f"INFO not even {_PASSWORD} alone",
                     f"INFO wrote {json.dumps(policy_key)} and {other_key}, {quote(_KEY, safe='')} for proxy",
                     f"-----BEGIN RSA PRIVATE KEY-----\n{_PEM_LINE}\n-----END RSA PRIVATE KEY-----",
                     "INFO the last line",
@@ -97,12 +98,15 @@ def test_a_bundle_of_a_running_service_has_no_secret(lonely: dict[str, str], tmp
     assert found.code == 4, found.err  # there is no such database
     files = _files(bundle)
     planted = (
-        _KEY, quote(_KEY, safe=""), _PASSWORD, quote_plus(_PASSWORD), _PASSWORD.split()[1],
+        _KEY, quote(_KEY, safe=""), _PASSWORD, in_url, "w@rd",
         _JWT.split(".")[2],
         policy_key, other_key, signature, base64.b64encode(b"storage account").decode(), "cookie-secret",
         "shorty9", "hunter2", "z9", _PEM_LINE, "wordpass", "spark-secret", "root-key-of-a-variable",
         "token-of-a-variable", "dmFyaWFibGU=", "option-password", "Tiny5", "meta-data-secret",
     )  # fmt: skip
+    given = (config, log, *(state / "pipelines" / "rides").iterdir())
+    sources = "\n".join((*(path.read_text() for path in given), *environment.values(), url))
+    assert [each for each in planted if each not in sources] == []
     everything = "\n".join((*files, *files.values()))
     assert [each for each in planted if each in everything or each in found.err + found.out] == []
     assert stat.S_IMODE(bundle.stat().st_mode) == 0o600
