@@ -396,6 +396,8 @@ class _Walk:
         while count >= _RUN and (run := _match_run(self._data, at, end)) is not None:
             at, count = run.end(), count - _RUN
             self.values += _RUN // _RUN_PER_VALUE
+            if self.values > _VALUES_MAX:
+                raise _too_many()
         return at, count
 
     def _check_descriptor(self, at: int, end: int) -> None:
