@@ -78,7 +78,7 @@ def test_names_cannot_leave_their_place() -> None:
     entry = AtomEntry("/hub/x", name, "RevokedPublisherDescription", {"Name": name}, 0)
     for text in (
         entry.format('h"o<st&'),
-        format_feed('h"o<st&', "/hub", name, [entry], 0),
+        format_feed('h"o<st&', "/hub", name, [entry.format('h"o<st&', is_whole=False)], 0),
     ):
         root = ElementTree.fromstring(text)
         assert {each.text for each in root.iter(f"{{{SERVICE_BUS}}}Name")} == {name}

@@ -62,14 +62,9 @@ class AtomEntry:
         )
 
 
-def format_feed(
-    host: str, path: str, title: str, entries: Iterable[AtomEntry | str], updated_at_ms: int
-) -> str:
-    """A feed of ``entries``, some perhaps formatted already as parts of one; ``path`` as in ``AtomEntry``."""
-    link = f"https://{host}{path}"
-    listed = "".join(
-        entry if isinstance(entry, str) else entry.format(host, is_whole=False) for entry in entries
-    )
+def format_feed(host: str, path: str, title: str, entries: Iterable[str], updated_at_ms: int) -> str:
+    """A feed of ``entries``, formatted as parts of one; ``path`` as in ``AtomEntry``."""
+    link, listed = f"https://{host}{path}", "".join(entries)
     return (
         f'<feed xmlns="{_ATOM}"><title type="text">{escape(title)}</title><id>{escape(link)}</id>'
         f"<updated>{format_time(updated_at_ms)}</updated>"

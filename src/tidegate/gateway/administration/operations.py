@@ -176,6 +176,11 @@ def _list_audit_records(call: Call) -> object:
     ]
 
 
+async def _list_event_hubs(call: Call) -> object:
+    rows = (call.encode_row(_event_hub(event_hub)) for event_hub in call.broker.list_event_hubs())
+    return await in_slices(rows, call.sliced_work)
+
+
 async def _create_event_hub(call: Call) -> object:
     values = call.values
     partition_count = cast(int, values.get("partition_count", PARTITION_COUNT_DEFAULT))
@@ -369,8 +374,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     *_policy_operations("", "", "the namespace"),
     Operation(
         "GET", "/event-hubs", "listEventHubs", "The event hubs, in the order of their creation.", Needs.SEE,
-        lambda call: [_event_hub(event_hub) for event_hub in call.broker.list_event_hubs()],
-        answer=shapes.EventHub, is_list=True,
+        _list_event_hubs, answer=shapes.EventHub, is_list=True, is_long_list=True,
     ),
     Operation(
         "POST", "/event-hubs", "createEventHub", "Create an event hub.", Needs.MANAGE, _create_event_hub,

@@ -16,20 +16,21 @@ Source: as in ``wire.atom``. Our choice: missing entities are answered with 404.
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Any, Final
 from urllib.parse import quote
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from tidegate.broker import Broker, EventHub, Grant, Partition
+from tidegate.broker import Broker, EventHub, EventHubDescription, Grant, Partition
 from tidegate.gateway.administration.operations import Needs
-from tidegate.gateway.administration.partition_lists import each_partition
+from tidegate.gateway.administration.partition_lists import each_partition, in_slices
 from tidegate.gateway.http.admin import AdministrationEndpoint
+from tidegate.gateway.http.connected import while_connected
 from tidegate.gateway.http.errors import response_for
 from tidegate.model.clock import Clock
 from tidegate.model.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
@@ -77,10 +78,10 @@ class _Call:
         raise NotFoundError(f"The event hub {self.event_hub.name!r} has no such consumer group.")
 
 
-Contents = AtomEntry | Sequence[AtomEntry | str] | None
-"""An entry, a feed (of entries that may be formatted already), or nothing."""
+Contents = AtomEntry | Sequence[str] | None
+"""An entry, a feed of formatted entries, or nothing."""
 
-Answer = Contents | Awaitable[Contents]
+Answer = Contents | Coroutine[Any, Any, Contents]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +124,9 @@ class AtomAdministration:
             answer = operation.handler(
                 _Call(self._broker, parameters, body, is_update, self._sliced_work, host)
             )
-            contents = await answer if isinstance(answer, Awaitable) else answer
+            if isinstance(answer, Coroutine) and operation.method == "GET":
+                answer = await while_connected(request, answer)
+            contents = await answer if isinstance(answer, Coroutine) else answer
             return self._response(request, contents)
 
         return await self._endpoint.answer(
@@ -181,14 +184,14 @@ async def _put_consumer_group(call: _Call) -> Contents:
     parse_description(call.body, "ConsumerGroupDescription")
     if not call.is_update:  # otherwise nothing could change
         await call.event_hub.create_consumer_group(call.parameters["group"])
-    return _consumer_group(call, call.group)
+    return _consumer_group(call.event_hub.description, call.group)
 
 
 def _read_revoked_publisher(call: _Call) -> Answer:
     name = call.parameters["publisher"]
     if not call.event_hub.is_publisher_revoked(name):
         raise NotFoundError(f"The publisher {name[:80]!r} of {call.event_hub.name!r} is not revoked.")
-    return _revoked_publisher(call, name)
+    return _revoked_publisher(call.event_hub.description, name)
 
 
 async def _revoke_publisher(call: _Call) -> Contents:
@@ -201,7 +204,7 @@ async def _revoke_publisher(call: _Call) -> Contents:
     except AlreadyExistsError:
         if not call.is_update:
             raise
-    return _revoked_publisher(call, name)
+    return _revoked_publisher(call.event_hub.description, name)
 
 
 def _integer(properties: Mapping[str, str], name: str) -> int:
@@ -233,8 +236,17 @@ def _event_hub(event_hub: EventHub) -> AtomEntry:
     )
 
 
-def _consumer_group(call: _Call, name: str) -> AtomEntry:
+async def _feed(call: _Call, entries: Iterable[AtomEntry]) -> Sequence[str]:
+    """A feed of entries that are made and formatted in slices: a hub may have thousands."""
+    return await in_slices((each.format(call.host, is_whole=False) for each in entries), call.sliced_work)
+
+
+def _consumer_groups(call: _Call) -> Answer:
     hub = call.event_hub.description
+    return _feed(call, (_consumer_group(hub, name) for name in hub.consumer_groups))
+
+
+def _consumer_group(hub: EventHubDescription, name: str) -> AtomEntry:
     created = format_time(hub.created_at_ms)
     return AtomEntry(
         f"/{hub.name}/ConsumerGroups/{name}",
@@ -267,8 +279,12 @@ async def _partition(call: _Call, partition: Partition) -> AtomEntry:
     return AtomEntry(path, partition.partition_id, "PartitionDescription", properties, hub.created_at_ms)
 
 
-def _revoked_publisher(call: _Call, name: str) -> AtomEntry:
+def _revoked_publishers(call: _Call) -> Answer:
     hub = call.event_hub.description
+    return _feed(call, (_revoked_publisher(hub, name) for name in call.event_hub.revoked_publishers))
+
+
+def _revoked_publisher(hub: EventHubDescription, name: str) -> AtomEntry:
     path = f"/{hub.name}/RevokedPublishers/{quote(name, safe='')}"
     return AtomEntry(path, name, "RevokedPublisherDescription", {"Name": name}, hub.created_at_ms)
 
@@ -280,7 +296,7 @@ _SEE, _MANAGE = Needs.SEE, Needs.MANAGE
 ATOM_OPERATIONS: Final = (
     AtomOperation(
         "GET", "/$Resources/EventHubs", "list event hubs", _SEE,
-        lambda call: [_event_hub(event_hub) for event_hub in call.broker.list_event_hubs()],
+        lambda call: _feed(call, map(_event_hub, call.broker.list_event_hubs())),
     ),
     AtomOperation("GET", "/{hub}", "get event hub", _SEE, lambda call: _event_hub(call.event_hub)),
     AtomOperation("PUT", "/{hub}", "put event hub", _MANAGE, _put_event_hub),
@@ -290,9 +306,12 @@ ATOM_OPERATIONS: Final = (
     ),
     AtomOperation(
         "GET", "/{hub}/ConsumerGroups", "list consumer groups", _SEE,
-        lambda call: [_consumer_group(call, name) for name in call.event_hub.description.consumer_groups],
+        _consumer_groups,
     ),
-    AtomOperation("GET", _GROUP, "get consumer group", _SEE, lambda call: _consumer_group(call, call.group)),
+    AtomOperation(
+        "GET", _GROUP, "get consumer group", _SEE,
+        lambda call: _consumer_group(call.event_hub.description, call.group),
+    ),
     AtomOperation("PUT", _GROUP, "put consumer group", _MANAGE, _put_consumer_group),
     AtomOperation(
         "DELETE", _GROUP, "delete consumer group", _MANAGE,
@@ -314,7 +333,7 @@ ATOM_OPERATIONS: Final = (
     ),
     AtomOperation(
         "GET", "/{hub}/RevokedPublishers", "list revoked publishers", _SEE,
-        lambda call: [_revoked_publisher(call, name) for name in call.event_hub.revoked_publishers],
+        _revoked_publishers,
     ),
     AtomOperation("GET", _PUBLISHER, "get revoked publisher", _SEE, _read_revoked_publisher),
     AtomOperation("PUT", _PUBLISHER, "revoke publisher", _MANAGE, _revoke_publisher),
