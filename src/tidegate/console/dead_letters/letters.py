@@ -5,10 +5,10 @@ Sums over a million dead letters take a second, so pages share them and do not w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
+from typing import Final, TypeVar
 
 from tidegate.amqp.errors import DecodeError
 from tidegate.broker import Broker
@@ -33,7 +33,10 @@ from tidegate.sql import (
 )
 from tidegate.sql.dead_letters.dead_letters import absent_dead_letter
 from tidegate.sql.dead_letters.pages import DeadLetterLine, DeadLetterPages, DeadLetterPlace, HourCount
+from tidegate.transport.threads import Threads
 from tidegate.wire.event_codec import decode_event
+
+T = TypeVar("T")
 
 _REASONS_MAX: Final = 20
 """Reasons that a page shows."""
@@ -41,6 +44,8 @@ _PAGES_S: Final = 0.5
 _SUMS_S: Final = 5.0
 """Seconds for which pages and sums are shared."""
 _HISTORY_MAX: Final = 100
+_DECODED_MAX: Final = 2
+"""Events that are decoded at once (our choice, as in the explorer: each may take a second, and 100 MB)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +86,7 @@ class DeadLetterView:
         self._jobs = jobs
         self._pages: SharedAnswers[object, Page[DeadLetterLine]] = SharedAnswers(parts.clock, kept_s=_PAGES_S)
         self._sums: SharedAnswers[DeadLetterFilter, LetterSums] = SharedAnswers(parts.clock, kept_s=_SUMS_S)
+        self._decoding = Threads(_DECODED_MAX, name="tidegate-console-letters")
 
     async def page(
         self, filter: DeadLetterFilter, *, behind: DeadLetterPlace | None, limit: int, at_most_s: float
@@ -146,17 +152,19 @@ class DeadLetterView:
 
         return await self._database.ask(read)
 
-    async def event(self, letter: DeadLetter) -> LetterEvent:
-        """A dead letter's event, from the log or else its copy. Raises NotFoundError if neither has it."""
-        encoded = await _encoded_in_log(self._parts.broker, letter)
-        if encoded is not None:
-            return _event(encoded, is_copy=False)
-        if letter.payload is not None:
-            return _event(letter.payload, is_copy=True)
-        raise NotFoundError(
-            "The log no longer holds this event, and its dead letter has no copy.",
-            next_step="Discard it. Copied payloads would outlive the log.",
-        )
+    async def event(self, letter: DeadLetter, look: Callable[[LetterEvent], T]) -> T:
+        """What ``look``, in a thread, makes of a dead letter's event, from the log or else its copy.
+
+        Raises NotFoundError if neither has it.
+        """
+        found = await _encoded_in_log(self._parts.broker, letter)
+        encoded = letter.payload if found is None else found
+        if encoded is None:
+            raise NotFoundError(
+                "The log no longer holds this event, and its dead letter has no copy.",
+                next_step="Discard it. Copied payloads would outlive the log.",
+            )
+        return await self._decoding.run(lambda: look(_event(encoded, is_copy=found is None)))
 
     async def history(
         self, event_hub: str | None, *, since: datetime | None, limit: int

@@ -7,22 +7,27 @@ included.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Any
 
+from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import Response
 
 from tidegate.console.dead_letters.filter import LetterQuery, letter_address, parse_place
 from tidegate.console.dead_letters.histogram import histogram_of
-from tidegate.console.dead_letters.letters import DeadLetterView
+from tidegate.console.dead_letters.letters import DeadLetterView, LetterEvent
 from tidegate.console.dead_letters.redrive import RedriveRequest
 from tidegate.console.explorer.bodies import hex_lines, pretty_json
-from tidegate.console.explorer.values import PROPERTIES_SHOWN_MAX, property_text
+from tidegate.console.explorer.values import (
+    PROPERTIES_SHOWN_MAX,
+    PROPERTY_CHARACTERS_MAX,
+    property_text,
+)
+from tidegate.console.frame.drawing import drawn
 from tidegate.console.frame.errors import problem_page, status_of
 from tidegate.console.frame.forms import digits_of
 from tidegate.console.frame.pages import Pages, attachment, get, post
@@ -248,13 +253,15 @@ class DeadLetterPages(Pages):
     @get("/dead-letters/{hub}/{group}/{partition}/{number}")
     async def show(self, request: Request) -> Response:
         letter, history = await self._one(request)
-        event = missing = shown = None
-        properties: list[tuple[str, str]] = []
+        event = missing = None
+        properties: list[tuple[Markup, Markup]] = []
+        shown: dict[str, Markup] = {}
         try:
-            event = await self.letters.event(letter)
-            given = islice(event.contents.properties.items(), PROPERTIES_SHOWN_MAX)
-            properties = [(name, property_text(value)) for name, value in given]
-            shown = await asyncio.to_thread(body_texts, event.contents)
+            event = await self.letters.event(letter, event_texts)
+            names = await drawn(request, [name for name, _ in event.properties])
+            values = await drawn(request, [value for _, value in event.properties])
+            properties = list(zip(names, values, strict=True))
+            shown = dict(zip(event.body, await drawn(request, [*event.body.values()]), strict=True))
         except TidegateError as error:
             missing = error
         parts = request.path_params
@@ -278,9 +285,9 @@ class DeadLetterPages(Pages):
     async def download(self, request: Request) -> Response:
         """The unchanged body."""
         letter, _ = await self._one(request)
-        event = await self.letters.event(letter)
+        body = await self.letters.event(letter, lambda event: event.contents.body)
         name = f"{request.path_params['hub']}-{letter.partition_id}-{letter.sequence_number}.bin"
-        return attachment(event.contents.body, name)
+        return attachment(body, name)
 
     async def _one(self, request: Request) -> tuple[DeadLetter, Sequence[AuditEntry]]:
         parts: Mapping[str, str] = request.path_params
@@ -293,25 +300,53 @@ class DeadLetterPages(Pages):
         return await self.letters.letter(consumer, parts["partition"], number, since=since)
 
 
-def body_texts(contents: EventContents) -> dict[str, str | None]:
-    """The body as JSON (None: not JSON, or too long), as text (None: not UTF-8), and in hexadecimal; each
-    cut. Pure; runs in threads, because some bodies take long.
-    """
+@dataclass(frozen=True, slots=True)
+class EventTexts:
+    """What a page shows of an event; each text is cut."""
+
+    is_copy: bool
+    problem: str
+    size_bytes: int
+    """Of the body."""
+    content_type: str | None
+    properties: Sequence[tuple[str, str]]
+    more_properties: int
+    """That are not shown."""
+    body: Mapping[str, str]
+    """As JSON if it is some, as text if it is UTF-8, and in hexadecimal."""
+
+
+def event_texts(event: LetterEvent) -> EventTexts:
+    """Pure; runs in threads, because some events take long."""
+    contents = event.contents
+    properties = [
+        (name[:PROPERTY_CHARACTERS_MAX], property_text(value)[:PROPERTY_CHARACTERS_MAX])
+        for name, value in islice(contents.properties.items(), PROPERTIES_SHOWN_MAX)
+    ]
+    return EventTexts(
+        event.is_copy,
+        event.problem,
+        len(contents.body),
+        contents.content_type,
+        properties,
+        len(contents.properties) - len(properties),
+        _body_texts(contents),
+    )
+
+
+def _body_texts(contents: EventContents) -> dict[str, str]:
     body = contents.body
-    text: str | None
     if contents.body_value is not None and not body:
-        text = property_text(contents.body_value)[:BODY_SHOWN_MAX]
-        return {"json": None, "text": text, "hex": None}
+        return {"text": property_text(contents.body_value)[:BODY_SHOWN_MAX]}
+    found = {"hex": hex_lines(body[:HEX_SHOWN_MAX], 0)}
     try:
         text = body.decode()
     except UnicodeDecodeError:
-        text = None
-    pretty = None if text is None or len(body) > BODY_SHOWN_MAX else pretty_json(text)
-    return {
-        "json": pretty,
-        "text": None if text is None else text[:BODY_SHOWN_MAX],
-        "hex": hex_lines(body[:HEX_SHOWN_MAX], 0),
-    }
+        return found
+    found["text"] = text[:BODY_SHOWN_MAX]
+    if len(body) <= BODY_SHOWN_MAX and (pretty := pretty_json(text)) is not None:
+        found["json"] = pretty
+    return found
 
 
 def _place_of(request: Request) -> DeadLetterPlace | None:

@@ -10,13 +10,13 @@ import asyncio
 import json
 import math
 from base64 import b64encode
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Any, Final, TypeVar
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -42,10 +42,11 @@ from tidegate.console.explorer.values import (
     Way,
     property_text,
 )
+from tidegate.console.frame.drawing import drawn
 from tidegate.console.frame.errors import problem_page
 from tidegate.console.frame.forms import digits_of, start_of
 from tidegate.console.frame.pages import Pages, attachment, get
-from tidegate.console.frame.rendering import fragment, page, rendered, shown
+from tidegate.console.frame.rendering import fragment, page, rendered
 from tidegate.console.frame.sessions import require_listen, require_session
 from tidegate.console.frame.slices import in_slices
 from tidegate.model.errors import (
@@ -63,8 +64,6 @@ _DOWNLOADS_MAX: Final = 2
 """Pages that are turned into JSON at once. Our choice: 16 MB of control characters become 100 MB."""
 _BODIES_MAX: Final = 2
 """Whole bodies that are rendered at once. Our choice: each may take a second, and 100 MB."""
-_BODY_CHARACTERS: Final = 2 * 1024
-"""Of a body, drawn in one step of the event loop: less than a millisecond of work."""
 _PROPERTIES_SHOWN = 3
 _PROPERTY_CHARACTERS = 40
 _AROUND = 10
@@ -181,7 +180,7 @@ class ExplorerPages(Pages):
         if contents is not None:
             async with self._bodies:
                 view = await asyncio.to_thread(body_view, contents, look, start)
-            body = Markup("").join(await in_slices(request, _drawn_pieces(view.text)))
+            (body,) = await drawn(request, [view.text])
         message = detail.message
         system = {} if message is None else await asyncio.to_thread(system_properties, message)
         properties = await asyncio.to_thread(_properties, detail)
@@ -282,12 +281,6 @@ def _draw_rows(hub: str, rows: Sequence[_LiveRow]) -> None:
 
 def _drawn(hub: str, row: Mapping[str, Any]) -> Markup:
     return rendered("explorer/row.html", {"hub": hub, "row": row})
-
-
-def _drawn_pieces(text: str) -> Iterator[Markup]:
-    """A body as its page shows it, in pieces."""
-    for start in range(0, len(text), _BODY_CHARACTERS):
-        yield escape(shown(text[start : start + _BODY_CHARACTERS]))
 
 
 def event_rows(events: Sequence[ExploredEvent]) -> list[Mapping[str, Any]]:
