@@ -112,11 +112,13 @@ def test_clients_cannot_flood_the_log() -> None:
     gateway = logging.getLogger("tidegate.gateway.amqp.ingress")
     console = logging.getLogger("tidegate.console.frame.live")
     guard = logging.getLogger("tidegate.broker.key_guard")
+    letters = logging.getLogger("tidegate.server.dead_letters")
     for number in range(1000):
         gateway.info("%s: a batch was refused", number)
         gateway.info("%s: another kind", number)
         console.info("a live page ends: %s", number)
         guard.info("a wrong key from %s", number)
+        letters.warning("dead letters of %s", number)
         logging.getLogger("tidegate.audit").info("made %s", number, extra={"audit": {"number": number}})
         gateway.error("failed %s", number)
         logging.getLogger("tidegate.server.app").info("our own %s", number)
@@ -126,6 +128,7 @@ def test_clients_cannot_flood_the_log() -> None:
         return sum(text in line for line in lines)
 
     assert 0 < count("a batch was refused") == count("another kind") == count("a wrong key") < 100
+    assert 0 < count("dead letters") < 100
     assert 0 < count("a live page ends") < 100
     assert 0 < count("failed") < 100
     assert [count(text) for text in ("made", "our own")] == [1000, 1000]

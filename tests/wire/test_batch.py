@@ -24,6 +24,7 @@ from tidegate.wire.batch import (
     BatchSections,
     batch_envelope,
     iter_events,
+    partition_key_in,
     split_lone,
     split_message,
     unwrap,
@@ -239,6 +240,17 @@ def test_a_single_message_becomes_one_section() -> None:
     assert sections.partition_key == "k"
     assert list(sections.lengths) == [len(sections.payload)]
     assert unwrap(sections.payload) == payload
+
+
+def test_a_key_is_found_without_the_rest() -> None:
+    """Protects who needs the key alone: a body of a million values takes a second to decode, and this one
+    cannot be."""
+    section = b"\x00\x53\x72" + encode_value({Symbol("x-opt-partition-key"): "k"})
+    garbled = b"\x00\x53\x77\xd0\x00\x00\x00\x05\x00\x00\x00\x01\x30"
+    assert partition_key_in(section + garbled) == "k"
+    number = b"\x00\x53\x72" + encode_value({Symbol("x-opt-partition-key"): 1})
+    for keyless in (b"", garbled, b"x", number, section[:-1], b"\x00\x53\x72\x30"):
+        assert partition_key_in(keyless) is None
 
 
 def test_every_cut_of_a_batch_is_refused_or_a_shorter_batch() -> None:

@@ -35,7 +35,6 @@ from tidegate.model.errors import (
     OperationTimeoutError,
     ServerBusyError,
 )
-from tidegate.model.events import ReceivedEvent
 from tidegate.model.times import time_of
 from tidegate.sql import (
     ConsumerKey,
@@ -45,11 +44,9 @@ from tidegate.sql import (
     DeadLetterStatus,
     NewDeadLetter,
 )
-from tidegate.sql.core.values import place_of
 from tidegate.sql.dead_letters.pages import DeadLetterLine, DeadLetterPages
 from tidegate.sql.dead_letters.republish import add_once, republish_next
-from tidegate.wire.batch import wrap_event
-from tidegate.wire.event_codec import decode_event
+from tidegate.wire.batch import partition_key_in, wrap_event
 
 REQUESTS_MAX: Final = 32
 HUB_REQUESTS_MAX: Final = 16
@@ -91,25 +88,16 @@ class _Failed:
     encoded: bytes
 
     def letter(self) -> NewDeadLetter:
-        """Its dead letter, with a copy. Decodes the event, so call it in a thread."""
+        """Its dead letter, with a copy. The event is not decoded: that can take seconds."""
         pointer = self.pointer
-        offset = str(pointer.sequence_number)
-        event = ReceivedEvent(
-            partition_id=pointer.partition_id,
-            sequence_number=pointer.sequence_number,
-            offset=offset,
-            enqueued_time_ms=self.enqueued_time_ms,
-            encoded=self.encoded,
-            decode=decode_event,
-        )
         return NewDeadLetter(
             pointer.sequence_number,
-            offset,
+            str(pointer.sequence_number),
             self.enqueued_time_ms,
             pointer.error_type,
             pointer.reason,
             pointer.traceback,
-            place_of(event).partition_key,
+            partition_key_in(self.encoded),
             self.encoded,
         )
 

@@ -40,6 +40,7 @@ _CLIENT_LOGGERS: Final = (
     "tidegate.transport.",
     "tidegate.storage.write_errors",
     "tidegate.broker.key_guard",
+    "tidegate.server.dead_letters",
 )
 _LINES_MAX: Final = 20
 _WINDOW_S: Final = 10.0

@@ -297,6 +297,9 @@ class AddedDeadLetters(Shape):
     missing: Annotated[list[EventPointer], _says("Events that the log does not have: nothing is kept.")]
 
 
+_FILTER_CHARACTERS_MAX: Final = 2_000
+"""As reasons are stored; databases refuse to search for text that is much longer."""
+_Filter = Annotated[str, Meta(max_length=_FILTER_CHARACTERS_MAX)] | None
 _REASON: Final = _says("Only with this part of the reason, ignoring case (ASCII letters).")
 _ERROR_TYPE: Final = _says("Only of this error type.")
 _OF_PARTITION: Final = _says("Only of this partition.")
@@ -304,9 +307,9 @@ _OF_PARTITION: Final = _says("Only of this partition.")
 
 class DeadLetterQuery(Shape):
     status: Annotated[DeadLetterStatus, _says("Open ones by default.")] = DeadLetterStatus.OPEN
-    partition_id: Annotated[str | None, _OF_PARTITION] = None
-    reason: Annotated[str | None, _REASON] = None
-    error_type: Annotated[str | None, _ERROR_TYPE] = None
+    partition_id: Annotated[_Filter, _OF_PARTITION] = None
+    reason: Annotated[_Filter, _REASON] = None
+    error_type: Annotated[_Filter, _ERROR_TYPE] = None
     after: Annotated[str | None, _says("The previous page's `next`.")] = None
     limit: Annotated[
         int,
@@ -333,13 +336,13 @@ class DeadLetterPage(Shape):
 
 
 class DeadLetterChoice(Shape):
-    partition_id: Annotated[str | None, _OF_PARTITION] = None
+    partition_id: Annotated[_Filter, _OF_PARTITION] = None
     sequence_numbers: Annotated[
         Annotated[list[_SequenceNumber], Meta(max_length=_CHOSEN_MAX)] | None,
         _says(f"Only these, up to {_CHOSEN_MAX:,}; needs a partition."),
     ] = None
-    reason: Annotated[str | None, _REASON] = None
-    error_type: Annotated[str | None, _ERROR_TYPE] = None
+    reason: Annotated[_Filter, _REASON] = None
+    error_type: Annotated[_Filter, _ERROR_TYPE] = None
 
 
 class DeadLetterRedrive(DeadLetterChoice):
