@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
+from random import Random
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -361,6 +362,17 @@ def test_a_key_that_the_database_cannot_hold_is_parked_all_the_same(database: Da
             "\\ud800",
         }
         assert connection.execute(select(dead_letter.c.pipeline).distinct()).scalars().all() == ["p"]
+
+
+def test_a_key_of_any_length_is_parked(database: Database) -> None:
+    """Protects pipelines: an index of PostgreSQL takes 2,704 bytes, and who sends an event within a batch may
+    give it a key of 64 KB."""
+    database.ensure_table(effects)
+    handler = Handler(Kind.PUTTING_ASIDE, {0})
+    long = "".join(Random(1).choices([chr(code) for code in range(0x10000, 0x11000)], k=15_000))
+    events = [keyed(0, long), keyed(1, long), keyed(2, "other")]
+    outcome = process(transactions_of(database, handler.pipeline, policy=PARK), events, 0, 3)
+    assert (outcome.processed, outcome.dead_letters, outcome.parked) == (1, 1, 1)
 
 
 def test_a_database_of_an_older_version_gets_the_index(database_url: str) -> None:

@@ -17,6 +17,7 @@ from tidegate.sql.core.values import (
     ConsumerKey,
     DeadLetterStatus,
     NewDeadLetter,
+    storable_key,
     storable_text,
 )
 
@@ -62,7 +63,7 @@ def parameters_of(
             "sequence_number": letter.sequence_number,
             "offset": storable_text(letter.offset),
             "enqueued_time_ms": letter.enqueued_time_ms,
-            "partition_key": None if letter.partition_key is None else storable_text(letter.partition_key),
+            "partition_key": None if letter.partition_key is None else storable_key(letter.partition_key),
             "payload": letter.payload,
             "status": DeadLetterStatus.OPEN.value,
             "attempts": 1,

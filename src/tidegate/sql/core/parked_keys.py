@@ -14,7 +14,7 @@ from sqlalchemy import ColumnElement, Connection, and_, func, literal_column, se
 from tidegate.model.events import ReceivedEvent
 from tidegate.sql.core.dialects import dialect_of
 from tidegate.sql.core.schema import dead_letter, of_consumer
-from tidegate.sql.core.values import ConsumerKey, NewDeadLetter, place_of, storable_text
+from tidegate.sql.core.values import ConsumerKey, NewDeadLetter, place_of, storable_key
 
 PARKED: Final = "ParkedKeyError"
 """The error type of a parked event, which was not run; never raised."""
@@ -23,7 +23,7 @@ PARKED: Final = "ParkedKeyError"
 def stored_key_of(event: ReceivedEvent) -> str | None:
     """The event's partition key as stored in dead letters; None: it has none, or cannot be decoded."""
     key = place_of(event).partition_key
-    return None if key is None else storable_text(key)
+    return None if key is None else storable_key(key)
 
 
 class KeyOrder:

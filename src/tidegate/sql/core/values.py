@@ -26,6 +26,9 @@ REASON_CHARACTERS_MAX: Final = 2_000
 """Longer reasons are cut (our choice: reasons are for lists; the traceback keeps more)."""
 TRACEBACK_CHARACTERS_MAX: Final = 16_000
 """Longer tracebacks keep their end, where the error is (our choice)."""
+KEY_CHARACTERS_MAX: Final = 256
+"""Longer partition keys are cut: an event within a batch may have one of 64 KB, and an index of PostgreSQL
+takes 2,704 bytes, three names included (our choice: twice what the service allows for batches)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -443,6 +446,12 @@ class PartitionRows:
 
 PlaceOf = Callable[[int], EventPlace]
 """Returns an event's place by its sequence number."""
+
+
+def storable_key(partition_key: str) -> str:
+    """A partition key as stored in dead letters. Keys that begin alike and are longer count as one: their
+    events wait for each other."""
+    return storable_text(partition_key, KEY_CHARACTERS_MAX)
 
 
 def storable_text(text: str, characters_max: int | None = None, *, is_end_kept: bool = False) -> str:
