@@ -10,7 +10,7 @@ PYTEST = $(VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-
 # Compiled modules are kept even where the environment forbids it: else each process compiles what it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test quick long damage crashes check docs site bench floods screenshots chaos chaos-hosts chaos-spark interop lock audit sbom clean npm vendor
+.PHONY: demo test quick long release damage crashes check docs site bench floods screenshots chaos chaos-hosts chaos-spark interop lock audit sbom clean npm vendor
 
 demo: $(STAMP)  ## set up and run the main job: real flights through the log and Spark into SQL
 	$(BIN)/python -m examples.flights $(ARGS)
@@ -34,6 +34,10 @@ quick: $(STAMP)  ## lint, types, import contracts, tests without Spark, browsers
 	$(PYTEST) -q $(ARGS) \
 		-m "not (spark or postgresql or mariadb or browser or azurite or sdk or faults or programs or slow)"; \
 	tests=$$?; wait $$types && exit $$tests
+
+# TIDEGATE_REPOSITORY=https://HOST/OWNER/NAME: the address that the metadata and README's links name. --only-build: no trials.
+release: $(STAMP) build/supply/.installed  ## build sdist and wheels in dist/; install them into empty environments and try them
+	$(BIN)/python -m tools.release --twine build/supply/bin/twine $(ARGS)
 
 npm: $(NPM)  ## install what tests need of npm: Azure Storage's emulator, the JavaScript SDK, axe-core
 
@@ -95,9 +99,9 @@ lock:  ## renew requirements.lock from pyproject.toml
 	$(BIN)/uv pip compile pyproject.toml --all-extras --group dev --universal --generate-hashes --no-emit-index-url --python-version 3.11 --upgrade --quiet --output-file requirements.lock
 
 # Tools with many dependencies stay out of .venv, which holds what requirements.lock says and nothing else.
-build/supply/.installed:
+build/supply/.installed: Makefile
 	$(PYTHON) -m venv build/supply
-	build/supply/bin/pip install --quiet --disable-pip-version-check "pip-audit>=2.9" "cyclonedx-bom>=7" packaging
+	build/supply/bin/pip install --quiet --disable-pip-version-check "pip-audit>=2.9" "cyclonedx-bom>=7" "twine>=6.1" packaging
 	touch $@
 
 audit: build/supply/.installed  ## ask PyPI's advisories about every locked version; says loudly when it cannot

@@ -1,21 +1,36 @@
-"""Builds the optional extension of ``tidegate.wire``, where Cython and a C compiler are installed.
+"""Builds the optional extension of ``tidegate.wire``, and metadata that name the repository.
 
-Without them the package is built without it, and runs the same code in Python: nothing else differs.
+Without Cython and a C compiler the package is built without the extension, and runs the same code in Python:
+nothing else differs.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
+from email import message_from_bytes
 from pathlib import Path
 from sysconfig import get_config_var
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 SOURCE = "src/tidegate/wire/_usual_events.pyx"
 WITHOUT = "TIDEGATE_WITHOUT_EXTENSION"
 """Set in the environment, it builds the package without the extension."""
+REPOSITORY = "TIDEGATE_REPOSITORY"
+"""In the environment, the repository's public address: https://HOST/OWNER/NAME."""
+
+_PAGES = {
+    "Homepage": "",
+    "Documentation": "docs/index.md",
+    "Changelog": "CHANGELOG.md",
+    "Security": "SECURITY.md",
+}
+_LINK = re.compile(r"(?P<picture>!?)\[(?P<text>[^\]]*)\]\((?!https?:|#)(?P<target>[^)]+)\)")
+"""A link or picture of a page whose target is a path."""
 
 
 class ExtensionHook(BuildHookInterface[Any]):
@@ -55,3 +70,46 @@ class ExtensionHook(BuildHookInterface[Any]):
             self.app.display_warning("Built without the extension: there is no C compiler that works.")
             return None
         return Path(shutil.copy2(made, source.parent))
+
+
+class RepositoryHook(MetadataHookInterface):
+    """Sets ``urls``, and makes a ``readme`` of README.md whose links work where there is no repository.
+
+    Without an address there are no URLs and no pictures, and a link is its text. An sdist has those that it
+    was made with.
+    """
+
+    PLUGIN_NAME = "custom"
+
+    def update(self, metadata: dict[str, Any]) -> None:
+        """Set both fields. Raises ValueError for an address that is not of a public repository."""
+        made = Path(self.root, "PKG-INFO")
+        if made.exists():
+            fields = message_from_bytes(made.read_bytes())
+            urls = dict(url.split(", ", 1) for url in fields.get_all("Project-URL", ()))
+            text = bytes(fields.get_payload(decode=True)).decode()
+        else:
+            address = os.environ.get(REPOSITORY, "").rstrip("/")
+            if address and not re.fullmatch(r"https://[\w.-]+(/[\w.-]+)+", address):
+                raise ValueError(f"{REPOSITORY} must be https://HOST/OWNER/NAME, got {address!r}.")
+            # What is built between releases shows the newest pages.
+            reference = "HEAD" if "dev" in metadata["version"] else f"v{metadata['version']}"
+            pages = _PAGES if address else {}
+            urls = {name: _url(address, "blob", reference, page) for name, page in pages.items()}
+            text = _with_links(Path(self.root, "README.md").read_text(encoding="utf-8"), address, reference)
+        metadata["readme"] = {"content-type": "text/markdown", "text": text}
+        metadata["urls"] = urls
+
+
+def _with_links(text: str, address: str, reference: str) -> str:
+    def replaced(link: re.Match[str]) -> str:
+        if not address:
+            return "" if link["picture"] else link["text"]
+        kind = "raw" if link["picture"] else "blob"
+        return f"{link['picture']}[{link['text']}]({_url(address, kind, reference, link['target'])})"
+
+    return _LINK.sub(replaced, text)
+
+
+def _url(address: str, kind: str, reference: str, page: str) -> str:
+    return f"{address}/{kind}/{reference}/{page}" if page else address

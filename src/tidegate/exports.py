@@ -30,7 +30,13 @@ def exports_of(package: str) -> tuple[Callable[[str], object], Callable[[], list
     def load(name: str) -> object:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value: object = getattr(importlib.import_module(homes[name]), name)
+        try:
+            value: object = getattr(importlib.import_module(homes[name]), name)
+        except ModuleNotFoundError as error:
+            from tidegate.extras import not_installed
+
+            extra = "spark" if homes[name].startswith("tidegate.spark") else None
+            raise not_installed(error, f"{package}.{name}", extra) from error
         setattr(sys.modules[package], name, value)
         return value
 

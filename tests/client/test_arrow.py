@@ -146,6 +146,6 @@ def test_without_pyarrow_it_says_what_to_install(
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with (
         BlockingConsumer(connection_string) as consumer,
-        pytest.raises(NotFoundError, match=r"pyarrow.*tidegate\[arrow\]"),
+        pytest.raises(NotFoundError, match=r"pyarrow.*\[arrow\]"),
     ):
         consumer.read_arrow()

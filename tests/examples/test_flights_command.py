@@ -154,7 +154,7 @@ def test_an_error_is_one_line_and_an_exit_code(
 
 @pytest.mark.slow
 def test_without_spark_the_demo_says_what_to_install() -> None:
-    """A plain `pip install tidegate` has no Spark: one line says what is missing, not a traceback."""
+    """A base installation has no Spark: one line says what is missing, not a traceback."""
     script = (
         "import runpy, sys\n"
         "sys.modules['pyspark'] = None\n"
@@ -163,5 +163,5 @@ def test_without_spark_the_demo_says_what_to_install() -> None:
     )
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert found.returncode == 1
-    assert "tidegate[spark,demos]" in found.stderr
+    assert 'pip install -e ".[service,spark,demos]"' in found.stderr
     assert "Traceback" not in found.stderr

@@ -168,6 +168,6 @@ def _malformed(path: str) -> MalformedPagesError:
 def _reason(error: Exception) -> str:
     """A line for people; addresses lose their query, which may contain tokens."""
     if isinstance(error, ImportError):
-        return f"{error}; install what the URL needs (tidegate[azure] for az://)"
+        return f"{error}; install what the URL needs (the extra azure for az://)"
     text = re.sub(r"\?\S*", "", " ".join(str(error).split()))[:200].rstrip(". ")
     return text or type(error).__name__

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
+from tidegate.extras import install_step
 from tidegate.model.errors import NotFoundError
 
 
@@ -16,6 +17,6 @@ def load_batches() -> ModuleType:
             raise
         raise NotFoundError(
             f"Record batches require the package {error.name}, which is not installed.",
-            next_step="Run `pip install 'tidegate[arrow]'`.",
+            next_step=install_step("arrow"),
         ) from error
     return batches

@@ -187,7 +187,7 @@ class PartitionReceiver(LinkHandler, AsyncClosing):
         in time.
 
         columns: which, and their order: those of Spark's format ``eventhubs``, or ``properties.NAME`` for one
-        property. Others are not decoded. Needs pyarrow and numpy (``tidegate[arrow]``).
+        property. Others are not decoded. Needs pyarrow and numpy (the extra ``arrow``).
         Raises NotFoundError if they are not installed, InvalidArgumentError for an unknown column, and as
         ``receive``. An event that cannot be decoded has the reason in its ``systemProperties``.
         """

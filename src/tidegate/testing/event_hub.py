@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from tidegate.broker import EMULATOR_KEY
 from tidegate.client import BlockingConsumer, EventHubProducer, run_blocking
@@ -23,11 +23,12 @@ from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import InvalidArgumentError, NotFoundError, ReceiverStolenError
 from tidegate.model.events import EventData, ReceivedEvent
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
-from tidegate.server.app import TidegateServer
-from tidegate.server.config_file import is_emulator_file
 from tidegate.testing.hub import HubService
 from tidegate.testing.proxy import CuttingProxy
 from tidegate.transport.tasks import TaskOwner
+
+if TYPE_CHECKING:
+    from tidegate.server.app import TidegateServer
 
 T = TypeVar("T")
 
@@ -46,6 +47,8 @@ class TestedService:
         is the emulator's if config is in the emulator's form. port, http_port: where clients connect, 0 is
         any free port; the emulator's are 5672 and 5300.
         """
+        from tidegate.server.config_file import is_emulator_file  # testing.hub names the extra it needs
+
         if root_key is None and config is not None and is_emulator_file(config):
             root_key = EMULATOR_KEY
         self.service = HubService(is_http_used=True, config=config, root_key=root_key, http_port=http_port)

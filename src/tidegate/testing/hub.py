@@ -30,14 +30,19 @@ from typing import Self, TypeVar
 
 from tidegate.client import EventHubAdministrator
 from tidegate.client.background import BackgroundLoop
+from tidegate.extras import not_installed
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import BrokenError, OperationTimeoutError
 from tidegate.model.limits import RETENTION_HOURS_DEFAULT
-from tidegate.server.app import TidegateServer
-from tidegate.server.config_file import load_settings
-from tidegate.server.event_loop import new_event_loop
-from tidegate.server.ready import ReadyInformation
-from tidegate.server.settings import ServerSettings
+
+try:
+    from tidegate.server.app import TidegateServer
+    from tidegate.server.config_file import load_settings
+    from tidegate.server.event_loop import new_event_loop
+    from tidegate.server.ready import ReadyInformation
+    from tidegate.server.settings import ServerSettings
+except ModuleNotFoundError as error:
+    raise not_installed(error, "tidegate.testing") from error
 
 T = TypeVar("T")
 

@@ -16,6 +16,7 @@ from tidegate.cli.shell.imports import let_import_beside
 from tidegate.cli.shell.options import PORT, database_option, with_output
 from tidegate.cli.shell.render import Output
 from tidegate.cli.shell.stores import DATABASE_VARIABLE, STORAGE_VARIABLE
+from tidegate.extras import install_step
 from tidegate.model.errors import InvalidArgumentError, NotFoundError
 
 if TYPE_CHECKING:
@@ -229,7 +230,7 @@ def load_stream_pipeline(address: str) -> StreamPipeline:
         if find_spec(package) is None:
             raise NotFoundError(
                 f"This command requires the package {package}, which is not installed.",
-                next_step="Run `pip install 'tidegate[spark]'`; in a clone, `make demo`.",
+                next_step=install_step("spark"),
             )
     from tidegate.processor.declared import load_declared
     from tidegate.spark.pipelines.stream_pipeline import StreamPipeline, declared_pipeline

