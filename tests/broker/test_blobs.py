@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.broker.catalogs import edit_value
 from tests.storage.engines import Memory, MemoryEngine
 from tests.support.clocks import SetClock
 
@@ -22,7 +23,13 @@ from tidegate.broker.blobs.groups import GroupIndex, IndexedHub
 from tidegate.broker.blobs.lease import INFINITE, Lease, StoredLease
 from tidegate.broker.blobs.refusals import BlobRefusedError, Refusal
 from tidegate.broker.blobs.store import BlobStore
-from tidegate.model.errors import InvalidArgumentError, LogFailedError, LogFullError, UnauthorizedError
+from tidegate.model.errors import (
+    InvalidArgumentError,
+    LogCorruptError,
+    LogFailedError,
+    LogFullError,
+    UnauthorizedError,
+)
 from tidegate.server.opening import open_broker
 from tidegate.storage.engine import ControlChange
 
@@ -664,3 +671,32 @@ async def test_a_change_that_waits_needs_a_key_that_is_still_in_force(world: _Wo
     await first
     assert [type(each) for each in await others] == [UnauthorizedError, UnauthorizedError]
     assert world.names() == ["written"]
+
+
+@pytest.mark.parametrize(
+    ("prefix", "path"), [("container/", ()), ("blob/", ()), ("blob/", ("stored_lease",))]
+)
+async def test_a_field_of_a_later_version_is_refused_by_name(
+    tmp_path: Path, clock: SetClock, prefix: str, path: tuple[str, ...]
+) -> None:
+    """The next change of the blob would drop it."""
+    broker = await open_broker(tmp_path, clock=clock)
+    await broker.blobs.create_container(A, "checkpoints", {})
+    await broker.blobs.put(A, "checkpoints", "blob", NO_CONDITIONS, lease_id=None, content=b"", metadata={})
+    await broker.blobs.change_lease(
+        A,
+        "checkpoints",
+        "blob",
+        NO_CONDITIONS,
+        lambda lease, now: leases.acquired(lease, now, lease_id=ID, duration_s=INFINITE),
+    )
+    await broker.close()
+
+    def edit(document: dict[str, Any]) -> None:
+        for part in path:
+            document = document[part]
+        document["snapshot"] = 1
+
+    await edit_value(tmp_path, prefix, edit)
+    with pytest.raises(LogCorruptError, match=r"unknown field `snapshot`.*a later one"):
+        await open_broker(tmp_path, clock=clock)

@@ -10,7 +10,7 @@ import pytest
 from tests.broker.catalogs import edit_value
 from tests.support.clocks import SetClock
 
-from tidegate.broker import Broker, Partition
+from tidegate.broker import Broker, Claim, Partition
 from tidegate.cli.service.check_catalog import check_catalog
 from tidegate.model.capture import CaptureSettings
 from tidegate.model.errors import (
@@ -23,6 +23,8 @@ from tidegate.model.errors import (
 from tidegate.model.limits import EVENT_BYTES_MAX, TIER_LIMITS, Tier
 from tidegate.model.position import EventPosition
 from tidegate.server.opening import open_broker
+from tidegate.storage.control.log import FileControlLog
+from tidegate.storage.files import OsFiles
 from tidegate.storage.options import LogOptions
 
 
@@ -337,6 +339,7 @@ async def test_a_directory_of_the_format_before_is_refused(tmp_path: Path, clock
         ("hub/", ("partition_count",), None),
         ("hub/", ("policies",), [{"name": "p"}]),
         ("hub/", ("capture",), {"destination": "/x", "unheard_of": 1}),
+        ("hub/", ("policies",), 7),
     ],
 )
 async def test_a_catalog_with_a_value_that_cannot_be_is_refused(
@@ -361,3 +364,42 @@ async def test_a_catalog_with_a_value_that_cannot_be_is_refused(
         await open_broker(tmp_path, clock=clock)
     assert secret not in str(caught.value)
     assert file.read_bytes() == written
+
+
+@pytest.mark.parametrize(
+    ("key", "path", "told"),
+    [
+        ("namespace", ("region",), r"has settings \(region\)"),
+        ("hub/", ("compaction",), r"has settings \(compaction\)"),
+        ("hub/", ("policies", 0, "expires_at_ms"), r"has settings \(expires_at_ms\)"),
+        ("hub/", ("format_version",), r"has a format \(2\)"),
+    ],
+)
+async def test_a_setting_of_a_later_version_is_refused_by_name(
+    tmp_path: Path, clock: SetClock, key: str, path: tuple[str | int, ...], told: str
+) -> None:
+    """The next change of the hub would drop it, and the later version would miss it."""
+    broker = await open_broker(tmp_path, clock=clock)
+    await broker.create_event_hub("hub", partition_count=1)
+    await broker.create_policy("hub", "reader", [Claim.LISTEN])
+    await broker.close()
+
+    def edit(document: dict[str, Any]) -> None:
+        place: Any = document
+        for part in path[:-1]:
+            place = place[part]
+        place[path[-1]] = 2
+
+    await edit_value(tmp_path, key, edit)
+    with pytest.raises(LogCorruptError, match=f"{told} that this version does not know.*a later one"):
+        await open_broker(tmp_path, clock=clock)
+
+
+async def test_a_kind_of_value_of_a_later_version_is_refused_by_name(tmp_path: Path, clock: SetClock) -> None:
+    """It may say what must not be done with the hubs beside it."""
+    await (await open_broker(tmp_path, clock=clock)).close()
+    log = FileControlLog.open(OsFiles(), tmp_path, is_used=True, is_threaded=False)
+    await log.change("schema/1", b"{}", expected_version=0)
+    await log.close()
+    with pytest.raises(LogCorruptError, match=r"control\.log \(schema/1\) is of a kind that this version"):
+        await open_broker(tmp_path, clock=clock)

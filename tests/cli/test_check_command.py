@@ -12,6 +12,7 @@ from array import array
 from pathlib import Path
 
 import pytest
+from tests.broker.catalogs import edit_value
 from tests.cli.support import COMMAND, run_tidegate
 
 from tidegate.server.opening import open_broker
@@ -77,6 +78,24 @@ def _on_a_terminal(
         finally:
             process.kill()
             os.close(terminal)
+
+
+@pytest.mark.slow
+async def test_what_a_later_version_has_written_is_not_called_damage(
+    data_directory: Path, lonely: dict[str, str]
+) -> None:
+    """Nothing is repaired, not even a log that is damaged: the later version knows what else belongs to it.
+    Nor is a backup recommended, which would lose what was stored since."""
+    _damage(data_directory)
+    await edit_value(data_directory, "hub/", lambda document: document.update(compaction=True))
+    before = _contents(data_directory)
+    for words in ([], ["--repair"]):
+        found = run_tidegate("check", str(data_directory), *words, environment=lonely)
+        assert found.code == 4
+        assert "settings (compaction) that this version does not know" in found.err
+        assert "Run the version that wrote it, or a later one." in found.err
+        assert "backup" not in found.err
+    assert _contents(data_directory) == before
 
 
 @pytest.mark.slow

@@ -162,7 +162,7 @@ async def test_a_garbled_lease_file_is_named(store: DirectoryStore, folder: Path
         "{",
         "[]",
         '"text"',
-        '{"format": 2, "leases": {}}',
+        '{"format": 0, "leases": {}}',
         '{"format": 1, "leases": []}',
         '{"format": 1, "leases": {"0": {}}}',
         json.dumps(good | {"leases": {"0": good["leases"]["0"] | {"epoch": "1"}}}),
@@ -190,6 +190,28 @@ async def test_a_garbled_checkpoint_file_is_named(
     with pytest.raises(StoreError, match=r"checkpoint-0\.json is garbled"):
         await store.update_checkpoint(GROUP, ProcessorCheckpoint("0", 2, "2"), lease=None)
     assert path.read_bytes() == content
+
+
+async def test_files_of_a_later_version_are_refused_by_name(store: DirectoryStore, folder: Path) -> None:
+    """They are not garbled: whoever followed that advice would delete checkpoints that are right."""
+    lease = await acquire(store, GROUP, "0", "host-a")
+    for number in (1, 2):
+        await store.update_checkpoint(GROUP, ProcessorCheckpoint("0", number, "x"), lease=None)
+    leases, checkpoint = folder / "leases.json", folder / "checkpoint-0.json"
+    leases.write_text('{"format": 2, "owners": {}}')
+    with pytest.raises(StoreError, match=r"leases\.json has the format 2, which this version does not know"):
+        await store.renew(GROUP, [lease])
+    slots = checkpoint.read_bytes()
+    later = slots[512:].rstrip().replace(b'{"crc32"', b'{"format":2,"crc32"')
+    content = slots[:512] + later.ljust(511) + b"\n"
+    checkpoint.write_bytes(content)
+    for attempt in (
+        store.list_checkpoints(GROUP),
+        store.update_checkpoint(GROUP, ProcessorCheckpoint("0", 3, "x"), lease=None),
+    ):
+        with pytest.raises(StoreError, match=r"checkpoint-0\.json has the format 2, which this version does"):
+            await attempt
+    assert checkpoint.read_bytes() == content
 
 
 async def test_another_partitions_file_is_not_believed(store: DirectoryStore, folder: Path) -> None:

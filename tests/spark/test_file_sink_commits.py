@@ -179,3 +179,18 @@ def test_what_a_file_system_raises_says_where_and_no_secret(tmp_path: Path) -> N
     with pytest.raises(FileSinkError) as caught:
         SinkFolder("nosuchscheme://x", {"account_key": "secretword"})
     assert "secretword" not in str(caught.value)
+
+
+def test_a_manifest_of_a_newer_version_says_so(tmp_path: Path) -> None:
+    """A repeat of its micro-batch must not take its files for none, and write them again."""
+    commits = FileCommits(SinkFolder(str(tmp_path), {}), "q")
+    commits.commit(0, [])
+    (path,) = (tmp_path / "_tidegate" / "commits").iterdir()
+    path.write_text('{"version": 2, "parts": []}')
+    for attempt in (
+        lambda: commits.find(0),
+        lambda: commits.commit(0, []),
+        lambda: published_files(str(tmp_path)),
+    ):
+        with pytest.raises(InvalidArgumentError, match=r"q-0000000000\.json has version 2.*a newer one"):
+            attempt()

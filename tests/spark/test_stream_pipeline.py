@@ -166,12 +166,19 @@ def test_a_hub_made_anew_is_refused(tmp_path: Path) -> None:
         claim_checkpoint(str(tmp_path), replace(IDENTITY, event_hub_created_at_ms=1_800_000_000_000))
 
 
-@pytest.mark.parametrize("files", [{"metadata": "{}"}, {FILE_NAME: "{"}, {FILE_NAME: '{"version": 9}'}])
+@pytest.mark.parametrize("files", [{"metadata": "{}"}, {FILE_NAME: "{"}, {FILE_NAME: '{"version": 0}'}])
 def test_a_directory_that_does_not_say_whose_it_is_is_refused(tmp_path: Path, files: dict[str, str]) -> None:
-    """A query of a user's own, a damaged file, and one of another version."""
+    """A query of a user's own, a damaged file, and one without a version that ever was."""
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     with pytest.raises(InvalidArgumentError, match="does not say which pipeline it belongs to"):
+        claim_checkpoint(str(tmp_path), IDENTITY)
+
+
+def test_a_directory_of_a_newer_version_says_so(tmp_path: Path) -> None:
+    """The way back is the newer version: in a new directory the pipeline would begin again."""
+    (tmp_path / FILE_NAME).write_text('{"version": 2, "pipelines": []}')
+    with pytest.raises(InvalidArgumentError, match=r"tidegate-pipeline\.json of version 2.*or a newer one"):
         claim_checkpoint(str(tmp_path), IDENTITY)
 
 

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+import pytest
 import sqlalchemy as sa
 from sqlalchemy.schema import CreateIndex, CreateTable
-from tests.sql.support import CONSUMER
+from tests.sql.support import (
+    CONSUMER,
+    PIPELINE,
+    dead_numbers,
+    event_with,
+    events_between,
+    flights,
+    row_count,
+)
 from tests.support.mariadb import MariadbServer
 
-from tidegate.sql import CheckpointReader, Database, UnitOfWork
+from tidegate.model.errors import DatabaseError
+from tidegate.sql import CheckpointReader, Database, UnitOfWork, process_partition_batch
 from tidegate.sql.core import schema
 from tidegate.sql.stores.leases import LeaseTable
 
@@ -60,6 +70,29 @@ def test_a_database_of_version_1_gets_the_tables_of_a_new_one(database_url: str)
         assert statements_of(database) == new
         assert CheckpointReader(database).read(CONSUMER)["0"].next_sequence_number == 7
         assert LeaseTable(database).read(CONSUMER).leases == {}
+
+
+def test_who_runs_continues_on_tables_with_more_columns(database_url: str) -> None:
+    """A newer version's migration only adds, so hosts that run need not stop for it; those that start are
+    refused."""
+    with Database.open(database_url) as database:
+        database.ensure_table(flights)
+        leases = LeaseTable(database)
+        lease = leases.acquire(CONSUMER, "0", "host", expected=None)
+        assert lease is not None
+        with database.writing() as connection, connection.begin():
+            for table in schema.metadata.sorted_tables:
+                connection.execute(sa.text(f"ALTER TABLE {table.name} ADD later VARCHAR(9)"))
+            row = {"version": len(schema.MIGRATIONS) + 1, "applied_at": database.clock.now_utc()}
+            connection.execute(schema.schema_version.insert(), row)
+        events = [event_with({"delay": None}, 0), *events_between(1, 9)]
+        process_partition_batch(
+            database, PIPELINE, "0", events, start_sequence_number=0, until_sequence_number=9
+        )
+        assert (row_count(database), dead_numbers(database)) == (8, [0])
+        assert leases.renew(CONSUMER, [lease]).keys() == {"0"}
+    with pytest.raises(DatabaseError, match="are of version"):
+        Database.open(database_url)
 
 
 def test_a_start_that_was_cut_off_is_completed_by_the_next(mariadb: MariadbServer) -> None:

@@ -238,6 +238,29 @@ async def test_what_a_later_version_writes_is_refused_by_name(
     assert bytes(files.entries[_PATHS[0]].content) == before
 
 
+async def test_a_form_of_change_of_a_later_version_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its digest is right, so it was made: passing over a part of it would undo that part."""
+    files = _disk()
+    log = _open(files)
+    with monkeypatch.context() as patched:
+        encode = records._encode
+        patched.setattr(
+            records,
+            "_encode",
+            lambda revision, previous, about, value: encode(
+                revision, previous, {**about, "unless": "hub/1"}, value
+            ),
+        )
+        await _set(log, "hub/0", b"later")
+    await log.close()
+    before = bytes(files.entries[_PATHS[0]].content)
+    with pytest.raises(LogCorruptError, match="the field 'unless', which this version does not know"):
+        _open(files, is_used=True)
+    assert bytes(files.entries[_PATHS[0]].content) == before
+
+
 @pytest.mark.slow
 async def test_changes_survive_a_power_loss_at_every_write() -> None:
     """Before or after the interrupted change, of one key or of several, at each step of a first start, of

@@ -4,7 +4,8 @@
     hub/ID       an event hub with its settings, consumer groups, policies and revoked publishers
 
 Each value says who changed it last, and when. The rule: memory changes only after the control log, so that
-reported changes survive a power loss.
+reported changes survive a power loss. A kind of value, or a setting, that is not known was written by a later
+version, which would miss it after a change made here: it is refused.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from tidegate.broker.change_queue import ChangeQueue
 from tidegate.broker.claims import Claim
 from tidegate.model.capture import CaptureSettings
 from tidegate.model.clock import Clock
-from tidegate.model.errors import InvalidArgumentError, LogCorruptError, TidegateError
+from tidegate.model.errors import InvalidArgumentError, LogCorruptError, LogFormatError, TidegateError
 from tidegate.model.hub_settings import HUB_SETTINGS, HubChanges, HubSettings, checked_changes, hub_changes_in
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP, TIER_DEFAULT, Tier, TierLimits
 from tidegate.model.times import milliseconds_of
@@ -36,6 +37,8 @@ HUB_KEYS: Final = "hub/"
 """Before the id of a hub."""
 
 _FORMAT_VERSION: Final = 1
+_KINDS: Final = frozenset({"namespace", "hub", "container", "blob", "capture"})
+"""Of keys, up to ``/``: the catalog's, those of ``blobs``, and that of the package ``capture``."""
 _REFUSALS: Final = (InvalidArgumentError, msgspec.ValidationError)
 _REMEDY: Final = (
     "Restore control.log and control.copy from one backup; the logs beside them are not affected."
@@ -230,7 +233,13 @@ def serialized(
 
 
 def parse_catalog(cells: Mapping[str, Cell], place: Callable[[str], str]) -> CatalogContents:
-    """What the values of a control log say. place: where a key is kept. Raises LogCorruptError."""
+    """What the values of a control log say. place: where a key is kept.
+
+    Raises LogCorruptError, and LogFormatError for what a later version has written.
+    """
+    for key in cells:
+        if key.partition("/")[0] not in _KINDS:
+            raise _of_later_version(f"{place(key)} is of a kind")
     if NAMESPACE_KEY not in cells:
         raise LogCorruptError(
             f"The catalog in {place(NAMESPACE_KEY)} is missing, but there are values beside it.",
@@ -251,15 +260,28 @@ def _plain(value: Tier | frozenset[Claim] | SharedAccessPolicy | CaptureSettings
     return value.value if isinstance(value, Tier) else sorted(claim.value for claim in value)
 
 
+def _of_later_version(what: str) -> LogFormatError:
+    return LogFormatError(
+        f"{what} that this version does not know.", next_step="Run the version that wrote it, or a later one."
+    )
+
+
+def _unknown_settings(document: Mapping[str, Any], record: type[NamespaceRecord | EventHubRecord]) -> str:
+    """The names of settings that a record does not have; empty: none."""
+    unknown = document.keys() - {each.name for each in fields(record)} - {"changed_at_ms", "changed_by"}
+    for policy in document["policies"]:
+        unknown |= policy.keys() - {each.name for each in fields(SharedAccessPolicy)}
+    return ", ".join(sorted(unknown))
+
+
 def _parse(data: bytes, record: type[_R], place: str) -> _R:
     try:
         document = json.loads(data)
         version = document.pop("format_version")
         if version != _FORMAT_VERSION:
-            raise LogCorruptError(
-                f"The catalog in {place} has the format {version!r}, which this version does not know.",
-                next_step="Run the version that wrote it, or a later one.",
-            )
+            raise _of_later_version(f"The catalog in {place} has a format ({version!r})")
+        if unknown := _unknown_settings(document, record):
+            raise _of_later_version(f"The catalog in {place} has settings ({unknown})")
         if record is EventHubRecord:
             document |= hub_changes_in(document)
             if document["capture"] is not None:

@@ -33,7 +33,7 @@ def new_etag() -> str:
     return f"0x{secrets.token_hex(_ETAG_BYTES).upper()}"
 
 
-class Blob(msgspec.Struct, frozen=True, omit_defaults=True):
+class Blob(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """A blob; each change makes another."""
 
     name: str
@@ -66,7 +66,7 @@ class Blob(msgspec.Struct, frozen=True, omit_defaults=True):
         )
 
 
-class Container(msgspec.Struct, frozen=True, omit_defaults=True):
+class Container(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """A container's record."""
 
     container_id: str

@@ -14,6 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
+import msgspec
+
 from tidegate.broker.blobs.refusals import BlobRefusedError, Refusal
 
 INFINITE: Final = -1
@@ -21,8 +23,7 @@ DURATIONS_S: Final = range(15, 61)
 """Seconds of a lease that is not infinite."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoredLease:
+class StoredLease(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What of a lease outlives the service."""
 
     lease_id: str
@@ -92,7 +93,7 @@ def changed(lease: Lease | None, now: float, *, lease_id: str, proposed_id: str)
         raise BlobRefusedError(Refusal.LEASE_BREAKING_UNCHANGED)
     if lease.stored.lease_id not in (lease_id, proposed_id):
         raise BlobRefusedError(Refusal.LEASE_DIFFERS)
-    return replace(lease, stored=replace(lease.stored, lease_id=proposed_id))
+    return replace(lease, stored=msgspec.structs.replace(lease.stored, lease_id=proposed_id))
 
 
 def released(lease: Lease | None, *, lease_id: str) -> None:
@@ -113,7 +114,7 @@ def broken(lease: Lease | None, now: float, *, period_s: int | None) -> Lease:
         left_s = rest_s or 0.0
     else:
         left_s = float(period_s) if rest_s is None else min(float(period_s), rest_s)
-    return Lease(replace(lease.stored, break_s=left_s), lease.until, now + left_s)
+    return Lease(msgspec.structs.replace(lease.stored, break_s=left_s), lease.until, now + left_s)
 
 
 def check_change(lease: Lease | None, now: float, *, lease_id: str | None) -> None:

@@ -53,10 +53,10 @@ def check(output: Output, directory: Path, repair: bool) -> None:
         output.records(records, columns=_COLUMNS, title="Damage")
     remark(summary(report, catalog))
     if not report.is_sound and not report.is_repaired:
-        raise CheckFailedError(
-            f"Found damage in {len(records)} places.",
-            next_step=f"Run `tidegate check {directory} --repair` to repair it; intact events are kept.",
-        )
+        remedy = "A repair cannot help: the list says what is in the way."
+        if any(damage.is_repairable for damage in report.damages):
+            remedy = f"Run `tidegate check {directory} --repair` to repair it; intact events are kept."
+        raise CheckFailedError(f"Found damage in {len(records)} places.", next_step=remedy)
     if not catalog.is_sound and not catalog.is_repaired:
         remedy = "Restore control.log and control.copy from one backup; the intact logs can stay."
         if not repair:
@@ -71,13 +71,14 @@ def check_directory(
 ) -> tuple[CheckReport, CatalogReport]:
     """The logs and the catalog of a data directory. is_shown: with a bar, if standard error is a terminal.
 
-    Raises NotFoundError if it is not one, and as ``check_log_directory``.
+    Raises NotFoundError if it is not one, and as ``check_catalog`` and ``check_log_directory``.
     """
     from tidegate.cli.service.check_catalog import check_catalog
 
     try:
-        report = _check_logs(directory, repair=repair, is_shown=is_shown)
-        return report, check_catalog(directory, repair=repair)
+        # First: where a later version has written it, nothing is repaired.
+        catalog = check_catalog(directory, repair=repair)
+        return _check_logs(directory, repair=repair, is_shown=is_shown), catalog
     except FileNotFoundError as error:
         raise NotFoundError(
             f"{directory} is not a service's data directory.",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tidegate.broker.catalog import CatalogContents, parse_catalog
-from tidegate.model.errors import LogCorruptError
+from tidegate.model.errors import LogCorruptError, LogFormatError
 from tidegate.storage.control.log import FileControlLog
 from tidegate.storage.control.reading import FILE_NAMES, ControlFiles, read_files
 from tidegate.storage.control.records import ControlFile
@@ -34,13 +34,16 @@ class CatalogReport:
 def check_catalog(data_directory: Path, *, repair: bool = False) -> CatalogReport:
     """All damages of the catalog; none if no service has started in the directory yet.
 
-    repair: make it usable again from what its two files hold together. Raises OSError, DirectoryInUseError.
+    repair: make it usable again from what its two files hold together.
+    Raises LogFormatError (a later version has written it), OSError, DirectoryInUseError.
     """
     files = OsFiles()
     kept = {entry.name for entry in (data_directory / LOGS_NAME).iterdir() if entry.is_dir()}
     place = data_directory / FILE_NAMES[0]
     try:
         found = read_files(files, data_directory, is_used=bool(kept))
+    except LogFormatError:
+        raise
     except LogCorruptError as error:
         return CatalogReport((ControlDamage(place, 0, error.message),))
     if found.is_new:
@@ -53,6 +56,8 @@ def check_catalog(data_directory: Path, *, repair: bool = False) -> CatalogRepor
     if report.is_sound or report.is_repaired:
         try:
             missing = tuple(_missing_logs(data_directory, _contents(found.best(), place)))
+        except LogFormatError:
+            raise
         except LogCorruptError as error:
             missing = (ControlDamage(place, 0, error.message),)
         if missing:
@@ -72,6 +77,8 @@ def _repair(data_directory: Path, found: ControlFiles, damages: list[ControlDama
         aside = [replace(damage, set_aside=set_aside(files, damage.path)) for damage in damages]
         FileControlLog.write(files, data_directory, best)
         return CatalogReport(tuple(aside), lost, is_repaired=True)
+    except LogFormatError:
+        raise
     except LogCorruptError:
         return CatalogReport(tuple(damages))  # too little is left
     finally:

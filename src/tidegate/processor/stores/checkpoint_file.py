@@ -30,6 +30,8 @@ from tidegate.processor.checkpoint import ProcessorCheckpoint
 
 _SLOT_BYTES: Final = 512
 _FILE_BYTES: Final = 2 * _SLOT_BYTES
+_FORMAT: Final = 1
+"""Not written: a slot without one has it."""
 _FIELDS: Final = ("partition_id", "sequence_number", "offset", "enqueued_time_ms", "event_hub_created_at_ms")
 """Of a checkpoint, in its own order; ``history_id`` is there if it is known."""
 
@@ -120,7 +122,7 @@ def _parse(content: bytes, path: Path) -> CheckpointRecord | None:
     if not content:
         return None  # created, but no checkpoint was written
     if len(content) == _FILE_BYTES:
-        slots = (_decode(content[:_SLOT_BYTES]), _decode(content[_SLOT_BYTES:]))
+        slots = (_decode(content[:_SLOT_BYTES], path), _decode(content[_SLOT_BYTES:], path))
         records = [record for record in slots if record is not None]
         if records:
             newest = max(records, key=lambda record: record.count)
@@ -152,13 +154,19 @@ def _encode(record: CheckpointRecord) -> bytes:
     return line.ljust(_SLOT_BYTES - 1) + b"\n"
 
 
-def _decode(slot: bytes) -> CheckpointRecord | None:
-    """The record in a slot; None if it is empty or incomplete."""
+def _decode(slot: bytes, path: Path) -> CheckpointRecord | None:
+    """The record in a slot; None if it is empty or incomplete. Raises StoreError for a later format."""
     try:
         line = orjson.loads(slot)
         fields = line["checkpoint"]
         if zlib.crc32(orjson.dumps(fields)) != line["crc32"]:
             return None
+        if line.get("format", _FORMAT) != _FORMAT:
+            raise StoreError(
+                f"The checkpoint file {path} has the format {line['format']!r}, which this version does not "
+                "know.",
+                next_step="Run the version of Tidegate that wrote it, or a later one.",
+            )
         checkpoint = ProcessorCheckpoint(
             *(fields[name] for name in _FIELDS), history_id=fields.get("history_id")
         )

@@ -341,6 +341,11 @@ class _LeaseFile:
     leases: dict[str, _StoredLease]
 
 
+@dataclass(frozen=True, slots=True)
+class _LaterLeaseFile:
+    format: Annotated[int, msgspec.Meta(gt=1)]
+
+
 def _write_leases(path: Path, leases: Mapping[str, Lease]) -> None:
     """Replace the file, so that readers see either the old or the new content."""
     stored = {partition_id: asdict(lease) for partition_id, lease in leases.items()}
@@ -359,6 +364,12 @@ def _read_leases(path: Path) -> dict[str, Lease]:
     try:
         stored = msgspec.json.decode(content, type=_LeaseFile).leases
     except msgspec.DecodeError as exc:
+        with contextlib.suppress(msgspec.DecodeError):
+            later = msgspec.json.decode(content, type=_LaterLeaseFile)
+            raise StoreError(
+                f"The lease file {path} has the format {later.format}, which this version does not know.",
+                next_step="Run the version of Tidegate that wrote it, or a later one.",
+            ) from exc
         raise StoreError(
             f"The lease file {path} is garbled: {exc}.",
             next_step="Stop the hosts and delete it: leases are acquired again, and checkpoints are kept.",

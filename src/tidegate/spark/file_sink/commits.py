@@ -21,11 +21,13 @@ from typing import Final
 
 import msgspec
 
+from tidegate.model.errors import InvalidArgumentError
 from tidegate.spark.file_sink.storage import SinkFolder
 
 _COMMITS: Final = "_tidegate/commits"
 _STAGING: Final = "_tidegate/staging"
 _MOVES_AT_ONCE: Final = 8
+_VERSION: Final = 1
 
 
 class StagedFile(msgspec.Struct, frozen=True):
@@ -37,6 +39,10 @@ class StagedFile(msgspec.Struct, frozen=True):
     rows: int
 
 
+class _Versioned(msgspec.Struct, frozen=True):
+    version: int = _VERSION
+
+
 class Manifest(msgspec.Struct, frozen=True):
     """The files of one micro-batch."""
 
@@ -45,6 +51,7 @@ class Manifest(msgspec.Struct, frozen=True):
     is_published: bool
     """Whether all of them have their final names."""
     files: tuple[StagedFile, ...]
+    version: int = _VERSION
 
 
 class FileCommits:
@@ -60,15 +67,16 @@ class FileCommits:
         return f"{_STAGING}/{self._query}/{batch_id:010}"
 
     def find(self, batch_id: int) -> Manifest | None:
-        """The micro-batch's manifest; None until it is committed."""
+        """The micro-batch's manifest; None until it is committed. Raises as ``commit``."""
         data = self._folder.read(self._name(batch_id))
-        return None if data is None else msgspec.json.decode(data, type=Manifest)
+        return None if data is None else _decode(data, self._name(batch_id))
 
     def commit(self, batch_id: int, files: Sequence[StagedFile]) -> Manifest:
         """Decide which files the micro-batch has, unless that was already decided, and publish them.
 
         files: staged by this run's tasks; ignored if an earlier run was committed. May be repeated after a
-        failure at any point. Raises FileSinkError.
+        failure at any point. Raises FileSinkError, and InvalidArgumentError
+        (a manifest of a newer version).
         """
         manifest = self.find(batch_id)
         if manifest is None:
@@ -92,7 +100,8 @@ def published_files(path: str, storage_options: Mapping[str, object] | None = No
     """The files of a file sink's completed micro-batches, by query and micro-batch.
 
     path: the sink's. storage_options: for fsspec. A micro-batch is included completely or not at all, unlike
-    in a listing of the folder while one is being published. Raises FileSinkError.
+    in a listing of the folder while one is being published. Raises FileSinkError, and InvalidArgumentError (a
+    manifest of a newer version).
     """
     folder = SinkFolder(path, storage_options or {})
     names: list[str] = []
@@ -100,7 +109,18 @@ def published_files(path: str, storage_options: Mapping[str, object] | None = No
         data = folder.read(f"{_COMMITS}/{commit}") if commit.endswith(".json") else None
         if data is None:
             continue
-        manifest = msgspec.json.decode(data, type=Manifest)
+        manifest = _decode(data, commit)
         if manifest.is_published:
             names += [folder.url(each.name) for each in manifest.files]
     return names
+
+
+def _decode(data: bytes, name: str) -> Manifest:
+    version = msgspec.json.decode(data, type=_Versioned).version
+    if version > _VERSION:
+        raise InvalidArgumentError(
+            f"The file sink's manifest {name} has version {version}; this Tidegate reads up to version "
+            f"{_VERSION}.",
+            next_step="Run the version of Tidegate that wrote it, or a newer one.",
+        )
+    return msgspec.json.decode(data, type=Manifest)

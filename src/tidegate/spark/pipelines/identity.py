@@ -60,10 +60,18 @@ class PipelineIdentity:
 
     @classmethod
     def from_json(cls, text: str) -> PipelineIdentity:
-        """The inverse of ``to_json``. Raises ValueError for anything else."""
+        """The inverse of ``to_json``. Raises InvalidArgumentError for that of a newer version, ValueError for
+        anything else."""
         values = msgspec.json.decode(text, type=dict[str, object])
-        if values.get("version") != _VERSION:
-            raise ValueError("another version")
+        version = values.get("version")
+        if isinstance(version, int) and version > _VERSION:
+            raise InvalidArgumentError(
+                f"The checkpoint directory holds a {FILE_NAME} of version {version}; this Tidegate reads up "
+                f"to version {_VERSION}.",
+                next_step="Run the version of Tidegate that wrote it, or a newer one.",
+            )
+        if version != _VERSION:
+            raise ValueError("no version")
         return msgspec.convert(values, cls)
 
     def check(self, found: PipelineIdentity, location: str) -> None:

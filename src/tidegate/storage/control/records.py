@@ -22,12 +22,15 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Final
 
-from tidegate.model.errors import LogCorruptError
+from tidegate.model.errors import LogFormatError
 from tidegate.storage.engine import Cell, ControlChange
 
 FORMAT: Final = 1
 FEATURES: Final[frozenset[str]] = frozenset()
 """Features without which a file cannot be read; none yet."""
+
+_CHANGE_FIELDS: Final = frozenset({"key", "removed", "changes"})
+"""What a change says of itself."""
 
 _MARKER: Final = b"TGcr"
 _HEAD: Final = struct.Struct("<4sIQ16s")
@@ -162,12 +165,13 @@ def whole_records(data: bytes, start: int = 0) -> Iterator[Record]:
 def read_file(path: Path, data: bytes) -> ControlFile:
     """The sound part of a file, and what is known of the rest. data: its contents.
 
-    Raises LogCorruptError if the file is of a format, or needs a feature, that this version does not know.
+    Raises LogFormatError if the file is of a format, needs a feature, or has a change of a form that this
+    version does not know.
     """
     file = ControlFile(path)
     header = decode_record(data, 0)
     if header is None or not header.is_header:
-        file.revision_seen = max((record.revision for record in whole_records(data)), default=0)
+        file.revision_seen = max(_revisions(data, 0, path), default=0)
         return file
     check_features(header, path)
     file.log_id = str(header.about["log_id"])
@@ -178,24 +182,41 @@ def read_file(path: Path, data: bytes) -> ControlFile:
         expected = record.revision <= header.revision if is_value else record.revision == file.revision + 1
         if record.is_header or record.previous != file.last.digest or not expected:
             break
+        _check_change(record, path)
         file.apply(record)
         file.values_missing -= is_value
         file.revision = max(file.revision, record.revision)
         file.last, file.end = record, record.end
     file.last_bytes = data[file.last.start : file.end]
     file.is_sound = file.end == len(data) and not file.values_missing
-    file.revision_seen = max((file.revision, *(record.revision for record in whole_records(data, file.end))))
+    file.revision_seen = max((file.revision, *_revisions(data, file.end, path)))
     return file
 
 
 def check_features(header: Record, path: Path) -> None:
-    """Raise LogCorruptError for a header of a later version, naming what is not known."""
+    """Raise LogFormatError for a header of a later version, naming what is not known."""
     unknown = [f"the format {header.about.get('format')!r}"] if header.about.get("format") != FORMAT else []
     features = header.about.get("features")
     names = features if isinstance(features, list) else [features]
     unknown += [f"the feature {name!r}" for name in names if name not in FEATURES]
+    _check_known(unknown, path)
+
+
+def _revisions(data: bytes, start: int, path: Path) -> Iterator[int]:
+    """Of all records that are whole, which a repair may use."""
+    for record in whole_records(data, start):
+        if not record.is_header:
+            _check_change(record, path)
+        yield record.revision
+
+
+def _check_change(record: Record, path: Path) -> None:
+    _check_known([f"the field {name!r}" for name in sorted(record.about.keys() - _CHANGE_FIELDS)], path)
+
+
+def _check_known(unknown: Sequence[str], path: Path) -> None:
     if unknown:
-        raise LogCorruptError(
+        raise LogFormatError(
             f"{path} uses {' and '.join(unknown)}, which this version does not know.",
             next_step="Run the version that wrote it, or a later one.",
         )
