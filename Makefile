@@ -10,7 +10,7 @@ PYTEST = $(VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-
 # Compiled modules are kept even where the environment forbids it: else each process compiles what it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test quick long release damage crashes check docs site bench floods screenshots chaos chaos-hosts chaos-spark interop lock audit sbom clean npm vendor
+.PHONY: demo test quick long upgrade release damage crashes check docs site bench floods screenshots chaos chaos-hosts chaos-spark interop lock audit sbom clean npm vendor
 
 demo: $(STAMP)  ## set up and run the main job: real flights through the log and Spark into SQL
 	$(BIN)/python -m examples.flights $(ARGS)
@@ -23,6 +23,11 @@ long: JOBS = 4  # its tests keep the cores busy by themselves
 long: $(STAMP)  ## tests that run whole programs, or kill processes at random moments: minutes each; CI runs them
 	$(BIN)/python -m tests.support.quick_spark
 	$(PYTEST) -m "faults or programs" $(ARGS)
+
+upgrade: JOBS = 2  # each runs a cluster of hosts, or Spark
+upgrade: $(STAMP)  ## earlier versions of this code and today's: one data directory, group, checkpoint in turn; minutes
+	$(BIN)/python -m tests.support.quick_spark
+	TIDEGATE_UPGRADE=whole $(PYTEST) tests/upgrade $(ARGS)
 
 # Left out: tests/needs.py and pyproject.toml say what a marker means, and a test without any that needs one fails.
 quick: JOBS = 4  # each of them reads all tests first

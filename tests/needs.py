@@ -36,6 +36,7 @@ _OF_FOLDER: Final = {
     "tests/interop": "sdk",
     "tests/processor/faults": "faults",
     "tests/spark/faults": "faults",
+    "tests/upgrade": "faults",
 }
 _SLOW_OF_THE_KIT: Final = {
     "test_a_hosts_name_has_one_live_instance",

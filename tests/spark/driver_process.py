@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -43,15 +43,21 @@ class DriverProcess:
 
 
 @contextmanager
-def driver_process(log_file: Path, *words: str) -> Iterator[DriverProcess]:
+def driver_process(
+    log_file: Path, *words: str, environment: Mapping[str, str] | None = None
+) -> Iterator[DriverProcess]:
     """Run ``python *words``; at the end SIGKILL for its process group, Java included, where it still runs.
 
-    log_file: gets what it writes, behind what there is.
+    log_file: gets what it writes, behind what there is. environment: variables beside this process's.
     """
     with (
         log_file.open("ab") as log,
         subprocess.Popen(
-            [sys.executable, *words], stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            [sys.executable, *words],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env=os.environ | (environment or {}),
         ) as process,
     ):
         try:

@@ -15,7 +15,7 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -73,6 +73,8 @@ class ChaosSettings:
     """The kinds that are drawn from; those that need a proxy only where there is one."""
     drain_s: float = 120.0
     """How long the healed hosts may take for what is left."""
+    environments: tuple[Mapping[str, str], ...] = ({},)
+    """Variables of the processes of hosts, in turn: ``tests.upgrade`` has other versions run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,8 @@ class ChaosRun:
                 lease_duration_s=settings.lease_duration_s,
                 is_transactional=settings.is_transactional,
                 breakage=settings.breakage,
-            )
+            ),
+            settings.environments,
         )
         self._publisher = Publisher(
             around.service.connection_string,

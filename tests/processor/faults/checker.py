@@ -53,6 +53,8 @@ class Totals:
     """In plain processing: how often an event was seen that had been seen before."""
     takeovers: int
     """How often a partition began anew under another epoch and came to process something."""
+    owners: frozenset[str] = frozenset()
+    """In transactional processing: the hosts that committed something."""
 
 
 def check_transactional(database: Database, event_hub: str, events: int) -> list[str]:
@@ -119,8 +121,9 @@ def read_totals(database: Database, event_hub: str) -> Totals:
         letters = connection.execute(
             select(func.count()).select_from(dead_letter).where(_of(event_hub))
         ).scalar_one()
-        epochs = {(call.partition_id, call.epoch) for call in read_calls(connection)}
-    return Totals(rows, letters, 0, _count_takeovers(epochs))
+        calls = read_calls(connection)
+    epochs = {(call.partition_id, call.epoch) for call in calls}
+    return Totals(rows, letters, 0, _count_takeovers(epochs), frozenset(call.owner for call in calls))
 
 
 def read_journal_totals(folder: Path) -> Totals:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.processor.faults.host_process import HostSettings
@@ -17,9 +20,13 @@ _LOG_CHARACTERS = 3000
 class Cluster:
     """Host processes by name; ``with`` it: what still runs at the end is killed."""
 
-    def __init__(self, settings: HostSettings) -> None:
-        """settings: what all hosts share; each gets a name of its own."""
+    def __init__(self, settings: HostSettings, environments: Sequence[Mapping[str, str]] = ({},)) -> None:
+        """settings: what all hosts share; each gets a name of its own.
+
+        environments: variables of the processes, in turn.
+        """
         self._settings = settings
+        self._environments = itertools.cycle(environments)
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._paused: set[str] = set()
         self.folder = Path(settings.folder)
@@ -52,6 +59,7 @@ class Cluster:
                 stdout=log,
                 stderr=log,
                 cwd=ROOT,
+                env=os.environ | next(self._environments),
             )
 
     def is_ready(self, name: str) -> bool:

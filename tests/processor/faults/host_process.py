@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from tests.processor.faults.work import CONSUMER_GROUP, Journal, PlainWork, TransactionalWork
 
@@ -33,6 +33,12 @@ from tidegate.processor.options import EventProcessorOptions, PartitionManagerOp
 from tidegate.sql import Database, SqlStore, UnitOfWork
 from tidegate.transport.tasks import TaskOwner
 
+if TYPE_CHECKING:
+    from tidegate.processor.stores.blob import BlobStore
+
+NAME_PREFIX: Final = "TIDEGATE_TESTS_NAME_PREFIX"
+"""A variable: goes before the host's name, as its group knows it."""
+CONTAINER: Final = "hosts"
 FENCED_MARK: Final = "overtaken:"
 """Stands in the log before each refusal of an owner that was overtaken."""
 _OPEN_S_MAX: Final = 60.0
@@ -61,6 +67,9 @@ class HostSettings:
     lease_duration_s: float
     is_transactional: bool = True
     breakage: Breakage = Breakage.NONE
+    container: str = ""
+    """Connection string of a storage account with the container ``CONTAINER``, for leases and checkpoints
+    instead of the database; not for transactions."""
 
     @property
     def ready_file(self) -> Path:
@@ -76,10 +85,12 @@ async def run(settings: HostSettings) -> None:
     """Process until SIGTERM."""
     stopping = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
-    database = open_database(settings.database_url)
-    store = SqlStore(database)
+    database = None if settings.container else open_database(settings.database_url)
+    store: BlobStore | SqlStore = (
+        container_store(settings.container) if database is None else SqlStore(database)
+    )
     host = EventProcessorHost(
-        settings.name,
+        os.environ.get(NAME_PREFIX, "") + settings.name,
         settings.event_hub,
         CONSUMER_GROUP,
         settings.connection_string,
@@ -100,7 +111,8 @@ async def run(settings: HostSettings) -> None:
             failed.result()  # what it failed with ends this process
         await host.unregister()
     await store.close()
-    database.close()
+    if database is not None:
+        database.close()
 
 
 def make_factory(
@@ -128,6 +140,13 @@ def open_database(url: str) -> Database:
             if time.monotonic() >= deadline:
                 raise
             time.sleep(0.1)
+
+
+def container_store(connection_string: str) -> BlobStore:
+    """Leases and checkpoints in the container ``CONTAINER``."""
+    from tidegate.processor.stores.blob import BlobStore  # here: only few hosts need Azure's package
+
+    return BlobStore.from_connection_string(connection_string, CONTAINER)
 
 
 def report(error: Exception, partition_id: str | None) -> None:

@@ -19,6 +19,7 @@ from tests.processor.faults.work import PARTITION_COUNT, consumer_of, sink
 
 from tidegate.client import BlockingConsumer
 from tidegate.sql import audit_table
+from tidegate.testing.hub import HubProcess
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +32,17 @@ class ChaosResult:
 
 
 async def run_chaos(
-    settings: ChaosSettings, database_url: str | None, *, tell: Callable[[str], None] = print
+    settings: ChaosSettings,
+    database_url: str | None,
+    *,
+    service: HubProcess | None = None,
+    tell: Callable[[str], None] = print,
 ) -> ChaosResult:
-    """One run under faults from an empty database and log, and everything that can be checked after it."""
-    async with surroundings(database_url, seed=settings.seed) as around:
+    """One run under faults from an empty database and log, and everything that can be checked after it.
+
+    service: one that was not started yet; None: of this version.
+    """
+    async with surroundings(database_url, seed=settings.seed, service=service) as around:
         journal = around.folder / "journal"
         run = ChaosRun(settings, around, tell=tell)
         try:

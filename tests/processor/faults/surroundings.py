@@ -66,15 +66,17 @@ class Surroundings:
 
 
 @asynccontextmanager
-async def surroundings(database_url: str | None, *, seed: int) -> AsyncIterator[Surroundings]:
+async def surroundings(
+    database_url: str | None, *, seed: int, service: HubProcess | None = None
+) -> AsyncIterator[Surroundings]:
     """Make all of it.
 
-    database_url: a server's; None: a SQLite file in the folder.
+    database_url: a server's; None: a SQLite file in the folder. service: one that was not started yet.
     """
     async with AsyncExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="tidegate-faults-"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        service = HubProcess()
+        service = service or HubProcess()
         stack.callback(service.close)
         event_hub = service.create_hub(partition_count=PARTITION_COUNT)
         service.start()
