@@ -5,7 +5,7 @@ NPM := $(patsubst %,%/node_modules/.package-lock.json,tests/azurite tests/consol
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Many tests wait for SDKs and Spark: processes beside each other, files stay whole. JOBS=0: in one process.
-JOBS ?= 5
+JOBS ?= 6
 PYTEST = $(VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 # Compiled modules are kept even where the environment forbids it: else each process compiles what it imports.
 export PYTHONDONTWRITEBYTECODE :=

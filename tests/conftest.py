@@ -8,21 +8,24 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pytest
 from tests.needs import Guard, add_markers, markers_of
 from tests.support.quick_spark import use_quick_spark
+from xdist.scheduler import LoadFileScheduling
 
 if TYPE_CHECKING:
     from tests.support.azurite import AzuriteServer
     from tests.support.blob_storage import BlobStorage
     from tests.support.mariadb import MariadbServer
     from tests.support.postgresql import PostgresqlServer
+    from xdist.remote import Producer
 
     from tidegate.testing.hub import HubService
 
 _guard = Guard()
+_SPARK: Final = "tests/spark/"
 
 # Where this is set, every process compiles all that it imports: 12 s of CPU in each of pytest's, and
 # 0.2 s in each of the hundreds that tests start.
@@ -138,7 +141,30 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         add_markers(item)
     heavy_files = {item.path for item in items if markers_of(item) - {"slow"}}
-    items.sort(key=lambda item: item.path not in heavy_files)
+    items.sort(key=lambda item: (_SPARK not in item.nodeid, item.path not in heavy_files))
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FilesOfFewSparks | None:
+    """Give each of many processes whole files; of few, each has its Java anyway."""
+    return FilesOfFewSparks(config, log) if config.option.numprocesses > 4 else None
+
+
+class FilesOfFewSparks(LoadFileScheduling):  # type: ignore[misc]
+    """Files stay whole, and those of Spark go to few processes: a Java that begins costs 25 s of a core."""
+
+    _SPARKS: Final = 3
+
+    def __init__(self, config: pytest.Config, log: Producer) -> None:
+        super().__init__(config, log)
+        self._spark_files: list[str] = []
+
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = super()._split_scope(nodeid)
+        if not file.startswith(_SPARK):
+            return file
+        if file not in self._spark_files:
+            self._spark_files.append(file)
+        return f"Spark {self._spark_files.index(file) % self._SPARKS}"
 
 
 def pytest_collection_finish() -> None:

@@ -112,6 +112,7 @@ def test_windows_hold_what_the_data_set_says(
         assert found[key][4] == pytest.approx(figures[4]), key
 
 
+@pytest.mark.programs
 def test_what_comes_behind_the_watermark_changes_no_window(
     spark: SparkSession,
     hub_service: HubService,

@@ -89,6 +89,7 @@ def test_owner_levels(report: Lines) -> None:
     assert "higher epoch of '2'" in text
 
 
+@pytest.mark.programs
 def test_processors_with_checkpoints(
     class_path: str, hub_service: HubService, blob_storage: BlobStorage
 ) -> None:

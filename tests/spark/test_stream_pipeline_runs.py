@@ -75,6 +75,7 @@ def some_flights(seed: int, count: int) -> list[dict[str, object]]:
     return flights
 
 
+@pytest.mark.programs
 def test_the_example_runs(
     spark: SparkSession, hub_service: HubService, tmp_path: Path, sqlite_url: str
 ) -> None:
