@@ -21,10 +21,12 @@ from tests.console.explorer_support import link_of, rows_of, send_events, words_
 from tests.console.support import PlainBrowser, assert_accessible, watch_drawing
 
 from tidegate.console.explorer import page as explorer
+from tidegate.console.explorer.bodies import BodyView, body_view
 from tidegate.console.explorer.events import BrokerEvents
 from tidegate.console.explorer.reading import StoredEvent
 from tidegate.console.explorer.values import (
     EventCursor,
+    EventDetail,
     EventFilter,
     EventPage,
     EventQuery,
@@ -398,6 +400,38 @@ def test_few_pages_are_turned_into_json_at_once(
             for _ in range(4)
         ]
         assert [each.getresponse().read() for each in asked] == [b"{}\n"] * 4
+    assert max(counts) <= 2
+
+
+def test_few_whole_events_are_held_at_once(
+    service: HubService, hub: str, plain_browser: PlainBrowser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Protects the memory: an event of a million values takes 100 MB, and 20 that waited took a gigabyte."""
+    send_events(service, hub, EventData(b"x"))
+    held, counts, lock = [0], list[int](), threading.Lock()
+    event = BrokerEvents.event
+
+    async def counted(self: BrokerEvents, *place: Any) -> EventDetail:
+        detail = await event(self, *place)
+        with lock:
+            held[0] += 1
+            counts.append(held[0])
+        return detail
+
+    def slowly(*given: Any) -> BodyView:
+        time.sleep(0.2)
+        with lock:
+            held[0] -= 1
+        return body_view(*given)
+
+    monkeypatch.setattr(BrokerEvents, "event", counted)
+    monkeypatch.setattr(explorer, "body_view", slowly)
+    with ExitStack() as stack:
+        asked = [
+            stack.enter_context(closing(_ask(plain_browser, f"/hubs/{hub}/explorer/events/0/0")))
+            for _ in range(5)
+        ]
+        assert [each.getresponse().status for each in asked] == [200] * 5
     assert max(counts) <= 2
 
 

@@ -62,8 +62,8 @@ T = TypeVar("T")
 
 _DOWNLOADS_MAX: Final = 2
 """Pages that are turned into JSON at once. Our choice: 16 MB of control characters become 100 MB."""
-_BODIES_MAX: Final = 2
-"""Whole bodies that are rendered at once. Our choice: each may take a second, and 100 MB."""
+_EVENTS_MAX: Final = 2
+"""Whole events that are decoded and shown at once. Our choice: each may take seconds, and 100 MB."""
 _PROPERTIES_SHOWN = 3
 _PROPERTY_CHARACTERS = 40
 _AROUND = 10
@@ -79,7 +79,7 @@ class ExplorerPages(Pages):
 
     def __post_init__(self) -> None:
         self._downloads = asyncio.Semaphore(_DOWNLOADS_MAX)
-        self._bodies = asyncio.Semaphore(_BODIES_MAX)
+        self._whole_events = asyncio.Semaphore(_EVENTS_MAX)
 
     @get("/hubs/{hub}/explorer")
     async def show(self, request: Request) -> Response:
@@ -171,15 +171,17 @@ class ExplorerPages(Pages):
 
     @get("/hubs/{hub}/explorer/events/{partition}/{number}")
     async def show_event(self, request: Request) -> Response:
-        detail = await self._find(request)
+        async with self._whole_events:
+            return await self._event_page(request, await self._find(request))
+
+    async def _event_page(self, request: Request, detail: EventDetail) -> Response:
         wanted, at = request.query_params.get("as", ""), request.query_params.get("at", "")
         look = Look(wanted) if wanted in {look.value for look in Look} else None
         start = start_of(at[:9])
         contents = detail.event.contents
         view, body = None, Markup("")
         if contents is not None:
-            async with self._bodies:
-                view = await asyncio.to_thread(body_view, contents, look, start)
+            view = await asyncio.to_thread(body_view, contents, look, start)
             (body,) = await drawn(request, [view.text])
         message = detail.message
         system = {} if message is None else await asyncio.to_thread(system_properties, message)
@@ -202,14 +204,13 @@ class ExplorerPages(Pages):
 
     @get("/hubs/{hub}/explorer/events/{partition}/{number}/body")
     async def download_body(self, request: Request) -> Response:
-        detail = await self._find(request)
-        event = detail.event
-        if event.contents is None:
-            raise NotFoundError(f"The event {event.sequence_number} is not a message and has no body.")
-        body = body_bytes(event.contents)
-        name = f"{request.path_params['hub']}-{event.partition_id}-{event.sequence_number}"
-        async with self._bodies:
+        async with self._whole_events:
+            event = (await self._find(request)).event
+            if event.contents is None:
+                raise NotFoundError(f"The event {event.sequence_number} is not a message and has no body.")
+            body = await asyncio.to_thread(body_bytes, event.contents)
             kind = await asyncio.to_thread(_kind, body)
+        name = f"{request.path_params['hub']}-{event.partition_id}-{event.sequence_number}"
         return attachment(body, f"{name}.{kind}")
 
     async def _find(self, request: Request) -> EventDetail:
