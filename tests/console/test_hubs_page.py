@@ -197,6 +197,22 @@ def test_consumer_groups_and_who_reads(service: HubService, plain_browser: Plain
     assert "Deleted the consumer group reports." in plain_browser.follow(gone).text
 
 
+def test_consumer_groups_come_in_pages(service: HubService, plain_browser: PlainBrowser) -> None:
+    """Protects the event loop: a page of 1,000 groups takes it tens of milliseconds."""
+    hub = service.create_hub(partition_count=1)
+
+    async def fill(server: TidegateServer) -> None:
+        for number in range(60):
+            await server.broker.event_hub(hub).create_consumer_group(f"group-{number}")
+
+    service.call(fill)
+    first = plain_browser.get(f"/hubs/{hub}/groups").text
+    second = plain_browser.get(f"/hubs/{hub}/groups?start=50").text
+    assert (">group-48<" in first, ">group-49<" in first) == (True, False)
+    assert f"/hubs/{hub}/groups?start=50" in first
+    assert (">group-48<" in second, ">group-49<" in second, ">group-59<" in second) == (False, True, True)
+
+
 def test_capture_is_set_shown_and_ended(
     service: HubService, plain_browser: PlainBrowser, tmp_path: Path
 ) -> None:

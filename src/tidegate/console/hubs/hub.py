@@ -116,6 +116,8 @@ class HubPages(NamespacePages):
 
     @get("/hubs/{hub}/groups")
     async def groups(self, request: Request, form: Form = EMPTY_FORM) -> Response:
+        hub = self.hub_to_see(request)
+        found = page_at(hub.groups, start_of(request.query_params.get("start")))
         return self.hub_page(
             request,
             "hubs/hub_groups.html",
@@ -124,6 +126,7 @@ class HubPages(NamespacePages):
             fields={"name": ""} | form.fields,
             default_group=DEFAULT_CONSUMER_GROUP,
             limits=self.namespace.broker.limits,
+            **listing(request, f"/hubs/{hub.name}/groups", found),
         )
 
     @hub_form("/hubs/{hub}/groups", groups, "/hubs/{hub}/groups")
