@@ -442,6 +442,13 @@ def test_no_key_is_logged(
             400,
             "sequence_number",
         ),
+        (
+            "PUT",
+            "/event-hubs/{hub}/consumers/$Default",
+            {"owner": "a", "released": ["0"] * 1_025},
+            400,
+            "1024",
+        ),
         ("PATCH", "/event-hubs/{hub}", {"partition_count": 1}, 400, "cannot be reduced to 1"),
         ("PATCH", "/event-hubs/{hub}", {"retention_hours": 10**30}, 400, "allowed"),
         ("GET", "/event-hubs/none", None, 404, "'none'"),

@@ -16,7 +16,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType, defstruct
 
 from tidegate.broker import BackupState, Claim
 from tidegate.model.hub_settings import HUB_SETTINGS, PARTITION_COUNT_DEFAULT, HubSetting
-from tidegate.model.limits import Tier
+from tidegate.model.limits import PARTITIONS_MAX, Tier
 
 
 class Shape(Struct, forbid_unknown_fields=True):
@@ -97,8 +97,12 @@ class ConsumerPartition(Shape):
 
 class ConsumerReport(Shape):
     owner: Annotated[str, _says("What the processor calls itself.")]
-    partitions: Annotated[list[ConsumerPartition], _says("What it owns.")] = []
-    released: Annotated[list[str], _says("Ids of partitions that it owns no longer.")] = []
+    partitions: Annotated[
+        list[ConsumerPartition], Meta(max_length=PARTITIONS_MAX), _says("What it owns.")
+    ] = []
+    released: Annotated[
+        list[str], Meta(max_length=PARTITIONS_MAX), _says("Ids of partitions that it owns no longer.")
+    ] = []
 
 
 class Named(Shape):
