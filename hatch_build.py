@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from email import message_from_bytes
 from pathlib import Path
 from sysconfig import get_config_var
 from typing import Any
@@ -75,28 +74,22 @@ class ExtensionHook(BuildHookInterface[Any]):
 class RepositoryHook(MetadataHookInterface):
     """Sets ``urls``, and makes a ``readme`` of README.md whose links work where there is no repository.
 
-    Without an address there are no URLs and no pictures, and a link is its text. An sdist has those that it
-    was made with.
+    Without an address there are no URLs and no pictures, and a link is its text. An sdist keeps those that it
+    was made with: hatchling reads its PKG-INFO instead.
     """
 
     PLUGIN_NAME = "custom"
 
     def update(self, metadata: dict[str, Any]) -> None:
         """Set both fields. Raises ValueError for an address that is not of a public repository."""
-        made = Path(self.root, "PKG-INFO")
-        if made.exists():
-            fields = message_from_bytes(made.read_bytes())
-            urls = dict(url.split(", ", 1) for url in fields.get_all("Project-URL", ()))
-            text = bytes(fields.get_payload(decode=True)).decode()
-        else:
-            address = os.environ.get(REPOSITORY, "").rstrip("/")
-            if address and not re.fullmatch(r"https://[\w.-]+(/[\w.-]+)+", address):
-                raise ValueError(f"{REPOSITORY} must be https://HOST/OWNER/NAME, got {address!r}.")
-            # What is built between releases shows the newest pages.
-            reference = "HEAD" if "dev" in metadata["version"] else f"v{metadata['version']}"
-            pages = _PAGES if address else {}
-            urls = {name: _url(address, "blob", reference, page) for name, page in pages.items()}
-            text = _with_links(Path(self.root, "README.md").read_text(encoding="utf-8"), address, reference)
+        address = os.environ.get(REPOSITORY, "").rstrip("/")
+        if address and not re.fullmatch(r"https://[\w.-]+(/[\w.-]+)+", address):
+            raise ValueError(f"{REPOSITORY} must be https://HOST/OWNER/NAME, got {address!r}.")
+        # What is built between releases shows the newest pages.
+        reference = "HEAD" if "dev" in metadata["version"] else f"v{metadata['version']}"
+        pages = _PAGES if address else {}
+        urls = {name: _url(address, "blob", reference, page) for name, page in pages.items()}
+        text = _with_links(Path(self.root, "README.md").read_text(encoding="utf-8"), address, reference)
         metadata["readme"] = {"content-type": "text/markdown", "text": text}
         metadata["urls"] = urls
 
