@@ -35,6 +35,12 @@ def _environments(*versions: Version) -> tuple[dict[str, str], ...]:
     return tuple(each.environment | {NAME_PREFIX: f"{each.name}/"} for each in versions)
 
 
+def _service(old: Version) -> ServiceProcess:
+    """Of both versions in turn; one without accounts has no place for reports or a container, and refuses the
+    control log with them."""
+    return ServiceProcess([TODAY, old] if old.has_accounts else [TODAY])
+
+
 @pytest.fixture(params=["sqlite", "postgresql"] if IS_WHOLE else ["sqlite"])
 def database_url(request: pytest.FixtureRequest) -> str | None:
     """What ``run_chaos`` takes: None for SQLite, else the server's URL."""
@@ -52,7 +58,7 @@ async def test_rows_are_exact_whichever_version_commits_them(
     settings = ChaosSettings(
         _EVENTS, seed, hosts=_HOSTS, environments=_environments(old, TODAY), events_per_s=2_500.0
     )
-    result = await run_chaos(settings, database_url, service=ServiceProcess([old, TODAY]))
+    result = await run_chaos(settings, database_url, service=_service(old))
     assert result.findings == []
     assert result.totals.rows + result.totals.dead_letters == _EVENTS
     assert {owner.partition("/")[0] for owner in result.totals.owners} == {old.name, TODAY.name}
@@ -65,8 +71,7 @@ async def test_hosts_share_a_container(old: Version, tmp_path: Path, seed: int) 
     both versions and of the service; and every checkpoint stands at the end."""
     rng = random.Random(seed)
     async with AsyncExitStack() as stack:
-        # A service without accounts cannot keep the container.
-        service = ServiceProcess([TODAY, old] if old.has_accounts else [TODAY])
+        service = _service(old)
         stack.callback(service.close)
         event_hub = service.create_hub(partition_count=PARTITION_COUNT)
         service.start()
