@@ -283,6 +283,18 @@ def test_the_dead_letters_of_the_guide_are_put_aside_and_run_again(workplace: Pa
 
 
 @pytest.mark.slow
+def test_the_host_of_the_debian_page_is_a_service(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """orders_host.py, in the command of its unit: it makes its table, rows and dead letters."""
+    with HubService() as service:
+        monkeypatch.setenv("TIDEGATE_DATABASE", "sqlite:///orders.db")
+        service.create_hub("orders", partition_count=1)
+        _send(service, "orders", '{"item": "bolt", "quantity": 3}', '{"item": "nut"}')
+        with _running(service, workplace, "orders_host.py", "--metrics-port", "0") as output:
+            _wait(lambda: _items(workplace) == [("bolt", 3)], output)
+            _wait(lambda: _dead_letter_count(workplace) == 1, output)
+
+
+@pytest.mark.slow
 def test_the_handler_of_its_own_statements_runs(workplace: Path) -> None:
     """shipping.py, in the host of orders.py: rows by its own statements, one event put aside by itself."""
     driver = "import asyncio, orders, shipping\norders.pipeline = shipping.ship\nasyncio.run(orders.main())\n"

@@ -75,6 +75,19 @@ def test_promtool_accepts_the_rules_and_they_fire_as_they_should(tmp_path: Path)
     _promtool("check", "config", "--syntax-only", tmp_path / "prometheus.yml")
 
 
+def test_the_debian_page_scrapes_its_own_machine() -> None:
+    """Its command finds everything in the scrape file that it replaces."""
+    page = (ROOT / "docs/guides/debian.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"^(sed -e .*) > ", page, re.MULTILINE)
+    done = subprocess.run(shlex.split(command), cwd=ROOT, capture_output=True, text=True, check=True)
+    jobs = yaml.safe_load(done.stdout)["scrape_configs"]
+    assert [job["static_configs"] for job in jobs] == [
+        [{"targets": ["localhost:5443"]}],
+        [{"targets": ["localhost:9101"]}],
+    ]
+    assert "/run/secrets" not in done.stdout
+
+
 def test_promtool_accepts_the_services_own_metrics(hub_service: HubService) -> None:
     """Names, types and help of the real page."""
     assert hub_service.ready.http is not None
