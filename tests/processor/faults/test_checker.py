@@ -142,7 +142,7 @@ def test_what_is_right_is_found_right(database: Database) -> None:
     assert check_transactional(database, HUB, EVENTS) == []
     totals = read_totals(database, HUB)
     failing = sum(fate_of(number) is not Fate.ROW for number in range(EVENTS))
-    assert totals == Totals(EVENTS - failing, failing, seen_again=0, takeovers=0)
+    assert totals == Totals(EVENTS - failing, failing, seen_again=0, takeovers=0, owners=frozenset({"a"}))
 
 
 @pytest.mark.parametrize("name", WRONGS)
