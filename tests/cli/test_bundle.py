@@ -199,3 +199,20 @@ def test_a_short_secret_is_removed_as_a_word() -> None:
     """Not from inside of other words; a longer one from wherever it is."""
     redaction = Redaction(("log1", "long-enough-secret"))
     assert redaction.text("log1 catalog12 Xlong-enough-secretX") == "[removed] catalog12 X[removed]X"
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "repeated", ["://", "://a:", "eyJaaaa-", "password", "cookie: ", "-----BEGIN PRIVATE KEY-----"]
+)
+def test_what_peers_write_into_a_log_does_not_hold_it_up(repeated: str) -> None:
+    """Two of these did not end within a minute: each of their places was searched to the end of the line."""
+    assert len(Redaction(()).text(repeated * (500_000 // len(repeated)))) > 0
+
+
+def test_a_password_in_a_url_may_have_an_at() -> None:
+    """It is removed up to the last one, however long."""
+    text = f"x://u:p@ss:w@host/db y://:secret@h z://u:{'q' * 512}@h sb://x:5671/a"
+    assert (
+        Redaction(()).text(text) == "x://u:[removed]@host/db y://:[removed]@h z://u:[removed]@h sb://x:5671/a"
+    )

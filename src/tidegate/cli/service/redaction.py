@@ -30,6 +30,10 @@ _CHARACTERS_MIN: Final = 4
 _EMBEDDED_MIN: Final = 12
 """Shorter ones are found only as whole words (our choice)."""
 
+_URL_PART_MAX: Final = 512
+"""Characters of a user, and of a password between two @, that are looked at: a log may hold a megabyte of ://."""
+_PASSWORD: Final = rf"[^\s\"'<>@]{{1,{_URL_PART_MAX}}}+"
+
 _WORDS: Final = "|".join(_NO_SECRETS)
 _FORMS: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
     (re.compile(pattern, re.DOTALL), kept + REMOVED)
@@ -42,9 +46,9 @@ _FORMS: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
         (r"(?i)\b(tidegate-console[\w-]*=)[^\s;\"']+", r"\1"),
         (r"(?i)\b(bearer\s+)[\w.~+/=-]{6,}", r"\1"),
         # JSON Web Tokens: a JSON object in base64 begins so.
-        (r"\beyJ[\w-]{4,}\.[\w-]+(?:\.[\w-]*)*", ""),
+        (r"(?<![\w-])eyJ[\w-]{4,}\.[\w-]+(?:\.[\w-]*)*", ""),
         # scheme://user:password@host
-        (r"(://[^/\s:@\"'<>]*:)[^\s\"'<>]+(?=@)", r"\1"),
+        (rf"(://[^/\s:@\"'<>]{{0,{_URL_PART_MAX}}}+:){_PASSWORD}(?:@{_PASSWORD})*(?=@)", r"\1"),
         # password: "…", {\"client_secret\": \"…\"}
         (
             rf"(?i)({_NAMES}[\\\"']*\s*[=:]\s*(\\?[\"']))(?!(?:{_WORDS})\2)(?:(?!\2)(?:\\.|[^\r\n]))+",
