@@ -153,6 +153,7 @@ async def test_it_ends_in_order(
         await until(lambda: "begun" in place.lines() or place.process.poll() is not None)
         await place.owned_by("mine-1" if options else "mine")
         await until(lambda: 'tidegate_host_partitions{host="mine' in place.metrics())
+        assert 'consumer_group="$Default"' in place.metrics()  # as in the service's, not as in leases
         place.process.send_signal(number)
         (place.folder / "may_end").touch()
         await until(lambda: place.process.poll() is not None)

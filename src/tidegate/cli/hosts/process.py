@@ -70,7 +70,7 @@ async def run_host(host: EventProcessorHost, report: Callable[[HostReport], None
     finally:
         await host.store.close()
         with contextlib.suppress(BrokenPipeError):
-            report(HostReport.of(host.statistics()))
+            report(HostReport.of(host))
     _logger.info("Host %s has stopped: %d events processed", host.host_name, host.statistics().events_total)
 
 
@@ -79,7 +79,7 @@ async def _report_forever(host: EventProcessorHost, report: Callable[[HostReport
     while True:
         for _ in range(_REPORTS_PER_LINE):
             try:
-                report(HostReport.of(host.statistics()))
+                report(HostReport.of(host))
             except BrokenPipeError:
                 _logger.warning("Host %s: its parent process has ended; the host ends, too", host.host_name)
                 await host.unregister()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 if TYPE_CHECKING:
-    from tidegate.processor.statistics import HostStatistics
+    from tidegate.processor.host.host import EventProcessorHost
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +40,15 @@ class HostReport:
     partitions: tuple[PartitionReport, ...]
 
     @classmethod
-    def of(cls, statistics: HostStatistics) -> HostReport:
-        """The report of a host's statistics."""
+    def of(cls, host: EventProcessorHost) -> HostReport:
+        """The report of a host, with the names that it was given: those of the service's metrics."""
+        statistics = host.statistics()
         return cls(
             statistics.host_name,
             statistics.events_total,
             statistics.dead_letters_total,
-            statistics.group.event_hub,
-            statistics.group.consumer_group,
+            host.event_hub,
+            host.consumer_group,
             tuple(
                 PartitionReport(
                     each.partition_id,
