@@ -93,7 +93,7 @@ async def test_what_a_later_version_has_written_is_not_called_damage(
         found = run_tidegate("check", str(data_directory), *words, environment=lonely)
         assert found.code == 4
         assert "settings (compaction) that this version does not know" in found.err
-        assert "Run the version that wrote it, or a later one." in found.err
+        assert "Run the version of Tidegate that wrote it, or a later one." in found.err
         assert "backup" not in found.err
     assert _contents(data_directory) == before
 

@@ -192,5 +192,5 @@ def test_a_manifest_of_a_newer_version_says_so(tmp_path: Path) -> None:
         lambda: commits.commit(0, []),
         lambda: published_files(str(tmp_path)),
     ):
-        with pytest.raises(InvalidArgumentError, match=r"q-0000000000\.json has version 2.*a newer one"):
+        with pytest.raises(InvalidArgumentError, match=r"q-0000000000\.json has version 2.*a later one"):
             attempt()

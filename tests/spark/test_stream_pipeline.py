@@ -178,7 +178,7 @@ def test_a_directory_that_does_not_say_whose_it_is_is_refused(tmp_path: Path, fi
 def test_a_directory_of_a_newer_version_says_so(tmp_path: Path) -> None:
     """The way back is the newer version: in a new directory the pipeline would begin again."""
     (tmp_path / FILE_NAME).write_text('{"version": 2, "pipelines": []}')
-    with pytest.raises(InvalidArgumentError, match=r"tidegate-pipeline\.json of version 2.*or a newer one"):
+    with pytest.raises(InvalidArgumentError, match=r"tidegate-pipeline\.json of version 2.*or a later one"):
         claim_checkpoint(str(tmp_path), IDENTITY)
 
 

@@ -26,7 +26,13 @@ from tidegate.broker.change_queue import ChangeQueue
 from tidegate.broker.claims import Claim
 from tidegate.model.capture import CaptureSettings
 from tidegate.model.clock import Clock
-from tidegate.model.errors import InvalidArgumentError, LogCorruptError, LogFormatError, TidegateError
+from tidegate.model.errors import (
+    LATER_VERSION,
+    InvalidArgumentError,
+    LogCorruptError,
+    LogFormatError,
+    TidegateError,
+)
 from tidegate.model.hub_settings import HUB_SETTINGS, HubChanges, HubSettings, checked_changes, hub_changes_in
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP, TIER_DEFAULT, Tier, TierLimits
 from tidegate.model.times import milliseconds_of
@@ -261,9 +267,7 @@ def _plain(value: Tier | frozenset[Claim] | SharedAccessPolicy | CaptureSettings
 
 
 def _of_later_version(what: str) -> LogFormatError:
-    return LogFormatError(
-        f"{what} that this version does not know.", next_step="Run the version that wrote it, or a later one."
-    )
+    return LogFormatError(f"{what} that this version does not know.", next_step=LATER_VERSION)
 
 
 def _unknown_settings(document: Mapping[str, Any], record: type[NamespaceRecord | EventHubRecord]) -> str:

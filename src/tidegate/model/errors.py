@@ -9,6 +9,9 @@ from __future__ import annotations
 from enum import Enum
 from typing import ClassVar, Final
 
+LATER_VERSION: Final = "Run the version of Tidegate that wrote it, or a later one."
+"""What to do next where something stored is of a form that this version does not know."""
+
 
 class Fault(Enum):
     """Who caused an error."""

@@ -14,7 +14,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
 
-from tidegate.model.errors import InvalidArgumentError
+from tidegate.model.errors import LATER_VERSION, InvalidArgumentError
 
 STATUS_VERSION = 1
 
@@ -178,7 +178,7 @@ class PipelineStatus:
                 raise InvalidArgumentError(
                     f"This pipeline status has version {version!r}; this release reads "
                     f"version {STATUS_VERSION}.",
-                    next_step="Use the release that wrote it, or a newer one.",
+                    next_step=LATER_VERSION,
                 )
             status = msgspec.convert(values, cls)
             times = (status.started_at, status.updated_at, status.ended_at, status.watermark)

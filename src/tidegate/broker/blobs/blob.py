@@ -12,7 +12,7 @@ import msgspec
 
 from tidegate.broker.blobs.lease import Lease, StoredLease
 from tidegate.broker.blobs.refusals import BlobRefusedError, Refusal
-from tidegate.model.errors import LogCorruptError
+from tidegate.model.errors import LATER_VERSION, LogCorruptError
 from tidegate.model.times import time_of
 
 T = TypeVar("T")
@@ -113,7 +113,7 @@ def _parse(value: bytes, kind: type[T], place: str) -> T:
     except (msgspec.DecodeError, ValueError) as error:
         raise LogCorruptError(
             f"Cannot parse the checkpoints in {place}: {error}.",
-            next_step="Run the version that wrote it, or a later one.",
+            next_step=LATER_VERSION,
         ) from error
 
 

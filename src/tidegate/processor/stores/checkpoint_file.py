@@ -25,7 +25,7 @@ from urllib.parse import quote
 import orjson
 
 from tidegate.files import BINARY, lock_file, unlock_file
-from tidegate.model.errors import InvalidArgumentError, StoreError
+from tidegate.model.errors import LATER_VERSION, InvalidArgumentError, StoreError
 from tidegate.processor.checkpoint import ProcessorCheckpoint
 
 _SLOT_BYTES: Final = 512
@@ -165,7 +165,7 @@ def _decode(slot: bytes, path: Path) -> CheckpointRecord | None:
             raise StoreError(
                 f"The checkpoint file {path} has the format {line['format']!r}, which this version does not "
                 "know.",
-                next_step="Run the version of Tidegate that wrote it, or a later one.",
+                next_step=LATER_VERSION,
             )
         checkpoint = ProcessorCheckpoint(
             *(fields[name] for name in _FIELDS), history_id=fields.get("history_id")

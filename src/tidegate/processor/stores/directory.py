@@ -32,7 +32,7 @@ import msgspec
 
 from tidegate.files import lock_file, replace_file, sync_directory, unlock_file
 from tidegate.model.clock import Clock
-from tidegate.model.errors import ClosedError, StoreError, StoreUnavailableError
+from tidegate.model.errors import LATER_VERSION, ClosedError, StoreError, StoreUnavailableError
 from tidegate.processor.checkpoint import ProcessorCheckpoint, decide_move
 from tidegate.processor.lease import NAMES_SUFFIX, GroupKey, Lease, LeaseSnapshot
 from tidegate.processor.stores import lease_changes
@@ -368,7 +368,7 @@ def _read_leases(path: Path) -> dict[str, Lease]:
             later = msgspec.json.decode(content, type=_LaterLeaseFile)
             raise StoreError(
                 f"The lease file {path} has the format {later.format}, which this version does not know.",
-                next_step="Run the version of Tidegate that wrote it, or a later one.",
+                next_step=LATER_VERSION,
             ) from exc
         raise StoreError(
             f"The lease file {path} is garbled: {exc}.",

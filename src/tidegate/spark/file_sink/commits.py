@@ -21,7 +21,7 @@ from typing import Final
 
 import msgspec
 
-from tidegate.model.errors import InvalidArgumentError
+from tidegate.model.errors import LATER_VERSION, InvalidArgumentError
 from tidegate.spark.file_sink.storage import SinkFolder
 
 _COMMITS: Final = "_tidegate/commits"
@@ -121,6 +121,6 @@ def _decode(data: bytes, name: str) -> Manifest:
         raise InvalidArgumentError(
             f"The file sink's manifest {name} has version {version}; this Tidegate reads up to version "
             f"{_VERSION}.",
-            next_step="Run the version of Tidegate that wrote it, or a newer one.",
+            next_step=LATER_VERSION,
         )
     return msgspec.json.decode(data, type=Manifest)

@@ -17,7 +17,7 @@ import msgspec
 
 from tidegate.files import replace_file
 from tidegate.model.connection_string import ConnectionString
-from tidegate.model.errors import EventHubReplacedError, InvalidArgumentError, TidegateError
+from tidegate.model.errors import LATER_VERSION, EventHubReplacedError, InvalidArgumentError, TidegateError
 from tidegate.model.times import time_of, time_text
 from tidegate.spark.pipelines.stream_pipeline import HubSource, StreamPipeline
 from tidegate.spark.source.hub import HubReader
@@ -68,7 +68,7 @@ class PipelineIdentity:
             raise InvalidArgumentError(
                 f"The checkpoint directory holds a {FILE_NAME} of version {version}; this Tidegate reads up "
                 f"to version {_VERSION}.",
-                next_step="Run the version of Tidegate that wrote it, or a newer one.",
+                next_step=LATER_VERSION,
             )
         if version != _VERSION:
             raise ValueError("no version")

@@ -21,7 +21,12 @@ from typing import Annotated, Final, Literal, TypeVar
 
 import msgspec
 
-from tidegate.model.errors import InvalidArgumentError, LogDivergedError, PositionOutOfRangeError
+from tidegate.model.errors import (
+    LATER_VERSION,
+    InvalidArgumentError,
+    LogDivergedError,
+    PositionOutOfRangeError,
+)
 from tidegate.model.history import find_divergence, history_of
 from tidegate.model.hub_properties import PartitionEnds
 
@@ -100,7 +105,7 @@ class StreamOffset(msgspec.Struct, frozen=True, rename=_NAMES):
             raise InvalidArgumentError(
                 f"The checkpoint directory holds an offset of version {version}; this Tidegate reads up to "
                 f"version {OFFSET_VERSION}.",
-                next_step="Run the version of Tidegate that wrote it, or a newer one.",
+                next_step=LATER_VERSION,
             )
         try:
             msgspec.convert(version, Literal[1])

@@ -22,7 +22,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Final
 
-from tidegate.model.errors import LogFormatError
+from tidegate.model.errors import LATER_VERSION, LogFormatError
 from tidegate.storage.engine import Cell, ControlChange
 
 FORMAT: Final = 1
@@ -218,7 +218,7 @@ def _check_known(unknown: Sequence[str], path: Path) -> None:
     if unknown:
         raise LogFormatError(
             f"{path} uses {' and '.join(unknown)}, which this version does not know.",
-            next_step="Run the version that wrote it, or a later one.",
+            next_step=LATER_VERSION,
         )
 
 
