@@ -7,6 +7,9 @@ STAMP := $(VENV)/.installed
 # Many tests wait for SDKs and Spark: processes beside each other, files stay whole. JOBS=0: in one process.
 JOBS ?= 6
 PYTEST = $(VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+# Let Spark start quickly and, in a new clone, compile the tests once: else each process does, 10 s of CPU.
+READY = mkdir -p build; test -e build/compiled || $(BIN)/python -m pytest --collect-only -qq >build/compiled & modules=$$!; \
+	$(BIN)/python -m tests.support.quick_spark && wait $$modules
 # Compiled modules are kept even where the environment forbids it: else each process compiles what it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
@@ -16,17 +19,18 @@ demo: $(STAMP)  ## set up and run the main job: real flights through the log and
 	$(BIN)/python -m examples.flights $(ARGS)
 
 test: $(STAMP)  ## set up and run the tests but those of `long`; prints loudly what it had to skip
-	$(BIN)/python -m tests.support.quick_spark
+	$(READY)
 	$(PYTEST) -m "not (faults or programs)" $(ARGS)
 
+LONG ?= faults or programs
 long: JOBS = 4  # its tests keep the cores busy by themselves
 long: $(STAMP)  ## tests that run whole programs, or kill processes at random moments: minutes each; CI runs them
-	$(BIN)/python -m tests.support.quick_spark
-	$(PYTEST) -m "faults or programs" $(ARGS)
+	$(READY)
+	$(PYTEST) -m "$(LONG)" $(ARGS)
 
 upgrade: JOBS = 2  # each runs a cluster of hosts, or Spark
 upgrade: $(STAMP)  ## earlier versions of this code and today's: one data directory, group, checkpoint in turn; minutes
-	$(BIN)/python -m tests.support.quick_spark
+	$(READY)
 	TIDEGATE_UPGRADE=whole $(PYTEST) tests/upgrade $(ARGS)
 
 # Left out: tests/needs.py and pyproject.toml say what a marker means, and a test without any that needs one fails.
@@ -49,9 +53,10 @@ npm: $(NPM)  ## install what tests need of npm: Azure Storage's emulator, the Ja
 check: $(STAMP)  ## lint, format, types, import contracts, docs, versions of dependencies
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/lint-imports
-	$(BIN)/python -m pytest tests/test_dependencies.py tests/test_history.py tests/test_words.py tests/test_docs.py tests/test_docs_site.py tests/test_docs_states.py tests/test_compatibility.py tests/examples/test_demo_guides.py tests/examples/test_public_api.py tests/test_needs.py -q -m "not spark"
+	$(BIN)/mypy & types=$$!; \
+	$(BIN)/lint-imports && \
+	$(BIN)/python -m pytest tests/test_dependencies.py tests/test_history.py tests/test_words.py tests/test_docs.py tests/test_docs_site.py tests/test_docs_states.py tests/test_compatibility.py tests/examples/test_demo_guides.py tests/examples/test_public_api.py tests/test_needs.py -q -m "not spark"; \
+	tests=$$?; wait $$types && exit $$tests
 
 docs: $(STAMP)  ## renew the reference pages that are made from the code
 	$(BIN)/python -m tools.reference docs/reference

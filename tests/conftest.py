@@ -152,7 +152,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FilesOf
 class FilesOfFewSparks(LoadFileScheduling):  # type: ignore[misc]
     """Files stay whole, and those of Spark go to few processes: a Java that begins costs 25 s of a core."""
 
-    _SPARKS: Final = 3
+    _SPARKS: Final = 2
 
     def __init__(self, config: pytest.Config, log: Producer) -> None:
         super().__init__(config, log)

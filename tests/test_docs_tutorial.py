@@ -36,6 +36,7 @@ def _blocks() -> Iterator[tuple[list[str], list[str]]]:
         yield lines, shown.splitlines()
 
 
+@pytest.mark.programs
 @pytest.mark.spark
 def test_the_tutorial_works_as_it_stands(tmp_path: Path) -> None:
     """Somebody who types it gets what it says, over an interruption of the host, down to the last row."""

@@ -101,6 +101,7 @@ def _paste(command: str, environment: dict[str, str]) -> str:
 
 
 @pytest.mark.programs
+@pytest.mark.repeats
 def test_with_postgresql(tmp_path: Path, environment: dict[str, str], postgresql: PostgresqlServer) -> None:
     """The same job into PostgreSQL: exact after the crash, and the password is nowhere in the output."""
     url = postgresql.create_database()

@@ -63,6 +63,7 @@ def test_tasks_do_not_depend_on_the_executors_at_the_start(
     assert pipeline.reading_options(spark, chosen) == {"eventhubs.tasksMax": "5"}
 
 
+@pytest.mark.programs
 @pytest.mark.slow
 def test_a_cluster_gets_the_example_as_a_users_package(tmp_path: Path) -> None:
     """What `tidegate spark package examples` writes is all that executors need to import the pipeline."""

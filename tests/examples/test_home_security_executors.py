@@ -196,6 +196,7 @@ def _json_of(url: str) -> Any:
 
 
 @pytest.mark.programs
+@pytest.mark.repeats
 @pytest.mark.spark
 @pytest.mark.timeout(900)
 def test_executors_take_load_over(tmp_path: Path, postgresql: PostgresqlServer) -> None:

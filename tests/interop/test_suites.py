@@ -58,6 +58,7 @@ def service() -> Iterator[SuiteService]:
         yield started
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("name", SUBSET)
 def test_subset(service: SuiteService, name: str) -> None:
     """The clients of other people work as on the day when the table was made."""

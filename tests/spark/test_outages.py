@@ -92,7 +92,7 @@ def test_the_database_is_stopped_under_a_pipeline(
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("driver_bytes_max", [2**20, 0])
+@pytest.mark.parametrize("driver_bytes_max", [pytest.param(2**20, marks=pytest.mark.repeats), 0])
 def test_the_database_is_stopped_under_aggregates(
     spark: SparkSession,
     hub_service: HubService,

@@ -9,7 +9,7 @@ from tests.storage.damage.run import run
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("seed", [11, 12])
+@pytest.mark.parametrize("seed", [11, pytest.param(12, marks=pytest.mark.repeats)])
 async def test_damage_is_never_silent(seed: int) -> None:
     """Lost silently, altered, given again, a traceback, a repair that loses in silence, does not start or
     disagrees with a second check, or gives up what is intact: none."""

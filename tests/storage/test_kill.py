@@ -42,7 +42,7 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.repeats) for seed in (1, 2))])
 @pytest.mark.faults
 async def test_acknowledged_events_survive_sigkill(seed: int, tmp_path: Path) -> None:
     """The child writes each acknowledgement to a pipe and is killed after a random number of them, three
