@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 from tests.needs import Guard, add_markers, markers_of
+from tests.support.forked import fork_services
 from tests.support.quick_spark import use_quick_spark
 from xdist.scheduler import LoadFileScheduling
 
@@ -168,7 +169,8 @@ class FilesOfFewSparks(LoadFileScheduling):  # type: ignore[misc]
 
 
 def pytest_collection_finish() -> None:
-    """Let the garbage collector pass over all that was imported: a fifth of the CPU of small tests."""
+    """Services start quickly; collections of garbage pass over imports: a fifth of the CPU of small tests."""
+    fork_services()
     gc.collect()
     gc.freeze()
     gc.enable()

@@ -7,8 +7,10 @@ import zoneinfo as zoneinfo
 import uvloop as uvloop
 
 import tidegate.cli.app
+import tidegate.cli.service.serve
 import tidegate.client
 import tidegate.processor
+import tidegate.server.app
 import tidegate.sql
 
 for package in (tidegate.client, tidegate.processor, tidegate.sql):

@@ -26,7 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import IO, Self, TypeVar
 
 from tidegate.client import EventHubAdministrator
 from tidegate.client.background import BackgroundLoop
@@ -275,10 +275,9 @@ class HubProcess(_Hub):
         command += ["--ready-file", str(ready_file)]
         command += [f"--tls-name={name}" for name in self._tls_names]
         command += [f"--capture-destination={each}" for each in _CAPTURE_DESTINATIONS]
-        environment = os.environ | {"TIDEGATE_CONFIG_DIR": str(self._work_dir)}
         with self.log_file.open("ab") as log:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
+            self._process = self._launch(
+                command, log, os.environ | {"TIDEGATE_CONFIG_DIR": str(self._work_dir)}
             )
         deadline = time.monotonic() + _START_TIMEOUT_S
         while not ready_file.exists():
@@ -289,6 +288,11 @@ class HubProcess(_Hub):
             time.sleep(0.02)
         self._remember(ReadyInformation(**json.loads(ready_file.read_text())))
         return self
+
+    def _launch(
+        self, command: list[str], log: IO[bytes], environment: dict[str, str]
+    ) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
 
     def kill(self) -> None:
         """End the process with SIGKILL: nothing is flushed, closed or reported. Harmless if none runs."""
