@@ -253,6 +253,22 @@ def test_the_host_of_the_page_runs_in_processes(workplace: Path) -> None:
         assert not _words_of(output) & {"one", "two", "three"}
 
 
+@pytest.mark.slow
+def test_the_managers_of_the_guide_work_together(workplace: Path) -> None:
+    """Pasted, its leases are in files, its rows in a database, and its dead letters in its own queue."""
+    with HubService() as service:
+        service.create_hub("quantities", partition_count=1)
+        _send(service, "quantities", "3", "many", "7")
+        queue = workplace / "failed.jsonl"
+        with _running(service, workplace, "managed.py", "--metrics-port", "0") as output:
+            _wait(lambda: len(_query(workplace, "SELECT * FROM quantities", "quantities.db")) == 2, output)
+        (letter,) = map(json.loads, queue.read_text().splitlines())
+        assert letter["place"] == ["0", 1, "1"]
+        assert "invalid literal" in letter["error"]
+        assert list((workplace / "leases").glob("*/quantities/*/leases.json"))
+        assert not _query(workplace, "SELECT * FROM tidegate_dead_letter", "quantities.db")
+
+
 def _verbs_of(output: Path) -> list[str]:
     """The first word of each line."""
     return [line.split()[0] for line in output.read_text().splitlines() if line.strip()]
@@ -327,8 +343,8 @@ def _dead_letter_count(workplace: Path) -> int:
     return len(_query(workplace, "SELECT partition_id, sequence_number FROM tidegate_dead_letter"))
 
 
-def _query(workplace: Path, statement: str) -> list[tuple[str, int]]:
-    database = workplace / "orders.db"
+def _query(workplace: Path, statement: str, name: str = "orders.db") -> list[tuple[str, int]]:
+    database = workplace / name
     if not database.exists():
         return []
     with closing(sqlite3.connect(database)) as connection:

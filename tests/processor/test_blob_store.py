@@ -116,6 +116,7 @@ class TestBlobStore(ProcessorStoreConformance):
     """All that a host relies on, without epochs."""
 
     walk_steps = 80
+    has_checkpoint_epochs = False
 
     @pytest.fixture(autouse=True)
     def _place(self, blob_storage: BlobStorage, container: str) -> None:

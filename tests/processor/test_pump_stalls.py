@@ -313,9 +313,10 @@ async def test_a_checkpoint_that_is_fenced_though_the_lease_is_ours_stops_the_pa
     subject = Subject(hub_service, hub, store, checkpoint_all)
     intruder = Lease("0", "intruder", 99, None, datetime(2026, 1, 1, tzinfo=UTC), "")
     group = await group_of(hub_service, hub)
-    await store.update_checkpoint(group, ProcessorCheckpoint("0", -1), lease=intruder)
-    await publish(hub_service, hub, 3)
     async with subject.running():
+        await until(lambda: subject.state is PartitionState.RUNNING)
+        await store.update_checkpoint(group, ProcessorCheckpoint("0", -1), lease=intruder)
+        await publish(hub_service, hub, 3)
         await until(lambda: subject.state is PartitionState.STOPPED)
     assert subject.journal.error_types() == ["FencedError"]
     assert subject.numbers == [0, 1, 2]

@@ -57,6 +57,7 @@ API_PAGES: Final[Mapping[str, ApiPage]] = {
             "tidegate.testing.hub",
             "tidegate.testing.proxy",
             "tidegate.testing.stores",
+            "tidegate.testing.dead_letters",
         ),
     ),
     "python-model.md": ApiPage(

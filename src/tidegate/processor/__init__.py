@@ -23,8 +23,11 @@ if TYPE_CHECKING:
     from tidegate.processor.statistics import PartitionStatistics as PartitionStatistics
     from tidegate.processor.statistics import PartitionState as PartitionState
     from tidegate.processor.store import ProcessorStore as ProcessorStore
-    from tidegate.processor.lease import LeaseStore as LeaseStore
-    from tidegate.processor.checkpoint import CheckpointStore as CheckpointStore
+    from tidegate.processor.lease import LeaseManager as LeaseManager
+    from tidegate.processor.checkpoint import CheckpointManager as CheckpointManager
+    from tidegate.processor.dead_letters import DeadLetterManager as DeadLetterManager
+    from tidegate.processor.dead_letters import FailedEvent as FailedEvent
+    from tidegate.processor.dead_letters import HubDeadLetters as HubDeadLetters
     from tidegate.processor.store import TransactionalStore as TransactionalStore
     from tidegate.processor.store import PartitionTransactions as PartitionTransactions
     from tidegate.processor.store import TransactionOutcome as TransactionOutcome

@@ -59,6 +59,11 @@ class ProcessorCheckpoint:
         return None if self.sequence_number is None else self.sequence_number + 1
 
     @property
+    def has_position(self) -> bool:
+        """False: an owner has created it, and not moved it yet."""
+        return (self.sequence_number, self.offset, self.enqueued_time_ms) != (None, None, None)
+
+    @property
     def position(self) -> EventPosition:
         """Where reading resumes: after the sequence number, else the offset, else at the enqueued time.
 
@@ -103,12 +108,22 @@ class ProcessorCheckpoint:
         return (self.distance_from(other) or 0) < 0
 
 
-class CheckpointStore(Protocol):
-    """Keeps checkpoints.
+class CheckpointManager(Protocol):
+    """Keeps checkpoints, as ICheckpointManager of the classic host.
 
     Every method raises StoreUnavailableError (in SQL: DatabaseUnavailableError) if the store does not answer
     and a retry may help, StoreError (DatabaseError) for any other refusal.
     """
+
+    async def create_checkpoint(self, group: GroupKey, lease: Lease) -> int:
+        """Let only the holder of ``lease`` move its partition's checkpoint, under the epoch returned.
+
+        Called when a host whose leases are kept elsewhere opens a partition, before it reads the checkpoint.
+        The epoch is at least the lease's, and higher than each that was returned or used before, by
+        compare-and-set: from then on, ``update_checkpoint`` refuses the earlier owners. Without a position,
+        the checkpoint is not listed yet. A store without epochs returns the lease's, and refuses no owner.
+        """
+        ...
 
     async def list_checkpoints(self, group: GroupKey) -> Mapping[str, ProcessorCheckpoint]:
         """The group's checkpoints by partition id; partitions without one are absent."""

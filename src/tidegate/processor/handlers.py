@@ -77,6 +77,17 @@ class PartitionContext(_Partition):
         """
         raise NotImplementedError
 
+    def dead_letter(self, event: ReceivedEvent, error: BaseException | str) -> None:
+        """Dead-letter an event that this handler was given, with the reason, before the checkpoint passes it.
+
+        The host's dead letter manager stores it, at least once, when the call returns and before each
+        checkpoint; if it cannot, the batch comes again. If the call raises, its events come again, and those
+        not stored yet are forgotten.
+        Raises InvalidArgumentError if the host has none or the event is not such a one, and in transactional
+        processing, whose calls get a ``TransactionContext``.
+        """
+        raise NotImplementedError
+
 
 class TransactionContext(_Partition):
     """The partition that a handler call is about, within the transaction that moves its checkpoint."""

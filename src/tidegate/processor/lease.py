@@ -209,8 +209,10 @@ class LeaseWatch:
         return LeaseSnapshot(leases, snapshot.now)
 
 
-class LeaseStore(Protocol):
-    """Keeps leases. Every change is a compare-and-set on ``Lease.version``.
+class LeaseManager(Protocol):
+    """Keeps leases, as ILeaseManager of the classic host.
+
+    Every change is a compare-and-set on ``Lease.version``.
 
     Every method raises StoreUnavailableError (in SQL: DatabaseUnavailableError) if the store does not answer
     and a retry may help, StoreError (DatabaseError) for any other refusal.

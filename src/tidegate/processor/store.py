@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from tidegate.model.events import ReceivedEvent
-from tidegate.processor.checkpoint import CheckpointStore, ProcessorCheckpoint
+from tidegate.processor.checkpoint import CheckpointManager, ProcessorCheckpoint
+from tidegate.processor.dead_letters import DeadLetterManager
 from tidegate.processor.handlers import PartitionContext
-from tidegate.processor.lease import GroupKey, Lease, LeaseStore
+from tidegate.processor.lease import GroupKey, Lease, LeaseManager
 from tidegate.processor.policies import FailurePolicy
 
 
-class ProcessorStore(LeaseStore, CheckpointStore, Protocol):
+class ProcessorStore(LeaseManager, CheckpointManager, Protocol):
     """Leases and checkpoints. ``tidegate.testing.stores`` has the tests that every store passes."""
 
     async def close(self) -> None:
@@ -104,6 +105,11 @@ class TransactionalStore(Protocol):
         *,
         policy: FailurePolicy,
         event_hub_created_at_ms: int | None,
+        dead_letters: DeadLetterManager | None = None,
     ) -> PartitionTransactions:
-        """Transactions for one owned partition. form: from ``form_of``."""
+        """Transactions for one owned partition. form: from ``form_of``.
+
+        dead_letters: gets dead letters before each commit, instead of this store's own table. Raises
+        HandlerRefusedError if the policy needs that.
+        """
         ...

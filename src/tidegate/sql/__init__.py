@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from tidegate.sql.core.unit_of_work import UnitOfWork as UnitOfWork
     from tidegate.sql.core.unit_of_work import RowsRefusedError as RowsRefusedError
     from tidegate.sql.dead_letters.dead_letters import DeadLetters as DeadLetters
+    from tidegate.sql.dead_letters.own_table import DeadLetterTable as DeadLetterTable
     from tidegate.sql.core.values import DeadLetter as DeadLetter
     from tidegate.sql.core.values import DeadLetterFilter as DeadLetterFilter
     from tidegate.sql.core.values import DeadLetterStatus as DeadLetterStatus

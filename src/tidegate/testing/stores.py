@@ -1,6 +1,6 @@
-"""The conformance suite of processor stores: what a host relies on, for any store.
+"""The conformance suites of stores: what a host relies on, for any store, lease or checkpoint manager.
 
-    class TestMyStore(ProcessorStoreConformance):
+    class TestMyStore(ProcessorStoreConformance):      # or LeaseManager…, CheckpointManager… for one alone
         async def make_store(self) -> ProcessorStore:
             return MyStore(...)
 
@@ -17,10 +17,10 @@ import asyncio
 import random
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
-from typing import Final
+from typing import Final, TypeVar, cast
 
 from tidegate.model.errors import (
     AlreadyExistsError,
@@ -29,13 +29,15 @@ from tidegate.model.errors import (
     InvalidArgumentError,
     TidegateError,
 )
-from tidegate.processor.checkpoint import ProcessorCheckpoint
+from tidegate.processor.checkpoint import CheckpointManager, ProcessorCheckpoint
 from tidegate.processor.host.name_claim import NameClaim
-from tidegate.processor.lease import GroupKey, Lease, LeaseState
+from tidegate.processor.lease import GroupKey, Lease, LeaseManager, LeaseState
 from tidegate.processor.options import PartitionManagerOptions
 from tidegate.processor.store import ProcessorStore
 from tidegate.transport.clock import SystemClock
 from tidegate.transport.tasks import TaskOwner
+
+T = TypeVar("T")
 
 _HOSTS: Final = 8
 """How many hosts race for a partition."""
@@ -46,25 +48,35 @@ _NAME_DURATION_S: Final = 4.0
 _WAIT_S_MAX: Final = 30.0
 
 
-class _Suite(ABC):
-    """What the tests share: two stores on one location, an unused group, and the store's time."""
+class _Suite:
+    """What the suites of leases and of checkpoints share."""
 
     has_lease_epochs: bool | None = None
     """Whether leases have epochs that rise and fence; None: as the store's ``has_epochs`` says."""
     has_namespaces: bool = True
     """False: a location holds one namespace, and a store refuses a second one with InvalidArgumentError."""
+
+    def are_epochs_kept(self, store: object) -> bool:
+        """Whether leases have epochs in this store."""
+        has_epochs: bool = getattr(store, "has_epochs", True)
+        return has_epochs if self.has_lease_epochs is None else self.has_lease_epochs
+
+
+class LeaseManagerConformance(_Suite, ABC):
+    """Leases: one winner, versions, epochs, renewal, release, expiry."""
+
     walk_steps: int = 150
     """Operations of the random walk; lower it for a slow store."""
 
     @abstractmethod
-    async def make_store(self) -> ProcessorStore:
+    async def make_store(self) -> LeaseManager:
         """Create a store object; all those of one test use the same location.
 
         A store that exists only in its object returns the same one each time. The suite closes each returned
-        object once, at the end of the test.
+        object that has ``close`` once, at the end of the test.
         """
 
-    async def pass_time(self, store: ProcessorStore, seconds: float) -> None:
+    async def pass_time(self, store: LeaseManager, seconds: float) -> None:
         """Wait until the store's clock has advanced by ``seconds``; override it for a simulated clock."""
         group = make_group()
         until = (await store.list_leases(group)).now.timestamp() + seconds
@@ -73,37 +85,20 @@ class _Suite(ABC):
             while (await store.list_leases(group)).now.timestamp() < until:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
 
-    def are_epochs_kept(self, store: ProcessorStore) -> bool:
-        """Whether leases have epochs in this store."""
-        return store.has_epochs if self.has_lease_epochs is None else self.has_lease_epochs
-
-    def next_epoch(self, store: ProcessorStore, lease: Lease) -> int:
+    def next_epoch(self, store: LeaseManager, lease: Lease) -> int:
         """The epoch of the next owner of the partition after ``lease``."""
         return lease.epoch + 1 if self.are_epochs_kept(store) else 0
 
-    @asynccontextmanager
-    async def open_group(self) -> AsyncIterator[tuple[GroupKey, ProcessorStore, ProcessorStore]]:
-        """An unused consumer group, and two stores on one location, as two hosts have them."""
-        async with AsyncExitStack() as stack:
-            stores = [await self.make_store() for _ in range(2)]
-            for store in {id(store): store for store in stores}.values():
-                stack.push_async_callback(store.close)
-            yield make_group(), stores[0], stores[1]
-
-
-class LeaseStoreConformance(_Suite):
-    """Leases: one winner, versions, epochs, renewal, release, expiry."""
-
     async def test_a_new_group_has_no_leases(self) -> None:
         """The first host finds no leases, and the time against which leases are judged."""
-        async with self.open_group() as (group, store, _):
+        async with _open_group(self.make_store) as (group, store, _):
             snapshot = await store.list_leases(group)
             assert dict(snapshot.leases) == {}
             assert snapshot.now.tzinfo is not None
 
     async def test_an_acquired_lease_is_listed(self) -> None:
         """Every host sees the winner's lease, with times of the store's clock."""
-        async with self.open_group() as (group, store, other):
+        async with _open_group(self.make_store) as (group, store, other):
             before = (await store.list_leases(group)).now
             lease = await store.acquire(group, "3", "host-a", expected=None)
             assert lease is not None
@@ -117,7 +112,7 @@ class LeaseStoreConformance(_Suite):
     async def test_a_hosts_name_has_one_live_instance(self) -> None:
         """A second instance gets an error while the first one lives, its successor the name once the claim of
         a killed one has expired, or at once if it was released."""
-        async with self.open_group() as (group, store, other), TaskOwner("hosts") as tasks:
+        async with _open_group(self.make_store) as (group, store, other), TaskOwner("hosts") as tasks:
             first, second, third, fourth = (
                 _name_claim(group, each, number) for number, each in enumerate((store, other) * 2)
             )
@@ -135,7 +130,7 @@ class LeaseStoreConformance(_Suite):
 
     async def test_one_of_many_gets_a_new_partition(self) -> None:
         """Hosts that start simultaneously do not get the same partition twice."""
-        async with self.open_group() as (group, *stores):
+        async with _open_group(self.make_store) as (group, *stores):
             answers = await asyncio.gather(
                 *(
                     stores[host % 2].acquire(group, "0", f"host-{host}", expected=None)
@@ -148,7 +143,7 @@ class LeaseStoreConformance(_Suite):
 
     async def test_one_of_many_steals_a_partition(self) -> None:
         """If several hosts steal a partition simultaneously, exactly one gets it."""
-        async with self.open_group() as (group, *stores):
+        async with _open_group(self.make_store) as (group, *stores):
             first = await acquire(stores[0], group, "0", "host-a")
             answers = await asyncio.gather(
                 *(
@@ -164,7 +159,7 @@ class LeaseStoreConformance(_Suite):
 
     async def test_a_lease_that_is_there_is_not_new(self) -> None:
         """A host that has not seen another's lease cannot overwrite it, released or not."""
-        async with self.open_group() as (group, store, other):
+        async with _open_group(self.make_store) as (group, store, other):
             lease = await acquire(store, group, "0", "host-a")
             assert await other.acquire(group, "0", "host-b", expected=None) is None
             await store.release(group, [lease])
@@ -172,7 +167,7 @@ class LeaseStoreConformance(_Suite):
 
     async def test_a_renewal_comes_before_a_steal(self) -> None:
         """A steal based on the lease before its renewal is refused, because the owner is alive."""
-        async with self.open_group() as (group, store, other):
+        async with _open_group(self.make_store) as (group, store, other):
             seen = await acquire(store, group, "0", "host-a")
             renewed = (await store.renew(group, [seen]))["0"]
             assert await other.acquire(group, "0", "host-b", expected=seen) is None
@@ -180,7 +175,7 @@ class LeaseStoreConformance(_Suite):
 
     async def test_a_stolen_lease_is_lost(self) -> None:
         """The former owner can neither renew nor release the lease."""
-        async with self.open_group() as (group, store, other):
+        async with _open_group(self.make_store) as (group, store, other):
             old = await acquire(store, group, "0", "host-a")
             new = await acquire(other, group, "0", "host-b", expected=old)
             assert dict(await store.renew(group, [old])) == {}
@@ -189,7 +184,7 @@ class LeaseStoreConformance(_Suite):
 
     async def test_an_owner_may_acquire_its_own_lease_anew(self) -> None:
         """A host that restarts under its name gets a new epoch, which fences its former self."""
-        async with self.open_group() as (group, store, _):
+        async with _open_group(self.make_store) as (group, store, _):
             old = await acquire(store, group, "0", "host-a")
             new = await acquire(store, group, "0", "host-a", expected=old)
             assert new.epoch == self.next_epoch(store, old)
@@ -197,7 +192,7 @@ class LeaseStoreConformance(_Suite):
 
     async def test_many_leases_are_renewed_at_once(self) -> None:
         """The answer contains exactly the leases that are still current; a renewal keeps the epoch."""
-        async with self.open_group() as (group, store, other):
+        async with _open_group(self.make_store) as (group, store, other):
             leases = [await acquire(store, group, str(partition), "host-a") for partition in range(6)]
             await acquire(other, group, "2", "host-b", expected=leases[2])
             await other.release(group, [leases[4]])
@@ -216,14 +211,14 @@ class LeaseStoreConformance(_Suite):
 
     async def test_nothing_to_renew_or_release(self) -> None:
         """A host without partitions renews and releases nothing, and gets an empty answer."""
-        async with self.open_group() as (group, store, _):
+        async with _open_group(self.make_store) as (group, store, _):
             assert dict(await store.renew(group, [])) == {}
             await store.release(group, [])
             assert dict((await store.list_leases(group)).leases) == {}
 
     async def test_a_released_lease_is_free_at_once(self) -> None:
         """The next owner need not wait for the lease to expire, and epochs continue from where they were."""
-        async with self.open_group() as (group, store, other):
+        async with _open_group(self.make_store) as (group, store, other):
             leases = [await acquire(store, group, str(partition), "host-a") for partition in range(3)]
             await store.release(group, leases[:2])
             snapshot = await other.list_leases(group)
@@ -238,7 +233,7 @@ class LeaseStoreConformance(_Suite):
 
     async def test_a_lease_runs_out_by_the_stores_clock(self) -> None:
         """An expired lease can be acquired; a renewed one cannot."""
-        async with self.open_group() as (group, store, other):
+        async with _open_group(self.make_store) as (group, store, other):
             kept = await acquire(store, group, "0", "host-a")
             left = await acquire(store, group, "1", "host-a")
             snapshot = await other.list_leases(group)
@@ -253,7 +248,7 @@ class LeaseStoreConformance(_Suite):
 
     async def test_a_partition_is_handed_over_to_the_host_that_asked(self) -> None:
         """Its owner reads the request, which outlasts renewals, and releases the lease to that host."""
-        async with self.open_group() as (group, store, other):
+        async with _open_group(self.make_store) as (group, store, other):
             lease = await acquire(store, group, "0", "host-a")
             assert (lease.requested_by, lease.requested_at) == ("", None)
             await other.request(group, lease, "host-b")
@@ -278,7 +273,7 @@ class LeaseStoreConformance(_Suite):
 
     async def test_an_offer_counts_from_the_release(self) -> None:
         """Although its owner had not renewed the lease for a while."""
-        async with self.open_group() as (group, store, other):
+        async with _open_group(self.make_store) as (group, store, other):
             lease = await acquire(store, group, "0", "host-a")
             await other.request(group, lease, "host-b")
             await self.pass_time(store, _LEASE_DURATION_S + 1)
@@ -289,7 +284,7 @@ class LeaseStoreConformance(_Suite):
 
     async def test_a_request_counts_for_one_owner(self) -> None:
         """Not for the next one, not if that is followed by the first again, and not for a free partition."""
-        async with self.open_group() as (group, store, other):
+        async with _open_group(self.make_store) as (group, store, other):
             first = await acquire(store, group, "0", "host-a")
             second = await acquire(other, group, "0", "host-b", expected=first)
             await other.request(group, first, "host-c")
@@ -302,17 +297,11 @@ class LeaseStoreConformance(_Suite):
             assert snapshot.state("0", 3600) is LeaseState.RELEASED
             assert not snapshot.leases["0"].requested_by
 
-    async def test_groups_do_not_meet(self) -> None:
+    async def test_leases_of_groups_do_not_meet(self) -> None:
         """Each namespace, hub and group is a separate location; different spellings of a name are not."""
-        async with self.open_group() as (group, store, other):
-            elsewhere = replace(group, namespace="other.servicebus.windows.net", authority="")
-            others = [
-                replace(group, event_hub=group.event_hub + "-2"),
-                replace(group, consumer_group="$Default2"),
-            ]
-            shouted = GroupKey(group.namespace.upper(), group.event_hub.upper(), group.consumer_group.upper())
+        async with _open_group(self.make_store) as (group, store, other):
+            elsewhere, others, shouted = _other_groups(group)
             lease = await acquire(store, group, "0", "Host-A")
-            await store.update_checkpoint(group, _checkpoint("0", 5), lease=lease)
             assert dict((await other.list_leases(shouted)).leases) == {"0": lease}
             if self.has_namespaces:
                 others.append(elsewhere)
@@ -320,16 +309,14 @@ class LeaseStoreConformance(_Suite):
                 assert await _is_refused(other.list_leases(elsewhere), InvalidArgumentError)
             for one in others:
                 assert dict((await other.list_leases(one)).leases) == {}
-                assert dict(await other.list_checkpoints(one)) == {}
                 await acquire(other, one, "0", "host-b")
             assert dict((await other.list_leases(shouted)).leases) == {"0": lease}
-            assert sorted(await other.list_checkpoints(shouted)) == ["0"]
 
     async def test_a_random_walk_agrees_with_the_model(self) -> None:
         """Hosts act on what they saw, fresh or stale: only fresh knowledge changes anything."""
         seed = random.randrange(2**32)
         print(f"random walk: seed {seed}")
-        async with self.open_group() as (group, *stores):
+        async with _open_group(self.make_store) as (group, *stores):
             walk = _Walk(random.Random(seed), group)
             for _ in range(self.walk_steps):
                 await walk.step(walk.random.choice(stores))
@@ -337,17 +324,73 @@ class LeaseStoreConformance(_Suite):
             assert dict(listed) == walk.current
 
 
-class CheckpointStoreConformance(_Suite):
+class CheckpointManagerConformance(_Suite, ABC):
     """Checkpoints: kept as given, forward only, fenced by epoch."""
+
+    has_checkpoint_epochs: bool = True
+    """False: ``create_checkpoint`` refuses no earlier owner, as in the official layout."""
+
+    @abstractmethod
+    async def make_store(self) -> CheckpointManager:
+        """As ``LeaseManagerConformance.make_store``."""
+
+    async def own(
+        self, store: CheckpointManager, group: GroupKey, owner: str, *, partition_id: str = "0"
+    ) -> Lease:
+        """The lease of the partition's next owner, with the epoch under which it moves the checkpoint."""
+        now = SystemClock().now_utc()
+        lease = Lease(partition_id, owner, 0, now, now, "1")
+        return replace(lease, epoch=await store.create_checkpoint(group, lease))
+
+    def is_fenced(self, store: object) -> bool:
+        """Whether ``store`` refuses an earlier owner."""
+        return self.has_checkpoint_epochs
+
+    async def test_one_epoch_has_one_owner(self) -> None:
+        """Hosts that open a partition simultaneously get different epochs, above that of each lease; only
+        the last one may move the checkpoint, which has no position until then."""
+        async with _open_group(self.make_store) as (group, *stores):
+            now = SystemClock().now_utc()
+            leases = [Lease("0", f"host-{host}", host % 3, now, now, "1") for host in range(_HOSTS)]
+            epochs = await asyncio.gather(
+                *(stores[host % 2].create_checkpoint(group, lease) for host, lease in enumerate(leases))
+            )
+            assert all(epoch >= lease.epoch for epoch, lease in zip(epochs, leases, strict=True))
+            assert dict(await stores[0].list_checkpoints(group)) == {}
+            if not self.has_checkpoint_epochs:
+                return
+            assert len(set(epochs)) == _HOSTS
+            for host, lease in enumerate(leases):
+                owner = replace(lease, epoch=epochs[host])
+                moved = stores[host % 2].update_checkpoint(group, _checkpoint("0", 5), lease=owner)
+                assert await _is_refused(moved, FencedError) == (epochs[host] < max(epochs))
+            far = replace(leases[0], epoch=max(epochs) + 7)
+            assert await stores[0].create_checkpoint(group, far) == far.epoch
+            assert await stores[1].create_checkpoint(group, leases[0]) == far.epoch + 1
+            assert await _position(stores[0], group) == 5
+            late = stores[0].update_checkpoint(group, _checkpoint("0", 6), lease=far)
+            assert await _is_refused(late, FencedError)
+
+    async def test_checkpoints_of_groups_do_not_meet(self) -> None:
+        """As leases: different spellings of a name are one group, different names are not."""
+        async with _open_group(self.make_store) as (group, store, other):
+            elsewhere, others, shouted = _other_groups(group)
+            await store.update_checkpoint(group, _checkpoint("0", 5), lease=None)
+            if self.has_namespaces:
+                others.append(elsewhere)
+            for one in others:
+                assert dict(await other.list_checkpoints(one)) == {}
+                await other.update_checkpoint(one, _checkpoint("0", 7), lease=None)
+            assert await _position(other, shouted) == 5
 
     async def test_a_checkpoint_is_kept(self) -> None:
         """Another host continues from the same event; values that a store does not keep are None."""
         given = ProcessorCheckpoint(
             "7", 41, "4294967296", 1_700_000_000_123, 1_600_000_000_456, history_id="0123abcd" * 4
         )
-        async with self.open_group() as (group, store, other):
+        async with _open_group(self.make_store) as (group, store, other):
             assert dict(await store.list_checkpoints(group)) == {}
-            lease = await acquire(store, group, "7", "host-a")
+            lease = await self.own(store, group, "host-a", partition_id="7")
             await store.update_checkpoint(group, given, lease=lease)
             kept = dict(await other.list_checkpoints(group))
             assert list(kept) == ["7"]
@@ -367,8 +410,8 @@ class CheckpointStoreConformance(_Suite):
 
     async def test_a_checkpoint_moves_forward_only(self) -> None:
         """A slow worker's old checkpoint does not undo a newer one, unless explicitly requested."""
-        async with self.open_group() as (group, store, other):
-            lease = await acquire(store, group, "0", "host-a")
+        async with _open_group(self.make_store) as (group, store, other):
+            lease = await self.own(store, group, "host-a")
             for number, expected in ((10, 10), (9, 10), (10, 10), (11, 11), (0, 11)):
                 await store.update_checkpoint(group, _checkpoint("0", number), lease=lease)
                 assert await _position(other, group) == expected
@@ -384,22 +427,21 @@ class CheckpointStoreConformance(_Suite):
 
     async def test_a_checkpoint_needs_no_lease(self) -> None:
         """A person may set the checkpoint of a partition that was never processed."""
-        async with self.open_group() as (group, store, other):
+        async with _open_group(self.make_store) as (group, store, other):
             await store.update_checkpoint(group, _checkpoint("0", 4), lease=None)
             assert await _position(other, group) == 4
-            assert dict((await other.list_leases(group)).leases) == {}
 
     async def test_an_old_owner_is_fenced(self) -> None:
         """Once the new owner has moved the checkpoint, the old owner is fenced.
 
         Without epochs the old owner gets no error, but the checkpoint still only moves forward.
         """
-        async with self.open_group() as (group, store, other):
-            old = await acquire(store, group, "0", "host-a")
+        async with _open_group(self.make_store) as (group, store, other):
+            old = await self.own(store, group, "host-a")
             await store.update_checkpoint(group, _checkpoint("0", 5), lease=old)
-            new = await acquire(other, group, "0", "host-b", expected=old)
+            new = await self.own(other, group, "host-b")
             await other.update_checkpoint(group, _checkpoint("0", 7), lease=new)
-            is_fenced = self.are_epochs_kept(store)
+            is_fenced = self.is_fenced(store)
             late = store.update_checkpoint(group, _checkpoint("0", 6), lease=old)
             assert await _is_refused(late, FencedError) == is_fenced
             assert await _position(store, group) == 7
@@ -415,17 +457,17 @@ class CheckpointStoreConformance(_Suite):
 
     async def test_a_slow_new_owner_fences_as_well(self) -> None:
         """The new owner's epoch counts from its first checkpoint on, even if that does not move it."""
-        async with self.open_group() as (group, store, other):
-            old = await acquire(store, group, "0", "host-a")
+        async with _open_group(self.make_store) as (group, store, other):
+            old = await self.own(store, group, "host-a")
             await store.update_checkpoint(group, _checkpoint("0", 5), lease=old)
-            new = await acquire(other, group, "0", "host-b", expected=old)
+            new = await self.own(other, group, "host-b")
             await other.update_checkpoint(group, _checkpoint("0", 4), lease=new)
             late = store.update_checkpoint(group, _checkpoint("0", 6), lease=old)
-            assert await _is_refused(late, FencedError) == self.are_epochs_kept(store)
+            assert await _is_refused(late, FencedError) == self.is_fenced(store)
 
     async def test_a_checkpoint_belongs_to_one_hub(self) -> None:
         """A hub that was deleted and recreated under its name starts without checkpoints."""
-        async with self.open_group() as (group, store, other):
+        async with _open_group(self.make_store) as (group, store, other):
             first = replace(_checkpoint("0", 5), event_hub_created_at_ms=1_000)
             await store.update_checkpoint(group, first, lease=None)
             if (await other.list_checkpoints(group))["0"].event_hub_created_at_ms is None:
@@ -438,21 +480,11 @@ class CheckpointStoreConformance(_Suite):
             await other.update_checkpoint(group, second, lease=None, is_rewind_allowed=True)
             assert (await store.list_checkpoints(group))["0"].event_hub_created_at_ms == 2_000
 
-    async def test_a_released_partition_keeps_its_checkpoint(self) -> None:
-        """A checkpoint outlives its lease, so the next owner continues from it."""
-        async with self.open_group() as (group, store, other):
-            lease = await acquire(store, group, "0", "host-a")
-            await store.update_checkpoint(group, _checkpoint("0", 5), lease=lease)
-            await store.release(group, [lease])
-            released = (await other.list_leases(group)).leases["0"]
-            await acquire(other, group, "0", "host-b", expected=released)
-            assert await _position(other, group) == 5
-
     async def test_the_furthest_of_many_checkpoints_stays(self) -> None:
         """Checkpoints that arrive concurrently, in any order, from two hosts, leave the furthest one."""
         numbers = list(range(24))
         random.Random(4).shuffle(numbers)
-        async with self.open_group() as (group, *stores):
+        async with _open_group(self.make_store) as (group, *stores):
             await asyncio.gather(
                 *(
                     stores[number % 2].update_checkpoint(group, _checkpoint(partition, number), lease=None)
@@ -464,12 +496,38 @@ class CheckpointStoreConformance(_Suite):
             assert {partition: one.sequence_number for partition, one in kept.items()} == {"0": 23, "1": 23}
 
 
-class ProcessorStoreConformance(LeaseStoreConformance, CheckpointStoreConformance):
+class ProcessorStoreConformance(LeaseManagerConformance, CheckpointManagerConformance):
     """Everything that a host relies on. Subclass it with ``make_store``."""
+
+    @abstractmethod
+    async def make_store(self) -> ProcessorStore:
+        """As ``LeaseManagerConformance.make_store``."""
+
+    def is_fenced(self, store: object) -> bool:
+        """The epochs are those of the store's own leases."""
+        return self.are_epochs_kept(store)
+
+    async def own(
+        self, store: CheckpointManager, group: GroupKey, owner: str, *, partition_id: str = "0"
+    ) -> Lease:
+        """The lease of the partition's next owner, acquired in the store."""
+        leases = cast(ProcessorStore, store)
+        known = (await leases.list_leases(group)).leases.get(partition_id)
+        return await acquire(leases, group, partition_id, owner, expected=known)
+
+    async def test_a_released_partition_keeps_its_checkpoint(self) -> None:
+        """A checkpoint outlives its lease, so the next owner continues from it."""
+        async with _open_group(self.make_store) as (group, store, other):
+            lease = await acquire(store, group, "0", "host-a")
+            await store.update_checkpoint(group, _checkpoint("0", 5), lease=lease)
+            await store.release(group, [lease])
+            released = (await other.list_leases(group)).leases["0"]
+            await acquire(other, group, "0", "host-b", expected=released)
+            assert await _position(other, group) == 5
 
     async def test_closing_twice_is_harmless(self) -> None:
         """A host closes its store even if its user closes it as well."""
-        async with self.open_group() as (group, store, _):
+        async with _open_group(self.make_store) as (group, store, _):
             await store.list_leases(group)
             await store.close()
 
@@ -483,7 +541,7 @@ class _Walk:
         self._group = group
         self._seen: list[Lease] = []
 
-    async def step(self, store: ProcessorStore) -> None:
+    async def step(self, store: LeaseManager) -> None:
         """Do one operation through ``store``, and compare the result with the model."""
         partition = str(self.random.randrange(3))
         known = [None, *(lease for lease in self._seen if lease.partition_id == partition)]
@@ -501,7 +559,7 @@ class _Walk:
         else:
             await self._refresh(store)
 
-    async def _acquire(self, store: ProcessorStore, partition: str, expected: Lease | None) -> None:
+    async def _acquire(self, store: LeaseManager, partition: str, expected: Lease | None) -> None:
         is_fresh = partition not in self.current if expected is None else self._is_fresh(expected)
         owner = f"host-{self.random.randrange(3)}"
         lease = await store.acquire(self._group, partition, owner, expected=expected)
@@ -512,14 +570,14 @@ class _Walk:
             assert expected is None or lease.epoch == (expected.epoch + 1 if expected.epoch else 0)
             self._remember(lease)
 
-    async def _renew(self, store: ProcessorStore, expected: Lease) -> None:
+    async def _renew(self, store: LeaseManager, expected: Lease) -> None:
         renewed = await store.renew(self._group, [expected])
         assert list(renewed) == ([expected.partition_id] if self._is_fresh(expected) else [])
         for lease in renewed.values():
             assert (lease.owner, lease.epoch) == (expected.owner, expected.epoch)
             self._remember(lease)
 
-    async def _refresh(self, store: ProcessorStore) -> None:
+    async def _refresh(self, store: LeaseManager) -> None:
         for lease in (await store.list_leases(self._group)).leases.values():
             if not self._is_fresh(lease):
                 self._remember(lease)
@@ -542,7 +600,7 @@ def make_group() -> GroupKey:
 
 
 async def acquire(
-    store: ProcessorStore, group: GroupKey, partition_id: str, owner: str, *, expected: Lease | None = None
+    store: LeaseManager, group: GroupKey, partition_id: str, owner: str, *, expected: Lease | None = None
 ) -> Lease:
     """Acquire a lease without competition."""
     lease = await store.acquire(group, partition_id, owner, expected=expected)
@@ -550,7 +608,33 @@ async def acquire(
     return lease
 
 
-def _name_claim(group: GroupKey, store: ProcessorStore, number: int) -> NameClaim:
+@asynccontextmanager
+async def _open_group(make: Callable[[], Awaitable[T]]) -> AsyncIterator[tuple[GroupKey, T, T]]:
+    """An unused consumer group, and two stores on one location, as two hosts have them."""
+    async with AsyncExitStack() as stack:
+        stores = [await make() for _ in range(2)]
+        for store in {id(store): store for store in stores}.values():
+            close = getattr(store, "close", None)
+            if close is not None:
+                stack.push_async_callback(close)
+        yield make_group(), stores[0], stores[1]
+
+
+def _other_groups(group: GroupKey) -> tuple[GroupKey, list[GroupKey], GroupKey]:
+    """One of another namespace, others of this one, and the group in another spelling."""
+    elsewhere = replace(group, namespace="other.servicebus.windows.net", authority="")
+    others = [
+        replace(group, event_hub=group.event_hub + "-2"),
+        replace(group, consumer_group="$Default2"),
+    ]
+    return (
+        elsewhere,
+        others,
+        GroupKey(*map(str.upper, (group.namespace, group.event_hub, group.consumer_group))),
+    )
+
+
+def _name_claim(group: GroupKey, store: LeaseManager, number: int) -> NameClaim:
     """Of an instance of one host."""
     return NameClaim(
         "host-a",
@@ -568,7 +652,7 @@ def _checkpoint(partition_id: str, sequence_number: int) -> ProcessorCheckpoint:
     return ProcessorCheckpoint(partition_id, sequence_number, offset, 1_700_000_000_000 + sequence_number)
 
 
-async def _position(store: ProcessorStore, group: GroupKey) -> int | None:
+async def _position(store: CheckpointManager, group: GroupKey) -> int | None:
     return (await store.list_checkpoints(group))["0"].sequence_number
 
 

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Final
 from tests.processor.faults.work import CONSUMER_GROUP, Journal, PlainWork, TransactionalWork
 
 from tidegate.model.errors import DatabaseUnavailableError, FencedError
-from tidegate.processor import EventProcessorHost
+from tidegate.processor import DirectoryStore, EventProcessorHost
 from tidegate.processor.handlers import EventProcessor, PartitionContext, TransactionalProcessor
 from tidegate.processor.options import EventProcessorOptions, PartitionManagerOptions
 from tidegate.sql import Database, SqlStore, UnitOfWork
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 NAME_PREFIX: Final = "TIDEGATE_TESTS_NAME_PREFIX"
 """A variable: goes before the host's name, as its group knows it."""
+LEASES_APART: Final = "TIDEGATE_TESTS_LEASES_APART"
+"""A variable: leases are in files, checkpoints where they are otherwise."""
 CONTAINER: Final = "hosts"
 FENCED_MARK: Final = "overtaken:"
 """Stands in the log before each refusal of an owner that was overtaken."""
@@ -99,6 +101,7 @@ async def run(settings: HostSettings) -> None:
         manager_options=PartitionManagerOptions(
             lease_duration_s=settings.lease_duration_s, renew_interval_s=settings.lease_duration_s / 3
         ),
+        leases=DirectoryStore(Path(settings.folder) / "leases") if LEASES_APART in os.environ else None,
         transactional=settings.is_transactional,
     )
     await host.register(factory=make_factory(settings))

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 
+import pytest
 from tests.processor.faults.chaos import ChaosSettings, Fault
-from tests.processor.faults.host_process import Breakage
+from tests.processor.faults.host_process import LEASES_APART, Breakage
 from tests.processor.faults.runs import run_chaos
 from tests.processor.faults.work import PARTITION_COUNT
 
@@ -27,6 +28,17 @@ async def test_transactions_leave_each_event_once(database_url: str | None, seed
     check_faults(result.report.faults, is_proxied=database_url is not None)
     assert (result.report.connections_cut > 0) is (database_url is not None)
     assert (result.report.commits_cut > 0) is (database_url is not None)
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+async def test_leases_apart_leave_each_event_once(database_url: str, seed: int) -> None:
+    """Transactions are fenced by the checkpoints' own epochs, whatever happens to the leases' hosts."""
+    settings = ChaosSettings(EVENTS, seed, environments=({LEASES_APART: "1"},))
+    result = await run_chaos(settings, database_url)
+    assert result.findings == []
+    assert result.totals.rows + result.totals.dead_letters == EVENTS
+    assert result.totals.takeovers > 0
+    check_faults(result.report.faults, is_proxied=True)
 
 
 async def test_plain_checkpoints_leave_none_out_and_keep_the_order(

@@ -68,7 +68,11 @@ async def run_host(host: EventProcessorHost, report: Callable[[HostReport], None
                 tasks.start(_report_forever(host, report), name="report")
                 await host.wait()
     finally:
-        await host.store.close()
+        async with contextlib.AsyncExitStack() as last:  # closes the rest whatever fails
+            for manager in (host.leases, host.checkpoints, host.dead_letters):
+                close = getattr(manager, "close", None)
+                if close is not None:
+                    last.push_async_callback(close)
         with contextlib.suppress(BrokenPipeError):
             report(HostReport.of(host))
     _logger.info("Host %s has stopped: %d events processed", host.host_name, host.statistics().events_total)

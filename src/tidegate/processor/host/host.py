@@ -26,13 +26,15 @@ from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import ClosedError, InvalidArgumentError, TidegateError
 from tidegate.model.hub_properties import EventHubProperties
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
+from tidegate.processor.checkpoint import CheckpointManager
+from tidegate.processor.dead_letters import DeadLetterManager
 from tidegate.processor.handlers import EventHandler, ProcessorFactory, TransactionalHandler
 from tidegate.processor.host.name_claim import NameClaim
 from tidegate.processor.host.partition_manager import PartitionManager
 from tidegate.processor.host.reports import ServiceReports
 from tidegate.processor.host.termination import ended_by_sigterm
 from tidegate.processor.host.watchdog import Watchdog
-from tidegate.processor.lease import GroupKey
+from tidegate.processor.lease import GroupKey, LeaseManager
 from tidegate.processor.options import EventProcessorOptions, PartitionManagerOptions
 from tidegate.processor.pump.pump import PartitionPump
 from tidegate.processor.pump.session import PumpEnvironment
@@ -66,6 +68,9 @@ class EventProcessorHost:
         *,
         namespace: Namespace | None = None,
         manager_options: PartitionManagerOptions = PartitionManagerOptions(),  # noqa: B008
+        leases: LeaseManager | None = None,
+        checkpoints: CheckpointManager | None = None,
+        dead_letters: DeadLetterManager | None = None,
         transactional: bool = False,
         handler: Handler | None = None,
         clock: Clock | None = None,
@@ -76,9 +81,12 @@ class EventProcessorHost:
 
         host_name: unique among the group's live hosts; None: machine, process and a random part.
         event_hub: None uses the connection string's EntityPath. connection_string, namespace: give one of
-        them. store: keeps leases and checkpoints; the caller closes it. transactional: each batch is one
-        transaction of the store. handler: what ``register`` uses unless it is given one. clock, random: for
-        tests. connection: options of the connection string's namespace, such as ``ca_file``.
+        them. store: keeps leases and checkpoints, but what another manager is given for; the caller closes
+        all. leases, checkpoints: keep these alone; every store can. dead_letters: keeps them instead of a
+        SQL store of the checkpoints. transactional: each batch is one transaction of the store of the
+        checkpoints; another keeper of dead letters gets these before the commit. handler: what ``register``
+        uses unless it is given one. clock, random: for tests. connection: options of the connection string's
+        namespace, such as ``ca_file``.
 
         Raises InvalidArgumentError, ConnectionStringError.
         """
@@ -89,9 +97,12 @@ class EventProcessorHost:
                 f"The namespace is given, and so are options of a connection: {', '.join(connection)}.",
                 next_step="Pass them to Namespace.from_connection_string.",
             )
-        if store is None:
+        leases = leases if leases is not None else store
+        checkpoints = checkpoints if checkpoints is not None else store
+        if leases is None or checkpoints is None:
             raise InvalidArgumentError(
-                "No store given.", next_step="Pass store=…, which keeps leases and checkpoints."
+                "No store given.",
+                next_step="Pass store=…, which keeps leases and checkpoints, or leases=… and checkpoints=….",
             )
         if connection_string is not None:
             event_hub = event_hub_of(connection_string, event_hub)
@@ -111,7 +122,13 @@ class EventProcessorHost:
         """The consumer group; its namespace is known by its id once ``register`` has read the hub."""
         self._namespace = namespace
         self.store = store
-        """Keeps leases and checkpoints; the caller closes it."""
+        """As given; the caller closes it."""
+        self.leases: LeaseManager = leases
+        """Keeps the leases: the store, unless another was given."""
+        self.checkpoints: CheckpointManager = checkpoints
+        """Keeps the checkpoints: the store, unless another was given."""
+        self.dead_letters = dead_letters
+        """Keeps the dead letters; None: the store of the checkpoints, if it can."""
         self.handler = handler
         """What ``register`` uses unless it is given one."""
         self._totals = HostTotals()
@@ -128,11 +145,14 @@ class EventProcessorHost:
         connection_string: str | ConnectionString,
         event_hub: str | None = None,
         *,
-        store: ProcessorStore,
+        store: ProcessorStore | None = None,
         consumer_group: str = DEFAULT_CONSUMER_GROUP,
         host_name: str | None = None,
         options: EventProcessorOptions = EventProcessorOptions(),  # noqa: B008 - frozen
         manager_options: PartitionManagerOptions = PartitionManagerOptions(),  # noqa: B008 - frozen
+        leases: LeaseManager | None = None,
+        checkpoints: CheckpointManager | None = None,
+        dead_letters: DeadLetterManager | None = None,
         transactional: bool = False,
         handler: Handler | None = None,
         clock: Clock | None = None,
@@ -151,6 +171,9 @@ class EventProcessorHost:
             store,
             options,
             manager_options=manager_options,
+            leases=leases,
+            checkpoints=checkpoints,
+            dead_letters=dead_letters,
             transactional=transactional,
             handler=handler,
             clock=clock,
@@ -187,7 +210,11 @@ class EventProcessorHost:
         if handler is None and factory is None:
             handler = self.handler
         registration = check_registration(
-            handler, factory, is_transactional=self._is_transactional, store=self.store, group=self.group
+            handler,
+            factory,
+            is_transactional=self._is_transactional,
+            store=self.checkpoints,
+            group=self.group,
         )
         if registration.is_transactional and self._options.invoke_after_receive_timeout:
             raise InvalidArgumentError(
@@ -302,12 +329,19 @@ class _HostRun:
         self._pump_tasks = TaskOwner(f"pumps of {host.host_name}", on_failure=self._fail)
         self._last_tasks = TaskOwner(f"end of {host.host_name}")
         self._hub = SharedRead(consumer.get_event_hub_properties, self._pump_tasks, name="reading the hub")
-        store, group = host.store, host.group
+        group, checkpoints, dead_letters = host.group, host.checkpoints, host.dead_letters
+        if dead_letters is None and not registration.is_transactional:
+            dead_letters = checkpoints if isinstance(checkpoints, DeadLetterManager) else None
         partition_ids = self._partition_ids = hub.partition_ids
         environment = self._environment = PumpEnvironment(
             group=group,
             consumer=consumer,
-            store=store,
+            leases=host.leases,
+            lease_reads=SharedRead(
+                lambda: host.leases.list_leases(group), self._pump_tasks, name="reading leases"
+            ),
+            checkpoint_manager=checkpoints,
+            dead_letters=dead_letters,
             registration=registration,
             options=self._options,
             clock=host._clock,
@@ -315,7 +349,7 @@ class _HostRun:
             tasks=self._pump_tasks,
             hub=self._hub,
             checkpoints=SharedRead(
-                lambda: store.list_checkpoints(group), self._pump_tasks, name="reading checkpoints"
+                lambda: checkpoints.list_checkpoints(group), self._pump_tasks, name="reading checkpoints"
             ),
             report=self._report,
             refused=self._note_refused,
@@ -324,7 +358,7 @@ class _HostRun:
         )
         self._manager = PartitionManager(
             group=group,
-            store=store,
+            store=host.leases,
             owner=host.host_name,
             partition_ids=partition_ids,
             options=host._manager_options,
@@ -339,7 +373,7 @@ class _HostRun:
                 host.host_name,
                 f"{host._random.getrandbits(64):016x}",
                 group=group,
-                store=store,
+                store=host.leases,
                 options=host._manager_options,
                 clock=host._clock,
                 on_exception=self._report,

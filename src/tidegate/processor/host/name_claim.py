@@ -22,7 +22,7 @@ from typing import Final
 
 from tidegate.model.clock import Clock
 from tidegate.model.errors import AlreadyExistsError, StoreUnavailableError
-from tidegate.processor.lease import GroupKey, Lease, LeaseStore, LeaseWatch
+from tidegate.processor.lease import GroupKey, Lease, LeaseManager, LeaseWatch
 from tidegate.processor.options import PartitionManagerOptions
 
 _KEY_BYTES: Final = 16
@@ -40,7 +40,7 @@ class NameClaim:
         instance_id: str,
         *,
         group: GroupKey,
-        store: LeaseStore,
+        store: LeaseManager,
         options: PartitionManagerOptions,
         clock: Clock,
         on_exception: Callable[[Exception, str | None], None],

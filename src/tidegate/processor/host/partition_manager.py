@@ -32,7 +32,7 @@ from tidegate.model.errors import StoreUnavailableError
 from tidegate.processor.handlers import CloseReason
 from tidegate.processor.host.balancer import decide_balance, seconds_until_change
 from tidegate.processor.host.pump_control import PumpControl
-from tidegate.processor.lease import GroupKey, Lease, LeaseSnapshot, LeaseStore, LeaseWatch
+from tidegate.processor.lease import GroupKey, Lease, LeaseManager, LeaseSnapshot, LeaseWatch
 from tidegate.processor.options import PartitionManagerOptions
 from tidegate.processor.pump.pump import PartitionPump
 from tidegate.transport.tasks import TaskOwner
@@ -62,7 +62,7 @@ class PartitionManager:
         self,
         *,
         group: GroupKey,
-        store: LeaseStore,
+        store: LeaseManager,
         owner: str,
         partition_ids: Sequence[str],
         options: PartitionManagerOptions,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from tidegate.model.errors import PartitionPausedError, PartitionStoppedError
 from tidegate.model.events import ReceivedEvent
 from tidegate.processor.checkpoint import ProcessorCheckpoint
+from tidegate.processor.dead_letters import DeadLetterManager
 from tidegate.processor.policies import FailurePolicy
 from tidegate.processor.pump.context import OwnedPartitionContext
 from tidegate.processor.pump.shared_reads import CheckpointReads
@@ -41,6 +42,7 @@ class PlainDelivery:
         is_processed = False
         try:
             await self._processor.process_events(context, events)
+            await context.store_dead_letters()
             is_processed = True
         finally:
             context.end_call(len(events), is_processed=is_processed)
@@ -64,16 +66,21 @@ class TransactionalDelivery:
         policy: FailurePolicy,
         event_hub_created_at_ms: int,
         totals: HostTotals,
+        dead_letters: DeadLetterManager | None,
     ) -> None:
+        """dead_letters: None: the store keeps them itself."""
         self._context = context
         self._totals = totals
+        # A user's store need not know of managers.
+        others = {} if dead_letters is None else {"dead_letters": dead_letters}
         self._transactions: PartitionTransactions = store.open_transactions(
             context.group,
-            context.lease,
+            context.checkpoint_lease,
             processor.form,
             context,
             policy=policy,
             event_hub_created_at_ms=event_hub_created_at_ms,
+            **others,
         )
 
     async def begin(self) -> ProcessorCheckpoint | None:

@@ -214,6 +214,8 @@ class PartitionPump:
             case FencedError():
                 if not await self._is_lease_ours():
                     return PumpStep.LOSE
+                if not self._environment.is_one_store:
+                    return PumpStep.RESTART  # under a new epoch of the checkpoint's
                 is_transactional = self._environment.registration.is_transactional
                 return PumpStep.RESTART if is_transactional and session.has_begun else PumpStep.FAIL
             case EventHubReplacedError() if session.has_read:
@@ -231,7 +233,7 @@ class PartitionPump:
         """Whether the lease is ours; True if the store does not answer, as no host can take it then."""
         environment = self._environment
         try:
-            snapshot = await self._unless_stopped(environment.store.list_leases(environment.group))
+            snapshot = await self._unless_stopped(environment.leases.list_leases(environment.group))
         except Exception as error:  # a store may be a user's code: its failure must not end the host
             environment.report(error, self.partition_id)
             return True

@@ -41,9 +41,10 @@ from tidegate.model.errors import (
 )
 from tidegate.model.events import ReceivedEvent
 from tidegate.model.position import EventPosition
-from tidegate.processor.checkpoint import ProcessorCheckpoint
+from tidegate.processor.checkpoint import CheckpointManager, ProcessorCheckpoint
+from tidegate.processor.dead_letters import DeadLetterManager, FailedEvent, store_failed
 from tidegate.processor.handlers import CloseReason
-from tidegate.processor.lease import GroupKey, Lease
+from tidegate.processor.lease import GroupKey, Lease, LeaseManager, LeaseSnapshot
 from tidegate.processor.options import EventProcessorOptions
 from tidegate.processor.policies import RESTART, PositionLostPolicy
 from tidegate.processor.pump.context import OwnedPartitionContext
@@ -65,7 +66,7 @@ from tidegate.processor.pump.starting import (
 from tidegate.processor.pump.states import PumpStep
 from tidegate.processor.registration import Processor, Registration
 from tidegate.processor.statistics import HostTotals
-from tidegate.processor.store import ProcessorStore, TransactionalStore
+from tidegate.processor.store import TransactionalStore
 from tidegate.tracing import find_tracing
 from tidegate.transport.tasks import TaskOwner
 
@@ -81,7 +82,11 @@ class PumpEnvironment:
 
     group: GroupKey
     consumer: EventHubConsumer
-    store: ProcessorStore
+    leases: LeaseManager
+    checkpoint_manager: CheckpointManager
+    lease_reads: SharedRead[LeaseSnapshot]
+    dead_letters: DeadLetterManager | None
+    """None: the transactional store's own, or none."""
     registration: Registration
     options: EventProcessorOptions
     clock: Clock
@@ -98,6 +103,31 @@ class PumpEnvironment:
     totals: HostTotals
     added_partitions: set[str] = field(default_factory=set)
     """Those that the hub got while this host ran: they start at their beginning."""
+
+    @property
+    def is_one_store(self) -> bool:
+        """Whether leases and checkpoints are in one store, where the leases' epochs fence the checkpoints."""
+        return id(self.leases) == id(self.checkpoint_manager)
+
+    async def open_checkpoint(self, lease: Lease) -> int:
+        """The epoch under which the lease's holder moves a checkpoint that is kept elsewhere.
+
+        The lease's own may be lower than the checkpoint's, or none. Raises FencedError if the lease was lost
+        before: later owners get higher epochs, but an earlier one must not.
+        """
+        epoch = await self.checkpoint_manager.create_checkpoint(self.group, lease)
+        found = (await self.lease_reads.read()).leases.get(lease.partition_id)
+        if found is None or (found.owner, found.epoch) != (lease.owner, lease.epoch):
+            raise FencedError(
+                f"Partition {lease.partition_id} of {self.group} was taken while it was opened."
+            )
+        return epoch
+
+    async def add_dead_letters(self, failed: Sequence[FailedEvent]) -> None:
+        """Store dead letters outside of transactions. Raises StoreUnavailableError."""
+        assert self.dead_letters is not None
+        await store_failed(self.dead_letters, failed)
+        self.totals.dead_letters += len(failed)
 
     def initial_position_of(self, partition_id: str) -> EventPosition:
         """Where a partition without a checkpoint starts."""
@@ -178,9 +208,11 @@ class PartitionSession:
             event_hub=environment.consumer.event_hub,
             consumer_group=environment.consumer.consumer_group,
             lease=self._lease,
-            store=environment.store,
+            checkpoints=environment.checkpoint_manager,
             event_hub_created_at_ms=self._event_hub_created_at_ms,
             is_transactional=environment.registration.is_transactional,
+            add_dead_letters=None if environment.dead_letters is None else environment.add_dead_letters,
+            clock=environment.clock,
         )
         self._processor = environment.registration.make(context)
         with self._calling():
@@ -190,6 +222,8 @@ class PartitionSession:
             if undelivered is not None:
                 await self.notify(undelivered)
         self._check_stopping()
+        if not environment.is_one_store:
+            context.epoch = await environment.open_checkpoint(self._lease)
         delivery = self._delivery = self._make_delivery(self._processor, context)
         try:
             await self._open_receiver(await self._find_start(delivery), delivery)
@@ -220,14 +254,15 @@ class PartitionSession:
         environment = self._environment
         if not environment.registration.is_transactional:
             return PlainDelivery(processor, context, environment.checkpoints)
-        assert isinstance(environment.store, TransactionalStore)
+        assert isinstance(environment.checkpoint_manager, TransactionalStore)
         return TransactionalDelivery(
-            environment.store,
+            environment.checkpoint_manager,
             processor,
             context,
             policy=environment.options.failure_policy,
             event_hub_created_at_ms=self._event_hub_created_at_ms,
             totals=environment.totals,
+            dead_letters=environment.dead_letters,
         )
 
     # --- where it starts ----------------------------------------------------------------------------------
@@ -254,7 +289,8 @@ class PartitionSession:
         The checkpoint is set immediately, so that no host finds the same loss again. Raises ``loss`` if the
         policy is to stop.
         """
-        environment = self._environment
+        environment, context = self._environment, self._context
+        assert context is not None
         policy = environment.options.on_position_lost
         if policy is PositionLostPolicy.STOP:
             raise loss
@@ -263,8 +299,8 @@ class PartitionSession:
         recovery = decide_recovery(
             policy, await self._read_properties(), event_hub_created_at_ms=self._event_hub_created_at_ms
         )
-        await environment.store.update_checkpoint(
-            environment.group, recovery.checkpoint, lease=self._lease, is_rewind_allowed=True
+        await environment.checkpoint_manager.update_checkpoint(
+            environment.group, recovery.checkpoint, lease=context.checkpoint_lease, is_rewind_allowed=True
         )
         await delivery.begin()  # read the moved checkpoint
         return recovery.start
@@ -295,7 +331,7 @@ class PartitionSession:
         return await environment.consumer.open_receiver(
             self.partition_id,
             start.position,
-            owner_level=self._lease.epoch if environment.store.has_epochs else 0,
+            owner_level=self._lease.epoch if environment.leases.has_epochs else 0,
             receiver_name=self._lease.owner,
             prefetch_events=options.prefetch_count,
             prefetch_bytes=options.prefetch_bytes,

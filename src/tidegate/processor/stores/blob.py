@@ -161,7 +161,7 @@ class BlobStore:
     async def acquire(
         self, group: GroupKey, partition_id: str, owner: str, *, expected: Lease | None
     ) -> Lease | None:
-        """See ``LeaseStore``. None, although ``owner`` has it now, if a response was lost and retried."""
+        """See ``LeaseManager``. None, although ``owner`` has it now, if a response was lost and retried."""
         lease = await self._claim(group, partition_id, {"ownerid": owner, "requestedby": ""}, expected)
         name = await self._name(group, "request", partition_id)
         if lease is not None and name in self._requested:
@@ -172,7 +172,7 @@ class BlobStore:
         return lease
 
     async def request(self, group: GroupKey, lease: Lease, requester: str) -> None:
-        """See ``LeaseStore``. The request names the owner, and counts only for that."""
+        """See ``LeaseManager``. The request names the owner, and counts only for that."""
         if not lease.owner or lease.requested_by is None:
             return
         blob = self._container.get_blob_client(await self._name(group, "request", lease.partition_id))
@@ -182,7 +182,7 @@ class BlobStore:
                 await blob.upload_blob(b"", overwrite=True, metadata=metadata)
 
     async def renew(self, group: GroupKey, leases: Sequence[Lease]) -> Mapping[str, Lease]:
-        """See ``LeaseStore``; one request for each lease, some at a time."""
+        """See ``LeaseManager``; one request for each lease, some at a time."""
         claims = [
             self._claim(group, lease.partition_id, {"ownerid": lease.owner, "requestedby": ""}, lease)
             for lease in leases
@@ -199,7 +199,7 @@ class BlobStore:
         }
 
     async def release(self, group: GroupKey, leases: Sequence[Lease]) -> None:
-        """See ``LeaseStore``; one request for each lease, some at a time."""
+        """See ``LeaseManager``; one request for each lease, some at a time."""
         await _gather(
             [
                 self._claim(
@@ -208,6 +208,10 @@ class BlobStore:
                 for each in leases
             ]
         )
+
+    async def create_checkpoint(self, group: GroupKey, lease: Lease) -> int:
+        """The lease's epoch: official processors' checkpoints have none."""
+        return lease.epoch
 
     async def list_checkpoints(self, group: GroupKey) -> Mapping[str, ProcessorCheckpoint]:
         """The group's checkpoints by partition id, without enqueued times. Raises StoreError."""
@@ -224,7 +228,7 @@ class BlobStore:
         lease: Lease | None,
         is_rewind_allowed: bool = False,
     ) -> None:
-        """Move a checkpoint; see ``CheckpointStore``, and this module's docstring on official processors.
+        """Move a checkpoint; see ``CheckpointManager``, and this module's docstring on official processors.
 
         One request, if no other process has moved it. Never fenced, as there are no epochs.
         Raises InvalidArgumentError if the offset or the sequence number is unknown: official processors need

@@ -95,26 +95,40 @@ class DirectoryStore:
     async def acquire(
         self, group: GroupKey, partition_id: str, owner: str, *, expected: Lease | None
     ) -> Lease | None:
-        """See ``LeaseStore``."""
+        """See ``LeaseManager``."""
         folder = self._folder(group)
         return await self._run(
             self._lease_threads, lambda: self._acquire(folder, partition_id, owner, expected)
         )
 
     async def request(self, group: GroupKey, lease: Lease, requester: str) -> None:
-        """See ``LeaseStore``."""
+        """See ``LeaseManager``."""
         folder = self._folder(group)
         await self._run(self._lease_threads, lambda: self._request(folder, lease, requester))
 
     async def renew(self, group: GroupKey, leases: Sequence[Lease]) -> Mapping[str, Lease]:
-        """See ``LeaseStore``; all in one write."""
+        """See ``LeaseManager``; all in one write."""
         folder = self._folder(group)
         return await self._run(self._lease_threads, lambda: self._change(folder, leases, is_released=False))
 
     async def release(self, group: GroupKey, leases: Sequence[Lease]) -> None:
-        """See ``LeaseStore``; all in one write."""
+        """See ``LeaseManager``; all in one write."""
         folder = self._folder(group)
         await self._run(self._lease_threads, lambda: self._change(folder, leases, is_released=True))
+
+    async def create_checkpoint(self, group: GroupKey, lease: Lease) -> int:
+        """See ``CheckpointManager``; on disk when this returns."""
+        path = checkpoint_path(self._folder(group), lease.partition_id)
+        epoch = 0
+
+        def decide(record: CheckpointRecord | None) -> CheckpointRecord:
+            nonlocal epoch
+            record = record or CheckpointRecord(ProcessorCheckpoint(lease.partition_id, None), 0, -1)
+            epoch = max(lease.epoch, record.epoch + 1)
+            return CheckpointRecord(record.checkpoint, epoch, record.count + 1)
+
+        await self._run(self._checkpoint_threads, lambda: self._move_durably(path, decide))
+        return epoch
 
     async def list_checkpoints(self, group: GroupKey) -> Mapping[str, ProcessorCheckpoint]:
         """The group's checkpoints by partition id."""
@@ -129,7 +143,7 @@ class DirectoryStore:
         lease: Lease | None,
         is_rewind_allowed: bool = False,
     ) -> None:
-        """Move a checkpoint forward; see ``CheckpointStore``.
+        """Move a checkpoint forward; see ``CheckpointManager``.
 
         A partition's first one, and a rewind, are on disk when this returns. Others use no thread, because
         that costs more than 0.03 ms of file work (see ``checkpoint_file``).
@@ -285,7 +299,7 @@ class DirectoryStore:
         checkpoints: dict[str, ProcessorCheckpoint] = {}
         for path in sorted(folder.glob("checkpoint-*.json")):
             record = self._read_checkpoint(path)
-            if record is not None:
+            if record is not None and record.checkpoint.has_position:
                 checkpoints[record.checkpoint.partition_id] = record.checkpoint
         return checkpoints
 

@@ -44,30 +44,39 @@ class MemoryStore:
     async def acquire(
         self, group: GroupKey, partition_id: str, owner: str, *, expected: Lease | None
     ) -> Lease | None:
-        """See ``LeaseStore``."""
+        """See ``LeaseManager``."""
         with self._lock:
-            leases = self._group(group).leases
-            current = leases.get(partition_id)
-            epoch = (0 if current is None else current.epoch) + 1 if self.has_epochs else 0
+            stored = self._group(group)
+            leases, current = stored.leases, stored.leases.get(partition_id)
+            known = (0 if current is None else current.epoch, stored.checkpoint_epochs.get(partition_id, 0))
+            epoch = max(known) + 1 if self.has_epochs else 0
             now = self._clock.now_utc()
             return lease_changes.acquire(leases, partition_id, owner, expected=expected, epoch=epoch, now=now)
 
     async def request(self, group: GroupKey, lease: Lease, requester: str) -> None:
-        """See ``LeaseStore``."""
+        """See ``LeaseManager``."""
         with self._lock:
             now = self._clock.now_utc()
             lease_changes.request(self._group(group).leases, lease, requester, now=now)
 
     async def renew(self, group: GroupKey, leases: Sequence[Lease]) -> Mapping[str, Lease]:
-        """See ``LeaseStore``."""
+        """See ``LeaseManager``."""
         with self._lock:
             return lease_changes.change(self._group(group).leases, leases, now=self._clock.now_utc())
 
     async def release(self, group: GroupKey, leases: Sequence[Lease]) -> None:
-        """See ``LeaseStore``."""
+        """See ``LeaseManager``."""
         with self._lock:
             now = self._clock.now_utc()
             lease_changes.change(self._group(group).leases, leases, now=now, is_released=True)
+
+    async def create_checkpoint(self, group: GroupKey, lease: Lease) -> int:
+        """See ``CheckpointManager``."""
+        with self._lock:
+            epochs = self._group(group).checkpoint_epochs
+            epoch = max(lease.epoch, epochs.get(lease.partition_id, 0) + 1)
+            epochs[lease.partition_id] = epoch
+            return epoch
 
     async def list_checkpoints(self, group: GroupKey) -> Mapping[str, ProcessorCheckpoint]:
         """The group's checkpoints by partition id."""
@@ -82,7 +91,7 @@ class MemoryStore:
         lease: Lease | None,
         is_rewind_allowed: bool = False,
     ) -> None:
-        """See ``CheckpointStore``."""
+        """See ``CheckpointManager``."""
         partition_id = checkpoint.partition_id
         with self._lock:
             stored = self._group(group)

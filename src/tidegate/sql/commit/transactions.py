@@ -26,12 +26,16 @@ from dataclasses import replace
 from functools import partial
 from typing import Final, TypeVar
 
+from sqlalchemy import Connection
+
 from tidegate.model.errors import PartitionPausedError, PartitionStoppedError
 from tidegate.model.events import ReceivedEvent
 from tidegate.processor.checkpoint import ProcessorCheckpoint, check_same_hub
+from tidegate.processor.dead_letters import FailedEvent
 from tidegate.processor.handlers import PartitionContext
 from tidegate.processor.lease import Lease
 from tidegate.processor.policies import FailureAction, FailurePolicy
+from tidegate.processor.registration import HandlerRefusedError
 from tidegate.processor.store import TransactionOutcome
 from tidegate.sql.commit.batch import commit_batches
 from tidegate.sql.commit.engine import BatchScope, Share, run_transaction
@@ -54,6 +58,9 @@ from tidegate.sql.handlers.pipeline import Pipeline
 
 T = TypeVar("T")
 
+StoreFailed = Callable[[Connection, Sequence[FailedEvent]], None]
+"""Stores failed events of a transaction that is about to commit, with its connection or elsewhere."""
+
 
 class SqlTransactions:
     """``PartitionTransactions`` in a SQL database. Everything runs in order in its own thread."""
@@ -70,10 +77,12 @@ class SqlTransactions:
         event_hub_created_at_ms: int | None,
         random_: random.Random | None = None,
         budget: DeadLetterBudget | None = None,
+        store_failed: StoreFailed | None = None,
     ) -> None:
         """policy: a pipeline's own policy takes precedence. event_hub_created_at_ms: which hub of this name;
         None: not checked. random_: for the jitter of retries; None: the process's. budget: of this partition,
-        if it outlives these transactions.
+        if it outlives these transactions. store_failed: gets dead letters as the last step before they would
+        be written; None: they are, to this database's own table. Raises HandlerRefusedError.
         """
         self._database = database
         self._consumer = consumer
@@ -81,6 +90,13 @@ class SqlTransactions:
         self._form = form
         self._context = context
         self._policy = self._form.policy or policy
+        if store_failed is not None and self._policy.action is FailureAction.PARK_KEY:
+            raise HandlerRefusedError(
+                "PARK_KEY looks for earlier events of a key among the dead letters of the database, and this "
+                "host keeps its dead letters elsewhere.",
+                next_step="Leave out dead_letters=…, or use another FailureAction.",
+            )
+        self._store_failed = store_failed
         self._event_hub_created_at_ms = event_hub_created_at_ms
         self._random = random_ or random.Random()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"tidegate partition {lease.partition_id}")
@@ -157,7 +173,8 @@ class SqlTransactions:
         """
         pipeline, retry = self._form.pipeline, self._policy.retry
         watched = len(events) if is_outage_over else None
-        if pipeline is not None and self._policy.is_plain and not is_outage_over:
+        is_stored_here = self._store_failed is None
+        if pipeline is not None and self._policy.is_plain and is_stored_here and not is_outage_over:
             done = await self._in_thread(partial(self._commit_rows, pipeline, scope, events))
             if done is not None:
                 return done
@@ -340,7 +357,11 @@ class SqlTransactions:
             if outcome.until is not None:
                 share.until = outcome.until
                 share.is_moved = bool(todo) and todo[0].sequence_number < share.until
-            share.dead_letters = self._letters_of(outcome)
+            if self._store_failed is None:
+                share.dead_letters = self._letters_of(outcome)
+            elif outcome.dead_lettered:
+                with unit.translating("writing dead letters"):
+                    self._store_failed(unit.connection, self._failed_of(outcome, todo))
             before = _index_of(events, share.until)
             if before:
                 share.last = EventPlace(events[before - 1].offset, events[before - 1].enqueued_time_ms)
@@ -350,7 +371,7 @@ class SqlTransactions:
             assert share.checkpoint is not None
             return TransactionOutcome(0, 0, 0, len(events), share.checkpoint)
         self._done_until = share.until
-        self._dead_letters += len(share.dead_letters)
+        self._dead_letters += len(outcome.dead_lettered) + len(outcome.held)
         now = self._database.clock.monotonic()
         self._budget.spend(outcome.failures, now)
         if outcome.stopped_by is not None:
@@ -360,6 +381,15 @@ class SqlTransactions:
         return TransactionOutcome(
             outcome.processed, len(outcome.dead_lettered), len(outcome.held), skipped, share.until
         )
+
+    def _failed_of(self, outcome: RunOutcome, events: Sequence[ReceivedEvent]) -> list[FailedEvent]:
+        found = {each.letter.sequence_number: each for each in outcome.dead_lettered}
+        now, group = self._database.clock.now_utc(), self._context.group
+        return [
+            FailedEvent(event, now, each.letter.reason if each.error is None else each.error, group)
+            for event in events
+            if (each := found.get(event.sequence_number)) is not None
+        ]
 
     def _letters_of(self, outcome: RunOutcome) -> list[NewDeadLetter]:
         copied = self._is_payload_copied

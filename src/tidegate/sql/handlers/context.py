@@ -6,18 +6,16 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final, NoReturn
+from typing import NoReturn
 
 from sqlalchemy import Connection, event
 
 from tidegate.model.errors import DatabaseError, Fault, InvalidArgumentError
 from tidegate.model.events import ReceivedEvent
+from tidegate.processor.dead_letters import REJECTED
 from tidegate.processor.handlers import PartitionContext, TransactionContext
 from tidegate.sql.core.dialects import dialect_of
 from tidegate.sql.core.values import NewDeadLetter
-
-REJECTED: Final = "RejectedByHandler"
-"""The error type of a dead letter whose handler gave a string instead of an exception."""
 
 _ENDS_TRANSACTION = re.compile(
     r"\s*(commit|end|abort|begin|start\s+transaction|prepare\s+transaction"

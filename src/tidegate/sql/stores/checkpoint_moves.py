@@ -13,6 +13,7 @@ from sqlalchemy import Connection, select
 
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.processor.checkpoint import ProcessorCheckpoint, check_same_hub
+from tidegate.processor.lease import Lease
 from tidegate.sql.core.checkpoint_rows import CheckpointStep
 from tidegate.sql.core.database import Database
 from tidegate.sql.core.schema import checkpoint, of_consumer
@@ -101,6 +102,15 @@ def move_checkpoint(
         else:
             unit.rollback()
         return move
+
+
+def claim_checkpoint(database: Database, consumer: ConsumerKey, lease: Lease) -> int:
+    """See ``CheckpointManager.create_checkpoint``; the position stays."""
+    with UnitOfWork(database, consumer, owner=lease.owner) as unit:
+        stored_epoch = unit.lock_checkpoint(lease.partition_id).lease_epoch or 0
+        unit.lease_epoch = max(lease.epoch, stored_epoch + 1)
+        unit.claim(lease.partition_id)
+    return unit.lease_epoch
 
 
 def _decide(

@@ -15,14 +15,17 @@ from typing import Final, TypeVar
 
 from tidegate.model.errors import ClosedError, InvalidArgumentError
 from tidegate.processor.checkpoint import ProcessorCheckpoint
+from tidegate.processor.dead_letters import DeadLetterManager, FailedEvent, store_failed
 from tidegate.processor.handlers import PartitionContext
 from tidegate.processor.lease import GroupKey, Lease, LeaseSnapshot
 from tidegate.processor.policies import FailurePolicy
-from tidegate.sql.commit.transactions import SqlTransactions
+from tidegate.sql.commit.transactions import SqlTransactions, StoreFailed
 from tidegate.sql.core.database import Database
-from tidegate.sql.core.values import ConsumerKey
+from tidegate.sql.core.values import ConsumerKey, NewDeadLetter, place_of
+from tidegate.sql.dead_letters.dead_letters import DeadLetters
+from tidegate.sql.dead_letters.own_table import DeadLetterTable
 from tidegate.sql.handlers.forms import HandlerForm, form_of
-from tidegate.sql.stores.checkpoint_moves import move_checkpoint
+from tidegate.sql.stores.checkpoint_moves import claim_checkpoint, move_checkpoint
 from tidegate.sql.stores.checkpoints import CheckpointReader, processor_checkpoints
 from tidegate.sql.stores.group_views import read_group_views
 from tidegate.sql.stores.leases import LeaseTable
@@ -65,14 +68,14 @@ class SqlStore:
         self._is_closed = False
 
     async def list_leases(self, group: GroupKey) -> LeaseSnapshot:
-        """As in ``LeaseStore``; does not wait for writers."""
+        """As in ``LeaseManager``; does not wait for writers."""
         consumer = self._consumer(group)
         return await self._run(self._read_threads, lambda: self._leases.read(consumer))
 
     async def acquire(
         self, group: GroupKey, partition_id: str, owner: str, *, expected: Lease | None
     ) -> Lease | None:
-        """As in ``LeaseStore``. The epoch also exceeds the checkpoint's, whichever owner moved that."""
+        """As in ``LeaseManager``. The epoch also exceeds the checkpoint's, whichever owner moved that."""
         if not owner:
             raise InvalidArgumentError("A lease needs the name of its owner.")
         consumer = self._consumer(group)
@@ -82,22 +85,29 @@ class SqlStore:
         )
 
     async def request(self, group: GroupKey, lease: Lease, requester: str) -> None:
-        """As in ``LeaseStore``."""
+        """As in ``LeaseManager``."""
         consumer = self._consumer(group)
         await self._run(self._lease_threads, lambda: self._leases.request(consumer, lease, requester))
 
     async def renew(self, group: GroupKey, leases: Sequence[Lease]) -> Mapping[str, Lease]:
-        """As in ``LeaseStore``, with one statement for all."""
+        """As in ``LeaseManager``, with one statement for all."""
         consumer = self._consumer(group)
         return await self._run(self._lease_threads, lambda: self._leases.renew(consumer, leases))
 
     async def release(self, group: GroupKey, leases: Sequence[Lease]) -> None:
-        """As in ``LeaseStore``, with one statement for all."""
+        """As in ``LeaseManager``, with one statement for all."""
         consumer = self._consumer(group)
         await self._run(self._lease_threads, lambda: self._leases.release(consumer, leases))
 
+    async def create_checkpoint(self, group: GroupKey, lease: Lease) -> int:
+        """As in ``CheckpointManager``."""
+        consumer = self._consumer(group)
+        return await self._run(
+            self._checkpoint_threads, lambda: claim_checkpoint(self.database, consumer, lease)
+        )
+
     async def list_checkpoints(self, group: GroupKey) -> Mapping[str, ProcessorCheckpoint]:
-        """As in ``CheckpointStore``; does not wait for writers."""
+        """As in ``CheckpointManager``; does not wait for writers."""
         consumer = self._consumer(group)
         rows = await self._run(self._read_threads, lambda: self._checkpoints.read(consumer))
         return processor_checkpoints(rows.values())
@@ -110,7 +120,7 @@ class SqlStore:
         lease: Lease | None,
         is_rewind_allowed: bool = False,
     ) -> None:
-        """As in ``CheckpointStore``.
+        """As in ``CheckpointManager``.
 
         Also raises EventHubReplacedError if the checkpoint belongs to another hub of this name, unless a
         rewind is allowed; and InvalidArgumentError for one without a sequence number if one is stored.
@@ -142,8 +152,9 @@ class SqlStore:
         *,
         policy: FailurePolicy,
         event_hub_created_at_ms: int | None,
+        dead_letters: DeadLetterManager | None = None,
     ) -> SqlTransactions:
-        """As in ``TransactionalStore``."""
+        """As in ``TransactionalStore``; dead letters that are of this database join the transaction."""
         assert isinstance(form, HandlerForm)
         return SqlTransactions(
             self.database,
@@ -153,7 +164,32 @@ class SqlStore:
             context,
             policy=policy,
             event_hub_created_at_ms=event_hub_created_at_ms,
+            store_failed=self._storing(dead_letters),
         )
+
+    def _storing(self, manager: DeadLetterManager | None) -> StoreFailed | None:
+        """How transactions store dead letters; None: in this database's own table."""
+        if isinstance(manager, (DeadLetterTable, SqlStore)) and manager.database.url == self.database.url:
+            return manager.insert if isinstance(manager, DeadLetterTable) else None
+        if manager is None:
+            return None
+        loop = asyncio.get_running_loop()
+        return lambda _, failed: asyncio.run_coroutine_threadsafe(
+            store_failed(manager, failed), loop
+        ).result()
+
+    async def add_failed_events(self, failed: Sequence[FailedEvent]) -> None:
+        """As in ``DeadLetterManager``, into ``tidegate_dead_letter``: a known one gets one more attempt."""
+        if failed:
+            consumer, partition_id = self._consumer(failed[0].group), failed[0].event.partition_id
+            letters = [
+                NewDeadLetter.at_place(
+                    each.event.sequence_number, place_of(each.event), each.error, error_type=each.error_type
+                )
+                for each in failed
+            ]
+            add = DeadLetters(self.database).add
+            await self._run(self._checkpoint_threads, lambda: add(consumer, partition_id, letters))
 
     async def groups_of(self, event_hub: str) -> list[GroupKey]:
         """The groups of a hub of this name that have a lease or a checkpoint here; a database stores no

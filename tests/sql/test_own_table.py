@@ -1,0 +1,133 @@
+"""Dead letters in tables: the user's own, and ``tidegate_dead_letter`` as a manager's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from sqlalchemy import Column, DateTime, Integer, LargeBinary, MetaData, String, Table, select
+from tests.processor.hosts import PLAIN, QUICK, publish, until
+
+from tidegate.model.errors import InvalidArgumentError
+from tidegate.model.events import ReceivedEvent
+from tidegate.processor import (
+    DeadLetterManager,
+    EventProcessorHost,
+    FailedEvent,
+    GroupKey,
+    TransactionContext,
+)
+from tidegate.sql import Database, DeadLetterFilter, DeadLetters, DeadLetterTable, SqlStore
+from tidegate.testing.dead_letters import DeadLetterManagerConformance, make_failed
+from tidegate.testing.hub import HubService
+from tidegate.testing.stores import make_group
+
+own = Table(
+    "own_dead_letter",
+    MetaData(),
+    Column("id", String(32), primary_key=True),
+    Column("event_hub", String(60), nullable=False),
+    Column("consumer_group", String(60), nullable=False),
+    Column("sequence_number", Integer, nullable=False),
+    Column("failed_at", DateTime(timezone=True), nullable=False),
+    Column("error", String(80), nullable=False),
+    Column("body", LargeBinary(2_000_000), nullable=False),
+)
+
+
+class TestDeadLetterTable(DeadLetterManagerConformance):
+    """A table that a user has declared, on each database."""
+
+    @pytest.fixture(autouse=True)
+    def _place(self, database: Database) -> None:
+        self.database = database
+        database.ensure_table(own)
+
+    async def make_manager(self) -> DeadLetterManager:
+        """On the test's database."""
+        return DeadLetterTable(self.database, own)
+
+    async def stored_ids(self, group: GroupKey) -> Sequence[str]:
+        """The ids of the group's rows."""
+        with self.database.read() as connection:
+            return list(
+                connection.execute(select(own.c.id).where(own.c.event_hub == group.event_hub)).scalars()
+            )
+
+
+class TestSqlStoreDeadLetters(DeadLetterManagerConformance):
+    """The table that ``tidegate dlq`` reads, on each database: it has one row per event and group."""
+
+    @pytest.fixture(autouse=True)
+    def _place(self, database: Database) -> None:
+        self.database = database
+
+    async def make_manager(self) -> DeadLetterManager:
+        """On the test's database."""
+        return SqlStore(self.database)
+
+    async def stored_ids(self, group: GroupKey) -> Sequence[str]:
+        """Made from the rows, which keep no id."""
+        letters = DeadLetters(self.database).list(DeadLetterFilter(event_hub=group.event_hub), limit=None)
+        return [
+            make_failed(group, each.sequence_number, partition_id=each.partition_id).id for each in letters
+        ]
+
+
+@pytest.mark.parametrize("database_url", ["sqlite", "postgresql"], indirect=True)
+async def test_its_rows_join_the_transaction_that_moves_the_checkpoint(
+    hub_service: HubService, database: Database, database_url: str
+) -> None:
+    """Also through another object for the same database, which would wait for the first one on SQLite; with
+    the rows that a function makes, and once, although the batch is committed at its second attempt."""
+    table = Table(
+        "pointer", MetaData(), Column("id", String(32), primary_key=True), Column("what", String(20))
+    )
+    database.ensure_table(table)
+    other, hub = Database.open(database_url), hub_service.create_hub(partition_count=1)
+    store = SqlStore(database)
+
+    def row_of(failed: FailedEvent) -> dict[str, object]:
+        # In the transaction, nothing of which anybody else can see.
+        with database.read() as connection:
+            assert not connection.execute(select(table)).all()
+        return {"what": f"{failed.event.sequence_number} {failed.reason}"}
+
+    def handle(context: TransactionContext, events: Sequence[ReceivedEvent]) -> None:
+        for event in events:
+            if event.sequence_number in (1, 2):
+                raise ValueError("bad")
+
+    await publish(hub_service, hub, 4)
+    host = EventProcessorHost(
+        connection_string=hub_service.hub_connection_string(hub),
+        store=store,
+        dead_letters=DeadLetterTable(other, table, row_of),
+        transactional=True,
+        manager_options=QUICK,
+        options=PLAIN,
+    )
+    async with host.running(handle):
+        await until(lambda: host.statistics().events_total == 4)
+    with database.read() as connection:
+        assert sorted(connection.execute(select(table.c.what)).scalars()) == ["1 bad", "2 bad"]
+    assert DeadLetters(database).count() == 0
+    other.close()
+    await store.close()
+
+
+def test_a_table_needs_an_id(database: Database) -> None:
+    """By which the second copy of a dead letter is known."""
+    table = Table("without", MetaData(), Column("key", String(32), primary_key=True))
+    with pytest.raises(InvalidArgumentError, match="no column id"):
+        DeadLetterTable(database, table)
+
+
+async def test_long_texts_are_cut_to_their_columns(database: Database) -> None:
+    """A row that the database refuses would stop its partition for good."""
+    database.ensure_table(own)
+    failed = make_failed(make_group(), 7, error="x" * 500)
+    await DeadLetterTable(database, own).add_failed_events([failed])
+    with database.read() as connection:
+        (error,) = connection.execute(select(own.c.error)).scalars()
+    assert error == "x" * 79 + "…"
