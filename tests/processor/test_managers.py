@@ -13,11 +13,17 @@ from typing import Any, cast
 
 import pytest
 from sqlalchemy import Column, Integer, MetaData, String, Table, insert, select
-from tests.processor.hosts import PLAIN, QUICK, Journal, Recorder, publish, until
+from tests.processor.hosts import PLAIN, QUICK, Journal, Recorder, checkpoint_all, publish, until
 from tests.support.blob_storage import OwnStorage
 
 from tidegate.client import EventHubConsumer, EventHubProducer
-from tidegate.model.errors import ClosedError, FencedError, InvalidArgumentError, StoreUnavailableError
+from tidegate.model.errors import (
+    ClosedError,
+    EventHubReplacedError,
+    FencedError,
+    InvalidArgumentError,
+    StoreUnavailableError,
+)
 from tidegate.model.events import EventData, ReceivedEvent
 from tidegate.model.position import EventPosition
 from tidegate.processor import (
@@ -603,6 +609,68 @@ class TestSqlCheckpoints(CheckpointManagerConformance):
     async def make_store(self) -> CheckpointManager:
         """A store object of its own on the test's database."""
         return SqlStore(self.database)
+
+
+class _OwnCheckpoints:
+    """Three methods and nothing else, as somebody writes them who knows only the Protocol."""
+
+    def __init__(self) -> None:
+        self.rows: dict[tuple[GroupKey, str], tuple[int, ProcessorCheckpoint | None]] = {}
+        """The highest epoch and the checkpoint of each partition."""
+
+    async def create_checkpoint(self, group: GroupKey, lease: Lease) -> int:
+        known, checkpoint = self.rows.get((group, lease.partition_id), (0, None))
+        epoch = max(lease.epoch, known + 1)
+        self.rows[group, lease.partition_id] = (epoch, checkpoint)
+        return epoch
+
+    async def list_checkpoints(self, group: GroupKey) -> Mapping[str, ProcessorCheckpoint]:
+        return {
+            partition_id: checkpoint
+            for (owner, partition_id), (_, checkpoint) in self.rows.items()
+            if owner == group and checkpoint is not None
+        }
+
+    async def update_checkpoint(
+        self,
+        group: GroupKey,
+        checkpoint: ProcessorCheckpoint,
+        *,
+        lease: Lease | None,
+        is_rewind_allowed: bool = False,
+    ) -> None:
+        epoch, current = self.rows.get((group, checkpoint.partition_id), (0, None))
+        if lease is not None and lease.epoch < epoch:
+            raise FencedError(f"Partition {checkpoint.partition_id} has a later owner than {lease.owner}.")
+        epoch = epoch if lease is None else lease.epoch
+        if current is not None and not is_rewind_allowed:
+            if current.event_hub_created_at_ms != checkpoint.event_hub_created_at_ms:
+                raise EventHubReplacedError("The hub was created again.")
+            checkpoint = current if checkpoint.is_behind(current) else checkpoint
+        self.rows[group, checkpoint.partition_id] = (epoch, checkpoint)
+
+
+class TestOwnCheckpoints(CheckpointManagerConformance):
+    """A user's own, with three methods."""
+
+    @pytest.fixture(autouse=True)
+    def _one_place(self) -> None:
+        self.store = _OwnCheckpoints()
+
+    async def make_store(self) -> CheckpointManager:
+        """The same object each time."""
+        return self.store
+
+
+async def test_a_host_runs_on_a_users_own_manager(hub_service: HubService, hub: str) -> None:
+    """It goes on where another stopped."""
+    own, journal = _OwnCheckpoints(), Journal()
+    for round_ in (1, 2):
+        await publish(hub_service, hub, 5)
+        host = _host(hub_service, hub, leases=MemoryStore(SystemClock()), checkpoints=own)
+        async with host.running(factory=lambda context: Recorder(journal, checkpoint_all)):
+            await until(lambda: journal.count == 5 * round_)  # noqa: B023
+    assert journal.numbers["0"] == list(range(10))
 
 
 class TestHubDeadLetters(DeadLetterManagerConformance):
