@@ -327,6 +327,21 @@ def test_the_handler_of_its_own_statements_runs(workplace: Path) -> None:
         assert _items(workplace) == [("bolt", 1), ("cog", 1)]
 
 
+@pytest.mark.slow
+def test_the_host_of_the_page_publishes(workplace: Path) -> None:
+    """alarms.py, pasted: a hot reading comes into the other hub, once, and a cold one does not."""
+    with HubService() as service:
+        for hub in ("readings", "alarms"):
+            service.create_hub(hub, partition_count=2)
+        hot, cold = '{"device": "d1", "celsius": 71}', '{"device": "d2", "celsius": 20}'
+        _send(service, "readings", cold, hot, cold)
+        receive = [sys.executable, "-m", "tidegate.cli", "receive", "alarms", "--no-follow", "--nl"]
+        with _running(service, workplace, "alarms.py") as output:
+            _wait(lambda: "celsius" in _run(receive, service, workplace), output)
+        found = [json.loads(line) for line in _run(receive, service, workplace).splitlines()]
+        assert [json.loads(each["body"]) for each in found] == [json.loads(hot)]
+
+
 def _run(words: list[str], service: HubService, workplace: Path) -> str:
     found = subprocess.run(
         words, cwd=workplace, env=environment_of(service), capture_output=True, check=False, text=True

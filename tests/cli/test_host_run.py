@@ -241,7 +241,7 @@ def test_a_report_travels_and_becomes_metrics() -> None:
     """Every metric has its number, by host and partition; what is unknown is left out."""
     known = PartitionReport("0", "running", 7, 1.5, None)
     unknown = PartitionReport("1", "paused", None, None, "no")
-    report = HostReport("a", 12, 2, "flights", "reports", (known, unknown))
+    report = HostReport("a", 12, 2, "flights", "reports", (known, unknown), 5, 40, "gone")
     assert DECODER.decode(ENCODER.encode(report)) == report
     families = list(HostCollector({1: report}, lambda: 3).collect())
     samples = {
@@ -251,6 +251,9 @@ def test_a_report_travels_and_becomes_metrics() -> None:
         ("tidegate_host_partitions", "a"): 2,
         ("tidegate_host_events_total", "a"): 12,
         ("tidegate_host_dead_letters_total", "a", "flights", "reports"): 2,
+        ("tidegate_host_outbox_events", "a"): 5,
+        ("tidegate_host_relayed_events_total", "a"): 40,
+        ("tidegate_host_outbox_failing", "a"): 1,
         ("tidegate_host_partition_state", "a", "0", "running"): 1,
         ("tidegate_host_partition_state", "a", "1", "paused"): 1,
         ("tidegate_host_partition_next_sequence_number", "a", "flights", "reports", "0"): 7,

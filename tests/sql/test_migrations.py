@@ -45,7 +45,8 @@ def statements_of(database: Database) -> list[str]:
 def make_version_1(database: Database) -> None:
     """Make a new database what the first release has created."""
     with database.writing() as connection, connection.begin():
-        for table in (schema.lease, schema.ledger_query, schema.ledger_stage):
+        later = (schema.lease, schema.ledger_query, schema.ledger_stage)
+        for table in (*later, schema.outbox, schema.outbox_lane, schema.outbox_hub):
             table.drop(connection)
         for index in (schema.open_keys, schema.by_time):
             index.drop(connection)

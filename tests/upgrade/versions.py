@@ -37,6 +37,8 @@ class Baseline:
 
 
 BASELINES: Final = (
+    # The last one before tables of published events.
+    Baseline("before-outbox", "d4fae5826425aca45ee1bc87f0f559b334a077a8", has_accounts=True),
     # The last one before hosts report to the service: what it keeps, today's version keeps alike.
     Baseline("before-reports", "252e71f9ea1583e379af96449b70bc3a2847ccb7", has_accounts=True),
     # The first one with the journal: the oldest with today's formats of log, control log (but for records of

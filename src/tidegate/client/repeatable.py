@@ -145,17 +145,26 @@ class RepeatableProducer(Closing):
         return self._connector
 
     async def _learn_layout(self) -> HubLayout:
-        found = await read_event_hub(self._own_connector(), self._audience, self.event_hub)
-        first = PartitionSender(
-            self._own_connector(),
-            address=NodeAddress.for_sending(self.event_hub, partition_id=found.partition_ids[0]).format(),
-            audience=self._audience,
-            partition_id=found.partition_ids[0],
-            is_idempotent=self._is_idempotent,
+        return await learn_layout(
+            self._own_connector(), self.event_hub, self._audience, is_idempotent=self._is_idempotent
         )
-        limit = await first.learn_message_bytes_max()
-        first.release()
-        return HubLayout(tuple(found.partition_ids), largest_batch_bytes(limit), first.is_idempotent)
+
+
+async def learn_layout(
+    connector: Connector, event_hub: str, audience: str, *, is_idempotent: bool = True
+) -> HubLayout:
+    """Ask the service for a hub's layout. Raises as ``EventHubProducer.start``."""
+    found = await read_event_hub(connector, audience, event_hub)
+    first = PartitionSender(
+        connector,
+        address=NodeAddress.for_sending(event_hub, partition_id=found.partition_ids[0]).format(),
+        audience=audience,
+        partition_id=found.partition_ids[0],
+        is_idempotent=is_idempotent,
+    )
+    limit = await first.learn_message_bytes_max()
+    first.release()
+    return HubLayout(tuple(found.partition_ids), largest_batch_bytes(limit), first.is_idempotent)
 
 
 class RepeatableWork(Closing):
@@ -286,6 +295,10 @@ class RepeatableSender(PartitionSender):
         self._is_first_attach = True
         self._final_error: TidegateError | None = None
         """The error of a failed batch: no later batch may be stored, because there would be a gap."""
+
+    def skip_to(self, number: int) -> None:
+        """Let the next batch begin with this number; the caller knows that all before it are stored."""
+        self._next_sequence = self._acknowledged_count = number
 
     def submit(self, batch: OutgoingBatch) -> None:
         """Number and queue a batch."""

@@ -145,6 +145,10 @@ class ProducerEpochStolenError(TidegateError, fault=Fault.STATE):
     """A newer instance of the same idempotent producer (a higher epoch) writes to this partition."""
 
 
+class OutboxInDoubtError(TidegateError, fault=Fault.STATE):
+    """Published events may be in their hub already, and nothing shows whether: none of them is sent."""
+
+
 class DirectoryInUseError(TidegateError, fault=Fault.STATE):
     """Another running service uses this data directory."""
 

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from tidegate.processor.store import TransactionalStore as TransactionalStore
     from tidegate.processor.store import PartitionTransactions as PartitionTransactions
     from tidegate.processor.store import TransactionOutcome as TransactionOutcome
+    from tidegate.processor.store import PublishingStore as PublishingStore
+    from tidegate.processor.store import EventRelay as EventRelay
+    from tidegate.processor.store import RelayStatistics as RelayStatistics
     from tidegate.processor.stores.memory import MemoryStore as MemoryStore
     from tidegate.processor.stores.directory import DirectoryStore as DirectoryStore
     from tidegate.processor.lease import GroupKey as GroupKey

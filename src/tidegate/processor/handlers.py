@@ -22,7 +22,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from tidegate.model.errors import InvalidArgumentError
-from tidegate.model.events import ReceivedEvent
+from tidegate.model.events import EventData, ReceivedEvent
 from tidegate.processor.lease import GroupKey, Lease
 
 if TYPE_CHECKING:
@@ -117,6 +117,25 @@ class TransactionContext(_Partition):
 
         What was written for it stays. If called twice for an event, the later reason is used.
         Raises InvalidArgumentError for an event that is not of this call.
+        """
+        raise NotImplementedError
+
+    def publish(
+        self,
+        event_hub: str,
+        event: EventData,
+        *,
+        partition_key: str | None = None,
+        partition_id: str | None = None,
+    ) -> None:
+        """Publish an event to a hub of the same namespace, once, if and only if the transaction commits.
+
+        It is stored with the checkpoint, and sent after the commit; so it comes into the hub a little later,
+        also if this host ends before. Events of one partition that are published with one key, or to one
+        partition, keep their order. A savepoint that is rolled back takes back what was published in it.
+        Tidegate stores each event once; Azure Event Hubs stores events again if an acknowledgement is lost.
+        Raises EventTooLargeError, InvalidArgumentError (key and partition), NotFoundError (partition); and
+        PartitionPausedError, which pauses the partition, if the hub cannot be asked for its partitions.
         """
         raise NotImplementedError
 

@@ -8,6 +8,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from tidegate.processor.lease import GroupKey
+from tidegate.processor.store import RelayStatistics
 
 
 class PartitionState(StrEnum):
@@ -63,6 +64,8 @@ class HostStatistics:
     """Events processed since the host was created, over all partitions; a repeated batch counts again."""
     dead_letters_total: int = 0
     """Dead letters that it has written since then, with parked events; only transactions write any."""
+    published: RelayStatistics | None = None
+    """What its transactions have published; None: its store cannot publish, or it is not registered."""
 
     @property
     def events_processed(self) -> int:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from tidegate.model.events import ReceivedEvent
 from tidegate.processor.checkpoint import CheckpointManager, ProcessorCheckpoint
@@ -12,6 +12,9 @@ from tidegate.processor.dead_letters import DeadLetterManager
 from tidegate.processor.handlers import PartitionContext
 from tidegate.processor.lease import GroupKey, Lease, LeaseManager
 from tidegate.processor.policies import FailurePolicy
+
+if TYPE_CHECKING:
+    from tidegate.client.namespace import Namespace
 
 
 class ProcessorStore(LeaseManager, CheckpointManager, Protocol):
@@ -111,5 +114,55 @@ class TransactionalStore(Protocol):
 
         dead_letters: gets dead letters before each commit, instead of this store's own table. Raises
         HandlerRefusedError if the policy needs that.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RelayStatistics:
+    """A relay of published events, at one moment."""
+
+    waiting: int = 0
+    """Events of the host's partitions that are stored, and not known to be in their hubs."""
+    relayed_total: int = 0
+    """Events that it found or brought into their hubs since it started."""
+    error: Exception | None = None
+    """Why some or all of them wait; None: nothing fails."""
+
+
+class EventRelay(Protocol):
+    """Sends the events that one host's transactions have published."""
+
+    async def run(self) -> None:
+        """Send what is committed until cancelled."""
+        ...
+
+    async def finish(self, partition_ids: Collection[str], timeout_s: float) -> None:
+        """After the last transaction: send what these partitions have stored, and disconnect.
+
+        It takes at most ``timeout_s``; the partitions' next owners send the rest.
+        """
+        ...
+
+    def statistics(self) -> RelayStatistics:
+        """As of its last look."""
+        ...
+
+
+@runtime_checkable
+class PublishingStore(Protocol):
+    """A transactional store in whose transactions handlers can publish events, such as ``sql.SqlStore``."""
+
+    def open_relay(
+        self,
+        group: GroupKey,
+        namespace: Namespace,
+        owned: Callable[[], Collection[str]],
+        report: Callable[[Exception, str | None], None],
+    ) -> EventRelay:
+        """A relay for a host of ``group``; call it on the host's event loop.
+
+        namespace: of the hubs that are published to. owned: the partitions that the host owns now. report:
+        gets errors, with the partition whose events wait.
         """
         ...

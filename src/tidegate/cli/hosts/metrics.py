@@ -25,6 +25,18 @@ HOST_METRICS: Final[tuple[MetricRow[HostReport], ...]] = (
         ("event_hub", "consumer_group"),
     ),
     MetricRow(
+        "outbox_events", "Events that handlers have published and that are not known to be in their hubs.",
+        lambda host: [((), host.outbox_events)],
+    ),
+    MetricRow(
+        "relayed_events_total", "Published events that the host has brought into their hubs.",
+        lambda host: [((), host.relayed_total)],
+    ),
+    MetricRow(
+        "outbox_failing", "1 if published events wait because of an error, else 0.",
+        lambda host: [((), float(host.outbox_error is not None))],
+    ),
+    MetricRow(
         "partition_state", "1 for the state that an owned partition is in.",
         lambda host: [((each.partition, each.state), 1.0) for each in host.partitions],
         ("partition", "state"),

@@ -38,11 +38,18 @@ class HostReport:
     event_hub: str
     consumer_group: str
     partitions: tuple[PartitionReport, ...]
+    outbox_events: int = 0
+    """Published events that wait to be sent."""
+    relayed_total: int = 0
+    """Published events in their hubs since its process started."""
+    outbox_error: str | None = None
+    """Why they wait."""
 
     @classmethod
     def of(cls, host: EventProcessorHost) -> HostReport:
         """The report of a host, with the names that it was given: those of the service's metrics."""
         statistics = host.statistics()
+        published = statistics.published
         return cls(
             statistics.host_name,
             statistics.events_total,
@@ -59,6 +66,9 @@ class HostReport:
                 )
                 for each in statistics.partitions.values()
             ),
+            0 if published is None else published.waiting,
+            0 if published is None else published.relayed_total,
+            None if published is None or published.error is None else str(published.error),
         )
 
 

@@ -41,7 +41,7 @@ from tidegate.processor.pump.session import PumpEnvironment
 from tidegate.processor.pump.shared_reads import SharedRead
 from tidegate.processor.registration import Registration, check_registration
 from tidegate.processor.statistics import HostStatistics, HostTotals, PartitionStatistics
-from tidegate.processor.store import ProcessorStore
+from tidegate.processor.store import EventRelay, ProcessorStore, PublishingStore
 from tidegate.transport.clock import SystemClock
 from tidegate.transport.tasks import TaskOwner
 
@@ -297,7 +297,15 @@ class EventProcessorHost:
         run = self._run
         partitions = {} if run is None else run.statistics()
         totals = self._totals
-        return HostStatistics(self.host_name, self.group, partitions, totals.events, totals.dead_letters)
+        relay = None if run is None else run.relay
+        return HostStatistics(
+            self.host_name,
+            self.group,
+            partitions,
+            totals.events,
+            totals.dead_letters,
+            None if relay is None else relay.statistics(),
+        )
 
     def __repr__(self) -> str:
         state = "not registered" if self._run is None else f"{len(self._run.statistics())} partitions"
@@ -378,6 +386,11 @@ class _HostRun:
                 clock=host._clock,
                 on_exception=self._report,
             )
+        self.relay: EventRelay | None = None
+        """Sends what transactions publish, if they can."""
+        if registration.is_transactional and isinstance(host.checkpoints, PublishingStore):
+            owned = self._manager.pumps.keys
+            self.relay = host.checkpoints.open_relay(group, host._namespace, owned, self._report)
         self._hub_created_at_ms = hub.created_at_ms
         self._reports = None if hub.namespace_id is None else self._make_reports()
         self._stalls = Watchdog(
@@ -407,6 +420,8 @@ class _HostRun:
         self._watchdog = self._supervisors.start(self._stalls.watch(), name="watchdog")
         if self._reports is not None:
             self._supervisors.start(self._reports.run(), name="reports to the service")
+        if self.relay is not None:
+            self._supervisors.start(self.relay.run(), name="relay of published events")
 
     async def _hold(self) -> None:
         """Hold leases, under a name that no other live host has."""
@@ -455,6 +470,9 @@ class _HostRun:
             last.callback(self._ended.set)
             last.push_async_callback(self._consumer.close)
             last.push_async_callback(self._end_pump_tasks)
+            if self.relay is not None:
+                owned = tuple(self._manager.pumps)
+                last.push_async_callback(self.relay.finish, owned, self._options.close_timeout_s)
             if self._reports is not None:
                 last.push_async_callback(self._reports.end)
             if self._name_claim is not None:

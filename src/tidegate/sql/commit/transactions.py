@@ -55,6 +55,7 @@ from tidegate.sql.handlers.event_runs import (
 from tidegate.sql.handlers.forms import HandlerForm
 from tidegate.sql.handlers.outages import DeadLetterBudget, OutageError, OutageWatch
 from tidegate.sql.handlers.pipeline import Pipeline
+from tidegate.sql.outbox.writer import Outbox
 
 T = TypeVar("T")
 
@@ -78,11 +79,13 @@ class SqlTransactions:
         random_: random.Random | None = None,
         budget: DeadLetterBudget | None = None,
         store_failed: StoreFailed | None = None,
+        outbox: Outbox | None = None,
     ) -> None:
         """policy: a pipeline's own policy takes precedence. event_hub_created_at_ms: which hub of this name;
         None: not checked. random_: for the jitter of retries; None: the process's. budget: of this partition,
         if it outlives these transactions. store_failed: gets dead letters as the last step before they would
-        be written; None: they are, to this database's own table. Raises HandlerRefusedError.
+        be written; None: they are, to this database's own table. outbox: of the
+        process; None: no relay runs here. Raises HandlerRefusedError.
         """
         self._database = database
         self._consumer = consumer
@@ -101,6 +104,7 @@ class SqlTransactions:
         self._random = random_ or random.Random()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"tidegate partition {lease.partition_id}")
         self._budget = budget or DeadLetterBudget(self._policy.dead_letters_per_minute)
+        self._outbox = outbox or Outbox(database)
         self._has_outage = False
         self._done_until = 0
         """One past the last sequence number that was committed here."""
@@ -341,11 +345,12 @@ class SqlTransactions:
         """
         outcome = RunOutcome()
         skipped = len(events)
+        has_published = False
         is_stopping = self._policy.action is FailureAction.STOP
         failures_max = 0 if is_stopping else self._budget.left(self._database.clock.monotonic())
 
         def write(unit: UnitOfWork, shares: list[Share]) -> None:
-            nonlocal outcome, skipped
+            nonlocal outcome, skipped, has_published
             (share,) = shares
             skipped = _index_of(events, share.first)
             todo = events[skipped:]
@@ -354,6 +359,7 @@ class SqlTransactions:
                 outcome = run.run_whole(todo, is_failure_accepted=is_last)
             else:
                 outcome = run.run_carefully(todo, is_commit_refused=failed.is_at_commit)
+            has_published = run.published.is_used
             if outcome.until is not None:
                 share.until = outcome.until
                 share.is_moved = bool(todo) and todo[0].sequence_number < share.until
@@ -367,6 +373,8 @@ class SqlTransactions:
                 share.last = EventPlace(events[before - 1].offset, events[before - 1].enqueued_time_ms)
 
         (share,) = run_transaction(self._database, [scope], write, guard=self._abandonable)
+        if has_published:
+            self._outbox.wake()
         if share.is_done:
             assert share.checkpoint is not None
             return TransactionOutcome(0, 0, 0, len(events), share.checkpoint)
@@ -422,6 +430,7 @@ class SqlTransactions:
             unit,
             self._form.run,
             self._context,
+            self._outbox,
             order=order,
             is_payload_copied=self._is_payload_copied,
             failures_max=failures_max,

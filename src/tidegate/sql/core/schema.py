@@ -213,6 +213,54 @@ lease = sa.Table(
 version. ``requested_by`` is NULL if the owner knows no requests."""
 
 
+outbox = sa.Table(
+    "tidegate_outbox",
+    metadata,
+    sa.Column("lane_id", sa.String(32), primary_key=True),
+    sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("event_count", sa.Integer, nullable=False),
+    sa.Column("until_byte", sa.BigInteger, nullable=False),
+    sa.Column("sections", sa.LargeBinary().with_variant(mysql.LONGBLOB(), "mariadb"), nullable=False),
+    **_ON_MARIADB,
+)
+"""Published events that no relay has noted as acknowledged. A row is a batch, as sent. ``number`` is that
+of its first event in the lane, ``until_byte`` counts the lane's bytes up to its end."""
+
+outbox_lane = sa.Table(
+    "tidegate_outbox_lane",
+    metadata,
+    sa.Column("lane_id", sa.String(32), primary_key=True),
+    sa.Column("event_hub", sa.String(256), nullable=False),
+    sa.Column("consumer_group", sa.String(256), nullable=False),
+    sa.Column("partition_id", sa.String(64), nullable=False),
+    sa.Column("target_hub", sa.String(256), nullable=False),
+    sa.Column("target_partition_id", sa.String(64), nullable=False),
+    sa.Column("next_number", sa.BigInteger, nullable=False),
+    sa.Column("next_byte", sa.BigInteger, nullable=False),
+    sa.Column("relayed_until", sa.BigInteger, nullable=False),
+    sa.Column("relayed_bytes", sa.BigInteger, nullable=False),
+    sa.Column("sent_until", sa.BigInteger, nullable=False),
+    sa.Column("producer_id", sa.BigInteger, nullable=False),
+    sa.Column("producer_epoch", sa.Integer, nullable=False),
+    sa.Column("base_number", sa.BigInteger, nullable=False),
+    sa.Column("base_sequence_number", sa.BigInteger, nullable=False),
+    sa.Index("tidegate_outbox_lane_source", "event_hub", "consumer_group", "partition_id"),
+    **_ON_MARIADB,
+)
+"""What one partition of a consumer publishes to one partition of a hub, in order. ``sql.outbox.lanes`` says
+what the numbers mean."""
+
+outbox_hub = sa.Table(
+    "tidegate_outbox_hub",
+    metadata,
+    sa.Column("target_hub", sa.String(256), primary_key=True),
+    sa.Column("partition_ids", sa.Text, nullable=False),
+    sa.Column("batch_bytes_max", sa.Integer, nullable=False),
+    **_ON_MARIADB,
+)
+"""Hubs that were published to, as last read: events are stored while the hub does not answer."""
+
+
 def of_consumer(
     table: sa.Table, consumer: ConsumerKey, partition_id: str | None = None
 ) -> sa.ColumnElement[bool]:
@@ -271,6 +319,7 @@ MIGRATIONS: Final[tuple[Callable[[sa.Connection], None], ...]] = (
     _index(by_time),
     _columns(lease.c.requested_by, lease.c.requested_at),
     _columns(checkpoint.c.history_id),
+    _tables(outbox, outbox_lane, outbox_hub),
 )
 """Entry ``i`` migrates a database from version ``i`` to ``i + 1``."""
 

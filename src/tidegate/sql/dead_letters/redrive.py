@@ -53,6 +53,7 @@ from tidegate.sql.handlers.event_runs import (
 )
 from tidegate.sql.handlers.forms import HandlerForm, form_of
 from tidegate.sql.handlers.pipeline import AnyPipeline
+from tidegate.sql.outbox.writer import Outbox
 
 
 @dataclass(slots=True)
@@ -72,10 +73,12 @@ class Redrive:
     _form: HandlerForm = field(init=False)
     _tally: RedriveTally = field(init=False, default_factory=RedriveTally)
     _place: _Place = field(init=False)
+    _outbox: Outbox = field(init=False)
 
     def __post_init__(self) -> None:
         self._form = form_of(self.pipeline)
         self._place = _Place("")
+        self._outbox = Outbox(self.database)
 
     def run(self) -> RedriveReport:
         """Run the redrive. After an error, earlier pages are committed; run it again to continue."""
@@ -182,7 +185,7 @@ class Redrive:
             times_ms = {number: letters[number].enqueued_time_ms for number in events}
             still_open = lock_open(unit, partition_id, times_ms)
             order = self._order(unit, {number: letters[number] for number in still_open})
-            run = EventRun(unit, self._form.run, self._context(), order=order)
+            run = EventRun(unit, self._form.run, self._context(), self._outbox, order=order)
             todo = [events[number] for number in still_open]
             if failed is None:
                 done = run.run_whole(todo, is_failure_accepted=True)

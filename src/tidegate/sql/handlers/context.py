@@ -11,11 +11,12 @@ from typing import NoReturn
 from sqlalchemy import Connection, event
 
 from tidegate.model.errors import DatabaseError, Fault, InvalidArgumentError
-from tidegate.model.events import ReceivedEvent
+from tidegate.model.events import EventData, ReceivedEvent
 from tidegate.processor.dead_letters import REJECTED
 from tidegate.processor.handlers import PartitionContext, TransactionContext
 from tidegate.sql.core.dialects import dialect_of
 from tidegate.sql.core.values import NewDeadLetter
+from tidegate.sql.outbox.writer import OutboxWriter
 
 _ENDS_TRANSACTION = re.compile(
     r"\s*(commit|end|abort|begin|start\s+transaction|prepare\s+transaction"
@@ -58,13 +59,15 @@ class TransactionCall(TransactionContext):
         partition: PartitionContext,
         connection: Connection,
         events: Sequence[ReceivedEvent],
+        outbox: OutboxWriter,
         *,
         is_payload_copied: bool,
         on_failure: Callable[[BaseException, int], None] | None = None,
     ) -> None:
-        """on_failure: see ``handle_events``."""
+        """outbox: takes what is published. on_failure: see ``handle_events``."""
         super().__init__(partition.group, partition.event_hub, partition.consumer_group, partition.lease)
         self._connection: Connection | None = connection
+        self._outbox = outbox
         self._events = events
         self._numbers: frozenset[int] | None = None
         self._is_payload_copied = is_payload_copied
@@ -117,6 +120,18 @@ class TransactionCall(TransactionContext):
     def dead_letter(self, event: ReceivedEvent, error: BaseException | str) -> None:
         """See ``TransactionContext``."""
         self._dead_letter(event, error, is_failure=False)
+
+    def publish(
+        self,
+        event_hub: str,
+        event: EventData,
+        *,
+        partition_key: str | None = None,
+        partition_id: str | None = None,
+    ) -> None:
+        """See ``TransactionContext``."""
+        _ = self.connection
+        self._outbox.add(event_hub, event, partition_key=partition_key, partition_id=partition_id)
 
     def fail(self, event: ReceivedEvent, error: BaseException) -> None:
         """The same for an event that failed without effect: the policy decides."""

@@ -18,7 +18,7 @@ from typing import TypeVar
 from sqlalchemy import NestedTransaction
 from sqlalchemy import exc as sqlalchemy_errors
 
-from tidegate.model.errors import DatabaseError, DatabaseUnavailableError
+from tidegate.model.errors import DatabaseError, DatabaseUnavailableError, PartitionPausedError
 from tidegate.model.events import ReceivedEvent
 from tidegate.processor.handlers import PartitionContext
 from tidegate.sql.core.dialects.base import ErrorKind
@@ -29,6 +29,7 @@ from tidegate.sql.core.unit_of_work import RowsRefusedError, UnitOfWork
 from tidegate.sql.core.values import NewDeadLetter
 from tidegate.sql.handlers.context import DeadLettered, TransactionCall, TransactionGuard, misused
 from tidegate.sql.handlers.outages import OutageError, OutageWatch
+from tidegate.sql.outbox.writer import Outbox, OutboxWriter
 
 _Outcome = TypeVar("_Outcome")
 
@@ -100,6 +101,7 @@ class EventRun:
         unit: UnitOfWork,
         handler: RunEvents,
         context: PartitionContext,
+        outbox: Outbox,
         *,
         order: KeyOrder | None = None,
         is_payload_copied: bool = False,
@@ -107,7 +109,8 @@ class EventRun:
         outages: OutageWatch | None = None,
         may_end_early: bool = False,
     ) -> None:
-        """order: keeps the order of each key; None: events are independent.
+        """outbox: for events that are published. order: keeps the order of each key; None: events are
+        independent.
 
         failures_max: stop before the next event that fails, instead of dead-lettering it. outages: gets
         each failure, and may end the run with OutageError. may_end_early: whether the handler's
@@ -122,6 +125,7 @@ class EventRun:
         self._outages = outages
         self._may_end_early = may_end_early
         self._guard = TransactionGuard(unit.connection)
+        self.published = OutboxWriter(outbox, unit, context.partition_id)
         self._outcome = RunOutcome()
 
     def run_whole(self, events: Sequence[ReceivedEvent], *, is_failure_accepted: bool) -> RunOutcome:
@@ -192,6 +196,7 @@ class EventRun:
             self._context,
             unit.connection,
             events,
+            self.published,
             is_payload_copied=self._is_payload_copied,
             on_failure=None if self._outages is None else self._outages.failed_together,
         )
@@ -212,7 +217,7 @@ class EventRun:
         except RowsRefusedError as error:
             self._undo(savepoint)
             raise EventsFailedError from error
-        except (MemoryError, DatabaseError, OutageError):
+        except (MemoryError, DatabaseError, OutageError, PartitionPausedError):
             raise
         except EventsFailedError:
             self._undo(savepoint)

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
 
+from tidegate.client import Namespace
 from tidegate.model.errors import ClosedError, InvalidArgumentError
 from tidegate.processor.checkpoint import ProcessorCheckpoint
 from tidegate.processor.dead_letters import DeadLetterManager, FailedEvent, store_failed
@@ -25,6 +26,8 @@ from tidegate.sql.core.values import ConsumerKey, NewDeadLetter, place_of
 from tidegate.sql.dead_letters.dead_letters import DeadLetters
 from tidegate.sql.dead_letters.own_table import DeadLetterTable
 from tidegate.sql.handlers.forms import HandlerForm, form_of
+from tidegate.sql.outbox.relay import OutboxRelay
+from tidegate.sql.outbox.writer import OUTBOX_BYTES_MAX, Outbox
 from tidegate.sql.stores.checkpoint_moves import claim_checkpoint, move_checkpoint
 from tidegate.sql.stores.checkpoints import CheckpointReader, processor_checkpoints
 from tidegate.sql.stores.group_views import read_group_views
@@ -48,17 +51,21 @@ class SqlStore:
     two namespaces have different creation times, and are refused as replaced.)
     """
 
-    def __init__(self, database: Database, *, has_epochs: bool = True) -> None:
+    def __init__(
+        self, database: Database, *, has_epochs: bool = True, outbox_bytes_max: int = OUTBOX_BYTES_MAX
+    ) -> None:
         """database: closed by the caller.
 
         has_epochs: False if official processors share the group through ``azure_checkpoint_store``: receivers
         are then opened with owner level 0, like theirs. Leases still have rising epochs, which fence commits
-        and checkpoints.
+        and checkpoints. outbox_bytes_max: how much a partition's handler may publish that is not in its hubs
+        yet; beyond, the partition pauses.
         """
         self.database: Database = database
         """The database that holds everything."""
         self.has_epochs: bool = has_epochs
         """Whether receivers are opened with the lease's epoch as their owner level."""
+        self._outbox = Outbox(database, outbox_bytes_max)
         self._leases = LeaseTable(database)
         self._checkpoints = CheckpointReader(database)
         self._read_threads = ThreadPoolExecutor(_READ_THREADS, "tidegate-reads")
@@ -165,7 +172,18 @@ class SqlStore:
             policy=policy,
             event_hub_created_at_ms=event_hub_created_at_ms,
             store_failed=self._storing(dead_letters),
+            outbox=self._outbox,
         )
+
+    def open_relay(
+        self,
+        group: GroupKey,
+        namespace: Namespace,
+        owned: Callable[[], Collection[str]],
+        report: Callable[[Exception, str | None], None],
+    ) -> OutboxRelay:
+        """As in ``PublishingStore``."""
+        return OutboxRelay(self._outbox, self._consumer(group), namespace, owned, report)
 
     def _storing(self, manager: DeadLetterManager | None) -> StoreFailed | None:
         """How transactions store dead letters; None: in this database's own table."""
