@@ -68,6 +68,8 @@ class ChaosSettings:
     lease_duration_s: float = 2.0
     fault_interval_s: tuple[float, float] = (0.3, 1.2)
     is_transactional: bool = True
+    is_publishing: bool = False
+    """Whether the handlers publish what they make rows of."""
     breakage: Breakage = Breakage.NONE
     faults: tuple[Fault, ...] = tuple(Fault)
     """The kinds that are drawn from; those that need a proxy only where there is one."""
@@ -118,6 +120,7 @@ class ChaosRun:
                 lease_duration_s=settings.lease_duration_s,
                 is_transactional=settings.is_transactional,
                 breakage=settings.breakage,
+                is_publishing=settings.is_publishing,
             ),
             settings.environments,
         )

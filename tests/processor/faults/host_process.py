@@ -2,7 +2,7 @@
 
 Run as ``python -m tests.processor.faults.host_process SETTINGS`` (JSON of ``HostSettings``).
 SIGTERM unregisters the host and ends the process with status 0. SIGUSR1 makes it kill itself during its next
-commit: a timer of 0 to 3 ms is started where the commit begins.
+commit, or the next step of its relay: a timer of 0 to 3 ms is started where that begins.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -26,11 +26,15 @@ from typing import TYPE_CHECKING, Final
 
 from tests.processor.faults.work import CONSUMER_GROUP, Journal, PlainWork, TransactionalWork
 
+from tidegate.client.partition_sender import OutgoingBatch
+from tidegate.client.repeatable import RepeatableSender
 from tidegate.model.errors import DatabaseUnavailableError, FencedError
 from tidegate.processor import DirectoryStore, EventProcessorHost
 from tidegate.processor.handlers import EventProcessor, PartitionContext, TransactionalProcessor
 from tidegate.processor.options import EventProcessorOptions, PartitionManagerOptions
 from tidegate.sql import Database, SqlStore, UnitOfWork
+from tidegate.sql.outbox import relay
+from tidegate.sql.outbox.lanes import LaneStep, take_steps
 from tidegate.transport.tasks import TaskOwner
 
 if TYPE_CHECKING:
@@ -69,6 +73,8 @@ class HostSettings:
     lease_duration_s: float
     is_transactional: bool = True
     breakage: Breakage = Breakage.NONE
+    target_hub: str = ""
+    """Where transactional handlers publish; empty: nowhere."""
     container: str = ""
     """Connection string of a storage account with the container ``CONTAINER``, for leases and checkpoints
     instead of the database; not for transactions."""
@@ -128,7 +134,9 @@ def make_factory(
 
     def make(context: PartitionContext) -> EventProcessor | TransactionalProcessor:
         journal = Journal(journal_folder, f"{os.getpid()}.{next(counter)}")
-        return TransactionalWork(journal) if settings.is_transactional else PlainWork(journal, random_numbers)
+        if settings.is_transactional:
+            return TransactionalWork(journal, settings.target_hub)
+        return PlainWork(journal, random_numbers)
 
     return make
 
@@ -184,15 +192,28 @@ def die_when_told(seed: str, breakage: Breakage) -> None:
 
 
 def _die_in_commit(is_told: threading.Event, random_numbers: random.Random) -> None:
-    original = UnitOfWork.commit
+    original, original_submit = UnitOfWork.commit, RepeatableSender.submit
 
-    def commit(self: UnitOfWork) -> None:
+    def die_soon() -> None:
         if is_told.is_set():
             delay_s = random_numbers.uniform(0.0, _DEATH_DELAY_S_MAX)
             threading.Timer(delay_s, os.kill, (os.getpid(), signal.SIGKILL)).start()
+
+    def commit(self: UnitOfWork) -> None:
+        die_soon()
         original(self)
 
+    def take(database: Database, steps: Iterable[LaneStep]) -> None:
+        die_soon()
+        take_steps(database, steps)
+
+    def submit(self: RepeatableSender, batch: OutgoingBatch) -> None:
+        die_soon()
+        original_submit(self, batch)
+
     UnitOfWork.commit = commit  # type: ignore[method-assign]
+    vars(relay)["take_steps"] = take
+    RepeatableSender.submit = submit  # type: ignore[method-assign]
 
 
 def _commit_checkpoints_apart(is_told: threading.Event) -> None:

@@ -37,6 +37,8 @@ class Surroundings:
 
     service: HubProcess
     event_hub: str
+    target_hub: str
+    """Where handlers may publish."""
     database: Database
     database_url: str
     """As the hosts are told: through the proxy, where there is one."""
@@ -50,6 +52,7 @@ class Surroundings:
         lease_duration_s: float,
         is_transactional: bool = True,
         breakage: Breakage = Breakage.NONE,
+        is_publishing: bool = False,
     ) -> HostSettings:
         """What hosts here are told; the cluster gives each its name."""
         return HostSettings(
@@ -62,6 +65,7 @@ class Surroundings:
             lease_duration_s=lease_duration_s,
             is_transactional=is_transactional,
             breakage=breakage,
+            target_hub=self.target_hub if is_publishing else "",
         )
 
 
@@ -79,6 +83,7 @@ async def surroundings(
         service = service or HubProcess()
         stack.callback(service.close)
         event_hub = service.create_hub(partition_count=PARTITION_COUNT)
+        target_hub = service.create_hub(partition_count=4)
         service.start()
         proxy: CuttingProxy | None = None
         url = hosts_url = database_url or f"sqlite:///{folder}/chaos.db"
@@ -91,7 +96,7 @@ async def surroundings(
         database = stack.enter_context(Database.open(url))
         database.ensure_table(sink)
         database.ensure_table(committed_calls)
-        yield Surroundings(service, event_hub, database, hosts_url, proxy, folder)
+        yield Surroundings(service, event_hub, target_hub, database, hosts_url, proxy, folder)
 
 
 async def wait_until(

@@ -41,6 +41,14 @@ async def test_leases_apart_leave_each_event_once(database_url: str, seed: int) 
     check_faults(result.report.faults, is_proxied=True)
 
 
+async def test_published_events_are_in_their_hub_once(database_url: str | None, seed: int) -> None:
+    """From hub to database to hub: none lost, none twice, each key in order, whatever was killed or cut."""
+    settings = ChaosSettings(EVENTS // 2 // PARTITION_COUNT * PARTITION_COUNT, seed, is_publishing=True)
+    result = await run_chaos(settings, database_url)
+    assert result.findings == []
+    check_faults(result.report.faults, is_proxied=database_url is not None)
+
+
 async def test_plain_checkpoints_leave_none_out_and_keep_the_order(
     database_url: str | None, seed: int
 ) -> None:

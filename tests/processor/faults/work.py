@@ -89,6 +89,11 @@ def consumer_of(event_hub: str) -> ConsumerKey:
     return ConsumerKey(event_hub, CONSUMER_GROUP)
 
 
+def key_of(number: int) -> str:
+    """The key under which event ``number`` is published: all of a key come from one partition."""
+    return str(number % (3 * PARTITION_COUNT))
+
+
 class PoisonError(Exception):
     """What the handlers raise on purpose."""
 
@@ -96,8 +101,10 @@ class PoisonError(Exception):
 class TransactionalWork(TransactionalProcessor):
     """Rows, dead letters and a note of who did it, all in the transaction that it is given."""
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: Journal, target_hub: str = "") -> None:
+        """target_hub: where each event that becomes a row is published as well; empty: nowhere."""
         self._journal = journal
+        self._target_hub = target_hub
 
     async def open(self, context: PartitionContext) -> None:
         """Note it."""
@@ -121,6 +128,9 @@ class TransactionalWork(TransactionalProcessor):
                         "event_number": number,
                     }
                 )
+                if self._target_hub:
+                    event_out = EventData(event.body)
+                    context.publish(self._target_hub, event_out, partition_key=key_of(number))
         if rows:
             context.connection.execute(sink.insert(), rows)
         call = {"partition_id": context.partition_id, "owner": context.owner, "epoch": context.lease.epoch}
