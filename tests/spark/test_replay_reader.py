@@ -26,6 +26,7 @@ from tidegate.spark.capture.replay_source import (
 )
 from tidegate.spark.pipelines.pipeline import sink_options
 from tidegate.spark.source.offsets import PartitionRange, StreamOffset
+from tidegate.sql import ConsumerKey, Database, UnitOfWork
 from tidegate.testing.hub import HubService
 from tidegate.transport.clock import SystemClock
 
@@ -60,6 +61,33 @@ def events_of(reader: ReplayStreamReader, start: dict[str, object], end: dict[st
     """All rows of a micro-batch, partition by partition as a task has them."""
     batches = [batch for task in reader.partitions(start, end) for batch in reader.read(task)]
     return pa.Table.from_batches(batches, schema=batches[0].schema if batches else pa.schema([]))
+
+
+def test_a_shadow_ends_at_the_live_checkpoint(
+    hub_service: HubService, tmp_path: Path, sqlite_url: str
+) -> None:
+    """It reads with the live pipeline's consumer group, captured events too, and what is available to it is
+    what the live pipeline has processed; of a partition that this has not begun, nothing."""
+    hub = hub_service.create_hub(partition_count=3)
+    publish(hub_service.connection_string, hub, 60)
+    capture_to_end(hub_service, hub, str(tmp_path), size_bytes=1000)
+    drop_all(hub_service, hub)
+    publish(hub_service.connection_string, hub, 30, first_value=60)
+    with Database.open(sqlite_url) as database:
+        for partition_id, until in (("0", 25), ("1", 10)):
+            with UnitOfWork(database, ConsumerKey(hub)) as unit:
+                unit.advance(partition_id, unit.lock(partition_id), until)
+    options = {"consumerGroup": "$Default~v2", "startingPosition": f"checkpoint:{sqlite_url}"}
+    reader = make_reader(hub_service, hub, tmp_path, **{f"eventhubs.{key}": options[key] for key in options})
+    reader.prepareForTriggerAvailableNow()
+    start = reader.initialOffset()
+    end = read_batch(reader, start, None)
+    assert StreamOffset.from_json(end).partitions == {"0": 25, "1": 10, "2": 0}
+    found = events_of(reader, start, end)
+    assert sorted(zip(found["partition"].to_pylist(), found["sequenceNumber"].to_pylist(), strict=True)) == [
+        *(("0", number) for number in range(25)),
+        *(("1", number) for number in range(10)),
+    ]
 
 
 @pytest.mark.slow

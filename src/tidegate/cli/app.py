@@ -23,6 +23,7 @@ from tidegate.cli.events.send import send
 from tidegate.cli.hosts.run import host_group
 from tidegate.cli.pipelines.run import replay
 from tidegate.cli.pipelines.run import run as run_pipeline
+from tidegate.cli.pipelines.shadow import diff, drop, swap
 from tidegate.cli.pipelines.spark import spark_group
 from tidegate.cli.pipelines.status import status, stop
 from tidegate.cli.service.backup import backup
@@ -64,7 +65,9 @@ def version(output: Output) -> None:
 
 
 pipeline_group = CommandGroup(
-    "pipeline", commands=[run_pipeline, replay, status, stop], help="Run and monitor pipelines on Spark."
+    "pipeline",
+    commands=[run_pipeline, replay, diff, swap, drop, status, stop],
+    help="Run, monitor and compare pipelines.",
 )
 
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 NAMES_SUFFIX: Final = "~hosts"
 """Of ``GroupKey.names``; no consumer group's name has the first character."""
+SHADOW_MARK: Final = "~"
+"""The same character between a consumer group and the name of a shadow of its pipeline, in SQL."""
 
 
 @dataclass(frozen=True, slots=True)

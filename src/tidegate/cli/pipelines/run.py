@@ -1,30 +1,29 @@
-"""``tidegate pipeline run`` and ``replay``: a declared pipeline in this process, until it is stopped."""
+"""``tidegate pipeline run`` and ``replay``: a declared pipeline, until it is stopped or done."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from tidegate.cli.pipelines.declared import (
+    load_declared_pipeline,
+    pipeline_argument,
+    require_spark,
+)
+from tidegate.cli.pipelines.shadow import begin_replay, on_spark, shadow_of, shadow_option
 from tidegate.cli.shell.connection import Service, with_service
 from tidegate.cli.shell.decorators import adding_argument, all_of, flag, option
-from tidegate.cli.shell.imports import let_import_beside
 from tidegate.cli.shell.options import PORT, database_option, with_output
 from tidegate.cli.shell.render import Output
-from tidegate.cli.shell.stores import DATABASE_VARIABLE, STORAGE_VARIABLE
-from tidegate.extras import install_step
-from tidegate.model.errors import InvalidArgumentError, NotFoundError
+from tidegate.cli.shell.stores import DATABASE_VARIABLE, STORAGE_VARIABLE, open_database
+from tidegate.model.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from tidegate.spark.pipelines.stream_pipeline import StreamPipeline
-
-_pipeline_argument = click.argument(
-    "pipeline", metavar="FILE.py:NAME", help="The pipeline: path/to/file.py:name or package.module:name."
-)
 
 _AZURE = ("az://", "abfs://", "abfss://")
 
@@ -78,7 +77,7 @@ class RunOptions:
 
 
 @click.command()
-@_pipeline_argument
+@pipeline_argument
 @_with_run_options
 @option("--metrics-host", "ADDRESS", "Address to serve metrics on.", default="127.0.0.1")
 @option("--spark-log", "LEVEL", "Spark's log level: OFF, ERROR, WARN or INFO.", default="ERROR")
@@ -122,14 +121,14 @@ def run(
 
 
 @click.command()
-@_pipeline_argument
+@pipeline_argument
 @option(
     "--capture",
     "PATH",
     "Capture's destination: a directory, or a URL such as az://container/folder, in the account "
-    f"given by {STORAGE_VARIABLE}.",
-    required=True,
+    f"given by {STORAGE_VARIABLE}. Required without --shadow.",
 )
+@shadow_option("Replay into this shadow of the pipeline, up to the live pipeline's checkpoint, and end.")
 @option("--name-format", "FORMAT", "Capture's file name format, if not the default.")
 @option("--namespace", "NAME", "The namespace in the file names, if there are several.")
 @option(
@@ -146,15 +145,16 @@ def replay(
     service: Service,
     options: RunOptions,
     pipeline: str,
-    capture: str,
+    capture: str | None,
+    shadow: str | None,
     name_format: str | None,
     namespace: str | None,
     starting_time: str | None,
     allow_gap: bool,
 ) -> None:
-    """Run a pipeline over captured events, then over live ones.
+    """Run a pipeline over past events, or its next version into a shadow.
 
-    Captured events replace those that retention has removed.
+    Without --shadow, captured events replace those that retention has removed.
 
     It starts at the pipeline's SQL checkpoint, or with the first captured event; reads each partition from
     Capture's files up to the beginning of its log; and continues with the log like `pipeline run`. No event
@@ -162,21 +162,41 @@ def replay(
     error that lists them. The pipeline must write rows to SQL per partition (a tidegate.sql.Pipeline, or a
     StreamPipeline with a SqlSink).
 
+    With --shadow, the file's version of the pipeline writes to a table, checkpoints and dead letters of its
+    own, while the live one runs on: from the beginning of the log, or of Capture, up to the live checkpoint.
+    Compare the two with `pipeline diff`, then `pipeline swap` or `pipeline drop`. A pipeline with a handler
+    needs no Spark for that, unless --capture is given. Run it again to catch up.
+
     Examples:
       tidegate pipeline replay delays.py:pipeline --capture /var/lib/capture --database sqlite:///delays.db
       tidegate pipeline replay delays.py:pipeline --capture az://archive/telemetry --available-now
+      tidegate pipeline replay delays_v2.py:pipeline --shadow v2 --database sqlite:///delays.db
     """
-    declared = load_stream_pipeline(pipeline)
+    if shadow is None and capture is None:
+        raise InvalidArgumentError(
+            "Neither --capture nor --shadow was given.",
+            next_step="Use `tidegate pipeline run` to run a pipeline over the log.",
+        )
+    declared = load_declared_pipeline(pipeline) if shadow else load_stream_pipeline(pipeline)
     declared = replace(declared, source=replace(declared.source, fail_on_data_loss=not allow_gap))
+    if shadow is not None:
+        made = shadow_of(declared, shadow)
+        with open_database(options.database) as database:
+            is_done = begin_replay(database, made, declared, service, has_capture=capture is not None)
+        if is_done:
+            return
+        declared, options = on_spark(declared, made), replace(options, is_available_now=True)
     chosen = {
         "path": capture,
         "nameFormat": name_format,
         "namespace": namespace,
         "startingTime": starting_time,
-        "storageConnectionString": os.environ.get(STORAGE_VARIABLE) if capture.startswith(_AZURE) else None,
+        "storageConnectionString": os.environ.get(STORAGE_VARIABLE)
+        if capture is not None and capture.startswith(_AZURE)
+        else None,
     }
     given = {name: value for name, value in chosen.items() if value is not None}
-    _run_declared(output, declared, service, options, capture=given)
+    _run_declared(output, declared, service, options, capture=given if capture is not None else None)
 
 
 def _run_declared(
@@ -226,20 +246,8 @@ def load_stream_pipeline(address: str) -> StreamPipeline:
 
     Raises InvalidArgumentError, and NotFoundError if Spark is not installed.
     """
-    for package in ("pyspark", "pyarrow"):
-        if find_spec(package) is None:
-            raise NotFoundError(
-                f"This command requires the package {package}, which is not installed.",
-                next_step=install_step("spark"),
-            )
-    from tidegate.processor.declared import load_declared
-    from tidegate.spark.pipelines.stream_pipeline import StreamPipeline, declared_pipeline
-    from tidegate.sql.handlers.pipeline import Pipeline
-
-    let_import_beside(address)
-    found = load_declared(address, (StreamPipeline, Pipeline), noun="pipeline")
-    assert isinstance(found, StreamPipeline | Pipeline)
-    return declared_pipeline(found)
+    require_spark()
+    return load_declared_pipeline(address)
 
 
 def _database_url(pipeline: StreamPipeline, given: str | None) -> str | None:

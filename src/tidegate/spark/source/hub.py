@@ -29,6 +29,7 @@ from tidegate.model.hub_properties import PartitionEnds
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
 from tidegate.model.position import EventPosition, PositionKind
 from tidegate.model.times import time_of, time_text
+from tidegate.processor.lease import SHADOW_MARK
 from tidegate.spark.source.offsets import PartitionRange, StreamOffset
 from tidegate.spark.source.options import SourceOptions
 from tidegate.spark.source.positions import StartingPositions
@@ -217,10 +218,11 @@ def _receiver_name() -> str:
 
 def _consumer(options: SourceOptions) -> BlockingConsumer:
     """This process's consumer for the options; the key has the process id because workers are forked."""
+    group = options.consumer_group.partition(SHADOW_MARK)[0]  # a shadow reads as its live pipeline
     key = (
         os.getpid(),
         options.connection_string.format(),
-        options.consumer_group,
+        group,
         options.ca_certificates,
         options.credential,
     )
@@ -231,7 +233,7 @@ def _consumer(options: SourceOptions) -> BlockingConsumer:
                 _consumers.pop(next(iter(_consumers))).close()
             consumer = BlockingConsumer(
                 options.connection_string,
-                consumer_group=options.consumer_group,
+                consumer_group=group,
                 ssl_context=ssl_context_of(options.ca_certificates),
                 credential=make_credential(options.credential),
                 receiver_name=_receiver_name(),

@@ -40,6 +40,7 @@ from tidegate.model.errors import (
 )
 from tidegate.model.hub_properties import PartitionEnds
 from tidegate.model.position import EventPosition
+from tidegate.processor.lease import SHADOW_MARK
 from tidegate.spark.runtime.patience import Patience, patiently
 from tidegate.spark.runtime.session import usable_core_count
 from tidegate.spark.runtime.workers import freeze_loaded_modules
@@ -343,9 +344,14 @@ class EventHubsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Fix the end of a query that stops at the hub's current end."""
-        bounds = self._describe({}).bounds
-        self._available_now_until = {key: item.next_sequence_number for key, item in bounds.items()}
+        """Fix the end of a query that stops at the hub's current end; a shadow at its live pipeline's."""
+        description = self._describe({})
+        ends = {key: item.next_sequence_number for key, item in description.bounds.items()}
+        live_group, mark, _ = self._options.consumer_group.partition(SHADOW_MARK)
+        if mark:
+            live = sql_positions(replace(self._options, consumer_group=live_group), description)
+            ends = {key: min(end, live.get(key, 0)) for key, end in ends.items()}
+        self._available_now_until = ends
 
     def latestOffset(self, start: JsonObject, limit: ReadLimit) -> JsonObject:  # noqa: N802
         """Where the next micro-batch ends: at all available events, or at a fair share of them in ``limit``.

@@ -19,7 +19,7 @@ import threading
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import Connection, Table, text, update
 from sqlalchemy import exc as sqlalchemy_errors
@@ -36,6 +36,11 @@ from tidegate.sql.core.values import Checkpoint, ConsumerKey, NewDeadLetter, Par
 
 if TYPE_CHECKING:
     from tidegate.sql.core.row_groups import RowGroup
+
+
+SWAP_TOKEN: Final = "swap:"
+"""With the shadow's name, the transaction token of a checkpoint while tables and dead letters are exchanged
+(``shadows.swap``)."""
 
 
 class RowsRefusedError(DatabaseError):
@@ -409,7 +414,14 @@ class UnitOfWork:
 def check_epoch(
     consumer: ConsumerKey, partition_id: str, found: LockedCheckpoint | Checkpoint, lease_epoch: int | None
 ) -> None:
-    """Raises FencedError if the checkpoint was moved under a higher epoch than ``lease_epoch``."""
+    """Raises FencedError if the checkpoint was moved under a higher epoch than ``lease_epoch``, or if a swap
+    with a shadow has to be completed first."""
+    if found.transaction_token is not None and found.transaction_token.startswith(SWAP_TOKEN):
+        name = found.transaction_token.removeprefix(SWAP_TOKEN)
+        raise FencedError(
+            f"A swap of {consumer} with its shadow {name} was interrupted.",
+            next_step=f"Complete it: run `tidegate pipeline swap` with --shadow {name} again.",
+        )
     if lease_epoch is not None and (found.lease_epoch or 0) > lease_epoch:
         raise FencedError(
             f"Partition {partition_id} of {consumer} was taken over by {found.owner} under lease epoch "

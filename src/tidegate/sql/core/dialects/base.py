@@ -170,6 +170,20 @@ class SqlDialect(ABC):
         """Drop a temporary one within the transaction."""
         connection.execute(DropTable(table))
 
+    def rename_tables(
+        self, connection: Connection, names: Sequence[tuple[str, str]], schema: str | None
+    ) -> None:
+        """Rename tables of one schema in this order, all or none; each pair is the old and the new name.
+
+        Without transactional DDL it commits.
+        """
+        quoted = connection.dialect.identifier_preparer
+        place = "" if schema is None else f"{quoted.quote_schema(schema)}."
+        for old, new in names:
+            connection.exec_driver_sql(
+                f"ALTER TABLE {place}{quoted.quote(old)} RENAME TO {quoted.quote(new)}"
+            )
+
     # --- statements ---
 
     @abstractmethod

@@ -1,0 +1,1 @@
+"""Shadows: the next version of a pipeline beside the live one, its difference, and the swap of the two."""
