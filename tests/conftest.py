@@ -14,6 +14,7 @@ import pytest
 from tests.needs import Guard, add_markers, markers_of
 from tests.support.forked import fork_services
 from tests.support.quick_spark import use_quick_spark
+from tests.support.sqlserver import SQL_SERVERS
 from xdist.scheduler import LoadFileScheduling
 
 if TYPE_CHECKING:
@@ -116,7 +117,16 @@ def mariadb_url(mariadb: MariadbServer) -> str:
     return mariadb.create_database()
 
 
-@pytest.fixture(params=["sqlite", "postgresql", "mariadb"])
+@pytest.fixture
+def mssql_url() -> Iterator[str]:
+    """An empty database on the SQL Server of TIDEGATE_SQLSERVER_URL."""
+    from tests.support.sqlserver import created_database
+
+    with created_database() as url:
+        yield url
+
+
+@pytest.fixture(params=["sqlite", "postgresql", "mariadb", *SQL_SERVERS])
 def database_url(request: pytest.FixtureRequest) -> str:
     """An empty database, once of each kind."""
     url: str = request.getfixturevalue(f"{request.param}_url")

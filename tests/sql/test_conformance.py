@@ -17,6 +17,7 @@ import pytest
 import sqlalchemy as sa
 from tests.sql.conformance import PAGE, SUITE, features, table_of
 from tests.sql.support import CONSUMER, flights, rows_in
+from tests.support.sqlserver import SQL_SERVERS
 
 from tidegate.model.errors import DatabaseError, DatabaseUnavailableError, FencedError
 from tidegate.sql import Database, UnitOfWork
@@ -53,7 +54,7 @@ def wide(database: Database) -> Database:
     return database
 
 
-@pytest.fixture(params=["postgresql", "mariadb"])
+@pytest.fixture(params=["postgresql", "mariadb", *SQL_SERVERS])
 def server(request: pytest.FixtureRequest) -> Iterator[Database]:
     """A database behind a connection that can be lost; SQLite has none."""
     with Database.open(request.getfixturevalue(f"{request.param}_url"), lock_wait_s=WAIT_S) as database:
@@ -300,8 +301,9 @@ def test_errors_of_others(database: Database, kind: ErrorKind, statement: str) -
 
 def test_errors_of_savepoints(database: Database) -> None:
     """Errors: a transaction that a handler ended is noticed by its savepoint"""
-    name = "no_such_savepoint"
-    error = _failure(database, lambda connection: connection.exec_driver_sql(f"RELEASE SAVEPOINT {name}"))
+    release = "ROLLBACK TRANSACTION" if database.dialect.name == "mssql" else "RELEASE SAVEPOINT"
+    statement = f"{release} no_such_savepoint"
+    error = _failure(database, lambda connection: connection.exec_driver_sql(statement))
     assert is_of(error, ErrorKind.NO_SAVEPOINT)
 
 
@@ -361,7 +363,7 @@ def test_savepoints(wide: Database) -> None:
 def test_temporary_tables(wide: Database) -> None:
     """Temporary tables: they come and go inside a transaction, which can still be undone"""
     temporary = sa.Table(
-        "conforming_new",
+        wide.dialect.temporary_name("conforming_new"),
         sa.MetaData(),
         sa.Column("key", sa.String(40)),
         sa.Column("more", sa.Integer),

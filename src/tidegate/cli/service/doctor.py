@@ -330,6 +330,8 @@ def _database(url: str | None) -> Found:
     text = f"{found.server}, tables of version {found.tables_version}"
     if found.tables_version > found.newest_version:
         return Found(Result.FAILED, text, "A newer Tidegate made them: use it, or another database.")
+    if found.untried is not None:
+        return Found(Result.WARNING, text, found.untried)
     if found.tables_version < found.newest_version:
         return Found(Result.OK, text, f"The next host or pipeline makes version {found.newest_version}.")
     return Found(Result.OK, text)

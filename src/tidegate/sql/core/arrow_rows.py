@@ -91,13 +91,13 @@ def insert_arrow(connection: Connection, table: Table, rows: ArrowRows) -> None:
         return
     plan = plan_of(table, rows.columns, connection.dialect)
     sql_types = [table.columns[name].type for name in rows.columns]
-    render = _RENDERERS[plan.form]
+    render = _RENDERERS.get(plan.form)
     is_known = not plan.is_core_needed and (plan.form is not BulkForm.COPY or _is_utf8(connection))
     step = max(1, min(_ROWS_MAX, len(rows) * _BYTES_MAX // max(1, rows.data.nbytes)))
     for start in range(0, len(rows), step):
         try:
             columns = [_whole(column) for column in rows.data.slice(start, step).columns]
-            rendered = _rendered(render, columns, sql_types) if is_known else None
+            rendered = _rendered(render, columns, sql_types) if is_known and render else None
             if rendered is None:
                 values = list(zip(*map(_python_values, columns), strict=True))
             elif plan.form is BulkForm.COPY:

@@ -1,4 +1,4 @@
-"""Inserts rows in bulk: by COPY, by a prepared statement for many rows, or by their text in one statement.
+"""Inserts rows in bulk: by COPY, by prepared statements, or by their text in one statement.
 
 All bypass SQLAlchemy's per-row work but keep its column types: ``column_values`` first gives a value the
 same meaning on all databases, then it passes through the bind processor of its column's type. If missing
@@ -27,6 +27,8 @@ from tidegate.sql.core.failures import is_connection_lost
 _PARAMETERS_MAX: Final = 500
 """Per statement on SQLite. A row of 5 columns costs 0.5 µs in a statement of 100 rows and 1.25 µs alone; more
 rows gain nothing (measured, SQLite 3.40). Any SQLite accepts 999 (its documentation, "Limits", 9)."""
+_ROWS_MAX: Final = 1_000
+"""Rows whose parameters the driver holds together (our choice: pyodbc reserves a column's width for each)."""
 _TEXT_BYTES: Final = 1024 * 1024
 """Per statement of rows as text, if the server accepts that (our choice: a larger one gains nothing)."""
 
@@ -61,6 +63,8 @@ def insert_values(
             write_row = copy.write_row
             for row in rows:
                 write_row(row)
+    elif plan.form is BulkForm.ROWS:
+        _insert_rows(connection, plan, list(rows))
     else:
         insert_parameters(connection, plan, list(chain.from_iterable(rows)))
 
@@ -112,7 +116,7 @@ def plan_of(table: Table, columns: tuple[str, ...], dialect: Dialect) -> InsertP
     target = quote.format_table(table)
     names = ", ".join(quote.format_column(table.columns[key]) for key in columns)
     form = DIALECTS[dialect.name].bulk_form
-    if form is not BulkForm.PARAMETERS:
+    if form in (BulkForm.COPY, BulkForm.TEXT):
         statement = f"COPY {target} ({names}) FROM STDIN"
         if form is BulkForm.TEXT:
             statement = f"INSERT INTO {target} ({names}) VALUES "
@@ -121,20 +125,25 @@ def plan_of(table: Table, columns: tuple[str, ...], dialect: Dialect) -> InsertP
         many, statement_of_many = 1, statement
     else:
         row = f"({', '.join('?' * len(columns))})"
-        many = 1 if _refers_to_itself(table) else max(1, _PARAMETERS_MAX // len(columns))
+        is_one = form is BulkForm.ROWS or _refers_to_itself(table)
+        many = 1 if is_one else max(1, _PARAMETERS_MAX // len(columns))
         statement = f"INSERT INTO {target} ({names}) VALUES {row}"
         statement_of_many = f"INSERT INTO {target} ({names}) VALUES {', '.join([row] * many)}"
     types = [table.columns[key].type for key in columns]
     prepare = [preparation_of(each, dialect) for each in types]
     process = [processor_of(each, dialect) for each in types]
     given = set(columns)
+    # Numbers of the user's own need a statement before, which SQLAlchemy sends.
+    numbered = table.autoincrement_column
+    is_guarded = DIALECTS[dialect.name].has_identity_guard and numbered is not None and numbered.key in given
     return InsertPlan(
         statement=statement,
         form=form,
         column_count=len(columns),
         row_count=many,
         statement_of_many=statement_of_many,
-        is_core_needed=any(
+        is_core_needed=is_guarded
+        or any(
             column.default is not None and not column.default.is_sequence and column.key not in given
             for column in table.columns
         ),
@@ -155,6 +164,14 @@ def insert_parameters(connection: Connection, plan: InsertPlan, parameters: Sequ
     with _wrapping(connection, plan.statement):
         _execute_many(connection, plan.statement_of_many, _cut(parameters[:whole], step))
         _execute_many(connection, plan.statement, _cut(parameters[whole:], plan.column_count))
+
+
+def _insert_rows(connection: Connection, plan: InsertPlan, rows: Sequence[Sequence[object]]) -> None:
+    """SQL Server only. Raises DBAPIError."""
+    with _wrapping(connection, plan.statement), closing(_driver_connection(connection).cursor()) as cursor:
+        cursor.fast_executemany = True
+        for part in _cut(rows, _ROWS_MAX):
+            cursor.executemany(plan.statement, part)
 
 
 def _cut(parameters: Sequence[object], step: int) -> list[Sequence[object]]:
@@ -216,7 +233,8 @@ def _wrapping(connection: Connection, statement: str) -> Iterator[None]:
     try:
         yield
     except _driver_error(connection) as error:
-        is_lost = is_connection_lost(error)
+        ours = DIALECTS[connection.dialect.name]
+        is_lost = is_connection_lost(error) or ours.is_transaction_over(_driver_connection(connection))
         if is_lost:
             connection.invalidate(error)
         raise exc.DBAPIError(

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Final
+from typing import Final
 
-from sqlalchemy import Connection, Select, Update, and_, bindparam, or_, select, update
+from sqlalchemy import Connection, Update, and_, bindparam, or_, select, update
 
 from tidegate.model.clock import Clock
 from tidegate.model.errors import FencedError
-from tidegate.sql.core.dialects import dialect_of
+from tidegate.sql.core.dialects import changed_rows, dialect_of
+from tidegate.sql.core.dialects.base import locking
 from tidegate.sql.core.schema import checkpoint, of_consumer
 from tidegate.sql.core.values import ConsumerKey
 
@@ -32,12 +33,12 @@ _LOCKED: Final = (
     _ROW.lease_epoch,
     _ROW.history_id,
 )
-_LOCK: Final[Select[Any]] = select(*_LOCKED).where(_AT).with_for_update()
-_LOCK_SEVERAL: Final[Select[Any]] = (
+_LOCK: Final = locking(select(*_LOCKED).where(_AT), checkpoint)
+_LOCK_SEVERAL: Final = locking(
     select(_ROW.partition_id, *_LOCKED)
     .where(_MINE, _ROW.partition_id.in_(bindparam("at_partition_ids", expanding=True)))
-    .order_by(_ROW.partition_id)
-    .with_for_update()
+    .order_by(_ROW.partition_id),
+    checkpoint,
 )
 
 
@@ -150,7 +151,7 @@ class CheckpointRows:
             if has_epoch:
                 changes["held_epoch"] = mark["lease_epoch"]
             parameters.append(self._at(step.partition_id) | compared | changes)
-        moved = connection.execute(statement, parameters if len(steps) > 1 else parameters[0]).rowcount
+        moved = changed_rows(connection, statement, parameters)
         if moved != len(steps):
             raise self._fenced(connection, steps, mark["transaction_token"])
 

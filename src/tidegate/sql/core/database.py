@@ -52,6 +52,8 @@ class DatabaseDescription:
     """0: it has no tables of Tidegate."""
     newest_version: int
     """Of this Tidegate."""
+    untried: str | None = None
+    """What to know if Tidegate was never run on this kind of database."""
 
 
 class Database:
@@ -81,7 +83,8 @@ class Database:
         """Connect, and create or migrate the ``tidegate_*`` tables.
 
         url: ``sqlite:////absolute/path.db``, ``sqlite:///relative.db``,
-        ``postgresql://user:password@host:port/name`` or ``mariadb://user:password@host:port/name``.
+        ``postgresql://user:password@host:port/name``, ``mariadb://user:password@host:port/name`` or
+        ``mssql://user:password@host:port/name`` (SQL Server, not run yet: docs/reference/databases.md).
         lock_wait_s: how long a writer waits for others.
         Raises DatabaseError (an unusable URL, a missing driver, tables of a newer Tidegate) and
         DatabaseUnavailableError (no connection); no message contains the password.
@@ -108,6 +111,7 @@ class Database:
                     f"{connection.dialect.name} {'.'.join(map(str, server))}",
                     schema.current_version(connection),
                     len(schema.MIGRATIONS),
+                    database.dialect.untried,
                 )
         except exc.SQLAlchemyError as error:
             raise database._connect_error(error) from error
@@ -251,6 +255,9 @@ class Database:
             except BaseException:
                 engine.dispose()
                 raise
+            if self.dialect.untried is not None and self.dialect.name not in _warned:
+                _warned.add(self.dialect.name)
+                logger.warning("%s %s", self.url, self.dialect.untried)
             self._engine = engine
             self._process_id = os.getpid()
             self._inode = _inode(self._path)
@@ -288,7 +295,12 @@ class Database:
                 hide_parameters=True,
                 **dialect.engine_options(),
             )
-        except ModuleNotFoundError as error:
+        except ImportError as error:
+            if not isinstance(error, ModuleNotFoundError):  # it lacks a library of the system
+                step = dialect.driver_step(str(error))
+                raise DatabaseError(
+                    f"The driver for {self.url} cannot start: {error}.", next_step=step or ""
+                ) from error
             raise DatabaseError(
                 f"The driver {error.name} for {self.url} is not installed.",
                 next_step=install_step(dialect.extra or "sql"),
@@ -339,6 +351,9 @@ class Database:
                 f"The SQLite database {self._path} is damaged: {words}.",
                 next_step="Restore it from a backup, or recover it with the sqlite3 tool's .recover.",
             )
+        step = self.dialect.driver_step(words)
+        if step is not None:
+            return DatabaseError(f"The driver for {self.url} is not complete: {words}", next_step=step)
         if self.dialect.is_login_refused(words):
             return DatabaseError(
                 f"The database {self.url} refused this user: {words}",
@@ -355,6 +370,8 @@ class Database:
 _shared: dict[tuple[str, float], Database] = {}
 _shared_lock = threading.Lock()
 _orphans: list[Pool] = []
+_warned: set[str] = set()
+"""Databases on which Tidegate was not run, and which said so in this process."""
 
 
 def _reset_after_fork() -> None:
@@ -385,12 +402,12 @@ def shown_url(url: str | URL) -> str:
 
 
 def _secret_parameters(url: URL) -> list[tuple[str, str]]:
-    """``password``, ``passwd``, ``sslpassword``, ``oauth_client_secret``, … of libpq and PyMySQL; each may be
-    given several times."""
+    """``password``, ``sslpassword``, ``PWD``, ``oauth_client_secret``, … of the drivers, each perhaps several
+    times."""
     return [
         (name, value)
         for name, values in url.normalized_query.items()
-        if any(each in name.lower() for each in ("pass", "secret"))
+        if any(each in name.lower() for each in ("pass", "pwd", "secret", "token"))
         for value in values
     ]
 

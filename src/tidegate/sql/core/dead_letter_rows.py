@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from sqlalchemy import ColumnElement, Connection, func, select, update
 
 from tidegate.model.times import next_millisecond
+from tidegate.sql.core.dialects.base import locking
 from tidegate.sql.core.lost_commit import CommitOutcome
 from tidegate.sql.core.schema import dead_letter, dead_letter_audit, of_consumer
 from tidegate.sql.core.unit_of_work import UnitOfWork
@@ -74,9 +75,8 @@ def lock_open(unit: UnitOfWork, partition_id: str, enqueued_times_ms: Mapping[in
         .where(of_consumer(dead_letter, unit.consumer, partition_id))
         .where(row.sequence_number.in_(enqueued_times_ms), row.status == DeadLetterStatus.OPEN.value)
         .order_by(row.sequence_number)
-        .with_for_update()
     )
-    found = unit.connection.execute(statement)
+    found = unit.connection.execute(locking(statement, dead_letter))
     return [number for number, time_ms in found if time_ms == enqueued_times_ms[number]]
 
 
@@ -126,11 +126,9 @@ def write_audit(
     def outcome(connection: Connection) -> CommitOutcome:
         # The lost transaction holds the dead letter's row lock until its outcome is decided.
         row = dead_letter.c
-        connection.execute(
-            select(row.status)
-            .where(of_consumer(dead_letter, unit.consumer, partition_id), row.sequence_number == first)
-            .with_for_update()
-        )
+        here = of_consumer(dead_letter, unit.consumer, partition_id)
+        chosen = select(row.status).where(here, row.sequence_number == first)
+        connection.execute(locking(chosen, dead_letter)).all()
         found = connection.execute(
             select(dead_letter_audit.c.id).where(dead_letter_audit.c.transaction_token == unit.token).limit(1)
         ).first()

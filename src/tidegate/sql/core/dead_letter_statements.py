@@ -23,8 +23,8 @@ from tidegate.sql.core.values import (
 
 
 @cache
-def upsert(dialect: SqlDialect) -> Executable:
-    """Insert a dead letter, or reopen an existing one with one more attempt.
+def upsert(dialect: SqlDialect) -> Sequence[Executable]:
+    """Insert dead letters, or reopen existing ones with one more attempt, by statements in order.
 
     One with another enqueued time is of another event: its hub was deleted and created again.
     """
@@ -55,7 +55,7 @@ def parameters_of(
     now: datetime,
 ) -> list[dict[str, object]]:
     """The parameters of ``upsert``, one dictionary per dead letter."""
-    return [
+    rows: list[dict[str, object]] = [
         {
             "event_hub": consumer.event_hub,
             "consumer_group": consumer.consumer_group,
@@ -74,6 +74,7 @@ def parameters_of(
         }
         for letter in letters
     ]
+    return [{f"new_{name}": value for name, value in row.items()} for row in rows]
 
 
 def texts_of(error_type: str, reason: str, traceback: str) -> dict[str, str]:

@@ -17,7 +17,8 @@ from sqlalchemy.dialects import mysql
 from tidegate.model.errors import DatabaseError
 from tidegate.sql.core.dialects import DIALECTS
 from tidegate.sql.core.dialects.mariadb import COLLATION
-from tidegate.sql.core.values import ConsumerKey
+from tidegate.sql.core.dialects.mssql import name_type, words_type
+from tidegate.sql.core.values import KEY_CHARACTERS_MAX, ConsumerKey
 
 
 class UtcDateTime(sa.TypeDecorator[datetime]):
@@ -51,6 +52,17 @@ _ON_MARIADB: Final[dict[str, Any]] = {
     "mariadb_collate": COLLATION,
 }
 
+_WORDS: Final = sa.Text().with_variant(words_type(), "mssql")
+_PIPELINE_CHARACTERS_MAX: Final = 800
+"""On SQL Server, where an index has at most 1,700 bytes."""
+
+
+def _name(characters_max: int, elsewhere: sa.types.TypeEngine[str] | None = None) -> sa.types.TypeEngine[str]:
+    """A string that is compared, or in a key. elsewhere: its type but on SQL Server; None: of that length."""
+    kind = sa.String(characters_max) if elsewhere is None else elsewhere
+    return kind.with_variant(name_type(characters_max), "mssql")
+
+
 schema_version = sa.Table(
     "tidegate_schema_version",
     metadata,
@@ -62,9 +74,9 @@ schema_version = sa.Table(
 
 def _consumer_columns() -> tuple[sa.Column[str], sa.Column[str], sa.Column[str]]:
     return (
-        sa.Column("event_hub", sa.String(256), primary_key=True),
-        sa.Column("consumer_group", sa.String(256), primary_key=True),
-        sa.Column("partition_id", sa.String(64), primary_key=True),
+        sa.Column("event_hub", _name(256), primary_key=True),
+        sa.Column("consumer_group", _name(256), primary_key=True),
+        sa.Column("partition_id", _name(64), primary_key=True),
     )
 
 
@@ -73,14 +85,14 @@ checkpoint = sa.Table(
     metadata,
     *_consumer_columns(),
     sa.Column("next_sequence_number", sa.BigInteger),
-    sa.Column("offset", sa.Text),
+    sa.Column("offset", _WORDS),
     sa.Column("enqueued_time_ms", sa.BigInteger),
     sa.Column("event_hub_created_at_ms", sa.BigInteger),
-    sa.Column("transaction_token", sa.String(64)),
-    sa.Column("owner", sa.Text),
+    sa.Column("transaction_token", _name(64)),
+    sa.Column("owner", _WORDS),
     sa.Column("lease_epoch", sa.BigInteger),
     sa.Column("updated_at", UtcDateTime, nullable=False),
-    sa.Column("history_id", sa.String(64)),
+    sa.Column("history_id", _name(64)),
     **_ON_MARIADB,
 )
 """One row per consumer and partition: the authority on what has been processed."""
@@ -90,18 +102,18 @@ dead_letter = sa.Table(
     metadata,
     *_consumer_columns(),
     sa.Column("sequence_number", sa.BigInteger, primary_key=True, autoincrement=False),
-    sa.Column("offset", sa.Text, nullable=False),
+    sa.Column("offset", _WORDS, nullable=False),
     sa.Column("enqueued_time_ms", sa.BigInteger, nullable=False),
-    sa.Column("partition_key", sa.Text),
-    sa.Column("error_type", sa.Text, nullable=False),
-    sa.Column("reason", sa.Text, nullable=False),
-    sa.Column("traceback", sa.Text, nullable=False),
+    sa.Column("partition_key", _name(KEY_CHARACTERS_MAX + 1, sa.Text())),
+    sa.Column("error_type", _WORDS, nullable=False),
+    sa.Column("reason", _WORDS, nullable=False),
+    sa.Column("traceback", _WORDS, nullable=False),
     sa.Column("payload", sa.LargeBinary().with_variant(mysql.LONGBLOB(), "mariadb")),
-    sa.Column("status", sa.String(16), nullable=False),
+    sa.Column("status", _name(16), nullable=False),
     sa.Column("attempts", sa.Integer, nullable=False),
     sa.Column("first_failed_at", UtcDateTime, nullable=False),
     sa.Column("last_failed_at", UtcDateTime, nullable=False),
-    sa.Column("pipeline", sa.Text, nullable=False),
+    sa.Column("pipeline", _name(_PIPELINE_CHARACTERS_MAX, sa.Text()), nullable=False),
     sa.Index("tidegate_dead_letter_status", "status", "pipeline", mariadb_length={"pipeline": 256}),
     **_ON_MARIADB,
 )
@@ -116,6 +128,7 @@ open_keys = sa.Index(
     dead_letter.c.sequence_number,
     postgresql_where=sa.text("status = 'open'"),
     sqlite_where=sa.text("status = 'open'"),
+    mssql_where=sa.text("status = 'open'"),
     mariadb_length={"partition_key": 128},
 )
 """The open dead letters of each partition key, in order: read with each batch while keys are parked."""
@@ -136,15 +149,15 @@ dead_letter_audit = sa.Table(
     "tidegate_dead_letter_audit",
     metadata,
     sa.Column("id", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True, autoincrement=True),
-    sa.Column("event_hub", sa.String(256), nullable=False),
-    sa.Column("consumer_group", sa.String(256), nullable=False),
-    sa.Column("partition_id", sa.String(64), nullable=False),
+    sa.Column("event_hub", _name(256), nullable=False),
+    sa.Column("consumer_group", _name(256), nullable=False),
+    sa.Column("partition_id", _name(64), nullable=False),
     sa.Column("sequence_number", sa.BigInteger, nullable=False),
-    sa.Column("action", sa.String(32), nullable=False),
-    sa.Column("actor", sa.Text, nullable=False),
+    sa.Column("action", _name(32), nullable=False),
+    sa.Column("actor", _WORDS, nullable=False),
     sa.Column("at", UtcDateTime, nullable=False),
-    sa.Column("detail", sa.Text, nullable=False),
-    sa.Column("transaction_token", sa.String(64), nullable=False, index=True),
+    sa.Column("detail", _WORDS, nullable=False),
+    sa.Column("transaction_token", _name(64), nullable=False, index=True),
     sa.Index(
         "tidegate_dead_letter_audit_key", "event_hub", "consumer_group", "partition_id", "sequence_number"
     ),
@@ -155,13 +168,13 @@ dead_letter_audit = sa.Table(
 batch_ledger = sa.Table(
     "tidegate_batch_ledger",
     metadata,
-    sa.Column("query_name", sa.String(256), primary_key=True),
-    sa.Column("query_id", sa.String(64), primary_key=True),
+    sa.Column("query_name", _name(256), primary_key=True),
+    sa.Column("query_id", _name(64), primary_key=True),
     sa.Column("batch_id", sa.BigInteger, primary_key=True, autoincrement=False),
-    sa.Column("fingerprint", sa.String(64)),
+    sa.Column("fingerprint", _name(64)),
     sa.Column("row_count", sa.BigInteger, nullable=False),
     sa.Column("dead_letter_count", sa.BigInteger, nullable=False),
-    sa.Column("transaction_token", sa.String(64), nullable=False),
+    sa.Column("transaction_token", _name(64), nullable=False),
     sa.Column("committed_at", UtcDateTime, nullable=False),
     **_ON_MARIADB,
 )
@@ -171,13 +184,13 @@ are kept."""
 ledger_query = sa.Table(
     "tidegate_ledger_query",
     metadata,
-    sa.Column("query_name", sa.String(256), primary_key=True),
-    sa.Column("query_id", sa.String(64), nullable=False),
+    sa.Column("query_name", _name(256), primary_key=True),
+    sa.Column("query_id", _name(64), nullable=False),
     sa.Column("next_batch_id", sa.BigInteger, nullable=False),
     sa.Column("epoch", sa.BigInteger, nullable=False),
-    sa.Column("run_id", sa.String(64), nullable=False),
-    sa.Column("owner", sa.Text, nullable=False),
-    sa.Column("transaction_token", sa.String(64), nullable=False),
+    sa.Column("run_id", _name(64), nullable=False),
+    sa.Column("owner", _WORDS, nullable=False),
+    sa.Column("transaction_token", _name(64), nullable=False),
     sa.Column("updated_at", UtcDateTime, nullable=False),
     **_ON_MARIADB,
 )
@@ -186,8 +199,8 @@ ledger_query = sa.Table(
 ledger_stage = sa.Table(
     "tidegate_ledger_stage",
     metadata,
-    sa.Column("stage_name", sa.String(63), primary_key=True),
-    sa.Column("query_name", sa.String(256), nullable=False, index=True),
+    sa.Column("stage_name", _name(63), primary_key=True),
+    sa.Column("query_name", _name(256), nullable=False, index=True),
     sa.Column("epoch", sa.BigInteger, nullable=False),
     sa.Column("batch_id", sa.BigInteger, nullable=False),
     sa.Column("row_count", sa.BigInteger, nullable=False),
@@ -200,12 +213,12 @@ lease = sa.Table(
     "tidegate_lease",
     metadata,
     *_consumer_columns(),
-    sa.Column("owner", sa.Text, nullable=False),
+    sa.Column("owner", _WORDS, nullable=False),
     sa.Column("epoch", sa.BigInteger, nullable=False),
     sa.Column("acquired_at", UtcDateTime, nullable=False),
     sa.Column("renewed_at", UtcDateTime, nullable=False),
     sa.Column("version", sa.BigInteger, nullable=False),
-    sa.Column("requested_by", sa.Text),
+    sa.Column("requested_by", _WORDS),
     sa.Column("requested_at", UtcDateTime),
     **_ON_MARIADB,
 )
@@ -216,7 +229,7 @@ version. ``requested_by`` is NULL if the owner knows no requests."""
 outbox = sa.Table(
     "tidegate_outbox",
     metadata,
-    sa.Column("lane_id", sa.String(32), primary_key=True),
+    sa.Column("lane_id", _name(32), primary_key=True),
     sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
     sa.Column("event_count", sa.Integer, nullable=False),
     sa.Column("until_byte", sa.BigInteger, nullable=False),
@@ -229,12 +242,12 @@ of its first event in the lane, ``until_byte`` counts the lane's bytes up to its
 outbox_lane = sa.Table(
     "tidegate_outbox_lane",
     metadata,
-    sa.Column("lane_id", sa.String(32), primary_key=True),
-    sa.Column("event_hub", sa.String(256), nullable=False),
-    sa.Column("consumer_group", sa.String(256), nullable=False),
-    sa.Column("partition_id", sa.String(64), nullable=False),
-    sa.Column("target_hub", sa.String(256), nullable=False),
-    sa.Column("target_partition_id", sa.String(64), nullable=False),
+    sa.Column("lane_id", _name(32), primary_key=True),
+    sa.Column("event_hub", _name(256), nullable=False),
+    sa.Column("consumer_group", _name(256), nullable=False),
+    sa.Column("partition_id", _name(64), nullable=False),
+    sa.Column("target_hub", _name(256), nullable=False),
+    sa.Column("target_partition_id", _name(64), nullable=False),
     sa.Column("next_number", sa.BigInteger, nullable=False),
     sa.Column("next_byte", sa.BigInteger, nullable=False),
     sa.Column("relayed_until", sa.BigInteger, nullable=False),
@@ -253,12 +266,17 @@ what the numbers mean."""
 outbox_hub = sa.Table(
     "tidegate_outbox_hub",
     metadata,
-    sa.Column("target_hub", sa.String(256), primary_key=True),
-    sa.Column("partition_ids", sa.Text, nullable=False),
+    sa.Column("target_hub", _name(256), primary_key=True),
+    sa.Column("partition_ids", _WORDS, nullable=False),
     sa.Column("batch_bytes_max", sa.Integer, nullable=False),
     **_ON_MARIADB,
 )
 """Hubs that were published to, as last read: events are stored while the hub does not answer."""
+
+
+for _table in metadata.tables.values():
+    # A clustered key of SQL Server has at most 900 bytes.
+    _table.primary_key.dialect_options["mssql"]["clustered"] = False
 
 
 def of_consumer(

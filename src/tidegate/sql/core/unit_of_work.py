@@ -259,7 +259,8 @@ class UnitOfWork:
             now=self.database.clock.now_utc(),
         )
         with self.translating("writing dead letters"):
-            self.connection.execute(upsert(self.database.dialect), parameters)
+            for statement in upsert(self.database.dialect):
+                self.connection.execute(statement, parameters)
         return len(parameters)
 
     def advance(

@@ -43,8 +43,9 @@ def add_once(
         known = set(lock_open(unit, partition_id, times_ms))
         new = [letter for letter in letters if letter.sequence_number not in known]
         room = open_max - len(new)
-        beyond = select(dead_letter.c.sequence_number).where(of_consumer(dead_letter, consumer), is_open())
-        if new and unit.connection.execute(beyond.limit(1).offset(max(0, room))).first() is not None:
+        some = select(dead_letter.c.sequence_number).where(of_consumer(dead_letter, consumer), is_open())
+        count = select(func.count()).select_from(some.limit(max(0, room) + 1).subquery())
+        if new and unit.connection.execute(count).scalar_one() > max(0, room):
             raise QuotaExceededError(
                 f"{consumer} has more than {max(0, room):,} open dead letters; {open_max:,} are allowed.",
                 next_step="Redrive or discard some. If every event fails, stop the consumer instead.",

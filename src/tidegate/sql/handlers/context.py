@@ -20,10 +20,10 @@ from tidegate.sql.outbox.writer import OutboxWriter
 
 _ENDS_TRANSACTION = re.compile(
     r"\s*(commit|end|abort|begin|start\s+transaction|prepare\s+transaction"
-    r"|rollback(?!\s+((work|transaction)\s+)?to\b))\b",
+    r"|rollback(?!\s+((work|transaction)\s+)?to\b|\s+tran(saction)?\s+(?!and\b)\w))\b",
     re.IGNORECASE,
 )
-"""SQL that begins or ends a transaction; savepoints are allowed."""
+"""SQL that begins or ends a transaction; savepoints are allowed, SQL Server's without TO."""
 
 
 _COMMITS = re.compile(

@@ -284,7 +284,7 @@ def _remove_events(unit: UnitOfWork, staged: Table, stage: Stage, letters: pa.Ta
     if not letters.num_rows or not set(_KEYS) <= set(stage.event_columns):
         return 0
     keys = Table(
-        "tidegate_dead_lettered",
+        unit.database.dialect.temporary_name("tidegate_dead_lettered"),
         MetaData(),
         Column(PARTITION, Text()),
         Column(SEQUENCE_NUMBER, BigInteger()),

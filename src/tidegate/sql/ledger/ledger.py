@@ -23,6 +23,7 @@ from sqlalchemy import ColumnElement, Connection, and_, delete, or_, select, upd
 
 from tidegate.model.errors import FencedError, InvalidArgumentError, LedgerMismatchError
 from tidegate.sql.core.database import Database
+from tidegate.sql.core.dialects.base import locking
 from tidegate.sql.core.lost_commit import CommitOutcome
 from tidegate.sql.core.schema import batch_ledger, ledger_query
 from tidegate.sql.core.unit_of_work import UnitOfWork, default_owner
@@ -244,7 +245,7 @@ class BatchLedger:
 
     def _lock(self, connection: Connection, batch: MicroBatch) -> tuple[LedgerState | None, str, int]:
         """The state, the run that last claimed the query, and its epoch; creates a missing row."""
-        lock = select(ledger_query.c.epoch).where(self._is_mine).with_for_update()
+        lock = locking(select(ledger_query.c.epoch).where(self._is_mine), ledger_query)
         if connection.execute(lock).one_or_none() is None:
             row = {
                 "query_name": self.query_name,
@@ -258,7 +259,7 @@ class BatchLedger:
             }
             # Waits for a competitor that is creating the same row, and then sees it.
             connection.execute(self.database.dialect.insert_or_lock(ledger_query, row))
-            connection.execute(lock)
+            connection.execute(lock).all()
         return self._state(connection, batch)
 
     def _state(self, connection: Connection, batch: MicroBatch) -> tuple[LedgerState | None, str, int]:
@@ -309,12 +310,12 @@ class BatchLedger:
         )
 
     def _claim_outcome(self, connection: Connection, token: str) -> CommitOutcome:
-        statement = select(ledger_query.c.transaction_token).where(self._is_mine).with_for_update()
+        statement = locking(select(ledger_query.c.transaction_token).where(self._is_mine), ledger_query)
         found = connection.execute(statement).scalar_one_or_none()
         return CommitOutcome.COMMITTED if found == token else CommitOutcome.ROLLED_BACK
 
     def _batch_outcome(self, connection: Connection, token: str, batch: MicroBatch) -> CommitOutcome:
-        connection.execute(select(ledger_query.c.epoch).where(self._is_mine).with_for_update())
+        connection.execute(locking(select(ledger_query.c.epoch).where(self._is_mine), ledger_query)).all()
         found = connection.execute(
             select(batch_ledger.c.transaction_token).where(self._is_batch(batch))
         ).scalar_one_or_none()

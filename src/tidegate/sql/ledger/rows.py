@@ -154,6 +154,7 @@ class TableWriter:
 
     def _make_temporary(self, columns: tuple[str, ...]) -> None:
         name = f"tidegate_new_{len(self._loaded)}_{self._target.table.name}"[:63]
+        name = self._unit.database.dialect.temporary_name(name)
         table = loose_copy(self._target.table, name, columns, prefixes=("TEMPORARY",))
         with self._unit.translating("creating a temporary table"):
             self._unit.database.dialect.make_table(self._unit.connection, table, like=self._target.table)

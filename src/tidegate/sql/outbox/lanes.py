@@ -30,6 +30,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from tidegate.model.errors import FencedError, OutboxInDoubtError
 from tidegate.sql.core.database import Database
+from tidegate.sql.core.dialects import changed_rows
 from tidegate.sql.core.failures import translate
 from tidegate.sql.core.schema import of_consumer, outbox, outbox_hub, outbox_lane
 from tidegate.sql.core.values import ConsumerKey
@@ -177,7 +178,7 @@ def take_steps(database: Database, steps: Iterable[LaneStep]) -> None:
         if step.relayed_until
     ]
     with _writing(database) as connection:
-        if connection.execute(_STEP, parameters).rowcount != len(parameters):
+        if changed_rows(connection, _STEP, parameters) != len(parameters):
             raise FencedError(
                 "Another relay has begun a new producer for events that this one was sending.",
                 next_step="None: what is stored already is looked up, and the rest is sent.",
@@ -217,11 +218,12 @@ def save_hub(database: Database, target_hub: str, partition_ids: Sequence[str], 
         "partition_ids": ",".join(partition_ids),
         "batch_bytes_max": batch_bytes_max,
     }
-    statement = database.dialect.upsert_values(
+    statements = database.dialect.upsert_values(
         outbox_hub, lambda new: {name: new[name] for name in ("partition_ids", "batch_bytes_max")}
     )
     with _writing(database) as connection:
-        connection.execute(statement, values)
+        for statement in statements:
+            connection.execute(statement, {f"new_{name}": value for name, value in values.items()})
 
 
 def read_hub(database: Database, target_hub: str) -> tuple[tuple[str, ...], int] | None:

@@ -34,7 +34,8 @@ from tidegate.wire.event_codec import encode_event
 OUTBOX_BYTES_MAX: Final = 64 * 1024 * 1024
 """What a partition may have published that is not relayed (our choice: minutes of an ordinary handler)."""
 
-_SAVES = re.compile(r"\s*(savepoint|release)\b", re.IGNORECASE)
+_SAVES = re.compile(r"\s*(savepoint|release|save\s+tran|if\s+current_transaction_id)", re.IGNORECASE)
+"""SQL Server has other words, and what checks its transaction instead of RELEASE."""
 _ROLLS_BACK = re.compile(r"\s*rollback\b", re.IGNORECASE)
 _lane = outbox_lane.c
 

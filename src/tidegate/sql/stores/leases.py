@@ -22,7 +22,7 @@ import sqlalchemy as sa
 from tidegate.model.errors import DatabaseUnavailableError, InvalidArgumentError
 from tidegate.processor.lease import NAMES_SUFFIX, Lease, LeaseSnapshot
 from tidegate.sql.core.database import Database
-from tidegate.sql.core.dialects.base import ErrorKind
+from tidegate.sql.core.dialects.base import ErrorKind, locking
 from tidegate.sql.core.failures import is_connection_lost, is_of, reason_of, translate
 from tidegate.sql.core.schema import UtcDateTime, checkpoint, in_partition_order, lease, of_consumer
 from tidegate.sql.core.values import ConsumerKey, storable_text
@@ -174,8 +174,8 @@ class LeaseTable:
         if not versions:
             return {}
         row = lease.c
-        statement = sa.select(row.partition_id, row.owner).where(_unchanged(consumer, versions))
-        found = connection.execute(statement.order_by(row.partition_id).with_for_update())
+        statement = sa.select(row.partition_id, row.owner).where(self._unchanged(consumer, versions))
+        found = connection.execute(locking(statement.order_by(row.partition_id), lease))
         return {each.partition_id: each.owner for each in found}
 
     def _renew(
@@ -200,12 +200,8 @@ class LeaseTable:
             return {}
         row = lease.c
         # The subquery locks in order, because updates in different orders could deadlock.
-        unchanged = (
-            sa.select(row.partition_id)
-            .where(_unchanged(consumer, versions), condition)
-            .order_by(row.partition_id)
-            .with_for_update()
-        )
+        found = sa.select(row.partition_id).where(self._unchanged(consumer, versions), condition)
+        unchanged = locking(found.order_by(row.partition_id), lease)
         mine: Any = unchanged
         if not self._database.dialect.has_returning:
             mine = list(connection.execute(unchanged).scalars())
@@ -213,7 +209,7 @@ class LeaseTable:
         statement = (
             sa.update(lease).where(here).values(renewed_at=self._now(), version=row.version + 1, **changes)
         )
-        return {found[0]: _lease_of(found) for found in self._returned(connection, statement, here)}
+        return {each[0]: _lease_of(each) for each in self._returned(connection, statement, here)}
 
     def _acquire(
         self,
@@ -266,6 +262,13 @@ class LeaseTable:
             return []
         return connection.execute(sa.select(*_LEASE).where(here)).all()
 
+    def _unchanged(
+        self, consumer: ConsumerKey, versions: Sequence[tuple[str, int]]
+    ) -> sa.ColumnElement[bool]:
+        row = lease.c
+        is_one = self._database.dialect.is_one_of((row.partition_id, row.version), versions)
+        return sa.and_(of_consumer(lease, consumer), is_one)
+
     def _now(self) -> sa.ColumnElement[datetime]:
         """The database's own time, as an expression for a statement to be executed immediately."""
         return self._database.dialect.now(self._database.clock, UtcDateTime())
@@ -283,12 +286,6 @@ class LeaseTable:
                     next_step="Read the leases again; a change that did not take place may be tried again.",
                 ) from error
             raise translate(error, doing=doing, where=self._database.url) from error
-
-
-def _unchanged(consumer: ConsumerKey, versions: Sequence[tuple[str, int]]) -> sa.ColumnElement[bool]:
-    return sa.and_(
-        of_consumer(lease, consumer), sa.tuple_(lease.c.partition_id, lease.c.version).in_(versions)
-    )
 
 
 def _lease_of(row: Sequence[Any]) -> Lease:

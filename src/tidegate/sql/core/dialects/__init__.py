@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Update
 
 from tidegate.sql.core.dialects.base import NO_KIND, ErrorKind, SqlDialect
 from tidegate.sql.core.dialects.mariadb import MariadbDialect
+from tidegate.sql.core.dialects.mssql import MssqlDialect
 from tidegate.sql.core.dialects.postgresql import PostgresqlDialect
 from tidegate.sql.core.dialects.sqlite import SqliteDialect
 
 DIALECTS: Final[dict[str, SqlDialect]] = {
-    each.name: each for each in (SqliteDialect(), PostgresqlDialect(), MariadbDialect())
+    each.name: each for each in (SqliteDialect(), PostgresqlDialect(), MariadbDialect(), MssqlDialect())
 }
 """By SQLAlchemy's name of the database."""
 _OF_DRIVER: Final = {module: each for each in DIALECTS.values() for module in each.driver_modules}
@@ -21,6 +23,13 @@ _OF_DRIVER: Final = {module: each for each in DIALECTS.values() for module in ea
 def dialect_of(connection: Connection) -> SqlDialect:
     """The dialect of a connection's database."""
     return DIALECTS[connection.dialect.name]
+
+
+def changed_rows(connection: Connection, statement: Update, parameters: Sequence[dict[str, object]]) -> int:
+    """Run a statement with each row of parameters; returns how many rows it changed in all."""
+    if len(parameters) > 1 and dialect_of(connection).has_row_counts:
+        return connection.execute(statement, parameters).rowcount
+    return sum(connection.execute(statement, each).rowcount for each in parameters)
 
 
 def kinds_of(error: BaseException) -> ErrorKind:

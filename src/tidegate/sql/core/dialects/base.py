@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum, Flag, auto
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from sqlalchemy import (
     ColumnElement,
@@ -24,6 +24,10 @@ from sqlalchemy import (
     Insert,
     Select,
     Table,
+    and_,
+    bindparam,
+    false,
+    or_,
     tuple_,
 )
 from sqlalchemy.engine import URL
@@ -59,6 +63,9 @@ class ErrorKind(Flag):
 
 NO_KIND = ErrorKind(0)
 
+ROW_LOCK: Final = "WITH (UPDLOCK, ROWLOCK)"
+"""SQL Server's hint for ``locking``."""
+
 
 class BulkForm(Enum):
     """How many rows get into a table fastest."""
@@ -66,6 +73,7 @@ class BulkForm(Enum):
     COPY = "COPY"
     PARAMETERS = "an insert of many rows, with parameters"
     TEXT = "an insert of many rows, as text"
+    ROWS = "an insert of one row, for which the driver sends many rows' parameters together"
 
 
 class IntegerRule(Enum):
@@ -106,6 +114,8 @@ class SqlDialect(ABC):
     extra: ClassVar[str | None] = None
     """The extra of the distribution that installs the driver; None: Python has it."""
     url_example: ClassVar[str]
+    untried: ClassVar[str | None] = None
+    """What to say to users of a database on which Tidegate was not run; None: it was."""
     bulk_form: ClassVar[BulkForm]
     has_zones: ClassVar[bool]
     """Whether a time can be stored with its zone."""
@@ -120,6 +130,10 @@ class SqlDialect(ABC):
     """Whether a connection can stream several results at once."""
     has_index_walks: ClassVar[bool] = True
     """Whether a recursive query can walk an index from key to key."""
+    has_row_counts: ClassVar[bool] = True
+    """Whether a statement with several rows of parameters says how many rows it changed in all."""
+    has_identity_guard: ClassVar[bool] = False
+    """Whether a column that the database numbers refuses a given number until a statement allows it."""
     is_shared_key_refused: ClassVar[bool]
     """Whether an upsert refuses rows that share a key; otherwise one of them would win."""
     is_commit_error_final: ClassVar[bool]
@@ -153,11 +167,23 @@ class SqlDialect(ABC):
         """Whether an error's message says that user, password or database name are wrong."""
         return False
 
+    def driver_step(self, words: str) -> str | None:
+        """What to install, if an error's message says that a part of the driver is missing."""
+        return None
+
+    def is_transaction_over(self, raw: Any) -> bool:
+        """Whether an error has also ended the transaction of a driver's connection, unsaid."""
+        return False
+
     # --- schema ---
 
     @abstractmethod
     def changing_schema(self, connection: Connection) -> AbstractContextManager[None]:
         """Keep other processes from creating or migrating tables, at most until the transaction ends."""
+
+    def temporary_name(self, name: str) -> str:
+        """The name of a temporary table."""
+        return name
 
     def make_table(self, connection: Connection, table: Table, *, like: Table | None = None) -> None:
         """Create a table for rows on their way, of this connection's own if it has the prefix TEMPORARY.
@@ -197,10 +223,11 @@ class SqlDialect(ABC):
     @abstractmethod
     def upsert_values(
         self, table: Table, changes: Callable[[Columns], Mapping[str, ColumnElement[Any]]]
-    ) -> Executable:
-        """Insert a row, or change the one with its primary key, the table's only unique key.
+    ) -> Sequence[Executable]:
+        """The statements that, in order, insert rows, or change those with their key, the only unique one.
 
-        changes: of the new row's columns, what to set; decided by the row as it was before.
+        changes: of the new row's columns, what to set; decided by the row as it was before. Parameters: all
+        columns by their keys, with ``new_`` before them; no two rows have the same key.
         """
 
     @abstractmethod
@@ -219,6 +246,12 @@ class SqlDialect(ABC):
         """Orders from the highest, NULL last."""
         return column.desc()
 
+    def is_one_of(
+        self, columns: Sequence[ColumnElement[Any]], rows: Sequence[Sequence[Any]]
+    ) -> ColumnElement[bool]:
+        """Whether columns have the values of one of the rows."""
+        return tuple_(*columns).in_(rows)
+
     def is_beyond(
         self, columns: Sequence[ColumnElement[Any]], place: Sequence[Any], *, is_descending: bool = False
     ) -> ColumnElement[bool]:
@@ -226,6 +259,17 @@ class SqlDialect(ABC):
         here = tuple_(*columns)
         there = tuple_(*place, types=[each.type for each in columns])
         return here < there if is_descending else here > there
+
+    @staticmethod
+    def is_beyond_by_column(
+        columns: Sequence[ColumnElement[Any]], place: Sequence[Any], *, is_descending: bool = False
+    ) -> ColumnElement[bool]:
+        """The same for a database that walks no index by a comparison of tuples, but by the first column."""
+        found: ColumnElement[bool] = false()
+        for column, value in reversed(list(zip(columns, place, strict=True))):
+            found = or_(column < value if is_descending else column > value, and_(column == value, found))
+        first, value = columns[0], place[0]
+        return and_(first <= value if is_descending else first >= value, found)
 
     def make_constraints_immediate(self, connection: Connection) -> bool:
         """Check deferred constraints with each statement; False: this database cannot."""
@@ -248,6 +292,19 @@ class SqlDialect(ABC):
     @abstractmethod
     def kinds_of(self, error: BaseException) -> ErrorKind:
         """What an error of its driver means."""
+
+
+def locking(statement: Select[Any], table: Table) -> Select[Any]:
+    """The query, which locks the rows of ``table`` that it finds until the transaction ends.
+
+    SQLite's writer has locked all. SQL Server has no FOR UPDATE, but hints.
+    """
+    return statement.with_for_update().with_hint(table, ROW_LOCK, "mssql")
+
+
+def new_values(table: Table) -> dict[str, ColumnElement[Any]]:
+    """The parameters of ``upsert_values``, by their columns' keys."""
+    return {each.key: bindparam(f"new_{each.key}", type_=each.type) for each in table.columns}
 
 
 def shut_down(descriptor: int) -> None:

@@ -31,6 +31,7 @@ from tidegate.sql.core.dialects.base import (
     IntegerRule,
     SqlDialect,
     Upsert,
+    new_values,
     shut_down,
 )
 
@@ -190,13 +191,12 @@ class MariadbDialect(SqlDialect):
 
     def upsert_values(
         self, table: sa.Table, changes: Callable[[Columns], Mapping[str, sa.ColumnElement[Any]]]
-    ) -> sa.Executable:
-        insert: Any = mysql.insert(table)
+    ) -> Sequence[sa.Executable]:
+        insert: Any = mysql.insert(table).values(new_values(table))
         new = insert.inserted
         # Assigned one after the other: what is computed from the row as it was comes first.
         ordered = sorted(changes(new).items(), key=lambda change: change[1] is new[change[0]])
-        statement: sa.Executable = insert.on_duplicate_key_update(ordered)
-        return statement
+        return [insert.on_duplicate_key_update(ordered)]
 
     def upsert_statements(self, upsert: Upsert) -> Sequence[sa.Executable]:
         table = upsert.table
@@ -227,13 +227,7 @@ class MariadbDialect(SqlDialect):
         self, columns: Sequence[sa.ColumnElement[Any]], place: Sequence[Any], *, is_descending: bool = False
     ) -> sa.ColumnElement[bool]:
         # MariaDB walks no index by a comparison of tuples, but by one of the first column.
-        found: sa.ColumnElement[bool] = sa.false()
-        for column, value in reversed(list(zip(columns, place, strict=True))):
-            found = sa.or_(
-                column < value if is_descending else column > value, sa.and_(column == value, found)
-            )
-        first, value = columns[0], place[0]
-        return sa.and_(first <= value if is_descending else first >= value, found)
+        return self.is_beyond_by_column(columns, place, is_descending=is_descending)
 
     def make_constraints_immediate(self, connection: sa.Connection) -> bool:
         return True  # they always are

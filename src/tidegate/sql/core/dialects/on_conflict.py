@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Executable, Insert, Table
 
-from tidegate.sql.core.dialects.base import Columns, Upsert
+from tidegate.sql.core.dialects.base import Columns, Upsert, new_values
 
 
 class OnConflict:
@@ -26,12 +26,13 @@ class OnConflict:
 
     def upsert_values(
         self, table: Table, changes: Callable[[Columns], Mapping[str, ColumnElement[Any]]]
-    ) -> Executable:
-        insert = self.insert(table)
-        statement: Executable = insert.on_conflict_do_update(
-            index_elements=list(table.primary_key), set_=changes(insert.excluded)
-        )
-        return statement
+    ) -> Sequence[Executable]:
+        insert = self.insert(table).values(new_values(table))
+        return [
+            insert.on_conflict_do_update(
+                index_elements=list(table.primary_key), set_=changes(insert.excluded)
+            )
+        ]
 
     def upsert_statements(self, upsert: Upsert) -> Sequence[Executable]:
         table = upsert.table
