@@ -15,7 +15,7 @@ from tests.docs_support import ROOT
 from tests.sql.support import CONSUMER, dead_numbers, events_between
 from tests.sql.transaction_support import Partition, lease_of
 
-from tidegate.client import BlockingConsumer, Namespace
+from tidegate.client import BlockingConsumer, EventHubProducer, Namespace
 from tidegate.client.repeatable import RepeatableSender
 from tidegate.model.errors import (
     BrokenError,
@@ -30,13 +30,13 @@ from tidegate.model.errors import (
 from tidegate.model.events import EventData, ReceivedEvent
 from tidegate.processor.handlers import TransactionContext
 from tidegate.processor.policies import FailurePolicy
+from tidegate.server.app import TidegateServer
 from tidegate.sql import Database
 from tidegate.sql.commit.transactions import SqlTransactions
 from tidegate.sql.core.schema import outbox, outbox_lane
 from tidegate.sql.handlers.forms import form_of
 from tidegate.sql.outbox import lanes, relay
 from tidegate.sql.outbox.lanes import (
-    PRODUCERS_REMEMBERED,
     Lane,
     LaneStep,
     find_start,
@@ -49,6 +49,7 @@ from tidegate.sql.outbox.writer import Outbox
 from tidegate.testing.hub import HubService
 
 GUIDE = ROOT / "docs/guides/publishing.md"
+OTHER = b"of another producer"
 KEYS = [f"key-{number}" for number in range(7)]
 
 
@@ -113,7 +114,8 @@ class Bench:
             for ends in consumer.get_all_partition_properties():
                 numbers = range(ends.next_sequence_number)
                 for event in consumer.read_events(self.target, ends.partition_id, numbers):
-                    found.setdefault(event.partition_key, []).append(int(event.body))
+                    if event.body != OTHER:
+                        found.setdefault(event.partition_key, []).append(int(event.body))
         return found
 
     def counts(self) -> tuple[int, int]:
@@ -124,15 +126,24 @@ class Bench:
             waiting = connection.scalar(sa.select(sa.func.sum(lane.next_number - lane.relayed_until)))
         return int(rows or 0), int(waiting or 0)
 
-    def forget_producers(self) -> None:
-        """What 1,000 other producers do to each partition of the target."""
-
-        def forget(server):  # type: ignore[no-untyped-def]
-            hub = server.broker.event_hub(self.target)
+    async def send_others(self, count: int) -> None:
+        """Events of another producer, in each partition of the target."""
+        async with EventHubProducer.from_connection_string(
+            self.service.connection_string, self.target
+        ) as producer:
             for partition_id in ("0", "1"):
-                hub.partition(partition_id)._log.writer._producers._states.clear()
+                await producer.send([EventData(OTHER)] * count, partition_id=partition_id)
 
-        self.service.ask(forget)
+    async def forget_producers(self) -> None:
+        """What 1,000 other producers do to each partition of the target, with one that remembers one."""
+
+        def limit(server: TidegateServer) -> None:
+            for partition_id in ("0", "1"):
+                log: Any = server.broker.event_hub(self.target).partition(partition_id)._log
+                log.writer._producers._producers_max = 1
+
+        self.service.ask(limit)
+        await self.send_others(1)
 
     def move_lanes(self, **changes: int) -> None:
         """What a relay would have noted."""
@@ -331,7 +342,7 @@ def test_a_forgotten_producer_is_replaced_if_nothing_is_in_doubt(light_bench: Be
         relay = light_bench.relay()
         await light_bench.publish(0, 100)
         await relay.finish(["0"], 60.0)
-        light_bench.forget_producers()
+        await light_bench.forget_producers()
         relay = light_bench.relay()
         await light_bench.publish(100, 200)
         await relay.finish(["0"], 60.0)
@@ -341,27 +352,31 @@ def test_a_forgotten_producer_is_replaced_if_nothing_is_in_doubt(light_bench: Be
     assert light_bench.counts() == (0, 0)
 
 
-@pytest.mark.parametrize("is_stored", [True, False])
-def test_a_forgotten_producer_in_doubt_stops_its_lane(bench: Bench, is_stored: bool) -> None:
+@pytest.mark.parametrize("case", ["first stored", "later stored", "later not stored"])
+def test_a_forgotten_producer_in_doubt_stops_its_lane(bench: Bench, case: str) -> None:
     """Whether the events are stored is not known, so none is sent, until an operator says which it is."""
+    first, is_stored = 0 if case == "first stored" else 100, case != "later not stored"
 
     async def work() -> None:
         begun = bench.relay()
-        await bench.publish(0, 100)
-        await work_off(begun)
-        await bench.publish(100, 200)
+        if first:
+            await bench.publish(0, first)
+            await work_off(begun)
+        await bench.publish(first, first + 100)
         if is_stored:
-            await begun._turn()  # sent and acknowledged, but not noted
+            with pytest.MonkeyPatch.context() as patch, suppress(CutError):
+                cut_at(patch, "before it deletes")
+                await work_off(begun)
         else:
             bench.move_lanes(sent_until=200)
         bench.outbox.relays.clear()
         await begun._connector.close()
-        bench.forget_producers()
+        await bench.forget_producers()
         await bench.relay_all()
 
     run(work())
     assert {type(error) for error in bench.reported} == {OutboxInDoubtError}
-    assert bench.found() == expected(200 if is_stored else 100)
+    assert bench.found() == expected(first + 100 if is_stored else first)
     assert bench.counts() == (2, 100)
     bench.reported.clear()
     statements = re.findall(r"```sql\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)[is_stored]
@@ -372,8 +387,27 @@ def test_a_forgotten_producer_in_doubt_stops_its_lane(bench: Bench, is_stored: b
                 connection.execute(sa.text(statement))
     run(bench.relay_all())
     assert bench.reported == []
-    assert bench.found() == expected(200)
+    assert bench.found() == expected(first + 100)
     assert bench.counts() == (0, 0)
+
+
+def test_a_first_batch_that_was_not_sent_is_sent_later(light_bench: Bench) -> None:
+    """However many events of others followed: the service would know the producer if anything was stored."""
+
+    async def work() -> None:
+        begun = light_bench.relay()
+        await light_bench.publish(0, 100)
+        with pytest.MonkeyPatch.context() as patch, suppress(CutError):
+            cut_at(patch, "before it sends")
+            await work_off(begun)
+        light_bench.outbox.relays.clear()
+        await begun._connector.close()
+        await light_bench.send_others(2000)
+        await light_bench.relay_all()
+
+    run(work())
+    assert light_bench.reported == []
+    assert light_bench.found() == expected(100)
 
 
 def test_a_database_older_than_its_hub_is_noticed(light_bench: Bench) -> None:
@@ -399,15 +433,15 @@ def lane(**changes: Any) -> Lane:
 
 
 @pytest.mark.parametrize(
-    ("changes", "stored", "end", "start"),
+    ("changes", "stored", "known_since", "start"),
     [
         ({"producer_epoch": 0}, 0, None, None),
         ({}, 0, None, 50),
         ({"sent_until": 90}, 10, None, 60),
         ({"sent_until": 90, "relayed_until": 60}, 10, None, 60),
         ({"sent_until": 90, "relayed_until": 60}, 40, None, 90),
-        ({"sent_until": 90}, 0, 999 + PRODUCERS_REMEMBERED, 50),  # not forgotten, so not stored
-        ({"sent_until": 90}, 0, 1000 + PRODUCERS_REMEMBERED, "in doubt"),
+        ({"sent_until": 90}, 0, 1000, 50),  # it would be known, so nothing of it is stored
+        ({"sent_until": 90}, 0, 1001, "in doubt"),
         ({"sent_until": 90}, 0, None, "in doubt"),
         ({"sent_until": 90, "relayed_until": 60}, 0, 1000, "in doubt"),  # forgotten: it had stored 10
         ({"sent_until": 90, "relayed_until": 60}, 5, None, None),  # an earlier log was restored
@@ -417,14 +451,14 @@ def lane(**changes: Any) -> Lane:
     ],
 )
 def test_where_a_relay_continues(
-    changes: dict[str, int], stored: int, end: int | None, start: object
+    changes: dict[str, int], stored: int, known_since: int | None, start: object
 ) -> None:
     """Each row of the table of ``find_start``, at its edges."""
     if start == "in doubt":
         with pytest.raises(OutboxInDoubtError):
-            find_start(lane(**changes), stored, end)
+            find_start(lane(**changes), stored, known_since)
     else:
-        assert find_start(lane(**changes), stored, end) == start
+        assert find_start(lane(**changes), stored, known_since) == start
 
 
 def test_a_producer_that_has_used_its_numbers_is_replaced(

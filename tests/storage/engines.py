@@ -242,6 +242,10 @@ class MemoryLog:
             raise closed_error()
         return self._producers.get(producer_id)
 
+    @property
+    def producers_known_since(self) -> int:
+        return self._producers.known_since
+
     async def apply_retention(self, *, before_ms: int, bytes_max: int | None, seal_before_ms: int = 0) -> int:
         if self.is_closed:
             raise closed_error()
@@ -430,6 +434,10 @@ class SlowLog:
         while self._sent:
             self._sent.popleft()()
         return await self.inner.producer_state(producer_id)
+
+    @property
+    def producers_known_since(self) -> int:
+        return self.inner.producers_known_since
 
     async def apply_retention(self, *, before_ms: int, bytes_max: int | None, seal_before_ms: int = 0) -> int:
         await asyncio.sleep(self.delay_s)

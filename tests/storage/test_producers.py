@@ -95,3 +95,14 @@ def test_the_longest_silent_is_forgotten_first() -> None:
         table.record(ProducerBatch(producer_id, 0, 0), 1, 0, 0)
         table.trim()
     assert set(table.states) == {1, 3}
+
+
+def test_since_when_all_producers_are_known() -> None:
+    """A producer that is unknown has written nothing from there on: it would have been the last forgotten."""
+    table = ProducerTable(2)
+    known: list[int] = []
+    for number, producer_id in enumerate((1, 2, 1, 3, 4)):
+        table.record(ProducerBatch(producer_id, 0, 0), 1, 10 * number, 0)
+        table.trim()
+        known.append(table.known_since)
+    assert known == [0, 0, 10, 20, 30]  # a full table knows of no producer before its longest silent

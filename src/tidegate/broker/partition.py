@@ -58,7 +58,7 @@ class Partition:
         self._find_consumer_group = find_consumer_group
         self._registries: dict[tuple[str, bool], ReceiverRegistry] = {}
         """By consumer group and whether its receivers peek."""
-        self._producers = ProducerRegistry(log.producer_state)
+        self._producers = ProducerRegistry(log)
         self._delivered_events = 0
         self._delivered_bytes = 0
         self._throughput = throughput

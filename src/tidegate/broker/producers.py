@@ -20,11 +20,12 @@ so that a higher epoch has few to steal from, in one step of the event loop.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Final
 
 from tidegate.model.errors import ProducerEpochStolenError
-from tidegate.storage.producers import SEQUENCE_MODULUS, ProducerState
+from tidegate.storage.engine import PartitionLog
+from tidegate.storage.producers import SEQUENCE_MODULUS
 from tidegate.storage.record import ProducerBatch
 
 OnProducerStolen = Callable[[ProducerEpochStolenError], None]
@@ -46,6 +47,7 @@ class ProducerHandle:
         "_on_stolen",
         "_registry",
         "epoch",
+        "known_since",
         "last_sequence_number",
         "producer_id",
         "stolen_error",
@@ -63,6 +65,8 @@ class ProducerHandle:
         """From when it attached: its first batch begins with the next number."""
         self.stored_count = 0
         """Events stored under its epoch when it attached: the number of its next batch."""
+        self.known_since = 0
+        """From which sequence number on its partition would have known it when it attached."""
         self.stolen_error: ProducerEpochStolenError | None = None
         """Why it may no longer send, if so."""
 
@@ -90,9 +94,9 @@ class ProducerHandle:
 class ProducerRegistry:
     """The idempotent producers attached to one partition."""
 
-    def __init__(self, read_state: Callable[[int], Awaitable[ProducerState | None]]) -> None:
-        """read_state: reads a producer's state in the log, after the appends queued before."""
-        self._read_state = read_state
+    def __init__(self, log: PartitionLog) -> None:
+        """log: of the partition, which remembers producers."""
+        self._log = log
         self._attached: dict[int, list[ProducerHandle]] = {}
 
     async def open(
@@ -113,7 +117,8 @@ class ProducerRegistry:
         handle = ProducerHandle(self, producer_id, epoch or 0, on_stolen)
         self._attached.setdefault(producer_id, []).append(handle)
         try:
-            state = await self._read_state(producer_id)
+            state = await self._log.producer_state(producer_id)
+            handle.known_since = self._log.producers_known_since  # after that: it only grows
             if handle.stolen_error is not None:
                 raise handle.stolen_error
             if state is not None and epoch is not None and epoch < state.epoch:

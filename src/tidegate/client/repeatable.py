@@ -46,7 +46,12 @@ from tidegate.model.errors import (
 )
 from tidegate.model.hub_properties import no_partition
 from tidegate.wire.addresses import NodeAddress, entity_audience
-from tidegate.wire.names import PRODUCER_EPOCH, PRODUCER_ID, PRODUCER_SEQUENCE_NUMBER
+from tidegate.wire.names import (
+    PRODUCER_EPOCH,
+    PRODUCER_ID,
+    PRODUCER_SEQUENCE_NUMBER,
+    PRODUCERS_KNOWN_SINCE,
+)
 
 _UNACKNOWLEDGED_BYTES_MAX: Final = 32 * 1024 * 1024
 """Our choice: half that of ``EventHubProducer``, because a machine runs one producer per core."""
@@ -292,6 +297,9 @@ class RepeatableSender(PartitionSender):
         self._acknowledged_count = 0
         self.found_count = 0
         """Events that were stored before this began."""
+        self.known_since: int | None = None
+        """The service would know a producer that has written at this sequence number or beyond; None: it does
+        not say."""
         self._is_first_attach = True
         self._final_error: TidegateError | None = None
         """The error of a failed batch: no later batch may be stored, because there would be a gap."""
@@ -329,6 +337,8 @@ class RepeatableSender(PartitionSender):
         if self._is_first_attach:
             self._is_first_attach = False
             self.found_count = self._stored_count
+            known_since = attach.properties.get(PRODUCERS_KNOWN_SINCE)
+            self.known_since = known_since if isinstance(known_since, int) else None
         if self._stored_count < self._acknowledged_count:
             self._failure = BrokenError(
                 f"Partition {self.partition_id} has {self._stored_count} events of the "

@@ -147,6 +147,11 @@ class PartitionLog(Protocol):
         """
         ...
 
+    @property
+    def producers_known_since(self) -> int:
+        """A producer that wrote at this sequence number or beyond is known: those before may be forgotten."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Cell:

@@ -50,6 +50,10 @@ class FailedLog:
     async def producer_state(self, producer_id: int) -> ProducerState | None:
         self._refuse()
 
+    @property
+    def producers_known_since(self) -> int:
+        self._refuse()
+
     async def apply_retention(self, *, before_ms: int, bytes_max: int | None, seal_before_ms: int = 0) -> int:
         """0: what cannot be opened may be the only copy."""
         return 0

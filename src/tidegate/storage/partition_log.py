@@ -118,6 +118,11 @@ class FilePartitionLog:
         assert state is None or isinstance(state, ProducerState)
         return state
 
+    @property
+    def producers_known_since(self) -> int:
+        """See ``PartitionLog``."""
+        return self.writer.producers_known_since
+
     # -- bounds
 
     @property

@@ -368,6 +368,11 @@ class PartitionWriter:
         """The state of an idempotent producer after everything written so far; None if unknown."""
         return self._producers.get(producer_id)
 
+    @property
+    def producers_known_since(self) -> int:
+        """See ``PartitionLog``."""
+        return self._producers.known_since
+
     # -- segments
 
     def _roll(self) -> None:

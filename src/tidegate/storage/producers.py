@@ -59,6 +59,14 @@ class ProducerTable:
         """The state of one producer; None if unknown."""
         return self._states.get(producer_id)
 
+    @property
+    def known_since(self) -> int:
+        """Every producer whose last batch is at this sequence number or beyond is known. Thread-safe."""
+        states = list(self._states.values())  # in one step: the writer's thread changes them
+        if len(states) < self._producers_max:
+            return 0
+        return max((batch.start_sequence_number for batch in states[0].recent), default=0)
+
     def check(
         self, batch: ProducerBatch, count: int, body_crc: Callable[[], int] | None = None
     ) -> AppendResult | None:

@@ -41,6 +41,9 @@ BATCH_DELIVERY_CAPABILITY: Final = Symbol("tidegate:batch-delivery")
 """A receiver that desires it, and is offered it, gets slices of record batches (``wire.delivery``)."""
 IDEMPOTENT_BATCH_CAPABILITY: Final = Symbol("tidegate:idempotent-batch")
 """A sender that desires it, and is offered it, numbers its batches in their envelopes (``wire.batch``)."""
+PRODUCERS_KNOWN_SINCE: Final = Symbol("tidegate:producers-known-since")
+"""Property of such a sender's link, from the service, if the sender names itself: a producer that has written
+to the partition at this sequence number or beyond is known to it. A long."""
 PEEK_CAPABILITY: Final = Symbol("tidegate:peek")
 """A receiver that desires it, and is offered it, reads beside the owner of a partition. It has no level."""
 HISTORY_CAPABILITY: Final = Symbol("tidegate:history")

@@ -35,6 +35,7 @@ from tidegate.wire.names import (
     PRODUCER_EPOCH,
     PRODUCER_ID,
     PRODUCER_SEQUENCE_NUMBER,
+    PRODUCERS_KNOWN_SINCE,
     RECEIVER_NAME,
     REQUEST_BYTES_MAX,
     RUNTIME_METRIC_CAPABILITY,
@@ -147,7 +148,10 @@ class NodeOpener:
             epoch=_number(attach, PRODUCER_EPOCH) or 0,
             last_sequence_number=None,
         )
-        properties: dict[str, object] = {PRODUCER_SEQUENCE_NUMBER: Int(producer.stored_count - 1)}
+        properties: dict[str, object] = {
+            PRODUCER_SEQUENCE_NUMBER: Int(producer.stored_count - 1),
+            PRODUCERS_KNOWN_SINCE: producer.known_since,
+        }
         return OpenedNode(node, event_hub.event_bytes_max, (IDEMPOTENT_BATCH_CAPABILITY,), properties)
 
     async def _open_for_receiving(self, link: SenderLink, attach: Attach) -> OpenedNode:

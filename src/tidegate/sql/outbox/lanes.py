@@ -12,9 +12,9 @@ numbers once. Therefore nothing depends on who relays: two relays complete each 
     sent_until        events before it may have been sent
     next_number       the next event to be published
 
-A partition remembers the 1,000 producers that sent last (``PRODUCERS_REMEMBERED``). For one that it has
-forgotten, it would store number 0 again. So a relay raises ``sent_until`` before it sends, and knows whether
-a batch may be stored already; ``find_start`` refuses to guess.
+A partition remembers the 1,000 producers that sent last. For one that it has forgotten, it would store number
+0 again. So a relay raises ``sent_until`` before it sends, and knows whether a batch may be stored already;
+the service says since which event it knows all producers; ``find_start`` refuses to guess.
 """
 
 from __future__ import annotations
@@ -35,9 +35,6 @@ from tidegate.sql.core.failures import translate
 from tidegate.sql.core.schema import of_consumer, outbox, outbox_hub, outbox_lane
 from tidegate.sql.core.values import ConsumerKey
 
-PRODUCERS_REMEMBERED: Final = 1000
-"""Producers per partition that the service remembers: the others' events that must follow for one to be
-forgotten (``storage.options``)."""
 EPOCHS: Final = 1 << 15
 NUMBERS_MAX: Final = 1 << 30
 _lane = outbox_lane.c
@@ -250,11 +247,12 @@ def _writing(database: Database) -> Iterator[Connection]:
             raise translate(error, doing="relaying published events", where=database.url) from error
 
 
-def find_start(lane: Lane, stored_count: int, end_sequence_number: int | None) -> int | None:
+def find_start(lane: Lane, stored_count: int, known_since: int | None) -> int | None:
     """The number of the first event to be sent; None: begin a new producer first.
 
-    stored_count: how many events the service has of the lane's producer and epoch. end_sequence_number: of
-    the target partition, read after that; None: not known. Raises OutboxInDoubtError.
+    stored_count: how many events the service has of the lane's producer and epoch. known_since: a producer
+    that has written at this sequence number or beyond is known to it; None: it does not say. Raises
+    OutboxInDoubtError.
 
         the service has              of them              then
         more than may be sent        any                  in doubt: the database is older than the hub
@@ -262,8 +260,8 @@ def find_start(lane: Lane, stored_count: int, end_sequence_number: int | None) -
         or more                      one or more          continue after them
         fewer                        all acknowledged     a new producer: no event is lost or repeated
         fewer, but some              some may be sent     a new producer: an earlier log was restored
-        none                         first batch may be   send it, if too few events followed for the
-                                     sent                 producer to be forgotten, else in doubt
+        none                         first batch may be   send it, if the producer would be known since
+                                     sent                 it was begun, else in doubt
         none                         later ones may be    in doubt: the producer was forgotten
     """
     if not lane.producer_epoch:
@@ -280,9 +278,8 @@ def find_start(lane: Lane, stored_count: int, end_sequence_number: int | None) -
         return None
     if stored_count:
         return None
-    followed = None if end_sequence_number is None else end_sequence_number - lane.base_sequence_number
     is_first = lane.relayed_until == lane.base_number
-    if is_first and followed is not None and followed < PRODUCERS_REMEMBERED:
+    if is_first and known_since is not None and known_since <= lane.base_sequence_number:
         return lane.base_number
     raise _in_doubt(
         lane,

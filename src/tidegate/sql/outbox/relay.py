@@ -260,7 +260,7 @@ class OutboxRelay:
             )
             try:
                 await sender.learn_message_bytes_max()
-                start = await self._find_start(lane, sender)
+                start = self._find_start(lane, sender)
             except BaseException:
                 sender.release()
                 raise
@@ -272,7 +272,7 @@ class OutboxRelay:
         await asyncio.to_thread(begin_producer, self._database, lane, end)
         return _Begun
 
-    async def _find_start(self, lane: Lane, sender: RepeatableSender) -> int | None:
+    def _find_start(self, lane: Lane, sender: RepeatableSender) -> int | None:
         if not sender.is_idempotent:
             if lane.target_hub not in self._layouts_read:
                 _logger.warning(
@@ -281,9 +281,7 @@ class OutboxRelay:
                     lane.target_hub,
                 )
             return lane.relayed_until
-        is_first_in_doubt = not sender.found_count and lane.sent_until > lane.base_number
-        end = await self._end_of_target(lane) if is_first_in_doubt else None
-        return find_start(lane, sender.found_count, end)
+        return find_start(lane, sender.found_count, sender.known_since)
 
     async def _end_of_target(self, lane: Lane) -> int:
         audience = self._audience(lane.target_hub)
