@@ -145,8 +145,13 @@ class OutboxWriter:
     def _before_statement(self, connection: Connection, cursor: object, statement: str, *_: object) -> None:
         if _ROLLS_BACK.match(statement):
             self._batches.clear()
-        elif self._batches and _SAVES.match(statement):
-            self._store(connection)
+        elif _SAVES.match(statement):
+            self.store()
+
+    def store(self) -> None:
+        """Make rows of what is buffered. Raises PartitionPausedError, and what SQLAlchemy raises."""
+        if self._batches:
+            self._store(self._unit.connection)
             self._batches.clear()
             self._turn = None
 
