@@ -62,7 +62,7 @@ def compare_rows(
         ours = live(after, None, page_rows)
         until = ours[-1][:key_size] if len(ours) == page_rows else None
         theirs = shadow(after, until, page_rows)
-        if len(theirs) == page_rows:
+        if len(theirs) == page_rows and theirs[-1][:key_size] != until:
             until = theirs[-1][:key_size]
             ours = live(after, until, page_rows)
         _compare_page(ours, theirs, key_size, limit, found)
