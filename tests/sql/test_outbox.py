@@ -35,7 +35,7 @@ from tidegate.sql import Database
 from tidegate.sql.commit.transactions import SqlTransactions
 from tidegate.sql.core.schema import outbox, outbox_lane
 from tidegate.sql.handlers.forms import form_of
-from tidegate.sql.outbox import lanes, relay
+from tidegate.sql.outbox import lanes, relay, writer
 from tidegate.sql.outbox.lanes import (
     Lane,
     LaneStep,
@@ -236,6 +236,15 @@ def test_a_savepoint_takes_back_only_what_was_published_in_it(bench: Bench) -> N
 
     run(work())
     assert bench.found() == {KEYS[0]: [0], KEYS[3]: [3]}
+
+
+def test_savepoints_that_nothing_releases_lose_nothing(
+    light_bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of the call stores what is left, whatever a database does to release a savepoint."""
+    monkeypatch.setattr(writer, "_SAVES", re.compile("SAVEPOINT"))
+    run(_publish_and_relay(light_bench, 0, 100))
+    assert light_bench.found() == expected(100)
 
 
 def test_a_relay_notes_nothing_under_another_ones_producer(light_bench: Bench) -> None:

@@ -213,6 +213,7 @@ class EventRun:
                 unit.connection.exec_driver_sql("SELECT 1")
                 unit.check_deferred_constraints()
             self._check_call(call, _covered(call, events))
+            self.published.store()  # whatever a database does to release a savepoint
             savepoint.commit()
         except RowsRefusedError as error:
             self._undo(savepoint)

@@ -1,8 +1,8 @@
 """Stores the events that a handler publishes, as rows of its transaction.
 
-Events are buffered as the batches in which they will be sent, and become rows before each statement that sets
-or releases a savepoint; one that rolls back drops what is buffered. So a rolled back savepoint undoes exactly
-what was published in it, and a call's events cost three statements.
+Events are buffered as the batches in which they will be sent. They become rows at the end of the call, and
+before each statement that sets or releases a savepoint; one that rolls back drops what is buffered. So a
+rolled back savepoint undoes exactly what was published in it, and a call's events cost three statements.
 """
 
 from __future__ import annotations
