@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
+from unittest.mock import Mock
 
 import pytest
 import sqlalchemy as sa
@@ -333,6 +334,17 @@ def test_rows_go_in_one_statement_each_that_the_driver_sends_together(
         unit.insert_rows(flights, rows)
     inserts = [each for each in fake.statements[before:] if each.startswith("INSERT")]
     assert inserts == ["INSERT INTO flights (sequence_number, partition_id, delay) VALUES (?, ?, ?)"] * 3
+
+
+def test_tables_are_renamed_by_a_procedure() -> None:
+    """There is no ALTER TABLE for that; the old name is an identifier, the new one a string."""
+    connection = Mock(dialect=sa.create_engine("mssql+pyodbc://", module=_module()).dialect)
+    MssqlDialect().rename_tables(connection, [("user", "user__1"), ("a", "b")], "dbo")
+    calls = [(str(each.args[0]), each.args[1]) for each in connection.execute.call_args_list]
+    assert calls == [
+        ("EXEC sp_rename :place, :new", {"place": "dbo.[user]", "new": "user__1"}),
+        ("EXEC sp_rename :place, :new", {"place": "dbo.a", "new": "b"}),
+    ]
 
 
 def test_a_url_without_database_or_with_a_hidden_password_is_refused() -> None:

@@ -224,6 +224,15 @@ class MssqlDialect(SqlDialect):
         target = quote.format_table(table)
         connection.exec_driver_sql(f"SELECT {', '.join(columns)} INTO {target} FROM {source} WHERE 1 = 0")
 
+    def rename_tables(
+        self, connection: sa.Connection, names: Sequence[tuple[str, str]], schema: str | None
+    ) -> None:
+        # The new name is taken as it is, without a schema or quotes ("sp_rename").
+        quoted = connection.dialect.identifier_preparer
+        for old, new in names:
+            place = quoted.format_table(sa.table(old, schema=schema))
+            connection.execute(sa.text("EXEC sp_rename :place, :new"), {"place": place, "new": new})
+
     def insert_or_lock(self, table: sa.Table, values: Mapping[str, Any]) -> sa.Executable:
         return self.insert_if_absent(table, values)
 
