@@ -208,6 +208,7 @@ def exactly_once(
     handler: Handler | ArrowHandler = reading,
     make_url: Callable[[], str] | None = None,
     bulk_load: Callable[[], Measurement],
+    batch_events: int = SMALL_BATCH_EVENTS,
 ) -> list[Measurement]:
     """The pipeline with a Python handler: rows and checkpoint in one transaction per partition batch.
 
@@ -215,7 +216,7 @@ def exactly_once(
     whole run that warms Spark up, in turns with the database's own bulk load: the round in the middle, ours
     first. Rows are counted afterwards. make_url: gives empty databases; None: SQLite files.
     """
-    assert events >= 2 * SMALL_BATCH_EVENTS, "the first micro-batch is left out"
+    assert events >= 2 * batch_events, "the first micro-batch is left out"
     directory = Path(tempfile.mkdtemp(dir=directory))
     attempts = itertools.count()
 
@@ -223,7 +224,8 @@ def exactly_once(
         attempt = f"attempt-{next(attempts)}"
         database_url = make_url() if make_url else f"sqlite:///{directory}/{attempt}.db"
         pipeline = Pipeline("bench", hub, TABLE, handler)
-        query = _run_to_end(spark, service, pipeline, events, directory / attempt, database_url)
+        place = directory / attempt
+        query = _run_to_end(spark, service, pipeline, events, place, database_url, batch_events)
         return database_url, query
 
     def measured() -> Measurement:
@@ -272,6 +274,7 @@ def _run_to_end(
     events: int,
     checkpoint_location: Path,
     database_url: str,
+    batch_events: int,
 ) -> StreamingQuery:
     query = run_pipeline(
         spark,
@@ -280,7 +283,7 @@ def _run_to_end(
         database_url=database_url,
         checkpoint_location=checkpoint_location,
         trigger=Trigger(is_available_now=True),
-        max_events_per_trigger=SMALL_BATCH_EVENTS,
+        max_events_per_trigger=batch_events,
     )
     query.awaitTermination()
     return query
