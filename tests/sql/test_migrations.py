@@ -73,6 +73,20 @@ def test_a_database_of_version_1_gets_the_tables_of_a_new_one(database_url: str)
         assert LeaseTable(database).read(CONSUMER).leases == {}
 
 
+def test_tables_that_are_added_need_no_version(database_url: str) -> None:
+    """A database gets tables of published events, and programs that do not know them may open it again."""
+    with Database.open(database_url) as database:
+        new, outbox = statements_of(database), (schema.outbox, schema.outbox_lane, schema.outbox_hub)
+        with database.writing() as connection, connection.begin():
+            for table in outbox:
+                table.drop(connection)
+        assert statements_of(database) != new
+    with Database.open(database_url) as database:
+        assert statements_of(database) == new
+        with database.read() as connection:
+            assert schema.current_version(connection) == len(schema.MIGRATIONS) == 7
+
+
 def test_who_runs_continues_on_tables_with_more_columns(database_url: str) -> None:
     """A newer version's migration only adds, so hosts that run need not stop for it; those that start are
     refused."""

@@ -21,24 +21,24 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tests.processor.faults.work import CONSUMER_GROUP, Journal, PlainWork, TransactionalWork
 
-from tidegate.client.partition_sender import OutgoingBatch
-from tidegate.client.repeatable import RepeatableSender
 from tidegate.model.errors import DatabaseUnavailableError, FencedError
 from tidegate.processor import DirectoryStore, EventProcessorHost
 from tidegate.processor.handlers import EventProcessor, PartitionContext, TransactionalProcessor
 from tidegate.processor.options import EventProcessorOptions, PartitionManagerOptions
 from tidegate.sql import Database, SqlStore, UnitOfWork
-from tidegate.sql.outbox import relay
-from tidegate.sql.outbox.lanes import LaneStep, take_steps
 from tidegate.transport.tasks import TaskOwner
 
 if TYPE_CHECKING:
+    from tidegate.client.partition_sender import OutgoingBatch
+    from tidegate.client.repeatable import RepeatableSender
     from tidegate.processor.stores.blob import BlobStore
+    from tidegate.sql.outbox.lanes import LaneStep
 
 NAME_PREFIX: Final = "TIDEGATE_TESTS_NAME_PREFIX"
 """A variable: goes before the host's name, as its group knows it."""
@@ -192,7 +192,7 @@ def die_when_told(seed: str, breakage: Breakage) -> None:
 
 
 def _die_in_commit(is_told: threading.Event, random_numbers: random.Random) -> None:
-    original, original_submit = UnitOfWork.commit, RepeatableSender.submit
+    original = UnitOfWork.commit
 
     def die_soon() -> None:
         if is_told.is_set():
@@ -203,6 +203,18 @@ def _die_in_commit(is_told: threading.Event, random_numbers: random.Random) -> N
         die_soon()
         original(self)
 
+    UnitOfWork.commit = commit  # type: ignore[method-assign]
+    if find_spec("tidegate.sql.outbox") is not None:  # it may be an earlier version
+        _die_in_relay(die_soon)
+
+
+def _die_in_relay(die_soon: Callable[[], None]) -> None:
+    from tidegate.client.repeatable import RepeatableSender
+    from tidegate.sql.outbox import relay
+    from tidegate.sql.outbox.lanes import take_steps
+
+    original_submit = RepeatableSender.submit
+
     def take(database: Database, steps: Iterable[LaneStep]) -> None:
         die_soon()
         take_steps(database, steps)
@@ -211,7 +223,6 @@ def _die_in_commit(is_told: threading.Event, random_numbers: random.Random) -> N
         die_soon()
         original_submit(self, batch)
 
-    UnitOfWork.commit = commit  # type: ignore[method-assign]
     vars(relay)["take_steps"] = take
     RepeatableSender.submit = submit  # type: ignore[method-assign]
 

@@ -321,7 +321,7 @@ class Database:
             if not self._is_new_file():
                 with engine.connect() as connection:
                     connection = connection.execution_options(**{IS_READER: True})
-                    if schema.current_version(connection) == len(schema.MIGRATIONS):
+                    if schema.is_current(connection):
                         return
             with (
                 self._writer_lock(),

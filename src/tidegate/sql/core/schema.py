@@ -337,9 +337,12 @@ MIGRATIONS: Final[tuple[Callable[[sa.Connection], None], ...]] = (
     _index(by_time),
     _columns(lease.c.requested_by, lease.c.requested_at),
     _columns(checkpoint.c.history_id),
-    _tables(outbox, outbox_lane, outbox_hub),
 )
 """Entry ``i`` migrates a database from version ``i`` to ``i + 1``."""
+
+_ADDED: Final = _tables(outbox, outbox_lane, outbox_hub)
+"""Tables that programs without them need not know: where they are missing they are created without a version,
+which would refuse such a program its next start."""
 
 
 def current_version(connection: sa.Connection) -> int:
@@ -348,6 +351,12 @@ def current_version(connection: sa.Connection) -> int:
         return 0
     versions = connection.execute(sa.select(schema_version.c.version)).scalars().all()
     return max(versions, default=0)
+
+
+def is_current(connection: sa.Connection) -> bool:
+    """Whether this database has this program's tables, in this version."""
+    names = sa.inspect(connection).get_table_names()
+    return metadata.tables.keys() <= set(names) and current_version(connection) == len(MIGRATIONS)
 
 
 def is_new(connection: sa.Connection) -> bool:
@@ -379,6 +388,7 @@ def migrate(connection: sa.Connection, *, now: datetime) -> int:
     for number, apply in enumerate(MIGRATIONS[version:], start=version + 1):
         apply(connection)
         _record(connection, [number], now)
+    _ADDED(connection)
     return len(MIGRATIONS) - version
 
 
