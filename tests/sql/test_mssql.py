@@ -35,6 +35,7 @@ from tidegate.sql.core import schema
 from tidegate.sql.core.dialects.base import NO_KIND, ErrorKind
 from tidegate.sql.core.dialects.mssql import MssqlDialect
 from tidegate.sql.core.failures import translate
+from tidegate.sql.core.unit_of_work import RowsRefusedError
 from tidegate.sql.core.values import ConsumerKey, DeadLetterFilter, NewDeadLetter
 from tidegate.sql.dead_letters.pages import DeadLetterPages
 from tidegate.sql.outbox import lanes
@@ -201,7 +202,9 @@ def test_nothing_locks_rows_without_hints() -> None:
 
 
 def test_keys_of_indexes_fit() -> None:
-    """1,700 bytes, 900 of a clustered one; ``max`` in none (Microsoft Learn, "Maximum capacity")."""
+    """1,700 bytes, 900 of a clustered one; ``max`` in none (Microsoft Learn, "Maximum capacity specifications
+    for SQL Server", which has 900 for any primary key, too: names as long as Event Hubs allows fit that).
+    """
     dialect = sa.create_engine("mssql+pyodbc://", module=_module()).dialect
     for table in schema.metadata.tables.values():
         assert table.primary_key.dialect_options["mssql"]["clustered"] is False
@@ -229,15 +232,17 @@ def _bytes(kind: Any) -> int:
         (1205, ErrorKind.BUSY | ErrorKind.DEADLOCK),
         (1222, ErrorKind.BUSY),
         (3960, ErrorKind.BUSY),
-        *((number, ErrorKind.BUSY) for number in (10928, 10929, 40501, 40613, 49918, 49919, 49920)),
-        (40197, ErrorKind.LOST),
-        *((number, ErrorKind.DATA) for number in (515, 547, 2601, 2627, 2628, 8115, 8152, 51_234)),
+        *((number, ErrorKind.BUSY) for number in (3961, 983, 615, 4060, 17809)),
+        *((number, ErrorKind.BUSY) for number in (10928, 10929, 10936, 40501, 40613, 49918, 49919, 49920)),
+        *((number, ErrorKind.LOST) for number in (40197, 40549, 40553)),
+        *((number, ErrorKind.DATA) for number in (233, 511, 515, 547, 2601, 2627, 2628, 8115, 8152, 51_234)),
         (208, ErrorKind.NO_TABLE),
         (229, ErrorKind.NO_RIGHT),
-        (9002, ErrorKind.DISK_FULL),
+        *((number, ErrorKind.DISK_FULL) for number in (9002, 1132)),
         (824, ErrorKind.BROKEN),
-        *((number, ErrorKind.NO_SAVEPOINT) for number in (3903, 6401, 56401)),
-        (102, NO_KIND),
+        *((number, ErrorKind.NO_SAVEPOINT) for number in (628, 3903, 6401, 56401)),
+        # A mistake in a statement; a page that was read; of another service; backups'.
+        *((number, NO_KIND) for number in (102, 121, 825, 3257, 42108)),
     ],
 )
 def test_errors_by_number(number: int, kind: ErrorKind) -> None:
@@ -247,6 +252,8 @@ def test_errors_by_number(number: int, kind: ErrorKind) -> None:
 
 
 _LINK = "[08S01] [Microsoft]Communication link failure (0) (SQLExecDirectW)"
+_RESET = "[08S01] [Microsoft]TCP Provider: Error code 0x2746 (10054) (SQLExecDirectW)"
+_TIME = "[HYT00] [Microsoft]Login timeout expired (0) (SQLDriverConnect)"
 _RANGE = "[22003] [Microsoft]Numeric value out of range (0) (SQLExecute)"
 _LONG = "String data, right truncation: length 512 buffer 510"
 
@@ -255,6 +262,8 @@ _LONG = "String data, right truncation: length 512 buffer 510"
     ("error", "kind"),
     [
         (fake_odbc.OperationalError("08S01", _LINK), ErrorKind.LOST),
+        (fake_odbc.OperationalError("08S01", _RESET), ErrorKind.LOST),
+        (fake_odbc.OperationalError("HYT00", _TIME), ErrorKind.LOST),
         (fake_odbc.ProgrammingError("The cursor's connection was closed."), ErrorKind.LOST),
         (fake_odbc.ProgrammingError(_LONG, "HY000"), ErrorKind.DATA),
         (fake_odbc.ProgrammingError("Invalid parameter type.  param-index=0", "HY105"), ErrorKind.DATA),
@@ -267,6 +276,7 @@ def test_errors_of_the_driver(error: Exception, kind: ErrorKind) -> None:
 
 
 _LOGIN = server_error(18456, "Login failed for user.", state="28000", kind=fake_odbc.InterfaceError)
+_NO_DATABASE = server_error(4060, "Cannot open database. The login failed.", kind=fake_odbc.ProgrammingError)
 _AZURE = server_error(40613, "Database is not currently available.", state="HY000")
 _DRIVER = server_error(0, "Can't open lib 'ODBC Driver 18'", state="01000")
 
@@ -275,10 +285,11 @@ _DRIVER = server_error(0, "Can't open lib 'ODBC Driver 18'", state="01000")
     ("error", "kind", "words"),
     [
         (_LOGIN, DatabaseError, "refused this user"),
+        (_NO_DATABASE, DatabaseError, "Check user, password and database name"),
         (_AZURE, DatabaseUnavailableError, "busy"),
         (_DRIVER, DatabaseError, "Install unixODBC"),
     ],
-    ids=["login", "azure", "driver"],
+    ids=["login", "database", "azure", "driver"],
 )
 def test_errors_of_connecting(
     fake: FakeServer, error: Exception, kind: type[TidegateError], words: str
@@ -327,13 +338,21 @@ def test_a_transaction_that_ended_is_not_committed(fake: FakeServer, database: D
 def test_rows_go_in_one_statement_each_that_the_driver_sends_together(
     fake: FakeServer, database: Database
 ) -> None:
-    """No statement has as many parameters as rows: 2,100 is the most, and 1,000 rows in VALUES."""
+    """No statement has as many parameters as rows: 2,099 is the most, and 1,000 rows in VALUES."""
     rows = [{"sequence_number": number, "partition_id": "0", "delay": 1} for number in range(2_500)]
     before = len(fake.statements)
     with UnitOfWork(database, CONSUMER) as unit:
         unit.insert_rows(flights, rows)
     inserts = [each for each in fake.statements[before:] if each.startswith("INSERT")]
     assert inserts == ["INSERT INTO flights (sequence_number, partition_id, delay) VALUES (?, ?, ?)"] * 3
+
+
+def test_the_error_of_a_later_row_is_seen(database: Database) -> None:
+    """The driver tells of it with that row's result; the row would be lost without a word."""
+    rows = [{"sequence_number": number, "partition_id": "0", "delay": 1} for number in (1, 2, 2)]
+    with pytest.raises(RowsRefusedError, match="2627"), UnitOfWork(database, CONSUMER) as unit:
+        unit.insert_rows(flights, rows)
+    assert row_count(database, flights) == 0
 
 
 def test_tables_are_renamed_by_a_procedure() -> None:

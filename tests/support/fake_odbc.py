@@ -1,7 +1,7 @@
 """A stand-in for pyodbc with SQL Server behind it: it reads each statement as T-SQL, and runs it on SQLite.
 
 It records what it is sent, refuses what sqlglot's T-SQL reader does not know, MERGE, a second statement while
-a result is unread (as without MARS), and more than 2,100 parameters. What only a server can show, it cannot:
+a result is unread (as without MARS), and more than 2,099 parameters. What only a server can show, it cannot:
 locks of rows, types, plans, and whether T-SQL means here what it means there.
 """
 
@@ -26,10 +26,11 @@ from sqlglot import exp
 
 from tidegate.transport.clock import SystemClock
 
-PARAMETERS_MAX: Final = 2_100
-"""Of one statement (Microsoft Learn, "Maximum capacity specifications for SQL Server")."""
+PARAMETERS_MAX: Final = 2_099
+"""Of one statement. A procedure has 2,100 (Microsoft Learn, "Maximum capacity specifications for SQL
+Server"), of which 2,099 can be used here (SQLAlchemy, dialects/mssql/base.py)."""
 ROWS_MAX: Final = 1_000
-"""In one VALUES (the same, "Table Value Constructor")."""
+"""In the VALUES of an INSERT (Microsoft Learn, "Table Value Constructor")."""
 _TIME = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(\.\d{6})?$")
 _TYPES: Final = {
     **dict.fromkeys(("INT", "BIGINT", "SMALLINT", "BIT", "BOOLEAN"), "INTEGER"),
@@ -193,12 +194,15 @@ class Cursor:
         self.arraysize = 1
         self.fast_executemany = False
         self.rows: list[tuple[Any, ...]] = []
+        self._later: list[Exception] = []
 
     def setinputsizes(self, sizes: object) -> None:
         """Types are SQLite's."""
 
     def nextset(self) -> bool:
-        """There is one result."""
+        """There is one result; it raises what a later row of an array was refused for (pyodbc, issue 665)."""
+        if self._later:
+            raise self._later.pop(0)
         return False
 
     def close(self) -> None:
@@ -218,8 +222,15 @@ class Cursor:
     def executemany(self, statement: str, parameters: Sequence[Sequence[Any]]) -> None:
         """See PEP 249; the row count is the last one's, as pyodbc's."""
         self.connection.server.statements.append(statement)
-        for each in parameters:
-            self._execute(statement, each)
+        assert not (self.fast_executemany and "[#" in statement), "its columns are not described"
+        self._later = []
+        for number, each in enumerate(parameters):
+            try:
+                self._execute(statement, each)
+            except Error as error:
+                if number == 0 or not self.fast_executemany:
+                    raise
+                self._later.append(error)
 
     def fetchone(self) -> tuple[Any, ...] | None:
         """See PEP 249."""

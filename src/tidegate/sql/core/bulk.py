@@ -169,9 +169,14 @@ def insert_parameters(connection: Connection, plan: InsertPlan, parameters: Sequ
 def _insert_rows(connection: Connection, plan: InsertPlan, rows: Sequence[Sequence[object]]) -> None:
     """SQL Server only. Raises DBAPIError."""
     with _wrapping(connection, plan.statement), closing(_driver_connection(connection).cursor()) as cursor:
-        cursor.fast_executemany = True
+        # The server does not describe a temporary table's columns to the driver: all would be sent as
+        # VARCHAR(255), decimals rounded (pyodbc, params.cpp, and its issue 295).
+        cursor.fast_executemany = not plan.statement.startswith("INSERT INTO [#")
         for part in _cut(rows, _ROWS_MAX):
             cursor.executemany(plan.statement, part)
+            # A later row's error may come with its result only (pyodbc, issue 665).
+            while cursor.nextset():
+                pass
 
 
 def _cut(parameters: Sequence[object], step: int) -> list[Sequence[object]]:

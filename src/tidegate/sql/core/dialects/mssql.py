@@ -1,7 +1,7 @@
 """SQL Server and Azure SQL by pyodbc: READ COMMITTED SNAPSHOT, hints for locks, no MERGE; errors by number.
 
 Never run against a server: tests compile every statement, parse it as T-SQL, and run the flows on a driver of
-their own. Sources: Microsoft Learn, Transact-SQL reference and "ODBC Driver for SQL Server"; pyodbc's source.
+their own. Sources: Microsoft Learn, by the titles of its pages; pyodbc's source.
 
 Where it differs from the others: a SELECT locks by its hints; strings are compared without trailing blanks;
 some errors end the whole transaction; a temporary table's name begins with ``#``.
@@ -34,10 +34,11 @@ from tidegate.sql.core.dialects.base import (
 COLLATION: Final = "Latin1_General_100_BIN2"
 """Of the strings in Tidegate's own tables: compared by code units."""
 _MARK: Final = "\u2423"
-"""Ends a stored name that ends with a blank or with this. SQL Server compares strings, also in unique keys
-and by binary collations, as if the shorter one had more blanks at its end (KB 316626)."""
+"""Ends a stored name that ends with a blank or with this. SQL Server compares strings as if the shorter one
+had more blanks at its end ("= (String comparison or assignment)"), also in unique keys (KB 231830)."""
 _KEY_LOCK: Final = "WITH (UPDLOCK, HOLDLOCK)"
-"""Locks a key until the transaction ends, also one that is not there: no other transaction inserts it."""
+"""Locks a key until the transaction ends, also one that is not there: no other transaction inserts it
+("Table hints", UPDLOCK and SERIALIZABLE). A rollback to a savepoint releases what was locked after it."""
 
 _ODBC_DRIVER: Final = "ODBC Driver 18 for SQL Server"
 _CONNECTING: Final = {"timeout": 10, "KeepAlive": 10, "KeepAliveInterval": 5, "ConnectRetryCount": 0}
@@ -53,44 +54,52 @@ _ENDED: Final = 56401
 """The number of an error of our own: the transaction has ended behind SQLAlchemy's back."""
 
 _KINDS: Final = (
-    ({-1, -2, 64, 121, 233, 596, 10053, 10054, 10060, 40197, 40540, 6005}, ErrorKind.LOST),
+    ({596, 6005, 40197, *range(40549, 40554)}, ErrorKind.LOST),
     (
         {
-            *(701, 802, 845, 1204, 1205, 1222, 3960, 4221, 8628, 8645, 8651, 10928, 10929, 17830, 40501),
-            *(40613, 41301, 41302, 41305, 41325, 41839, 49918, 49919, 49920, 42108, 42109),
+            *(615, 701, 802, 845, 921, 922, 952, 983, 988, 1204, 1205, 1222, 3960, 3961, 3966, 4060, 4221),
+            *(8628, 8645, 8651, 10928, 10929, 10936, 17809, 40501, 40613, 41301, 41302, 41305, 41325, 41839),
+            *(49918, 49919, 49920),
         },
         ErrorKind.BUSY,
     ),
     ({1205}, ErrorKind.DEADLOCK),
     (
         {
-            *(206, 220, 232, 241, 242, 245, 248, 257, 295, 512, 515, 517, 529, 547, 550, 1946, 2601, 2627),
-            *(2628, 3609, 8023, 8114, 8115, 8134, 8152, 8169, 9420, 13609),
+            *(206, 220, 232, 233, 241, 242, 244, 245, 248, 257, 295, 511, 512, 513, 515, 517, 529, 547, 550),
+            *(681, 1946, 2601, 2627, 2628, 3609, 3616, 8023, 8114, 8115, 8134, 8152, 8169, 13609),
+            *range(9400, 9481),
         },
         ErrorKind.DATA,
     ),
     ({208, 3701, 4701}, ErrorKind.NO_TABLE),
     ({229, 230, 262, 297, 300, 916, 1088, 3906, 15247}, ErrorKind.NO_RIGHT),
-    ({1101, 1105, 3257, 9002, 40544}, ErrorKind.DISK_FULL),
-    ({605, 823, 824, 825, 926}, ErrorKind.BROKEN),
-    ({_ENDED, 3902, 3903, 6401}, ErrorKind.NO_SAVEPOINT),
+    ({1101, 1105, 1132, 9002, 40544}, ErrorKind.DISK_FULL),
+    ({605, 823, 824, 926}, ErrorKind.BROKEN),
+    ({_ENDED, 628, 3902, 3903, 6401}, ErrorKind.NO_SAVEPOINT),
 )
-"""By number (Microsoft Learn, "Database Engine events and errors"; "Troubleshoot transient connection errors"
-for Azure's, from 10928). 1205 is a deadlock, 1222 a wait for a lock that took too long, 3960 a conflict of
-snapshots, 2601 and 2627 keys that are there already, 2628 and 8152 a value too long, 515 NULL, 547 a foreign
-key or CHECK, 3609 a trigger that rolled back; from 50000 users' own."""
+"""By number. Each is in "Database Engine events and errors" or, for Azure (also 615 and 4060), in
+"Troubleshoot connectivity issues and other errors with Azure SQL Database and Azure SQL Managed Instance".
+Windows' errors share some numbers, such as 121 and 233, but come with an SQLSTATE of ``08``. 1205 is a
+deadlock, 1222 a wait for a lock that took too long, 3960 a conflict of snapshots, 983 a replica that changes
+its role, 2601 and 2627 keys that are there already, 511, 2628 and 8152 a row or value too long, 515 NULL, 547
+a foreign key or CHECK, 3609 and 3616 a trigger that rolled back, 9400 to 9480 XML; 40549 to 40553 end the
+session."""
 _STATES: Final = (
-    (("08",), ErrorKind.LOST),
+    (("08", "HYT"), ErrorKind.LOST),
     (("40001",), ErrorKind.BUSY | ErrorKind.DEADLOCK),
     (("22", "23"), ErrorKind.DATA),
     (("42S02",), ErrorKind.NO_TABLE),
 )
-"""By the beginning of the SQLSTATE, for numbers that are not known: the driver's own errors have 0."""
+"""By the beginning of the SQLSTATE ("Appendix A: ODBC Error Codes"), for numbers that are not known: the
+driver's own errors have 0 or the system's."""
 _OF_USERS: Final = 50_000
 """The first number of RAISERROR and THROW."""
-_LOGINS: Final = frozenset({18452, 18456, 18470, 18486, 18487, 18488})
+_LOGINS: Final = frozenset({4060, 18452, 18456, 18470, 18486, 18487, 18488})
+"""Of "Database Engine events and errors". 4060 is a database that cannot be opened."""
 _NUMBER: Final = re.compile(r"\((-?\d+)\)(?: \(SQL\w+\))?(?=; \[|['\"]\)$|$)")
-"""``[state] words (number) (function)``, and ``; [state] words (number)`` for more (pyodbc, errors.cpp)."""
+"""``[state] words (number) (function)``, and ``; [state] words (number)`` for more, which are only read on
+Windows (pyodbc, errors.cpp)."""
 
 
 class _StoredName(sa.TypeDecorator[str]):
@@ -207,7 +216,7 @@ class MssqlDialect(SqlDialect):
 
     def make_table(self, connection: sa.Connection, table: sa.Table, *, like: sa.Table | None = None) -> None:
         # Copied from what the database has, as tempdb has a collation of its own. Behind an outer join a
-        # column may be NULL and is not numbered ("SELECT - INTO clause").
+        # column may be NULL, and behind any join it is not numbered ("SELECT - INTO clause").
         quote = connection.dialect.identifier_preparer
         known = {} if like is None else dict(like.columns.items())
         columns = []
@@ -262,7 +271,8 @@ class MssqlDialect(SqlDialect):
         return [*statements, _insert_absent(table, list(upsert.columns), new, there)]
 
     def now(self, clock: Clock, type_: sa.types.TypeEngine[Any]) -> sa.ColumnElement[Any]:
-        # One value in a whole statement ("SYSUTCDATETIME"), with a digit more than Python has.
+        # With a digit more than Python has ("SYSUTCDATETIME"; that a statement sees one value is not written
+        # there).
         return sa.cast(sa.func.sysutcdatetime(), type_)
 
     def hour_of(self, column: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
