@@ -344,6 +344,29 @@ def test_two_relays_at_once_send_everything_once(bench: Bench) -> None:
     assert bench.counts() == (0, 0)
 
 
+def test_a_failure_of_a_lane_that_is_gone_is_forgotten(light_bench: Bench) -> None:
+    """Its partition has another owner: the relay waits for its own work, and reports no error."""
+    owned = ["0"]
+
+    async def work() -> None:
+        begun = light_bench.relay()
+        begun._owned = lambda: owned
+        await light_bench.publish(0, 100)
+        with pytest.MonkeyPatch.context() as patch:
+            cut_at(patch, "before the acknowledgement")
+            for _ in range(2):
+                await begun._turn()
+        assert begun.statistics().error is not None
+        owned.clear()
+        await begun._turn()
+        assert begun.statistics().error is None
+        assert begun._wait_s() == relay._POLL_S
+        await begun.finish(["0"], 60.0)
+
+    run(work())
+    assert light_bench.found() == expected(100)
+
+
 def test_a_forgotten_producer_is_replaced_if_nothing_is_in_doubt(light_bench: Bench) -> None:
     """The service remembers a limited number: a lane that was silent begins a new producer."""
 

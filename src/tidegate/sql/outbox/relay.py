@@ -175,7 +175,7 @@ class OutboxRelay:
 
     def _wait_s(self) -> float:
         now = self._loop.time()
-        return max(0.0, min((each.until - now for each in self._failures.values()), default=_POLL_S))
+        return max(0.0, min((_POLL_S, *(each.until - now for each in self._failures.values()))))
 
     # --- one turn -----------------------------------------------------------------------------------------
 
@@ -184,6 +184,9 @@ class OutboxRelay:
         owned = tuple(self._owned())
         lanes = await asyncio.to_thread(read_lanes, self._database, self._consumer, owned)
         self._waiting = sum(lane.waiting for lane in lanes)
+        # Another host may own a lane's partition by now, or have sent its events.
+        ours = {lane.lane_id for lane in lanes} & self._failures.keys()
+        self._failures = {lane_id: self._failures[lane_id] for lane_id in ours}
         now = self._loop.time()
         ready = [each for each in lanes if not self._is_waiting(each.lane_id, now)]
         chosen = [each for each in ready if each.lane_id > self._after][:_LANES_MAX] or ready[:_LANES_MAX]
