@@ -367,6 +367,26 @@ def test_a_failure_of_a_lane_that_is_gone_is_forgotten(light_bench: Bench) -> No
     assert light_bench.found() == expected(100)
 
 
+def test_a_lane_that_was_silent_asks_for_its_producer(
+    light_bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service may have forgotten it meanwhile: nothing is in doubt, as nothing was being sent."""
+    monkeypatch.setattr(relay, "_KNOWN_S", 0.0)
+
+    async def work() -> None:
+        begun = light_bench.relay()
+        await light_bench.publish(0, 100)
+        await work_off(begun)
+        await light_bench.forget_producers()
+        await light_bench.publish(100, 200)
+        await begun.finish(["0"], 60.0)
+
+    run(work())
+    assert light_bench.reported == []
+    assert light_bench.found() == expected(200)
+    assert light_bench.counts() == (0, 0)
+
+
 def test_a_forgotten_producer_is_replaced_if_nothing_is_in_doubt(light_bench: Bench) -> None:
     """The service remembers a limited number: a lane that was silent begins a new producer."""
 

@@ -2,7 +2,7 @@
 
 Theory of operation. A turn takes some of the lanes (``lanes``) of the partitions that the host owns:
 
-    1  attach a sender to each lane that has none; the service says how many of its events are stored
+    1  attach a sender to each lane without one or silent; the service says how many of its events are stored
     2  one transaction: delete what was acknowledged, and note what may be sent now
     3  read rows, send them numbered, wait for the acknowledgements
 
@@ -57,6 +57,8 @@ _ROWS_MAX: Final = 64
 """In a turn, at most 1 MB each."""
 _POLL_S: Final = 5.0
 """How soon rows are found that this process has not stored: a former owner's, or a redrive's (our choice)."""
+_KNOWN_S: Final = 10.0
+"""How long the service is trusted to know a silent lane's producer (our choice: 1,000 others take longer)."""
 _LAYOUT_S: Final = 30.0
 """Time between looks for added partitions, as ``EventHubProducer``."""
 _LAYOUT_TIMEOUT_S: Final = 10.0
@@ -71,6 +73,8 @@ class _Open:
     sender: RepeatableSender
     next_number: int
     """The first event that is not known to be stored."""
+    known_at: float
+    """When the service last knew its producer, by the loop's clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,8 +239,9 @@ class OutboxRelay:
         """The lane with its sender; None: it failed."""
         found = self._open.get(lane.lane_id)
         if found is not None:
-            is_same = found.lane.producer_epoch == lane.producer_epoch
-            if is_same and found.next_number >= lane.relayed_until and not lane.is_used_up:
+            is_known = self._loop.time() - found.known_at < _KNOWN_S
+            is_same = found.lane.producer_epoch == lane.producer_epoch and not lane.is_used_up
+            if is_known and is_same and found.next_number >= lane.relayed_until:
                 found.lane = lane
                 return found
             self._close([lane.lane_id])
@@ -269,7 +274,7 @@ class OutboxRelay:
                 raise
             if start is not None:
                 sender.skip_to(start - lane.base_number)
-                return _Open(lane, sender, start)
+                return _Open(lane, sender, start, self._loop.time())
             sender.release()
         end = await self._end_of_target(lane)
         await asyncio.to_thread(begin_producer, self._database, lane, end)
@@ -316,7 +321,7 @@ class OutboxRelay:
                 self._fail(lane, result)
                 return
             assert result is None, result
-            opened.next_number = row.until
+            opened.next_number, opened.known_at = row.until, self._loop.time()
             self._note(lane, row)
         self._failures.pop(lane.lane_id, None)
 
