@@ -344,6 +344,50 @@ def test_two_relays_at_once_send_everything_once(bench: Bench) -> None:
     assert bench.counts() == (0, 0)
 
 
+@pytest.mark.parametrize("step", ["learn_message_bytes_max", "read_rows"])
+def test_a_later_owners_relay_is_no_alarm(
+    light_bench: Bench, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """It continues a lane between two steps of this relay, whose look at the lane is old then."""
+    monkeypatch.setattr(relay, "_ROWS_MAX", 1)
+    attach, read = RepeatableSender.learn_message_bytes_max, lanes.read_rows
+
+    async def work() -> None:
+        loop = asyncio.get_running_loop()
+        begun, later = light_bench.relay(), light_bench.relay()
+        await light_bench.publish(0, 50)
+        await light_bench.publish(50, 100)
+        assert await begun._turn()  # it begins the producers
+
+        async def continue_it() -> None:
+            patch.undo()
+            for _ in range(3):  # the first row of each lane is sent, and one of them deleted
+                await later._turn()
+
+        async def attach_late(sender: RepeatableSender) -> int | None:
+            await continue_it()
+            return await attach(sender)
+
+        def read_late(*arguments: Any) -> object:
+            asyncio.run_coroutine_threadsafe(continue_it(), loop).result(60)
+            return read(*arguments)
+
+        with pytest.MonkeyPatch.context() as patch:
+            if step == "read_rows":
+                patch.setattr(relay, "read_rows", read_late)
+            else:
+                patch.setattr(RepeatableSender, "learn_message_bytes_max", attach_late)
+            assert await begun._turn()
+        await work_off(begun)
+        for each in (begun, later):
+            await each.finish(["0"], 60.0)
+
+    run(work())
+    assert light_bench.reported == []
+    assert light_bench.found() == expected(100)
+    assert light_bench.counts() == (0, 0)
+
+
 def test_a_failure_of_a_lane_that_is_gone_is_forgotten(light_bench: Bench) -> None:
     """Its partition has another owner: the relay waits for its own work, and reports no error."""
     owned = ["0"]

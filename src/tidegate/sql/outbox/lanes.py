@@ -22,7 +22,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from sqlalchemy import BigInteger, ColumnElement, Connection, bindparam, case, delete, select, update
@@ -63,6 +63,10 @@ class Lane:
     def waiting(self) -> int:
         """Events that are not acknowledged."""
         return self.next_number - self.relayed_until
+
+    def is_as_relayed(self, other: Lane) -> bool:
+        """Whether it is the same lane, and no relay has noted anything between the two looks."""
+        return replace(self, next_number=other.next_number) == other
 
     @property
     def may_send_until(self) -> int:

@@ -233,6 +233,13 @@ class OutboxRelay:
             self._close(list(self._open))
             raise
         self._acknowledged.clear()
+        for lane_id in steps.keys() & turn.keys():
+            step, lane = steps[lane_id], turn[lane_id].lane
+            turn[lane_id].lane = replace(
+                lane,
+                relayed_until=max(lane.relayed_until, step.relayed_until),
+                sent_until=max(lane.sent_until, step.sent_until),
+            )
         return True
 
     async def _opened(self, lane: Lane) -> _Open | type[_Begun] | None:
@@ -248,8 +255,7 @@ class OutboxRelay:
         try:
             opened = await self._attach(lane)
         except TidegateError as error:
-            self._fail(lane, error)
-            return None
+            return None if await self._fail(lane, error) else _Begun
         if isinstance(opened, _Open):
             self._open[lane.lane_id] = opened
         return opened
@@ -307,7 +313,7 @@ class OutboxRelay:
             elif row.until <= until:
                 if row.number != (sent[-1].until if sent else opened.next_number):
                     self._close([lane.lane_id])
-                    self._fail(lane, _gap(lane, opened.next_number, row.number))
+                    await self._fail(lane, _gap(lane, opened.next_number, row.number))
                     return
                 batch = OutgoingBatch([row.sections], len(row.sections), row.event_count)
                 batch.acknowledged = self._loop.create_future()
@@ -318,7 +324,7 @@ class OutboxRelay:
         for row, result in zip(sent, results, strict=True):
             if isinstance(result, TidegateError):
                 self._close([lane.lane_id])
-                self._fail(lane, result)
+                await self._fail(lane, result)
                 return
             assert result is None, result
             opened.next_number, opened.known_at = row.until, self._loop.time()
@@ -330,12 +336,23 @@ class OutboxRelay:
         step = LaneStep(lane.lane_id, lane.producer_epoch, row.until, row.until_byte)
         self._acknowledged[lane.lane_id] = step
 
-    def _fail(self, lane: Lane, error: TidegateError) -> None:
+    async def _fail(self, lane: Lane, error: TidegateError) -> bool:
+        """Let the lane wait; False if another relay has continued it since it was read, which explains it."""
         before = self._failures.get(lane.lane_id)
+        if before is None and await self._is_continued(lane):
+            return False
         tries = 1 if before is None else before.tries + 1
         self._failures[lane.lane_id] = _Failure(error, tries, self._loop.time() + _delay_s(tries))
         if before is None:
             self._report(error, lane.partition_id)
+        return True
+
+    async def _is_continued(self, lane: Lane) -> bool:
+        try:
+            found = await asyncio.to_thread(read_lanes, self._database, self._consumer, [lane.partition_id])
+        except TidegateError:
+            return False
+        return not any(each.is_as_relayed(lane) for each in found)
 
     def _make_room(self, chosen: Sequence[Lane]) -> None:
         if len(self._open) > _LANES_MAX:
