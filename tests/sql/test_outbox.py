@@ -16,6 +16,7 @@ from tests.sql.support import CONSUMER, dead_numbers, events_between
 from tests.sql.transaction_support import Partition, lease_of
 
 from tidegate.client import BlockingConsumer, EventHubProducer, Namespace
+from tidegate.client.connector import Connector
 from tidegate.client.repeatable import RepeatableSender
 from tidegate.model.errors import (
     BrokenError,
@@ -485,6 +486,38 @@ def test_a_forgotten_producer_in_doubt_stops_its_lane(bench: Bench, case: str) -
     assert bench.reported == []
     assert bench.found() == expected(first + 100)
     assert bench.counts() == (0, 0)
+
+
+def test_a_first_batch_is_not_repeated_to_a_service_that_may_have_forgotten_it(
+    light_bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within the retries of one send: the answer is lost, and others write before it is sent again."""
+    lost: set[RepeatableSender] = set()
+    settle = RepeatableSender.on_settled
+
+    def lose(sender: RepeatableSender, *arguments: Any) -> None:
+        if sender in lost:
+            settle(sender, *arguments)
+        else:
+            lost.add(sender)
+            sender.on_detached(BrokenError("The answer was lost."))
+
+    async def forget(*_: object) -> None:
+        await light_bench.forget_producers()
+
+    async def work() -> None:
+        begun = light_bench.relay()
+        await light_bench.publish(0, 100)
+        with monkeypatch.context() as patch:
+            patch.setattr(RepeatableSender, "on_settled", lose)
+            patch.setattr(Connector, "wait_before_retry", forget)
+            await begun.finish(["0"], 60.0)
+
+    run(work())
+    assert lost
+    assert {type(error) for error in light_bench.reported} == {OutboxInDoubtError}
+    assert all("(lane " in str(error) for error in light_bench.reported)
+    assert light_bench.found() == expected(100)
 
 
 def test_a_first_batch_that_was_not_sent_is_sent_later(light_bench: Bench) -> None:

@@ -40,6 +40,7 @@ from tidegate.model.errors import (
     BrokenError,
     ClosedError,
     InvalidArgumentError,
+    OutboxInDoubtError,
     OutOfOrderSequenceError,
     RepeatDiffersError,
     TidegateError,
@@ -300,13 +301,19 @@ class RepeatableSender(PartitionSender):
         self.known_since: int | None = None
         """The service would know a producer that has written at this sequence number or beyond; None: it does
         not say."""
+        self._began_at: int | None = None
         self._is_first_attach = True
         self._final_error: TidegateError | None = None
         """The error of a failed batch: no later batch may be stored, because there would be a gap."""
 
-    def skip_to(self, number: int) -> None:
-        """Let the next batch begin with this number; the caller knows that all before it are stored."""
+    def skip_to(self, number: int, *, began_at: int) -> None:
+        """Let the next batch begin with this number; the caller knows that all before it are stored.
+
+        began_at: the partition's end before anything of this identity was sent. Once the service may have
+        forgotten the identity's first batch, batches fail with OutboxInDoubtError: it would be stored again.
+        """
         self._next_sequence = self._acknowledged_count = number
+        self._began_at = began_at
 
     def submit(self, batch: OutgoingBatch) -> None:
         """Number and queue a batch."""
@@ -334,11 +341,17 @@ class RepeatableSender(PartitionSender):
         if not self.is_idempotent or not isinstance(last, int):
             return
         self._stored_count = int(last) + 1
+        known_since = attach.properties.get(PRODUCERS_KNOWN_SINCE)
+        self.known_since = known_since if isinstance(known_since, int) else None
         if self._is_first_attach:
             self._is_first_attach = False
             self.found_count = self._stored_count
-            known_since = attach.properties.get(PRODUCERS_KNOWN_SINCE)
-            self.known_since = known_since if isinstance(known_since, int) else None
+        is_beginning = self._stored_count == self._acknowledged_count == 0
+        if is_beginning and self._began_at is not None and not self._would_be_known(self._began_at):
+            self._failure = OutboxInDoubtError(
+                f"Partition {self.partition_id} may have the first events of the producer "
+                f"{self._producer_id}, and the service may have forgotten it."
+            )
         if self._stored_count < self._acknowledged_count:
             self._failure = BrokenError(
                 f"Partition {self.partition_id} has {self._stored_count} events of the "
@@ -347,6 +360,9 @@ class RepeatableSender(PartitionSender):
                 next_step="Check whether the event hub was recreated, or over 1,000 other producers "
                 "wrote to it.",
             )
+
+    def _would_be_known(self, began_at: int) -> bool:
+        return self.known_since is not None and self.known_since <= began_at
 
     def _send_some(self) -> bool:
         while self._queue and _until(self._queue[0]) < self._stored_count:

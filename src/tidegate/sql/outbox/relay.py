@@ -30,6 +30,7 @@ from tidegate.model.errors import (
     ClosedError,
     FencedError,
     OperationTimeoutError,
+    OutboxInDoubtError,
     TidegateError,
 )
 from tidegate.processor.policies import RESTART
@@ -279,7 +280,7 @@ class OutboxRelay:
                 sender.release()
                 raise
             if start is not None:
-                sender.skip_to(start - lane.base_number)
+                sender.skip_to(start - lane.base_number, began_at=lane.base_sequence_number)
                 return _Open(lane, sender, start, self._loop.time())
             sender.release()
         end = await self._end_of_target(lane)
@@ -324,7 +325,8 @@ class OutboxRelay:
         for row, result in zip(sent, results, strict=True):
             if isinstance(result, TidegateError):
                 self._close([lane.lane_id])
-                await self._fail(lane, result)
+                if not isinstance(result, OutboxInDoubtError):  # the next look says it of the lane
+                    await self._fail(lane, result)
                 return
             assert result is None, result
             opened.next_number, opened.known_at = row.until, self._loop.time()
