@@ -629,6 +629,53 @@ def test_a_full_outbox_pauses_its_partition(light_bench: Bench) -> None:
     assert light_bench.found() == expected(200)
 
 
+def test_one_transaction_may_publish_more_than_the_bound(light_bench: Bench) -> None:
+    """Else it would be repeated for ever: nothing that it has published itself can be sent before."""
+    light_bench.outbox.bytes_max = 1000
+
+    def handle(context: TransactionContext, events: Sequence[ReceivedEvent]) -> None:
+        for event in events:
+            with context.connection.begin_nested():
+                light_bench.handle(context, [event])
+
+    async def work() -> None:
+        relay = light_bench.relay()
+        await light_bench.process(handle, 0, 100)
+        await relay.finish(["0"], 60.0)
+
+    run(work())
+    assert light_bench.found() == expected(100)
+
+
+@pytest.mark.parametrize("is_full", [False, True], ids=["unknown hub", "full outbox"])
+@pytest.mark.parametrize("is_wrapped", [False, True], ids=["caught", "wrapped"])
+def test_a_pause_is_no_failure_of_an_event(light_bench: Bench, is_full: bool, is_wrapped: bool) -> None:
+    """Also for a handler that catches each event's error: nothing becomes a dead letter."""
+
+    def handle(context: TransactionContext, events: Sequence[ReceivedEvent]) -> None:
+        for event in events:
+            try:
+                with context.connection.begin_nested():
+                    target = light_bench.target if is_full else "nowhere"
+                    context.publish(target, EventData(b"1"), partition_id="0" if is_full else None)
+            except Exception as error:
+                if is_wrapped:
+                    raise ValueError from error
+                context.dead_letter(event, error)
+
+    async def work() -> None:
+        relay = light_bench.relay()
+        if is_full:
+            light_bench.outbox.bytes_max = 0
+            await light_bench.process(handle, 0, 1)
+        with pytest.raises(PartitionPausedError):
+            await light_bench.process(handle, 1, 20)
+        await relay.finish([], 60.0)
+
+    run(work())
+    assert dead_numbers(light_bench.database) == []
+
+
 def test_a_service_that_is_away_is_waited_for(light_bench: Bench) -> None:
     """Its hub is known from the database, so events are stored meanwhile, also by a process that starts."""
     run(_publish_and_relay(light_bench, 0, 100))

@@ -294,7 +294,9 @@ class EventRun:
             self._order.failed(event)
 
     def _raise_if_environment(self, error: BaseException) -> None:
-        """Raises a DatabaseError if the database itself caused ``error``."""
+        """Raises a DatabaseError if the database itself caused ``error``, and what pauses the partition."""
+        if self.published.paused is not None:
+            raise self.published.paused from None  # which may be its own cause
         cause: BaseException | None = error
         seen: set[int] = set()
         while cause is not None and id(cause) not in seen:

@@ -161,7 +161,7 @@ def take_steps(database: Database, steps: Iterable[LaneStep]) -> None:
 
     Raises FencedError, and notes nothing, if another relay has begun another producer for one of the lanes.
     """
-    # In the order of lane ids, as transactions that publish: no two wait for each other.
+    # In the order of lane ids, as each store of a transaction that publishes.
     ordered = sorted(steps, key=lambda step: step.lane_id)
     parameters = [
         {

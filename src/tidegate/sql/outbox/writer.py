@@ -10,7 +10,8 @@ from __future__ import annotations
 import itertools
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Final, Protocol
@@ -110,6 +111,9 @@ class OutboxWriter:
         self._turn: int | None = None
         self.is_used = False
         """Whether something was published, even if it was rolled back."""
+        self.paused: PartitionPausedError | None = None
+        """Why the transaction must not commit, even if the handler has caught it."""
+        self._is_room_known = False
 
     def add(
         self, target_hub: str, published: EventData, *, partition_key: str | None, partition_id: str | None
@@ -117,7 +121,8 @@ class OutboxWriter:
         """Buffer an event. Raises as ``TransactionContext.publish``."""
         check_destination(partition_key, partition_id)
         target_hub = target_hub.lower()
-        layout = self._outbox.layout_of(target_hub)
+        with self._pausing():
+            layout = self._outbox.layout_of(target_hub)
         ids = layout.partition_ids
         if partition_key is not None:
             partition_id = ids[partition_for_key(partition_key, len(ids))]
@@ -150,10 +155,21 @@ class OutboxWriter:
 
     def store(self) -> None:
         """Make rows of what is buffered. Raises PartitionPausedError, and what SQLAlchemy raises."""
-        if self._batches:
-            self._store(self._unit.connection)
-            self._batches.clear()
-            self._turn = None
+        with self._pausing():
+            if self._batches:
+                self._store(self._unit.connection)
+                self._batches.clear()
+                self._turn = None
+
+    @contextmanager
+    def _pausing(self) -> Iterator[None]:
+        if self.paused is not None:
+            raise self.paused
+        try:
+            yield
+        except PartitionPausedError as error:
+            self.paused = error
+            raise
 
     def _store(self, connection: Connection) -> None:
         consumer = self._unit.consumer
@@ -163,13 +179,10 @@ class OutboxWriter:
                 select(outbox_lane).where(of_consumer(outbox_lane, consumer, self._partition_id))
             )
         }
-        waiting = sum(lane.next_byte - lane.relayed_bytes for lane in known.values())
-        if waiting > self._outbox.bytes_max:
-            raise PartitionPausedError(
-                f"Partition {self._partition_id} of {consumer} has published {waiting:,} bytes that are not "
-                f"in their hubs yet; {self._outbox.bytes_max:,} are allowed.",
-                next_step="It continues when the relay has sent them: check the hubs that it publishes to.",
-            )
+        if not self._is_room_known:
+            # Of earlier transactions only: no relay sends what this one has published before.
+            self._check_room(sum(lane.next_byte - lane.relayed_bytes for lane in known.values()))
+            self._is_room_known = True
         rows: list[dict[str, object]] = []
         new: list[dict[str, object]] = []
         moved: list[dict[str, object]] = []
@@ -193,12 +206,21 @@ class OutboxWriter:
                 new.append(self._new_lane(lane_id, target, number, byte))
             else:
                 moved.append({"at_lane_id": lane_id, "new_number": number, "new_byte": byte})
-        connection.execute(insert(outbox), rows)
+        # In the order in which a relay locks them: lanes by their id, then rows.
+        if moved:
+            moved.sort(key=lambda each: str(each["at_lane_id"]))
+            connection.execute(_MOVE, moved)
         if new:
             connection.execute(insert(outbox_lane), new)
-        if moved:
-            moved.sort(key=lambda each: str(each["at_lane_id"]))  # the order of locks: see ``lanes``
-            connection.execute(_MOVE, moved)
+        connection.execute(insert(outbox), rows)
+
+    def _check_room(self, waiting: int) -> None:
+        if waiting > self._outbox.bytes_max:
+            raise PartitionPausedError(
+                f"Partition {self._partition_id} of {self._unit.consumer} has published {waiting:,} bytes "
+                f"that are not in their hubs yet; {self._outbox.bytes_max:,} are allowed.",
+                next_step="It continues when the relay has sent them: check the hubs that it publishes to.",
+            )
 
     def _lane_id(self, target: Sequence[str]) -> str:
         consumer = self._unit.consumer
