@@ -106,3 +106,21 @@ def test_since_when_all_producers_are_known() -> None:
         table.trim()
         known.append(table.known_since)
     assert known == [0, 0, 10, 20, 30]  # a full table knows of no producer before its longest silent
+
+
+def test_a_batch_that_is_being_recorded_hides_no_forgotten_producer() -> None:
+    """The writer's thread takes a producer out of a full table and puts it back, and another one looks."""
+    seen: list[int] = []
+
+    class Watched(dict[int, ProducerState]):
+        def __setitem__(self, key: int, value: ProducerState) -> None:
+            if len(table.states) == 2:  # a full one without the producer that is recorded
+                seen.append(table.known_since)
+            super().__setitem__(key, value)
+
+    table = ProducerTable(3)
+    table._states = Watched()
+    for number, producer_id in enumerate((1, 2, 3, 4, 4)):
+        table.record(ProducerBatch(producer_id, 0, 0), 1, 10 * number, 0)
+        table.trim()
+    assert seen[-1] == 10

@@ -63,7 +63,7 @@ class ProducerTable:
     def known_since(self) -> int:
         """Every producer whose last batch is at this sequence number or beyond is known. Thread-safe."""
         states = list(self._states.values())  # in one step: the writer's thread changes them
-        if len(states) < self._producers_max:
+        if len(states) < max(1, self._producers_max - 1):  # ``record`` may have taken one out of a full table
             return 0
         return max((batch.start_sequence_number for batch in states[0].recent), default=0)
 
