@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from sqlalchemy import and_, func, select, update
+from sqlalchemy import and_, select, update
 
 from tidegate.model.history import find_divergence
 from tidegate.model.hub_properties import PartitionEnds
@@ -21,6 +21,7 @@ from tidegate.spark.source.offsets import StreamOffset
 from tidegate.sql import CheckpointReader, ConsumerKey, Database, UnitOfWork
 from tidegate.sql.core.schema import checkpoint, lease, of_consumer
 from tidegate.sql.core.unit_of_work import default_owner
+from tidegate.sql.stores.checkpoints import highest_epoch
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ def claim_checkpoints(
                     starts_at[partition_id],
                     event_hub_created_at_ms=event_hub_created_at_ms,
                 )
-        lease_epoch = _highest_epoch(unit) + 1
+        lease_epoch = highest_epoch(unit.connection, consumer) + 1
         changes = {
             "lease_epoch": lease_epoch,
             "owner": owner,
@@ -96,15 +97,6 @@ def _added_partitions(unit: UnitOfWork, partition_ids: Sequence[str]) -> Sequenc
         }
     last = max((index for index, each in enumerate(partition_ids) if each in held), default=None)
     return () if last is None else partition_ids[last + 1 :]
-
-
-def _highest_epoch(unit: UnitOfWork) -> int:
-    """The highest epoch that any owner of this group has had; 0: there was none."""
-    epochs = [
-        unit.connection.execute(select(func.max(epoch)).where(of_consumer(table, unit.consumer))).scalar_one()
-        for table, epoch in ((checkpoint, checkpoint.c.lease_epoch), (lease, lease.c.epoch))
-    ]
-    return max(epoch or 0 for epoch in epochs)
 
 
 def note_histories(database: Database, consumer: ConsumerKey, claim: Claim, offset: StreamOffset) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final
 
-from sqlalchemy import func, select
+from sqlalchemy import select
 
 from tidegate.client import EventHubConsumer
 from tidegate.model.errors import OperationTimeoutError, PositionOutOfRangeError
@@ -22,12 +22,11 @@ from tidegate.processor.lease import GroupKey, Lease
 from tidegate.processor.policies import FailurePolicy
 from tidegate.sql.commit.transactions import SqlTransactions
 from tidegate.sql.core.database import Database
-from tidegate.sql.core.schema import checkpoint, of_consumer
 from tidegate.sql.core.unit_of_work import default_owner
 from tidegate.sql.handlers.forms import form_of
 from tidegate.sql.handlers.pipeline import Pipeline
 from tidegate.sql.shadows.shadow import Shadow, ShadowError
-from tidegate.sql.stores.checkpoints import CheckpointReader
+from tidegate.sql.stores.checkpoints import CheckpointReader, highest_epoch
 
 _EVENTS: Final = 1_000
 """Events per transaction (our choice: as many as a host's default batch)."""
@@ -150,6 +149,5 @@ async def _replay_partition(
 
 def _next_epoch(database: Database, shadow: Shadow) -> int:
     """One more than that of any earlier replay, which it fences."""
-    highest = select(func.max(checkpoint.c.lease_epoch)).where(of_consumer(checkpoint, shadow.consumer))
     with database.read() as connection:
-        return (connection.execute(highest).scalar_one() or 0) + 1
+        return highest_epoch(connection, shadow.consumer) + 1

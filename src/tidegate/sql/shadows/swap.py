@@ -18,18 +18,18 @@ from __future__ import annotations
 
 import re
 
-from sqlalchemy import Column, Connection, Integer, MetaData, Table, and_, func, inspect, select, update
+from sqlalchemy import Column, Connection, Integer, MetaData, Table, and_, inspect, select, update
 
 from tidegate.processor.lease import SHADOW_MARK
 from tidegate.processor.options import PartitionManagerOptions
 from tidegate.sql.core.checkpoint_rows import CheckpointRows
 from tidegate.sql.core.database import Database
 from tidegate.sql.core.dialects import dialect_of
-from tidegate.sql.core.schema import checkpoint, dead_letter, dead_letter_audit, lease, of_consumer
+from tidegate.sql.core.schema import checkpoint, dead_letter, dead_letter_audit, of_consumer
 from tidegate.sql.core.unit_of_work import SWAP_TOKEN, UnitOfWork
 from tidegate.sql.core.values import ConsumerKey
 from tidegate.sql.shadows.shadow import Shadow, ShadowError, check_positions, read_positions
-from tidegate.sql.stores.checkpoints import forget_consumer
+from tidegate.sql.stores.checkpoints import forget_consumer, highest_epoch
 from tidegate.sql.stores.leases import LeaseTable
 
 
@@ -113,12 +113,9 @@ def _lock(unit: UnitOfWork, shadow: Shadow) -> None:
 
 def _claim(unit: UnitOfWork, shadow: Shadow) -> None:
     """Fence the live pipeline's owners: a later one gets a higher epoch."""
-    highest = [
-        unit.connection.execute(select(func.max(epoch)).where(of_consumer(table, shadow.live))).scalar_one()
-        for table, epoch in ((checkpoint, checkpoint.c.lease_epoch), (lease, lease.c.epoch))
-    ]
+    epoch = highest_epoch(unit.connection, shadow.live) + 1
     for partition_id in _partition_ids(unit.connection, shadow.live):
-        unit.claim(partition_id, lease_epoch=max(each or 0 for each in highest) + 1)
+        unit.claim(partition_id, lease_epoch=epoch)
 
 
 def _check(unit: UnitOfWork, shadow: Shadow) -> None:

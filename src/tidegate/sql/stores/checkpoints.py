@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sqlalchemy import ColumnElement, Connection, NullPool, create_engine, delete, exc, make_url, select, true
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    NullPool,
+    create_engine,
+    delete,
+    exc,
+    func,
+    make_url,
+    select,
+    true,
+)
 
 from tidegate.model.errors import DatabaseError
 from tidegate.processor.checkpoint import ProcessorCheckpoint
@@ -17,6 +28,7 @@ from tidegate.sql.core.schema import (
     dead_letter,
     dead_letter_audit,
     in_partition_order,
+    lease,
     of_consumer,
 )
 from tidegate.sql.core.values import Checkpoint, ConsumerKey
@@ -66,6 +78,15 @@ def processor_checkpoint(row: Checkpoint) -> ProcessorCheckpoint | None:
         row.owner,
         history_id=row.history_id,
     )
+
+
+def highest_epoch(connection: Connection, consumer: ConsumerKey) -> int:
+    """The highest epoch that any owner of this consumer's partitions has had; 0: there was none."""
+    epochs = [
+        connection.execute(select(func.max(epoch)).where(of_consumer(table, consumer))).scalar_one()
+        for table, epoch in ((checkpoint, checkpoint.c.lease_epoch), (lease, lease.c.epoch))
+    ]
+    return max(epoch or 0 for epoch in epochs)
 
 
 def forget_consumer(connection: Connection, consumer: ConsumerKey) -> None:
