@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from sqlalchemy import Integer, insert, select
 from tests.sql.support import CONSUMER, PIPELINE, event_with, events_between, rows_in
 
 from tidegate.sql import (
@@ -16,6 +17,7 @@ from tidegate.sql import (
     forget_consumer,
     process_partition_batch,
 )
+from tidegate.sql.core.schema import outbox, outbox_lane
 
 ANY = DeadLetterFilter(status=None)
 OTHERS = (ConsumerKey("flights", "other"), ConsumerKey("other"))
@@ -44,6 +46,23 @@ def test_a_consumer_is_forgotten_and_others_are_not(database: Database) -> None:
     for found in (CheckpointReader(database).read_all(), letters.list(ANY), letters.audit()):
         assert sorted((ConsumerKey(item.event_hub, item.consumer_group) for item in found), key=str) == kept
     assert rows_in(database) == rows
+
+
+def test_what_a_forgotten_consumer_has_published_goes(database: Database) -> None:
+    """No host would send it; what another consumer has published stays."""
+    lanes = [(CONSUMER, "mine"), (OTHERS[0], "other")]
+    with database.writing() as connection, connection.begin():
+        for consumer, lane_id in lanes:
+            names = {"event_hub": consumer.event_hub, "consumer_group": consumer.consumer_group}
+            texts = {"partition_id": "0", "target_hub": "alarms", "target_partition_id": "0"}
+            numbers = {each.name: 0 for each in outbox_lane.c if isinstance(each.type, Integer)}
+            connection.execute(insert(outbox_lane).values(lane_id=lane_id, **names, **texts, **numbers))
+            row = {"number": 0, "event_count": 1, "until_byte": 1, "sections": b"1"}
+            connection.execute(insert(outbox).values(lane_id=lane_id, **row))
+        forget_consumer(connection, CONSUMER)
+    with database.read() as connection:
+        for table in (outbox_lane, outbox):
+            assert connection.execute(select(table.c.lane_id)).scalars().all() == ["other"]
 
 
 def test_a_forgotten_consumer_starts_again(database: Database) -> None:

@@ -30,6 +30,8 @@ from tidegate.sql.core.schema import (
     in_partition_order,
     lease,
     of_consumer,
+    outbox,
+    outbox_lane,
 )
 from tidegate.sql.core.values import Checkpoint, ConsumerKey
 
@@ -90,13 +92,16 @@ def highest_epoch(connection: Connection, consumer: ConsumerKey) -> int:
 
 
 def forget_consumer(connection: Connection, consumer: ConsumerKey) -> None:
-    """Delete a consumer's checkpoints, its dead letters and their audit trail.
+    """Delete a consumer's checkpoints, its dead letters and their audit trail, and published events not sent.
 
-    For a consumer that starts over with another log, or has ended. Stop its hosts and queries first. Leases
-    stay, so that epochs keep rising. Its pipelines' rows also stay: delete them in the same transaction.
+    For a consumer that starts over with another log, or has ended. Stop its hosts and queries first; a host
+    that stops sends what was published. Leases stay, so that epochs keep rising. Its pipelines' rows also
+    stay: delete them in the same transaction.
     connection: in a transaction, which the caller commits.
     """
-    for table in (checkpoint, dead_letter, dead_letter_audit):
+    lanes = select(outbox_lane.c.lane_id).where(of_consumer(outbox_lane, consumer))
+    connection.execute(delete(outbox).where(outbox.c.lane_id.in_(lanes)))
+    for table in (outbox_lane, checkpoint, dead_letter, dead_letter_audit):
         connection.execute(delete(table).where(of_consumer(table, consumer)))
 
 
