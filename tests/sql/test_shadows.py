@@ -29,6 +29,7 @@ from tidegate.sql import (
     Pipeline,
     process_partition_batch,
 )
+from tidegate.sql.dead_letters.pages import DeadLetterPages
 from tidegate.sql.shadows import swap
 from tidegate.sql.shadows.comparing import Page, RowDifference, RowValues, compare_rows
 from tidegate.sql.shadows.difference import ShadowDifference, compare_shadow
@@ -178,6 +179,19 @@ def test_difference_of_rows_and_dead_letters(replayed: Database) -> None:
     # The live one is at 15 now, and the shadow at 10: these are not the same events.
     with pytest.raises(ShadowError, match="partition 0: shadow 10, live 15"):
         difference(replayed)
+
+
+def test_dead_letters_of_a_shadow_are_not_among_the_live_ones(replayed: Database) -> None:
+    """Lists, counts and discards leave them out, unless they are asked for them by their group."""
+    letters, pages = DeadLetters(replayed), DeadLetterPages(replayed)
+    everything, its = DeadLetterFilter(), DeadLetterFilter(consumer_group=SHADOW.consumer.consumer_group)
+    for chosen, numbers in ((everything, [7]), (its, [3])):
+        assert [each.sequence_number for each in letters.list(chosen)] == numbers
+        assert sorted(each.sequence_number for each in pages.page(chosen)) == numbers
+        assert letters.count(chosen) == sum(each.count for each in letters.counts_by_reason(chosen))
+        assert letters.count(chosen) == len(numbers)
+    assert letters.discard(everything, reason="not needed") == 1
+    assert letters.count(its) == 1
 
 
 def test_columns_that_are_ignored_or_only_one_has(replayed: Database) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from sqlalchemy import ColumnElement, Connection, func, select, update
 
 from tidegate.model.times import next_millisecond
+from tidegate.processor.lease import SHADOW_MARK
 from tidegate.sql.core.dialects.base import locking
 from tidegate.sql.core.lost_commit import CommitOutcome
 from tidegate.sql.core.schema import dead_letter, dead_letter_audit, of_consumer
@@ -21,6 +22,16 @@ from tidegate.sql.core.values import (
 
 IN_LIST_MAX = 1_000
 """Sequence numbers per IN list (our choice; SQLite accepts 32,766 parameters, older versions 999)."""
+
+
+def shown_conditions_of(
+    filter_: DeadLetterFilter, *, are_names_hidden: bool = False
+) -> list[ColumnElement[bool]]:
+    """As ``conditions_of``, without the dead letters of shadows unless the filter names their group."""
+    conditions = conditions_of(filter_, are_names_hidden=are_names_hidden)
+    if filter_.consumer_group is None:
+        conditions.append(dead_letter.c.consumer_group.not_like(f"%{SHADOW_MARK}%"))
+    return conditions
 
 
 def conditions_of(filter_: DeadLetterFilter, *, are_names_hidden: bool = False) -> list[ColumnElement[bool]]:

@@ -15,9 +15,9 @@ from tidegate.sql.core.database import Database
 from tidegate.sql.core.dead_letter_rows import (
     IN_LIST_MAX,
     close_letters,
-    conditions_of,
     dead_letter_of,
     lock_open,
+    shown_conditions_of,
 )
 from tidegate.sql.core.schema import dead_letter, dead_letter_audit, in_partition_order, of_consumer
 from tidegate.sql.core.unit_of_work import UnitOfWork, default_owner
@@ -40,7 +40,7 @@ ALL_OPEN = DeadLetterFilter()
 
 
 class DeadLetters:
-    """The dead letters of all of a database's consumers.
+    """The dead letters of all of a database's consumers; those of a shadow, if the filter names its group.
 
     Every method raises DatabaseError and DatabaseUnavailableError.
     """
@@ -55,7 +55,7 @@ class DeadLetters:
 
         limit: at most this many; None: all. offset: how many to skip first.
         """
-        statement = select(dead_letter).where(*conditions_of(filter))
+        statement = select(dead_letter).where(*shown_conditions_of(filter))
         statement = statement.order_by(*in_partition_order(dead_letter), dead_letter.c.sequence_number)
         statement = statement.limit(limit).offset(offset)
         with self._database.read() as connection:
@@ -63,7 +63,7 @@ class DeadLetters:
 
     def count(self, filter: DeadLetterFilter = ALL_OPEN) -> int:
         """The number of dead letters that match ``filter``."""
-        statement = select(func.count()).select_from(dead_letter).where(*conditions_of(filter))
+        statement = select(func.count()).select_from(dead_letter).where(*shown_conditions_of(filter))
         with self._database.read() as connection:
             return connection.execute(statement).scalar_one()
 
@@ -84,7 +84,7 @@ class DeadLetters:
                 func.min(row.first_failed_at),
                 func.max(row.last_failed_at),
             )
-            .where(*conditions_of(filter))
+            .where(*shown_conditions_of(filter))
             .group_by(row.error_type, row.reason)
             .order_by(number.desc(), row.error_type, row.reason)
             .limit(limit)
@@ -194,7 +194,7 @@ class DeadLetters:
         key = (row.event_hub, row.consumer_group, row.partition_id, row.sequence_number)
         statement = (
             select(*key, row.enqueued_time_ms)
-            .where(*conditions_of(filter), row.status == DeadLetterStatus.OPEN.value)
+            .where(*shown_conditions_of(filter), row.status == DeadLetterStatus.OPEN.value)
             .order_by(*key)
             .limit(IN_LIST_MAX)
         )

@@ -15,7 +15,7 @@ from typing import Final
 from sqlalchemy import ColumnElement, Select, func, or_, select, union_all
 
 from tidegate.sql.core.database import Database
-from tidegate.sql.core.dead_letter_rows import conditions_of
+from tidegate.sql.core.dead_letter_rows import conditions_of, shown_conditions_of
 from tidegate.sql.core.parked_keys import is_open
 from tidegate.sql.core.schema import dead_letter, of_consumer
 from tidegate.sql.core.values import ConsumerKey, DeadLetterFilter, DeadLetterStatus
@@ -174,7 +174,7 @@ class DeadLetterPages:
     def _conditions(self, filter: DeadLetterFilter) -> list[ColumnElement[bool]]:
         """The filter's conditions without its status; those on names keep SQLite on the time index."""
         # Without statistics, SQLite would use the primary key and sort all rows of the hub.
-        return conditions_of(replace(filter, status=None), are_names_hidden=self._database.is_sqlite)
+        return shown_conditions_of(replace(filter, status=None), are_names_hidden=self._database.is_sqlite)
 
 
 def _statuses(filter: DeadLetterFilter) -> Sequence[DeadLetterStatus]:
