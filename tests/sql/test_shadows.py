@@ -34,7 +34,7 @@ from tidegate.sql.shadows import swap
 from tidegate.sql.shadows.comparing import Page, RowDifference, RowValues, compare_rows
 from tidegate.sql.shadows.difference import ShadowDifference, compare_shadow
 from tidegate.sql.shadows.replaying import prepare_shadow
-from tidegate.sql.shadows.shadow import Shadow, ShadowError, reading_snapshot
+from tidegate.sql.shadows.shadow import Shadow, ShadowError, ShadowPosition, reading_snapshot
 from tidegate.sql.shadows.swap import drop_shadow, swap_shadow
 from tidegate.sql.stores.leases import LeaseTable
 
@@ -223,6 +223,15 @@ def test_swap_and_back(replayed: Database) -> None:
     assert (rows_in(replayed), letters_of(replayed, CONSUMER)[0][0]) == (rows_of(PIPELINE, 20), 7)
     drop_shadow(replayed, SHADOW)
     assert (rows_in(replayed), letters_of(replayed, SHADOW.consumer)) == (rows_of(PIPELINE, 20), [])
+
+
+@pytest.mark.parametrize(
+    ("live", "own", "is_same"),
+    [(5, 5, True), (5, 4, False), (5, None, False), (0, None, True), (None, 0, True), (None, 5, False)],
+)
+def test_positions_that_are_the_same(live: int | None, own: int | None, is_same: bool) -> None:
+    """A shadow that is ahead of a live version without a number would have its events processed again."""
+    assert ShadowPosition("0", live, own).is_same is is_same
 
 
 def test_names_of_indexes_survive_swaps(database: Database) -> None:

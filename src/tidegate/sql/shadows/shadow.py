@@ -104,9 +104,8 @@ class ShadowPosition:
 
     @property
     def is_same(self) -> bool:
-        """Whether both have processed the same events; of a partition that the live one has not begun, the
-        shadow has none."""
-        return self.live is None or self.live == self.shadow
+        """Whether both have processed the same events; none, if the number is 0 or absent."""
+        return (self.live or 0) == (self.shadow or 0)
 
 
 def read_positions(live: Connection, own: Connection, shadow: Shadow) -> list[ShadowPosition]:
@@ -142,7 +141,8 @@ def check_positions(shadow: Shadow, positions: Sequence[ShadowPosition]) -> None
     apart = [each for each in positions if not each.is_same]
     if apart:
         said = "; ".join(
-            f"partition {each.partition_id}: shadow {each.shadow or 0}, live {each.live}" for each in apart
+            f"partition {each.partition_id}: shadow {each.shadow or 0}, live {each.live or 0}"
+            for each in apart
         )
         raise ShadowError(
             f"The shadow {shadow.name} has not processed the same events as the live pipeline: {said}.",
