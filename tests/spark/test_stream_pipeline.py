@@ -9,12 +9,14 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from pyspark.errors import AnalysisException
 from sqlalchemy import Column, Integer, MetaData, String, Table
 from tests.spark.support import readings, score
 
+from tidegate.cli.pipelines.declared import load_declared_pipeline
 from tidegate.model.errors import (
     EventHubReplacedError,
     FencedError,
@@ -25,6 +27,7 @@ from tidegate.model.errors import (
 from tidegate.processor.policies import FailurePolicy
 from tidegate.spark.pipelines.failures import PipelineFailedError, StepFailedError, error_of, may_pass
 from tidegate.spark.pipelines.identity import FILE_NAME, PipelineIdentity, claim_checkpoint
+from tidegate.spark.pipelines.pipeline import run_pipeline, sink_options
 from tidegate.spark.pipelines.stream_pipeline import (
     FileSink,
     HubSink,
@@ -36,7 +39,7 @@ from tidegate.spark.pipelines.stream_pipeline import (
     declared_pipeline,
 )
 from tidegate.spark.source.journal import local_path
-from tidegate.sql import Pipeline
+from tidegate.sql import Pipeline, TransactionalPipeline
 
 counts = Table("counts", MetaData(), Column("parity", String(8), primary_key=True), Column("number", Integer))
 
@@ -116,6 +119,23 @@ def test_dead_letters_of_a_declared_pipeline_can_be_redriven() -> None:
     plain = Pipeline("readings", "readings", readings, score, "night", policy=policy)
     assert declare(source=HubSource("readings", "night"), sink=sink).redrivable() == plain
     assert declared_pipeline(plain).redrivable() == plain
+
+
+def test_a_transactional_pipeline_is_refused_before_anything_starts() -> None:
+    """Spark has no context: what its handler publishes would be lost. It names the hub sink."""
+    pipeline: Any = writes_itself
+    options: Any = {"connection_string": "", "database_url": "", "checkpoint_location": ""}
+    for refused in (
+        lambda: declared_pipeline(pipeline),
+        lambda: run_pipeline(cast(Any, None), pipeline, **options),
+        lambda: sink_options(pipeline, {}, "", is_transformed=False),
+        lambda: load_declared_pipeline(f"{__name__}:writes_itself"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=r"is transactional.*HubSink"):
+            refused()
+
+
+writes_itself = TransactionalPipeline("alarms", "readings", lambda context, events: None)
 
 
 def test_secrets_are_not_shown() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from tests.sql.support import PIPELINE
 
 from tidegate.model.errors import InvalidArgumentError
+from tidegate.processor.handlers import TransactionalProcessor
 from tidegate.sql import Pipeline, load_pipeline
 
 SOURCE = """
@@ -74,3 +76,17 @@ def test_a_pipeline_is_checked_when_it_is_made() -> None:
         Pipeline(name="p", event_hub="", table=PIPELINE.table, handler=PIPELINE.handler)
     with pytest.raises(InvalidArgumentError, match="not callable"):
         Pipeline(name="p", event_hub="h", table=PIPELINE.table, handler=3)  # type: ignore[arg-type]
+
+
+class Writer(TransactionalProcessor):
+    """Has a context, as no ``Pipeline`` has."""
+
+
+@pytest.mark.parametrize("handler", [lambda context, events: None, Writer()], ids=["function", "processor"])
+def test_a_transactional_handler_is_no_pipelines(handler: Any) -> None:
+    """It would fail for each event, so everything would become dead letters, and nothing be published."""
+    with pytest.raises(InvalidArgumentError, match=r"takes \(context, events\).*HubSink"):
+        Pipeline(name="p", event_hub="h", table=PIPELINE.table, handler=handler)
+    fine: Any = lambda event, scale=2: None  # noqa: E731
+    Pipeline(name="p", event_hub="h", table=PIPELINE.table, handler=fine)
+    Pipeline(name="p", event_hub="h", table=PIPELINE.table, handler=cast(Any, str))  # it has no signature

@@ -27,7 +27,7 @@ from tidegate.processor.policies import FailurePolicy
 from tidegate.spark.runtime.trigger import AS_SOON_AS_POSSIBLE, Trigger
 from tidegate.sql import ConsumerKey, Handler, Pipeline
 from tidegate.sql.handlers.batches import BatchHandler
-from tidegate.sql.handlers.pipeline import Redrivable
+from tidegate.sql.handlers.pipeline import Redrivable, check_returns_rows
 from tidegate.sql.ledger.rows import LedgerTable
 
 if TYPE_CHECKING:
@@ -361,10 +361,12 @@ class StreamPipeline(Redrivable):
 def declared_pipeline(pipeline: StreamPipeline | Pipeline) -> StreamPipeline:
     """Convert a plain ``tidegate.sql.Pipeline`` to a declaration; returns a declaration unchanged.
 
-    Raises InvalidArgumentError for a name that cannot also name a directory.
+    Raises InvalidArgumentError for a name that cannot also name a directory, and for a
+    ``TransactionalPipeline``.
     """
     if isinstance(pipeline, StreamPipeline):
         return pipeline
+    check_returns_rows(pipeline)
     check_name(pipeline.name)
     return StreamPipeline(
         pipeline.name,

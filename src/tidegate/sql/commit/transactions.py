@@ -315,7 +315,8 @@ class SqlTransactions:
         self, pipeline: Pipeline, scope: BatchScope, events: Sequence[ReceivedEvent]
     ) -> TransactionOutcome | None:
         """None: more events failed than may become dead letters."""
-        pipeline = replace(pipeline, is_payload_copied=self._is_payload_copied)
+        if pipeline.is_payload_copied != self._is_payload_copied:
+            pipeline = replace(pipeline, is_payload_copied=self._is_payload_copied)
         watch = OutageWatch(self._policy)
         batch = handled_batch(pipeline, scope, events, on_failure=watch.failed)
         left = self._budget.left(self._database.clock.monotonic())

@@ -6,9 +6,11 @@ transaction's connection.
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Final, cast
 
 from sqlalchemy import Table
 
@@ -20,6 +22,12 @@ from tidegate.processor.handlers import TransactionalHandler, TransactionalProce
 from tidegate.processor.policies import FailurePolicy
 from tidegate.sql.core.values import ConsumerKey, Row
 from tidegate.sql.handlers.batches import BatchHandler
+
+_WRITES_ITSELF_NEXT: Final = (
+    "Let a host with transactional=True run it, with a TransactionalPipeline or the function itself. On "
+    "Spark, return rows, and publish with HubSink or the eventhubs sink."
+)
+_BY_PLACE: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 Handler = Callable[[ReceivedEvent], Row | Iterable[Row] | None]
 """Turns an event into one row, several, or none. If it raises, ``Pipeline.policy`` decides.
@@ -48,6 +56,13 @@ class Pipeline:
     def __post_init__(self) -> None:
         if not self.name:
             raise InvalidArgumentError("A pipeline needs a name.")
+        if _is_transactional(self.handler):
+            # Called with an event alone, it would fail for each, and all would become dead letters.
+            raise InvalidArgumentError(
+                f"The handler of the pipeline {self.name} is transactional: it takes (context, events), and "
+                "a Pipeline's takes an event and returns rows.",
+                next_step=_WRITES_ITSELF_NEXT,
+            )
         if not callable(self.handler) and not isinstance(self.handler, BatchHandler):
             raise InvalidArgumentError(
                 f"The handler of the pipeline {self.name} is not callable.",
@@ -120,6 +135,29 @@ class Redrivable(ABC):
     @abstractmethod
     def redrivable(self) -> Pipeline:
         """The pipeline. Raises InvalidArgumentError if there is none."""
+
+
+def check_returns_rows(pipeline: object) -> None:
+    """Raises InvalidArgumentError for a ``TransactionalPipeline``, which Spark cannot run."""
+    if isinstance(pipeline, TransactionalPipeline):
+        raise InvalidArgumentError(
+            f"The pipeline {pipeline.name} is transactional, and Spark runs no such handler: it has no "
+            "context, so it could neither write nor publish.",
+            next_step=_WRITES_ITSELF_NEXT,
+        )
+
+
+def _is_transactional(handler: object) -> bool:
+    if isinstance(handler, BatchHandler):
+        return False
+    if isinstance(handler, TransactionalProcessor):
+        return True
+    try:
+        parameters = inspect.signature(cast(Callable[..., object], handler)).parameters.values()
+    except (TypeError, ValueError):  # written in C
+        return False
+    needed = [each for each in parameters if each.default is each.empty and each.kind in _BY_PLACE]
+    return len(needed) > 1
 
 
 def load_pipeline(address: str) -> AnyPipeline:
