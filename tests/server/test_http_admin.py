@@ -485,6 +485,19 @@ def test_mistakes_have_one_shape(
 # --- beside the other door --------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("noun", "parameter"), [("event-hubs", "hub"), ("policies", "policy")])
+def test_long_names_in_addresses_are_refused_by_their_length(
+    service: HubService, noun: str, parameter: str
+) -> None:
+    """Whoever asks: each costs its length several times if it is looked for."""
+    client = Client(service)
+    client.token = None
+    answer = client.ask("GET", f"/{noun}/{'%41' * 1025}")
+    assert answer.status == 400
+    assert f"The {parameter} in the address has more than 1024 characters" in answer.message
+    assert client.ask("GET", f"/{noun}/{'%41' * 1024}").status == 401
+
+
 def test_both_doors_lead_to_the_same(service: HubService, root: Client) -> None:
     """What is made by HTTP is there over AMQP, and the reverse."""
     assert root.ask("POST", "/event-hubs", {"name": "by-http", "partition_count": 3}).status == 201

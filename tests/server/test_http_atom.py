@@ -305,3 +305,15 @@ def test_who_may(service: HubService) -> None:
         assert not allowed("manager", "GET", path)
     assert not allowed("manager", "PUT", "/atom-new")
     assert Atom(service, "").ask("GET", f"/{hub}")[0] == 401
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("DELETE", "/hub/RevokedPublishers/{}"), ("POST", "/hub/publishers/{}/messages")]
+)
+def test_long_names_in_addresses_are_refused_by_their_length(atom: Atom, method: str, path: str) -> None:
+    """Each costs its length several times if it is looked for."""
+    status, answer = atom.ask(method, path.format("%41" * 1025))
+    assert status == 400
+    assert answer is not None
+    assert "publisher in the address has more than 1024 characters" in (answer.findtext("Detail") or "")
+    assert atom.ask(method, path.format("%41" * 1024))[0] != 400

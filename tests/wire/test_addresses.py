@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+import tidegate.wire.addresses as addresses
 from tidegate.model.errors import InvalidArgumentError
+from tidegate.model.limits import ADDRESS_CHARACTERS_MAX
 from tidegate.wire.addresses import NodeAddress, NodeKind, entity_audience
 
 
@@ -57,6 +59,28 @@ def test_what_names_no_node_is_refused(text: str) -> None:
     """Protects links from being attached to something that was not meant."""
     with pytest.raises(InvalidArgumentError):
         NodeAddress.parse(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["/%41" * 6, "/%41" * (ADDRESS_CHARACTERS_MAX // 4), "/%41" * 16_000],
+    ids=["parts", "more", "long"],
+)
+def test_too_many_parts_are_not_decoded(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client without a token attaches to any address: one of 64 KB held the event loop for 12 ms."""
+    decoded: list[str] = []
+    monkeypatch.setattr(addresses, "unquote", decoded.append)
+    with pytest.raises(InvalidArgumentError):
+        NodeAddress.parse(text)
+    assert decoded == []
+
+
+def test_a_long_address_is_refused_by_its_length() -> None:
+    """Protects the sender of one from an error that is about its form."""
+    with pytest.raises(InvalidArgumentError, match=r"more than 2048 characters") as caught:
+        NodeAddress.parse("h" * (ADDRESS_CHARACTERS_MAX + 1))
+    assert len(str(caught.value)) < 400
+    assert NodeAddress.parse("h" * ADDRESS_CHARACTERS_MAX).kind is NodeKind.EVENT_HUB
 
 
 def test_audiences_name_the_hub_or_the_namespace() -> None:

@@ -32,6 +32,17 @@ def test_every_request_comes_back(request_: AdministrationRequest) -> None:
     assert "secret" not in repr(request_)
 
 
+@pytest.mark.parametrize("name", ["hub", "policy", "publisher", "group", "partition", "backup"])
+def test_long_names_are_refused_by_their_length(name: str) -> None:
+    """Any client may send them, and each costs its length several times if it is looked for."""
+    words = {"operation": "readX", "type": ADMINISTRATION_ENTITY, name: "%" * 1025}
+    with pytest.raises(InvalidArgumentError, match=rf"'{name}' of the request has more than 1024 characters"):
+        AdministrationRequest.from_request(Request("readX", words))
+    found = AdministrationRequest.from_request(Request("readX", words | {name: "%" * 1024}))
+    assert found is not None
+    assert found.parameters == {name: "%" * 1024}
+
+
 def test_other_requests_are_left_to_others() -> None:
     """What Event Hubs itself has is no business of this module."""
     others: list[dict[object, object]] = [

@@ -47,6 +47,19 @@ def _over_the_wire(message: Message) -> Message:
     return decode_message(encode_message(sent))
 
 
+@pytest.mark.parametrize("name", ["name", "partition"])
+def test_long_names_are_refused_by_their_length(name: str) -> None:
+    """Any client may send them, and each costs its length several times if it is looked for."""
+    words: dict[str, object] = {"type": "com.microsoft:partition", "name": "h", "partition": "0"}
+
+    def read(value: str) -> ManagementRequest:
+        return ManagementRequest.from_request(Request("READ", words | {name: value}))
+
+    with pytest.raises(InvalidArgumentError, match=rf"'{name}' of the request has more than 1024 characters"):
+        read("%" * 1025)
+    assert read("%" * 1024) is not None
+
+
 def test_a_token_is_put_and_accepted() -> None:
     """Protects our client's authorisation, and the secrecy of the token in logs."""
     put = PutToken(SAS_TOKEN_TYPE, "sb://h/hub", "SharedAccessSignature secret", 5)

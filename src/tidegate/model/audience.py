@@ -20,9 +20,10 @@ from urllib.parse import quote, unquote
 
 from tidegate.model.errors import UnauthorizedError
 from tidegate.model.hosts import host_of
+from tidegate.model.limits import ADDRESS_CHARACTERS_MAX
 
-AUDIENCE_CHARACTERS_MAX: Final = 2048
-"""Our choice: more than the longest names need with each byte percent-encoded."""
+AUDIENCE_PARTS_MAX: Final = 16
+"""Of the path of an audience, at most (our choice: twice what the longest address of any client has)."""
 
 EntityPath = NewType("EntityPath", str)
 """The path of an entity in its namespace, made by ``entity_path``: equal only for the same entity."""
@@ -88,8 +89,8 @@ class Audience:
         is_own_host: whether the first part of a text without a scheme is a host. Names after the event hub's
         may be percent-encoded once. Raises UnauthorizedError for an ambiguous or invalid text.
         """
-        if len(text) > AUDIENCE_CHARACTERS_MAX:
-            raise _invalid(text, f"has more than {AUDIENCE_CHARACTERS_MAX} characters")
+        if len(text) > ADDRESS_CHARACTERS_MAX:
+            raise _invalid(text, f"has more than {ADDRESS_CHARACTERS_MAX} characters")
         scheme, separator, rest = text.partition("://")
         if not separator:
             first, _, path = text.partition("/")
@@ -115,6 +116,8 @@ class Audience:
 
 def _parse_path(path: str, text: str) -> EntityPath:
     parts = [part for part in path.split("/") if part]
+    if len(parts) > AUDIENCE_PARTS_MAX:  # each costs some microseconds, and a check of it as many again
+        raise _invalid(text, f"has more than {AUDIENCE_PARTS_MAX} parts")
     if parts and _FIRST_NAME.fullmatch(parts[0]) is None:
         raise _invalid(text, "has no name of an event hub where one should be")
     try:

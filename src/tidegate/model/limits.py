@@ -20,6 +20,14 @@ CONSUMER_GROUP_NAME_CHARACTERS_MAX: Final = 50
 CONSUMER_GROUPS_MAX: Final = 1000
 """Consumer groups per hub, beside ``$Default`` (Dedicated tier; Azure "Event Hubs quotas", 2026-09)."""
 
+ADDRESS_CHARACTERS_MAX: Final = 2048
+"""Length of an address and of an audience in characters (our choice: more than the longest names need with
+each byte percent-encoded)."""
+
+NAME_CHARACTERS_MAX: Final = 1024
+"""Length of any name in a request, whether there is such an entity or not (our choice: no entity's name is
+half as long)."""
+
 NON_EPOCH_RECEIVERS_MAX: Final = 5
 """Receivers without owner level per partition and consumer group (Azure "Event Hubs quotas", 2026-09)."""
 

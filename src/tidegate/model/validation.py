@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar, get_type_hints
 import msgspec
 
 from tidegate.model.errors import InvalidArgumentError
+from tidegate.model.limits import NAME_CHARACTERS_MAX
 
 NOT_GIVEN: Final = {"is_given": False}
 """Metadata of a dataclass field that plain values may not set."""
@@ -76,6 +77,15 @@ def decoded(body: bytes, kind: type[T]) -> T:
         raise _refusal(error, kind, "") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidArgumentError(f"The body is not JSON: {str(error)[:200]}.") from None
+
+
+def check_name_length(name: str, what: str) -> None:
+    """Raise InvalidArgumentError if a name in a request is longer than any can be.
+
+    Call it before anything else is done with a name: a long one costs its length several times.
+    """
+    if len(name) > NAME_CHARACTERS_MAX:
+        raise InvalidArgumentError(f"{what} has more than {NAME_CHARACTERS_MAX} characters, the maximum.")
 
 
 def utf8(text: str, what: str) -> bytes:

@@ -14,11 +14,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Final
 from urllib.parse import quote, unquote
 
 from tidegate.model.audience import EntityPath, entity_path
 from tidegate.model.errors import InvalidArgumentError
+from tidegate.model.limits import ADDRESS_CHARACTERS_MAX
 from tidegate.wire.names import CBS_NODE, MANAGEMENT_NODE
+
+_PARTS_MAX: Final = 5
+"""Of the path of a consumer, the longest."""
 
 
 class NodeKind(Enum):
@@ -62,9 +67,15 @@ class NodeAddress:
     @classmethod
     def parse(cls, text: str) -> NodeAddress:
         """Parse an address. Raises InvalidArgumentError for an unknown form."""
+        if len(text) > ADDRESS_CHARACTERS_MAX:
+            raise InvalidArgumentError(
+                f"The address {text[:200]!r} has more than {ADDRESS_CHARACTERS_MAX} characters, the maximum."
+            )
         _, separator, rest = text.partition("://")
         path = rest.partition("/")[2] if separator else text
-        parts = [unquote(part) for part in path.split("/") if part]
+        encoded = [part for part in path.split("/") if part]
+        # Decoded only if there are not too many: this may be anything, and its sender without a token.
+        parts = [unquote(part) for part in encoded] if len(encoded) <= _PARTS_MAX else []
         match [
             part.lower() if index % 2 or part.startswith("$") else part for index, part in enumerate(parts)
         ]:

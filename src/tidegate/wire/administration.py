@@ -47,8 +47,8 @@ class AdministrationRequest:
         """
         if request.optional_text("type") != ADMINISTRATION_ENTITY:
             return None
-        found = {name: request.optional_text(name) for name in _PARAMETERS}
-        parameters = {name: value for name, value in found.items() if value}
+        given = [name for name in _PARAMETERS if request.properties.get(name) is not None]
+        parameters = {name: request.entity_name(name) for name in given}
         values = {} if request.value in (None, NO_VALUE) else plain_value(request.value)
         if not isinstance(values, dict):
             raise InvalidArgumentError(f"The body of {request.operation[:80]} is not a map.")

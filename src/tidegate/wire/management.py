@@ -56,8 +56,8 @@ class ManagementRequest:
         is_partition = operation is Operation.READ_PARTITION
         return cls(
             operation,
-            request.text("name"),
-            partition_id=request.text("partition") if is_partition else None,
+            request.entity_name("name"),
+            partition_id=request.entity_name("partition") if is_partition else None,
             security_token=request.optional_text("security_token"),
         )
 

@@ -14,6 +14,7 @@ from typing import Final
 from tidegate.amqp.message import NO_VALUE, Message, MessageId, Properties, encode_message
 from tidegate.amqp.types import Int, Symbol
 from tidegate.model.errors import InvalidArgumentError, RemoteProtocolError
+from tidegate.model.validation import check_name_length
 from tidegate.wire.conditions import error_from_status
 
 _STATUS_CODE: Final = "status-code"
@@ -58,6 +59,13 @@ class Request:
         if not isinstance(value, str) or not value:
             raise InvalidArgumentError(f"The request {self.operation[:80]} lacks its property {name!r}.")
         return str(value)
+
+    def entity_name(self, name: str) -> str:
+        """A required string property that names an entity. Raises InvalidArgumentError as ``text``, and for a
+        name that is longer than any can be."""
+        value = self.text(name)
+        check_name_length(value, f"The property {name!r} of the request")
+        return value
 
     def optional_text(self, name: str) -> str | None:
         """A string property, or None if it is missing or null. Raises InvalidArgumentError if it is not a

@@ -16,6 +16,7 @@ from tidegate.model.audience import Audience, EntityPath
 from tidegate.model.clock import Clock
 from tidegate.model.errors import UnauthorizedError
 from tidegate.model.sas import SIGNATURE_PREFIX
+from tidegate.model.validation import check_name_length
 from tidegate.transport.admission import authenticate_peer
 
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9-]*", re.ASCII)
@@ -32,9 +33,12 @@ class RequestAuthorizer:
     def require(self, request: HTTPConnection, path: EntityPath, *claims: Claim) -> Grant:
         """Raise UnauthorizedError unless the request's token gives one of ``claims`` on ``path`` now.
 
-        Raises ServerBusyError after too many wrong keys. The answer to an InvalidKeyError waits for
+        Raises InvalidArgumentError if the address has a name that is longer than any can be,
+        ServerBusyError after too many wrong keys. The answer to an InvalidKeyError waits for
         ``KeyGuard.wait_before_answer``.
         """
+        for parameter, name in request.path_params.items():
+            check_name_length(name, f"The {parameter} in the address")
         grant = self._broker.authorize(self._token(request), Audience("", path), peer_of(request))
         now_utc = self._clock.now_utc()
         if not any(grant.permits(path, claim, now_utc=now_utc) for claim in claims):
