@@ -282,6 +282,18 @@ def test_a_host_at_work_is_not_moved_under_its_feet(
     assert _following(database, "busy")["1"] == 6
 
 
+def test_only_groups_of_the_hub_or_with_checkpoints_are_moved(
+    service: HubService, database: Database, plain_browser: PlainBrowser
+) -> None:
+    """A person's words make no checkpoints under other names: each would be a group from then on."""
+    invented = plain_browser.get(f"/consumers/{HUB}/invented/move?to=latest")
+    assert invented.status == 404
+    assert "has no consumer group" in text_of(invented.text)
+    assert "plan" not in hidden_fields(invented.text)
+    known = plain_browser.get(f"/consumers/{HUB}/%24default/move?to=latest")
+    assert (known.status, "plan" in hidden_fields(known.text)) == (200, True)
+
+
 def test_rights_decide_who_moves(service: HubService, database: Database) -> None:
     """Listen of a hub sees that hub's groups; Manage of another moves nothing here."""
     service.create_hub("neighbour", partition_count=1)

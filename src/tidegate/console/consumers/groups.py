@@ -15,6 +15,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from tidegate.broker import EventHub
 from tidegate.console.consumers.kept import kept_views
 from tidegate.console.consumers.moves import KeptPlan, MoveRequest, carry_out, plan_moves
 from tidegate.console.consumers.progress import (
@@ -170,7 +171,8 @@ class Consumers:
 
         Raises NotFoundError, PositionOutOfRangeError, InvalidArgumentError.
         """
-        moves = await plan_moves(self._broker.event_hub(request.event_hub), request)
+        hub = self._broker.event_hub(request.event_hub)
+        moves = await plan_moves(hub, request)
         group = (await self._stored(request.consumer, None, None))[0].get(request.consumer, _NOTHING)
         if not group.partition_ids and request.consumer in await kept_views(
             self._broker, request.consumer.event_hub, request.consumer.consumer_group
@@ -181,6 +183,8 @@ class Consumers:
             )
         if self._database is None:
             raise NotFoundError("This service has no database.", next_step="Start it with --database URL.")
+        if not group.partition_ids:
+            _require_group(hub, request.consumer_group)
 
         def owner(partition_id: str) -> str | None:
             lease = group.lease(partition_id)
@@ -391,6 +395,19 @@ class Consumers:
                 self._unread[key] = time_of(batches[0].enqueued_time_ms)
         while len(self._unread) > _UNREAD_KEPT_MAX:
             self._unread.popitem(last=False)
+
+
+def _require_group(hub: EventHub, name: str) -> None:
+    """Raise NotFoundError unless the hub has the consumer group: no other name gets checkpoints."""
+    try:
+        hub.find_consumer_group(name)
+    except NotFoundError as error:
+        raise NotFoundError(
+            f"The event hub {hub.name!r} has no consumer group {name[:80]!r}, and nothing of that name has a "
+            "checkpoint or a lease.",
+            next_step="Create the consumer group. A Spark pipeline that has not begun starts at its own "
+            "starting position.",
+        ) from error
 
 
 def _extent_of(rights: Rights | None) -> _Extent:
