@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from tidegate.broker import Broker
 from tidegate.console.explorer import sending as events_sending
 from tidegate.console.explorer.codec import EventEncoder
 from tidegate.console.explorer.events import BrokerEvents
-from tidegate.console.explorer.sending import EventSender
+from tidegate.console.explorer.sending import EventSender, SendRun
 from tidegate.console.explorer.values import (
     EventCursor,
     EventPage,
@@ -331,28 +332,42 @@ async def test_a_set_leaves_only_figures(
 async def test_sets_are_bounded_together(
     broker: Broker, sender: EventSender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Eight of the largest would hold 512 MB for as long as somebody likes; one that ends makes room."""
+    """Eight of the largest would hold 512 MB for as long as somebody likes. A hub leaves others as many bytes
+    as it has; a set that ends makes room."""
     await make_hub(broker, 1)
+    for name in ("other", "third"):
+        await broker.create_event_hub(name, partition_count=1)
     plan = _plan(bodies=[b"x" * 400], repeats=1000, events_per_s=1)
     monkeypatch.setattr(events_sending, "_ALL_ENCODED_BYTES_MAX", 1_000)
-    runs = [await sender.start_run(plan, may_go_on=_always) for _ in range(2)]
-    with pytest.raises(QuotaExceededError, match="more than 1,000 bytes"):
+    run = await sender.start_run(plan, may_go_on=_always)
+    with pytest.raises(QuotaExceededError, match="1,000 are the maximum"):
         await sender.start_run(plan, may_go_on=_always)
-    sender.stop_run("hub", runs[0].run_id)
-    await _ended(sender, runs[0].run_id)
-    await sender.start_run(plan, may_go_on=_always)
+    await sender.start_run(replace(plan, hub="other"), may_go_on=_always)
+    with pytest.raises(QuotaExceededError, match="1,000 are the maximum"):
+        await sender.start_run(replace(plan, hub="third"), may_go_on=_always)
+    sender.stop_run("hub", run.run_id)
+    await _ended(sender, run.run_id)
+    await sender.start_run(replace(plan, hub="third"), may_go_on=_always)
 
 
 async def test_only_so_many_sets_at_once(broker: Broker, sender: EventSender) -> None:
-    """The ninth is refused, however they are started; one that ends makes room."""
+    """Of eight, one hub gets four, however they are started; others find places, and a set that ends makes
+    room."""
     await make_hub(broker, 1)
+    await broker.create_event_hub("other", partition_count=1)
     plan = _plan(repeats=1000, events_per_s=1)
-    runs = await asyncio.gather(
-        *(sender.start_run(plan, may_go_on=_always) for _ in range(9)), return_exceptions=True
-    )
-    started = [run for run in runs if not isinstance(run, BaseException)]
-    assert len(started) == 8
-    assert [type(run) for run in runs if isinstance(run, BaseException)] == [QuotaExceededError]
+
+    async def start(hub: str) -> list[SendRun]:
+        runs = await asyncio.gather(
+            *(sender.start_run(replace(plan, hub=hub), may_go_on=_always) for _ in range(5)),
+            return_exceptions=True,
+        )
+        refused = [run for run in runs if isinstance(run, BaseException)]
+        assert {type(error) for error in refused} == {QuotaExceededError}
+        return [run for run in runs if not isinstance(run, BaseException)]
+
+    started = await start("Hub")
+    assert (len(started), len(await start("other"))) == (4, 2)
     sender.stop_run("hub", started[0].run_id)
     await _ended(sender, started[0].run_id)
-    await sender.start_run(plan, may_go_on=_always)
+    await sender.start_run(replace(plan, hub="other"), may_go_on=_always)

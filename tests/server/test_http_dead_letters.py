@@ -22,8 +22,10 @@ from tidegate.amqp.types import Symbol
 from tidegate.broker import Broker, Claim, Partition, audit
 from tidegate.client import EventHubConsumer, EventHubProducer
 from tidegate.console.explorer.reading import encoded_event
+from tidegate.console.frame.lazy_database import LazyDatabase
+from tidegate.gateway.administration.shapes import DeadLetterQuery
 from tidegate.gateway.administration.shapes import NewDeadLetter as NewPointer
-from tidegate.model.errors import DatabaseUnavailableError
+from tidegate.model.errors import DatabaseUnavailableError, ServerBusyError
 from tidegate.model.events import EventData, ReceivedEvent
 from tidegate.model.position import EventPosition
 from tidegate.server import dead_letters
@@ -33,6 +35,8 @@ from tidegate.sql.core import dead_letter_rows
 from tidegate.sql.dead_letters import republish
 from tidegate.sql.dead_letters.pages import DeadLetterPages
 from tidegate.testing.hub import HubService
+from tidegate.transport.clock import SystemClock
+from tidegate.transport.tasks import TaskOwner
 
 
 @pytest.fixture(scope="module")
@@ -506,11 +510,42 @@ def test_time_ends_work_between_transactions(
 
 
 def test_requests_in_progress_are_bounded(root: Client, hub: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond the limit of a hub they are refused at once, with a time to come back."""
-    monkeypatch.setattr(dead_letters, "HUB_REQUESTS_MAX", 0)
+    """Beyond the limit they are refused at once, with a time to come back."""
+    monkeypatch.setattr(dead_letters, "REQUESTS_MAX", 0)
     answer = root.ask("GET", _path(hub))
     assert answer.status in (429, 503)
     assert "retry-after" in answer.headers
+
+
+def test_two_hubs_leave_places_to_a_third(
+    service: HubService, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """However many requests they have: a hub never has more in progress than it leaves to others."""
+    monkeypatch.setattr(dead_letters, "REQUESTS_MAX", 8)
+    names = [service.create_hub(partition_count=1) for _ in range(4)]
+    url = f"sqlite:///{tmp_path / 'letters.db'}"
+
+    async def hang(database: LazyDatabase, work: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(LazyDatabase, "ask", hang)
+
+    async def refusals(server: TidegateServer) -> list[int]:
+        keeper = dead_letters.DatabaseDeadLetters(server.broker, url, SystemClock())
+        counts = []
+        async with TaskOwner("test") as tasks:
+            for hub in map(server.broker.event_hub, names):
+                asked = [
+                    tasks.start(keeper.page(hub, "$Default", DeadLetterQuery()), name="page")
+                    for _ in range(8)
+                ]
+                await asyncio.sleep(0)
+                refused = [each for each in asked if each.done()]
+                assert all(isinstance(each.exception(), ServerBusyError) for each in refused)
+                counts.append(len(refused))
+        return counts
+
+    assert service.call(refusals) == [4, 6, 7, 7]
 
 
 @pytest.mark.parametrize(("method", "body", "together"), [("GET", None, 2), ("POST", _pointers(0), 1)])

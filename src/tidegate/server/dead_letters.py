@@ -27,6 +27,7 @@ from tidegate.broker.audit import Action
 from tidegate.console.dead_letters.filter import format_place, parse_place
 from tidegate.console.explorer.reading import encoded_event
 from tidegate.console.frame.lazy_database import LazyDatabase
+from tidegate.console.frame.shares import share_left
 from tidegate.gateway.administration import shapes
 from tidegate.model.clock import Clock
 from tidegate.model.errors import (
@@ -49,8 +50,7 @@ from tidegate.sql.dead_letters.republish import add_once, republish_next
 from tidegate.wire.batch import partition_key_in, wrap_event
 
 REQUESTS_MAX: Final = 32
-HUB_REQUESTS_MAX: Final = 16
-"""Requests in progress, of all event hubs and of each (our choice: one hub's do not keep others' out)."""
+"""Requests in progress, of all event hubs (our choice). A hub has no more than it leaves to others."""
 
 HUB_WORK_MAX: Final = 2
 """Of those, how many of one hub are worked on at a time (our choice: half of the database's threads, and two
@@ -324,7 +324,7 @@ class DatabaseDeadLetters:
     @asynccontextmanager
     async def _turn(self, hub: EventHub) -> AsyncIterator[None]:
         """Counts a request. Raises ServerBusyError if too many are in progress, and OperationTimeoutError."""
-        if self._in_progress[hub.name] >= HUB_REQUESTS_MAX or self._in_progress.total() >= REQUESTS_MAX:
+        if share_left(hub.name, self._in_progress.items(), REQUESTS_MAX) <= 0:
             raise ServerBusyError(
                 "Too many requests about dead letters are in progress.",
                 next_step="Repeat this one later.",

@@ -29,6 +29,7 @@ from tidegate.console.explorer.values import (
     SendPlan,
     Target,
 )
+from tidegate.console.frame.shares import share_left
 from tidegate.model.clock import Clock
 from tidegate.model.errors import (
     EventTooLargeError,
@@ -72,8 +73,8 @@ class EventSender:
         self._tasks = TaskOwner("console sending")
         self._runs: OrderedDict[str, SendRun] = OrderedDict()
         self._encoding = asyncio.Semaphore(_ENCODING_MAX)
-        self._starting = 0
-        """Sets that are being encoded, or wait for it."""
+        self._starting: list[str] = []
+        """The event hub of each set that is being encoded, or waits for it."""
 
     async def close(self) -> None:
         """Stop all runs; stored events stay."""
@@ -102,21 +103,22 @@ class EventSender:
         """Start sending a set. may_go_on: called directly before each batch is stored; False stops it.
 
         Raises NotFoundError, InvalidArgumentError (a number out of range, a line without its key, too large
-        in total), EventTooLargeError (a line), QuotaExceededError (too many runs, or too large together).
+        in total), EventTooLargeError (a line), QuotaExceededError (too many runs of all or of the hub, or too
+        large together).
         """
         event_hub = self._broker.event_hub(plan.hub)
         _check(plan)
         if plan.target.partition_id is not None:
             event_hub.partition(plan.target.partition_id)
-        self._check_room(0)
-        self._starting += 1
+        self._check_room(event_hub.name, 0)
+        self._starting.append(event_hub.name)
         try:
             async with self._encoding:
-                room = _ALL_ENCODED_BYTES_MAX - self._encoded_bytes
+                room = self._room_for(event_hub.name)
                 sections, size = await asyncio.to_thread(_encoded, plan, event_hub.event_bytes_max, room)
         finally:
-            self._starting -= 1
-        self._check_room(size)  # again, now that its size is known
+            self._starting.remove(event_hub.name)
+        self._check_room(event_hub.name, size)  # again, now that its size is known
         # The run keeps the encoded lines instead of bodies and properties.
         run = SendRun(
             event_hub,
@@ -164,17 +166,20 @@ class EventSender:
     def _running(self) -> list[SendRun]:
         return [run for run in self._runs.values() if run.state is RunState.SENDING]
 
-    @property
-    def _encoded_bytes(self) -> int:
-        return sum(run.encoded_bytes for run in self._running)
+    def _room_for(self, hub: str) -> int:
+        """Bytes of the encoded lines that the hub may still have."""
+        holders = ((run.event_hub.name, run.encoded_bytes) for run in self._running)
+        return share_left(hub, holders, _ALL_ENCODED_BYTES_MAX)
 
-    def _check_room(self, size: int) -> None:
+    def _check_room(self, hub: str, size: int) -> None:
         """size: bytes of the encoded lines of one more."""
-        if self._encoded_bytes + size > _ALL_ENCODED_BYTES_MAX:
+        if size > self._room_for(hub):
             raise _no_room()
-        if len(self._running) + self._starting >= SEND_RUNS_MAX:
+        hubs = [*self._starting, *(run.event_hub.name for run in self._running)]
+        if share_left(hub, ((each, 1) for each in hubs), SEND_RUNS_MAX) <= 0:
             raise QuotaExceededError(
-                f"{SEND_RUNS_MAX} sets are being sent, the maximum.",
+                f"Too many sets are being sent: {SEND_RUNS_MAX} are the maximum, and an event hub has no "
+                "more than it leaves to others.",
                 next_step="Stop one, or wait until one ends.",
             )
 
@@ -303,8 +308,8 @@ def _encoded_event(body: bytes, message: Message, target: Target) -> tuple[str |
 
 def _no_room() -> QuotaExceededError:
     return QuotaExceededError(
-        f"The sets that are being sent together would have more than {_ALL_ENCODED_BYTES_MAX:,} bytes, the "
-        "keys and the properties of each line included.",
+        "The sets that are being sent would have too many bytes, with keys and properties of each line: "
+        f"{_ALL_ENCODED_BYTES_MAX:,} are the maximum, and an event hub has no more than it leaves to others.",
         next_step="Stop one, or wait until one ends.",
     )
 

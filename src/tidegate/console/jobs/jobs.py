@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from tidegate.broker import Action, AuditTrail, Grant
 from tidegate.console.frame.rights import Access
+from tidegate.console.frame.shares import share_left
 from tidegate.model.clock import Clock
 from tidegate.model.errors import NotFoundError, QuotaExceededError, TidegateError
 from tidegate.transport.tasks import TaskOwner
@@ -148,10 +149,12 @@ class Jobs:
         self._remove_listener = access.add_change_listener(self._end_those_without_rights)
 
     def start(self, kind: JobKind, title: str, work: Work, *, event_hub: str | None, actor: str) -> Job:
-        """Start a job. Raises QuotaExceededError if too many are running."""
-        if len(self._running) >= JOBS_RUNNING_MAX:
+        """Start a job. Raises QuotaExceededError if too many are running, of all or of its event hub."""
+        holders = ((self._jobs[job_id].event_hub or "", 1) for job_id in self._running)
+        if share_left(event_hub or "", holders, JOBS_RUNNING_MAX) <= 0:
             raise QuotaExceededError(
-                f"{JOBS_RUNNING_MAX} jobs are running, the maximum of the console.",
+                f"Too many jobs are running: {JOBS_RUNNING_MAX} are the maximum, and an event hub has no "
+                "more than it leaves to others.",
                 next_step="Wait for one to end, or cancel one.",
             )
         job = Job(secrets.token_hex(6), kind, title, event_hub, actor, self._clock.now_utc())
