@@ -324,6 +324,11 @@ class EventHub:
                 next_step="The operator of the service can restore it.",
             )
 
+    @property
+    def stored_bytes(self) -> int:
+        """What the files of its log take."""
+        return sum(partition.stored_bytes for partition in self.partitions)
+
     def statistics(self) -> EventHubStatistics:
         """Counts since the service started."""
         appended = [partition.appended for partition in self.partitions]

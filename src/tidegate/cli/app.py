@@ -9,6 +9,7 @@ import click
 from tidegate.cli.consumers.audit import audit
 from tidegate.cli.consumers.checkpoint import checkpoint_group
 from tidegate.cli.consumers.lag import lag, lease_group
+from tidegate.cli.consumers.top import top
 from tidegate.cli.dead_letters.dlq import dlq_group
 from tidegate.cli.entities.capture import capture_group
 from tidegate.cli.entities.group import group_group
@@ -75,7 +76,7 @@ pipeline_group = CommandGroup(
     "tidegate",
     cls=ContentsGroup,
     contents=(
-        ("The service", (serve, backup, check, doctor)),
+        ("The service", (serve, top, backup, check, doctor)),
         ("Event hubs and events", (hub_group, group_group, capture_group, send, receive)),
         ("Access and throughput", (policy_group, token_group, publisher_group, throughput_group, tier_group)),
         ("Consumers", (host_group, lag, lease_group, checkpoint_group)),

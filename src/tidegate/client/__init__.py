@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from tidegate.model.hub_properties import PartitionEnds as PartitionEnds
     from tidegate.client.entities import PolicyProperties as PolicyProperties
     from tidegate.client.entities import ThroughputProperties as ThroughputProperties
+    from tidegate.client.entities import StatisticsProperties as StatisticsProperties
     from tidegate.client.entities import BackupProperties as BackupProperties
     from tidegate.client.entities import FailedEvents as FailedEvents
     from tidegate.client.entities import SendFailedError as SendFailedError

@@ -17,15 +17,16 @@ from tidegate.client.entities import (
     BackupProperties,
     ConsumerProperties,
     PolicyProperties,
+    StatisticsProperties,
     ThroughputProperties,
 )
-from tidegate.client.management import ask, read_event_hub
+from tidegate.client.management import ask, read_event_hub, read_partitions
 from tidegate.client.namespace import ConnectionOptions, Namespace
 from tidegate.model.capture import CaptureSettings
 from tidegate.model.clock import Clock
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import InvalidArgumentError, RemoteProtocolError
-from tidegate.model.hub_properties import EventHubProperties
+from tidegate.model.hub_properties import EventHubProperties, PartitionEnds
 from tidegate.model.hub_settings import HubChanges, checked_changes
 from tidegate.model.limits import Tier
 from tidegate.wire.addresses import entity_audience
@@ -95,6 +96,15 @@ class EventHubAdministrator(AsyncClosing):
     async def get_event_hub(self, name: str) -> EventHubProperties:
         """One hub. Raises NotFoundError, UnauthorizedError."""
         return await read_event_hub(self._connector, self._audience(name), name)
+
+    async def get_statistics(self, event_hub: str) -> StatisticsProperties:
+        """A hub's counts and size. Raises NotFoundError, UnauthorizedError."""
+        found = await self._administer("readEventHubStatistics", hub=event_hub)
+        return _as(StatisticsProperties, found)
+
+    async def list_partitions(self, event_hub: EventHubProperties) -> list[PartitionEnds]:
+        """Where the partitions of a hub begin and end now. Raises NotFoundError, UnauthorizedError."""
+        return await read_partitions(self._connector, self._audience(event_hub.name), event_hub)
 
     async def delete_event_hub(self, name: str) -> None:
         """Delete a hub with all its events, permanently. Raises NotFoundError, UnauthorizedError."""

@@ -37,6 +37,22 @@ class ThroughputProperties:
 
 
 @dataclass(frozen=True, slots=True)
+class StatisticsProperties:
+    """Counts of an event hub since the service started, and its size now (Tidegate)."""
+
+    incoming_events: int
+    incoming_bytes: int
+    outgoing_events: int
+    outgoing_bytes: int
+    incoming_requests: int
+    """Batches, including refused ones."""
+    throttled_requests: int
+    """Batches refused for the throughput units."""
+    stored_bytes: int
+    """What the files of its log take."""
+
+
+@dataclass(frozen=True, slots=True)
 class BackupProperties:
     """A backup of a namespace (Tidegate), on the service's machine."""
 

@@ -241,6 +241,7 @@ METRICS: Final[tuple[ServiceMetric, ...]] = (
         "throttled_requests_total", "Batches refused for the throughput units.", "throttled_requests",
         "ThrottledRequests",
     ),
+    _of_hub("size_bytes", "Bytes that the log's files take.", attrgetter("stored_bytes"), "Size"),
     _of_hub(
         "receivers", "Open receivers in all consumer groups.",
         lambda hub: sum(len(partition.receivers()) for partition in hub.partitions),

@@ -18,9 +18,10 @@ from tidegate.cli.shell.connection import (
     with_service,
 )
 from tidegate.cli.shell.contents import CommandGroup
-from tidegate.cli.shell.decorators import flag, option
+from tidegate.cli.shell.decorators import flag
+from tidegate.cli.shell.frames import Frames
 from tidegate.cli.shell.interrupt import run_interruptible
-from tidegate.cli.shell.options import groups_option, hub_argument, with_output, with_store
+from tidegate.cli.shell.options import groups_option, hub_argument, interval_option, with_output, with_store
 from tidegate.cli.shell.render import Output, OutputFormat, attributes, columns_of, remark
 from tidegate.cli.shell.stores import DATABASE_VARIABLE, StoreChoice, view_groups
 from tidegate.model.errors import InvalidArgumentError, TidegateError
@@ -36,7 +37,6 @@ _LEASE_FIRST = "partition owner consumer_group lease_age_s"
 _LAG_ATTRIBUTES = columns_of("lag_events=events lag_s=seconds lost_events")
 _LETTERS = ("open_dead_letters", "new_dead_letters")
 _COLUMNS = (*_LEASE_COLUMNS, "checkpoint", "end_of_log", *_LAG_ATTRIBUTES, *_LETTERS)
-_CLEAR_SCREEN = "\x1b[H\x1b[2J"
 
 
 class _Group(NamedTuple):
@@ -87,7 +87,7 @@ def list_leases(
 @groups_option
 @with_store
 @flag("--watch", "Refresh until Ctrl-C; requires a terminal or --nl.")
-@option("--interval", "S", "Seconds between refreshes with --watch.", click.FloatRange(min=0.1), default=2.0)
+@interval_option("Seconds between refreshes with --watch.")
 @with_service
 @with_output()
 def lag(
@@ -119,8 +119,8 @@ def lag(
       tidegate lag telemetry --group reports --group alarms --checkpoint-dir ./checkpoints --json
       tidegate lag telemetry --database postgresql://user@host/name --watch
     """
-    is_redrawn = output.is_table and output.is_terminal
-    if watch and not is_redrawn and output.format is not OutputFormat.NL:
+    frames = Frames(output)
+    if watch and not frames.is_redrawn and output.format is not OutputFormat.NL:
         raise InvalidArgumentError("--watch requires a terminal or --nl.", next_step="Add --nl.")
     connection = service.connection()
 
@@ -140,12 +140,10 @@ def lag(
                     views = await look()
                     properties = await consumer.get_event_hub_properties()
                     partitions = await consumer.get_all_partition_properties(properties)
-                    if watch and is_redrawn:
-                        output.line(_CLEAR_SCREEN)
-                    _write(output, views, properties, partitions)
                     if not watch:
+                        _write(output, views, properties, partitions)
                         return
-                    output.stream.flush()
+                    frames.show(_write, views, properties, partitions, frames)
                     await asyncio.sleep(interval)
 
     run_interruptible(work())
@@ -244,9 +242,11 @@ def _write(
     groups: Sequence[_Group],
     properties: EventHubProperties,
     partitions: Sequence[PartitionEnds],
+    frames: Frames | None = None,
 ) -> None:
     from tidegate.processor.group_view import total_of
 
+    note = remark if frames is None else frames.note(output)
     created_at_ms = milliseconds_of(properties.created_at)
     records: list[dict[str, Any]] = []
     lags: list[Lag] = []
@@ -266,7 +266,7 @@ def _write(
                 | group.letters_of(partition.partition_id)
             )
             if lag.is_beyond_log:
-                remark(
+                note(
                     f"Partition {partition.partition_id} of {name}: the checkpoint belongs to another "
                     "log; this one was restored or recreated. `tidegate checkpoint set --rewind` moves it."
                 )

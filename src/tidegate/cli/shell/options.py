@@ -116,6 +116,13 @@ def log_format_option(text: str) -> Decorator:
 verbose_option = click.option(
     "-v", "--verbose", is_flag=True, help="Say on standard error what is read or sent, and where."
 )
+
+
+def interval_option(text: str) -> Decorator:
+    """Seconds between refreshes, 2 unless given. text: the help."""
+    return option("--interval", "S", text, click.FloatRange(min=0.1), default=2.0)
+
+
 yes_option = flag("--yes", "Do not ask for confirmation. Without a terminal, it never asks.")
 
 

@@ -107,6 +107,10 @@ class Output:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
 
+    def on(self, stream: TextIO) -> Output:
+        """As this output, written to another stream."""
+        return Output(self.format, stream=stream, is_wide=self._is_wide)
+
     @property
     def is_terminal(self) -> bool:
         """Whether the result goes to a terminal."""

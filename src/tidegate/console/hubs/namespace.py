@@ -92,7 +92,7 @@ class Hub:
     @property
     def stored_bytes(self) -> int:
         """Bytes of the log on disk."""
-        return sum(partition.stored_bytes for partition in self.event_hub.partitions)
+        return self.event_hub.stored_bytes
 
     @property
     def last_enqueued_ms(self) -> int | None:

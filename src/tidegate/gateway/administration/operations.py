@@ -7,7 +7,7 @@ between plain values and one call of the broker. ``$management`` carries the sam
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Final, TypeVar, cast
@@ -19,6 +19,7 @@ from tidegate.broker import (
     Broker,
     Claim,
     EventHub,
+    EventHubStatistics,
     Partition,
     SharedAccessPolicy,
 )
@@ -345,9 +346,10 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         _update_namespace, request=shapes.NamespaceUpdate, answer=shapes.Namespace,
     ),
     Operation(
-        "GET", "/statistics", "readStatistics", "Counts of the namespace since the service started.",
+        "GET", "/statistics", "readStatistics",
+        "Counts of the namespace since the service started, and its size.",
         Needs.SEE,
-        lambda call: asdict(call.broker.statistics()),
+        lambda call: _statistics(call.broker.statistics(), call.broker.list_event_hubs()),
         answer=shapes.Statistics,
     ),
     Operation(
@@ -396,8 +398,8 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     ),
     Operation(
         "GET", f"{_HUB}/statistics", "readEventHubStatistics",
-        "Counts of an event hub since the service started.", Needs.SEE,
-        lambda call: asdict(call.event_hub.statistics()),
+        "Counts of an event hub since the service started, and its size.", Needs.SEE,
+        lambda call: _statistics(call.event_hub.statistics(), [call.event_hub]),
         answer=shapes.Statistics,
     ),
     Operation(
@@ -497,6 +499,10 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     ),
 )  # fmt: skip
 """Every operation there is."""
+
+
+def _statistics(counts: EventHubStatistics, event_hubs: Sequence[EventHub]) -> dict[str, int]:
+    return {**asdict(counts), "stored_bytes": sum(hub.stored_bytes for hub in event_hubs)}
 
 
 def _event_hub(event_hub: EventHub) -> dict[str, object]:

@@ -137,6 +137,7 @@ class Statistics(Shape):
     outgoing_bytes: Annotated[int, _says("Bytes delivered.")]
     incoming_requests: Annotated[int, _says("Batches sent, including refused ones.")]
     throttled_requests: Annotated[int, _says("Batches refused for the throughput units.")]
+    stored_bytes: Annotated[int, _says("Bytes that its files take now.")]
 
 
 _CAPTURE_OPTIONS: Final[Mapping[str, Any]] = {
