@@ -131,11 +131,14 @@ class ChaosRun:
             events_per_s=settings.events_per_s,
             lead_max=settings.lead_max,
             processed=lambda: self.processed,
-            # On a fast machine the events would be through before each kind of fault has had its turn.
-            may_end=lambda: not self._untried(),
+            # On a fast machine the events would be through before each kind of fault has had its turn,
+            # and on a slow one the faults may hit hosts that own nothing yet.
+            may_end=lambda: not self._untried() and self._has_takeover(),
         )
         self.processed = 0
         """Events before the checkpoints, when they were last looked at."""
+        self._owners: set[tuple[str, int]] = set()
+        """Partitions and the epochs of those who moved their checkpoints, as far as they were seen."""
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._faults: Counter[Fault] = Counter()
@@ -222,6 +225,11 @@ class ChaosRun:
 
     def _untried(self) -> list[Fault]:
         return [fault for fault in self._possible() if not self._faults[fault]]
+
+    def _has_takeover(self) -> bool:
+        """Whether a partition was seen to change its owner; plain checkpoints do not say whose they are."""
+        partitions = {partition_id for partition_id, _ in self._owners}
+        return not self._settings.is_transactional or len(self._owners) > len(partitions)
 
     def _do_to_host(self, fault: Fault, name: str) -> None:
         lease_s = self._settings.lease_duration_s
@@ -343,4 +351,9 @@ class ChaosRun:
 
     def _read_processed(self) -> int:
         checkpoints = CheckpointReader(self._database).read(self._consumer)
+        self._owners |= {
+            (found.partition_id, found.lease_epoch)
+            for found in checkpoints.values()
+            if found.next_sequence_number and found.lease_epoch is not None
+        }
         return sum(found.next_sequence_number or 0 for found in checkpoints.values())
