@@ -234,7 +234,8 @@ def _bytes(kind: Any) -> int:
         (3960, ErrorKind.BUSY),
         *((number, ErrorKind.BUSY) for number in (3961, 983, 615, 4060, 17809)),
         *((number, ErrorKind.BUSY) for number in (10928, 10929, 10936, 40501, 40613, 49918, 49919, 49920)),
-        *((number, ErrorKind.LOST) for number in (40197, 40549, 40553)),
+        (40197, ErrorKind.LOST),
+        *((number, ErrorKind.LOST | ErrorKind.TOO_LARGE) for number in (40549, 40551, 40553)),
         *((number, ErrorKind.DATA) for number in (233, 511, 515, 547, 2601, 2627, 2628, 8115, 8152, 51_234)),
         (208, ErrorKind.NO_TABLE),
         (229, ErrorKind.NO_RIGHT),
@@ -353,6 +354,34 @@ def test_the_error_of_a_later_row_is_seen(database: Database) -> None:
     with pytest.raises(RowsRefusedError, match="2627"), UnitOfWork(database, CONSUMER) as unit:
         unit.insert_rows(flights, rows)
     assert row_count(database, flights) == 0
+
+
+def test_a_session_that_the_server_ended_is_not_busy(fake: FakeServer, database: Database) -> None:
+    """The same transaction would be ended again: the error says what to change."""
+    fake.failures.append(("INSERT INTO flights", server_error(40552, "Session terminated: log space.")))
+    unit = UnitOfWork(database, CONSUMER)
+    with pytest.raises(DatabaseError, match=r"ended the session.*max_batch_size") as caught, unit:
+        unit.insert_rows(flights, [{"sequence_number": 1, "partition_id": "0", "delay": 1}])
+    assert not isinstance(caught.value, DatabaseUnavailableError)
+
+
+def test_more_leases_than_a_statement_has_parameters_for(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are renewed and released in pieces of one transaction. 1,040 leases need 2,100 parameters."""
+    assert MssqlDialect.parameters_max <= fake_odbc.PARAMETERS_MAX
+    names, now = [str(number) for number in range(40)], datetime(2026, 1, 1, tzinfo=UTC)
+    values = {"event_hub": CONSUMER.event_hub, "consumer_group": CONSUMER.consumer_group, "epoch": 1}
+    values |= {"owner": "me", "version": 1, "acquired_at": now, "renewed_at": now}
+    with database.writing() as connection, connection.begin():
+        connection.execute(sa.insert(schema.lease), [{**values, "partition_id": each} for each in names])
+    monkeypatch.setattr(fake_odbc, "PARAMETERS_MAX", 50)
+    monkeypatch.setattr(MssqlDialect, "parameters_max", 50)
+    table = LeaseTable(database)
+    renewed = table.renew(CONSUMER, list(table.read(CONSUMER).leases.values()))
+    assert sorted(renewed) == sorted(names)
+    released = table.claim(CONSUMER, [LeaseClaim(each, "", 2) for each in names])
+    assert sorted(released) == sorted(names)
 
 
 def test_tables_are_renamed_by_a_procedure() -> None:

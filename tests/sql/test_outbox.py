@@ -280,10 +280,10 @@ def cut_at(patch: pytest.MonkeyPatch, step: str) -> list[str]:
         cuts.append(step)
         sender.close(ClosedError("The answer was lost."))
 
-    def take(database: Database, steps: Sequence[LaneStep]) -> None:
+    def take(database: Database, steps: Sequence[LaneStep]) -> set[str]:
         if any(step.relayed_until for step in steps):
             end()
-        take_steps(database, steps)
+        return take_steps(database, steps)
 
     if step == "before it sends":
         patch.setattr(OutboxRelay, "_send", end)

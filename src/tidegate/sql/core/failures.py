@@ -71,6 +71,12 @@ def translate(error: BaseException, *, doing: str, where: str) -> DatabaseError:
             f"The disk of the database {where} is full: {text}.",
             next_step="Nothing of this batch was written; free some space and start again.",
         )
+    if is_of(error, ErrorKind.TOO_LARGE):
+        return DatabaseError(
+            f"The database {where} ended the session while {doing}: {text}.",
+            next_step="Nothing of this batch was written. Process fewer events at a time (max_batch_size, "
+            "max_events_per_trigger), or do less in the handler.",
+        )
     if is_of(error, ErrorKind.BUSY):
         return DatabaseUnavailableError(
             f"The database {where} was busy while {doing}: {text}.",

@@ -7,7 +7,8 @@ moves something. If the connection breaks during COMMIT, the token is read on a 
 same row lock, and shows the outcome (``lost_commit``). COMMIT is never sent twice.
 
 Order of locks: the writers' file lock (SQLite), then checkpoint rows in ascending partition id, then dead
-letters in ascending sequence number.
+letters in ascending sequence number. Lanes of published events come between them in any order: only the
+transaction that holds their checkpoint waits for one, and a relay passes by (``outbox.lanes``).
 """
 
 from __future__ import annotations

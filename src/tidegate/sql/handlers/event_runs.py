@@ -297,20 +297,28 @@ class EventRun:
         """Raises a DatabaseError if the database itself caused ``error``, and what pauses the partition."""
         if self.published.paused is not None:
             raise self.published.paused from None  # which may be its own cause
-        cause: BaseException | None = error
-        seen: set[int] = set()
-        while cause is not None and id(cause) not in seen:
-            seen.add(id(cause))
-            if is_of(cause, ErrorKind.NO_SAVEPOINT):
-                raise misused("The handler ended its transaction, bypassing SQLAlchemy.") from error
+        causes = _causes(error)
+        for cause in causes:
             if isinstance(cause, sqlalchemy_errors.SQLAlchemyError) and is_environment(cause):
                 raise translate(cause, doing="running the handler", where=self._unit.database.url) from error
-            cause = cause.__cause__ or cause.__context__
+        # After the others: what ends a transaction, also ends its savepoints.
+        if any(is_of(cause, ErrorKind.NO_SAVEPOINT) for cause in causes):
+            raise misused("The handler ended its transaction, bypassing SQLAlchemy.") from error
         if self._unit.connection.invalidated:
             raise DatabaseUnavailableError(
                 f"The connection to the database {self._unit.database.url} was lost while the handler ran.",
                 next_step="The transaction is rolled back; try again when the database answers.",
             ) from error
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """An error, what caused it, and so on."""
+    causes: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and all(each is not cause for each in causes):
+        causes.append(cause)
+        cause = cause.__cause__ or cause.__context__
+    return causes
 
 
 def _covered(call: TransactionCall, events: Sequence[ReceivedEvent]) -> Sequence[ReceivedEvent]:

@@ -20,7 +20,7 @@ the service says since which event it knows all producers; ``find_start`` refuse
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -30,12 +30,14 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from tidegate.model.errors import FencedError, OutboxInDoubtError
 from tidegate.sql.core.database import Database
-from tidegate.sql.core.dialects import changed_rows
+from tidegate.sql.core.dialects.base import locking_free
 from tidegate.sql.core.failures import translate
 from tidegate.sql.core.schema import of_consumer, outbox, outbox_hub, outbox_lane
 from tidegate.sql.core.values import ConsumerKey
 
 EPOCHS: Final = 1 << 15
+_STEPS_MAX: Final = 1_000
+"""In a transaction; SQL Server's statements have up to 2,099 parameters (our choice)."""
 NUMBERS_MAX: Final = 1 << 30
 _lane = outbox_lane.c
 
@@ -148,7 +150,7 @@ def _further(name: str) -> ColumnElement[int]:
 
 _STEP: Final = (
     update(outbox_lane)
-    .where(_lane.lane_id == bindparam("at_lane_id"), _lane.producer_epoch == bindparam("at_producer_epoch"))
+    .where(_lane.lane_id == bindparam("at_lane_id"))
     .values({name: _further(name) for name in ("relayed_until", "relayed_bytes", "sent_until")})
 )
 _FORGET: Final = delete(outbox).where(
@@ -156,17 +158,43 @@ _FORGET: Final = delete(outbox).where(
 )
 
 
-def take_steps(database: Database, steps: Iterable[LaneStep]) -> None:
-    """Note the steps, and delete the rows that are acknowledged, in one transaction.
+def take_steps(database: Database, steps: Iterable[LaneStep]) -> set[str]:
+    """Note the steps, and delete the rows that are acknowledged, in one transaction; returns their lanes.
 
-    Raises FencedError, and notes nothing, if another relay has begun another producer for one of the lanes.
+    Lanes that another transaction has locked, because it publishes to them, are left out: a handler may hold
+    many, in any order (that of its savepoints), and for long. Raises FencedError, and notes nothing, if
+    another relay has begun another producer for one of the others.
     """
-    # In the order of lane ids, as each store of a transaction that publishes.
-    ordered = sorted(steps, key=lambda step: step.lane_id)
+    with _writing(database) as connection:
+        wanted = sorted(steps, key=lambda step: step.lane_id)[:_STEPS_MAX]
+        free = _lock_free(connection, {step.lane_id: step.producer_epoch for step in wanted})
+        ordered = [step for step in wanted if step.lane_id in free]
+        if ordered:
+            _note(connection, ordered)
+    return free
+
+
+def _lock_free(connection: Connection, epochs: Mapping[str, int]) -> set[str]:
+    """Lock the lanes that are free. epochs: by lane id. Raises FencedError."""
+    statement = select(_lane.lane_id, _lane.producer_epoch).where(_lane.lane_id.in_(epochs))
+    free = {
+        row.lane_id: row.producer_epoch for row in connection.execute(locking_free(statement, outbox_lane))
+    }
+    found = dict(free)
+    if len(found) < len(epochs):
+        found = {row.lane_id: row.producer_epoch for row in connection.execute(statement)}
+    if found != epochs:
+        raise FencedError(
+            "Another relay has begun a new producer for events that this one was sending.",
+            next_step="None: what is stored already is looked up, and the rest is sent.",
+        )
+    return set(free)
+
+
+def _note(connection: Connection, ordered: Sequence[LaneStep]) -> None:
     parameters = [
         {
             "at_lane_id": step.lane_id,
-            "at_producer_epoch": step.producer_epoch,
             "new_relayed_until": step.relayed_until,
             "new_relayed_bytes": step.relayed_bytes,
             "new_sent_until": step.sent_until,
@@ -178,21 +206,16 @@ def take_steps(database: Database, steps: Iterable[LaneStep]) -> None:
         for step in ordered
         if step.relayed_until
     ]
-    with _writing(database) as connection:
-        if changed_rows(connection, _STEP, parameters) != len(parameters):
-            raise FencedError(
-                "Another relay has begun a new producer for events that this one was sending.",
-                next_step="None: what is stored already is looked up, and the rest is sent.",
-            )
-        if deleted:
-            connection.execute(_FORGET, deleted)
+    connection.execute(_STEP, parameters)
+    if deleted:
+        connection.execute(_FORGET, deleted)
 
 
-def begin_producer(database: Database, lane: Lane, end_sequence_number: int) -> None:
+def begin_producer(database: Database, lane: Lane, end_sequence_number: int) -> bool:
     """Let the lane's producer count from 0 at the lane's first row, under a new epoch.
 
     lane: as read; nothing of it may have been sent. end_sequence_number: the target partition's, read before.
-    Does nothing if the lane's row has changed since.
+    Does nothing if the lane's row has changed since, or if a transaction has locked it: then it is False.
     """
     is_last = lane.producer_epoch + 1 == EPOCHS
     changes: dict[str, Any] = {
@@ -209,7 +232,11 @@ def begin_producer(database: Database, lane: Lane, end_sequence_number: int) -> 
         _lane.relayed_until == lane.relayed_until,
     )
     with _writing(database) as connection:
+        free = locking_free(select(_lane.lane_id).where(_lane.lane_id == lane.lane_id), outbox_lane)
+        if connection.execute(free).one_or_none() is None:
+            return False
         connection.execute(update(outbox_lane).where(*here).values(changes))
+    return True
 
 
 def save_hub(database: Database, target_hub: str, partition_ids: Sequence[str], batch_bytes_max: int) -> None:

@@ -7,7 +7,7 @@ Theory of operation. A turn takes some of the lanes (``lanes``) of the partition
     3  read rows, send them numbered, wait for the acknowledgements
 
 A relay may end anywhere, and two may run at once: the next one learns in step 1 what is stored. A lane that
-fails waits longer each time, and the others continue.
+fails waits longer each time, and the others continue. So they do if a transaction has locked a lane.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -60,6 +60,8 @@ _POLL_S: Final = 5.0
 """How soon rows are found that this process has not stored: a former owner's, or a redrive's (our choice)."""
 _KNOWN_S: Final = 10.0
 """How long the service is trusted to know a silent lane's producer (our choice: 1,000 others take longer)."""
+_LOCKED_S: Final = 0.1
+"""How soon a lane is tried again that a transaction has locked, if no commit wakes the relay (our choice)."""
 _LAYOUT_S: Final = 30.0
 """Time between looks for added partitions, as ``EventHubProducer``."""
 _LAYOUT_TIMEOUT_S: Final = 10.0
@@ -114,6 +116,8 @@ class OutboxRelay:
         self._acknowledged: dict[str, LaneStep] = {}
         """By lane: what the next transaction deletes."""
         self._failures: dict[str, _Failure] = {}
+        self._locked: dict[str, float] = {}
+        """Lanes that a transaction had locked, and when they are tried again, by the loop's clock."""
         self._error: TidegateError | None = None
         """Of the last turn, if it failed as a whole."""
         self._after = ""
@@ -149,6 +153,8 @@ class OutboxRelay:
         """Relay until cancelled. Cancellation: what was sent is looked up before the next send."""
         tries = 0
         while True:
+            if self._woken.is_set():
+                self._locked.clear()
             self._woken.clear()
             try:
                 is_done = not await self._turn()
@@ -180,7 +186,8 @@ class OutboxRelay:
 
     def _wait_s(self) -> float:
         now = self._loop.time()
-        return max(0.0, min((_POLL_S, *(each.until - now for each in self._failures.values()))))
+        ends = (*(each.until for each in self._failures.values()), *self._locked.values())
+        return max(0.0, min((_POLL_S, *(end - now for end in ends))))
 
     # --- one turn -----------------------------------------------------------------------------------------
 
@@ -193,12 +200,15 @@ class OutboxRelay:
         ours = {lane.lane_id for lane in lanes} & self._failures.keys()
         self._failures = {lane_id: self._failures[lane_id] for lane_id in ours}
         now = self._loop.time()
+        self._locked = {lane_id: until for lane_id, until in self._locked.items() if until > now}
+        locked_before = len(self._locked)
         ready = [each for each in lanes if not self._is_waiting(each.lane_id, now)]
         chosen = [each for each in ready if each.lane_id > self._after][:_LANES_MAX] or ready[:_LANES_MAX]
         self._make_room(chosen)
         results = await asyncio.gather(*(self._opened(lane) for lane in chosen))
         turn = {each.lane.lane_id: each for each in results if isinstance(each, _Open)}
         is_more = await self._take_steps(turn) or any(each is _Begun for each in results)
+        is_more = is_more or len(self._locked) > locked_before  # the next turn is that of others
         rows = await asyncio.to_thread(read_rows, self._database, sorted(turn), _ROWS_MAX) if turn else {}
         if not rows:
             is_more = is_more or bool(self._after)
@@ -215,11 +225,14 @@ class OutboxRelay:
 
     def _is_waiting(self, lane_id: str, now: float) -> bool:
         failure = self._failures.get(lane_id)
-        return failure is not None and failure.until > now
+        return lane_id in self._locked or (failure is not None and failure.until > now)
 
-    async def _take_steps(self, turn: Mapping[str, _Open]) -> bool:
-        """Note what is acknowledged, and what may be sent now; False if there was nothing to note."""
-        steps = dict(self._acknowledged)
+    async def _take_steps(self, turn: dict[str, _Open]) -> bool:
+        """Note what is acknowledged, and what may be sent now; False if nothing was noted.
+
+        Lanes that are locked leave the turn.
+        """
+        steps = {key: step for key, step in self._acknowledged.items() if key not in self._locked}
         for lane_id, each in turn.items():
             lane = each.lane
             if each.sender.is_idempotent and lane.sent_until < lane.may_send_until:
@@ -228,23 +241,30 @@ class OutboxRelay:
         if not steps:
             return False
         try:
-            await asyncio.to_thread(take_steps, self._database, steps.values())
+            noted = await asyncio.to_thread(take_steps, self._database, steps.values())
         except FencedError:
             self._acknowledged.clear()
             self._close(list(self._open))
             raise
-        self._acknowledged.clear()
-        for lane_id in steps.keys() & turn.keys():
+        for lane_id in steps.keys() - noted:
+            self._note_locked(lane_id)
+            turn.pop(lane_id, None)
+        for lane_id in noted:
+            self._acknowledged.pop(lane_id, None)
+        for lane_id in noted & turn.keys():
             step, lane = steps[lane_id], turn[lane_id].lane
             turn[lane_id].lane = replace(
                 lane,
                 relayed_until=max(lane.relayed_until, step.relayed_until),
                 sent_until=max(lane.sent_until, step.sent_until),
             )
-        return True
+        return bool(noted)
+
+    def _note_locked(self, lane_id: str) -> None:
+        self._locked[lane_id] = self._loop.time() + _LOCKED_S
 
     async def _opened(self, lane: Lane) -> _Open | type[_Begun] | None:
-        """The lane with its sender; None: it failed."""
+        """The lane with its sender; None: it failed, or is locked."""
         found = self._open.get(lane.lane_id)
         if found is not None:
             is_known = self._loop.time() - found.known_at < _KNOWN_S
@@ -261,7 +281,7 @@ class OutboxRelay:
             self._open[lane.lane_id] = opened
         return opened
 
-    async def _attach(self, lane: Lane) -> _Open | type[_Begun]:
+    async def _attach(self, lane: Lane) -> _Open | type[_Begun] | None:
         if lane.producer_epoch and not lane.is_used_up:
             sender = RepeatableSender(
                 self._connector,
@@ -284,8 +304,10 @@ class OutboxRelay:
                 return _Open(lane, sender, start, self._loop.time())
             sender.release()
         end = await self._end_of_target(lane)
-        await asyncio.to_thread(begin_producer, self._database, lane, end)
-        return _Begun
+        if await asyncio.to_thread(begin_producer, self._database, lane, end):
+            return _Begun
+        self._note_locked(lane.lane_id)
+        return None
 
     def _find_start(self, lane: Lane, sender: RepeatableSender) -> int | None:
         if not sender.is_idempotent:

@@ -39,6 +39,8 @@ _LEASE: Final = (
 )
 """The fields of ``Lease``, of which the table has the version as an integer."""
 
+_PARAMETERS: Final = 20
+"""Of a statement beside those of its leases, at most."""
 _DEADLOCKS_MAX: Final = 5
 """Claims are tried again after so many deadlocks (our choice): MariaDB may lock more rows than asked for."""
 
@@ -102,7 +104,7 @@ class LeaseTable:
             connection.execute(sa.update(lease).where(here).values(values))
 
     def renew(self, consumer: ConsumerKey, leases: Sequence[Lease]) -> dict[str, Lease]:
-        """Renew leases that are unchanged and have an owner, with one statement; returns these."""
+        """Renew leases that are unchanged and have an owner, in one transaction; returns these."""
         versions = [(each.partition_id, _version(each)) for each in leases]
         if not versions:
             return {}
@@ -110,7 +112,7 @@ class LeaseTable:
             return self._renew(connection, consumer, versions)
 
     def release(self, consumer: ConsumerKey, leases: Sequence[Lease]) -> dict[str, Lease]:
-        """Release leases that are unchanged, with one statement; their epochs stay. Returns these."""
+        """Release leases that are unchanged, in one transaction; their epochs stay. Returns these."""
         versions = [(each.partition_id, _version(each)) for each in leases]
         if not versions:
             return {}
@@ -171,12 +173,13 @@ class LeaseTable:
         self, connection: sa.Connection, consumer: ConsumerKey, versions: Sequence[tuple[str, int]]
     ) -> dict[str, str]:
         """Lock the leases that still have their version; returns their owners by partition id."""
-        if not versions:
-            return {}
         row = lease.c
-        statement = sa.select(row.partition_id, row.owner).where(self._unchanged(consumer, versions))
-        found = connection.execute(locking(statement.order_by(row.partition_id), lease))
-        return {each.partition_id: each.owner for each in found}
+        owners: dict[str, str] = {}
+        for some in self._pieces(versions):
+            statement = sa.select(row.partition_id, row.owner).where(self._unchanged(consumer, some))
+            found = connection.execute(locking(statement.order_by(row.partition_id), lease))
+            owners |= {each.partition_id: each.owner for each in found}
+        return owners
 
     def _renew(
         self, connection: sa.Connection, consumer: ConsumerKey, versions: Sequence[tuple[str, int]]
@@ -196,8 +199,19 @@ class LeaseTable:
         condition: sa.ColumnElement[bool],
         changes: dict[str, object],
     ) -> dict[str, Lease]:
-        if not versions:
-            return {}
+        changed: dict[str, Lease] = {}
+        for some in self._pieces(versions):
+            changed |= self._update_some(connection, consumer, some, condition, changes)
+        return changed
+
+    def _update_some(
+        self,
+        connection: sa.Connection,
+        consumer: ConsumerKey,
+        versions: Sequence[tuple[str, int]],
+        condition: sa.ColumnElement[bool],
+        changes: dict[str, object],
+    ) -> dict[str, Lease]:
         row = lease.c
         # The subquery locks in order, because updates in different orders could deadlock.
         found = sa.select(row.partition_id).where(self._unchanged(consumer, versions), condition)
@@ -261,6 +275,13 @@ class LeaseTable:
         if not connection.execute(statement).rowcount:
             return []
         return connection.execute(sa.select(*_LEASE).where(here)).all()
+
+    def _pieces(self, versions: Sequence[tuple[str, int]]) -> Iterator[Sequence[tuple[str, int]]]:
+        """As many as a statement has parameters for, two each; ascending, which is the order of locks."""
+        ordered, most = sorted(versions), self._database.dialect.parameters_max
+        size = len(ordered) if most is None else (most - _PARAMETERS) // 2
+        for start in range(0, len(ordered), max(1, size)):
+            yield ordered[start : start + size]
 
     def _unchanged(
         self, consumer: ConsumerKey, versions: Sequence[tuple[str, int]]

@@ -57,6 +57,8 @@ class ErrorKind(Flag):
     DISK_FULL = auto()
     BROKEN = auto()
     """Another fault of the database itself."""
+    TOO_LARGE = auto()
+    """The transaction was too large or too long for the server: so would be the same one again."""
     NO_SAVEPOINT = auto()
     """The transaction has ended behind SQLAlchemy's back."""
 
@@ -65,6 +67,8 @@ NO_KIND = ErrorKind(0)
 
 ROW_LOCK: Final = "WITH (UPDLOCK, ROWLOCK)"
 """SQL Server's hint for ``locking``."""
+ROW_LOCK_OF_FREE: Final = "WITH (UPDLOCK, ROWLOCK, READPAST)"
+"""The same for ``locking_free``."""
 
 
 class BulkForm(Enum):
@@ -132,6 +136,8 @@ class SqlDialect(ABC):
     """Whether a recursive query can walk an index from key to key."""
     has_row_counts: ClassVar[bool] = True
     """Whether a statement with several rows of parameters says how many rows it changed in all."""
+    parameters_max: ClassVar[int | None] = None
+    """Of a statement; None: more than are used here."""
     has_identity_guard: ClassVar[bool] = False
     """Whether a column that the database numbers refuses a given number until a statement allows it."""
     is_shared_key_refused: ClassVar[bool]
@@ -300,6 +306,11 @@ def locking(statement: Select[Any], table: Table) -> Select[Any]:
     SQLite's writer has locked all. SQL Server has no FOR UPDATE, but hints.
     """
     return statement.with_for_update().with_hint(table, ROW_LOCK, "mssql")
+
+
+def locking_free(statement: Select[Any], table: Table) -> Select[Any]:
+    """The same, without the rows that another transaction has locked: it waits for nothing."""
+    return statement.with_for_update(skip_locked=True).with_hint(table, ROW_LOCK_OF_FREE, "mssql")
 
 
 def new_values(table: Table) -> dict[str, ColumnElement[Any]]:

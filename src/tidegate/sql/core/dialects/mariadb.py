@@ -117,6 +117,7 @@ class MariadbDialect(SqlDialect):
 
     def set_up(self, engine: sa.Engine, *, lock_wait_s: float) -> None:
         sa.event.listen(engine, "connect", _prepare)
+        sa.event.listen(engine, "handle_error", _notice_deadlock)
 
     def abort(self, raw: Any) -> None:
         if raw._sock is not None:
@@ -271,6 +272,22 @@ def _prepare(connection: Any, record: ConnectionPoolEntry) -> None:
     (record.info[_PACKET_BYTES],) = cursor.fetchone() or (0,)
     cursor.close()
     connection.rollback()
+
+
+def _notice_deadlock(context: sa.engine.ExceptionContext) -> None:
+    """A deadlock rolls back everything, so a savepoint's end would fail for a reason that hides it."""
+    connection = context.connection
+    if connection is None or context.is_disconnect or connection.closed or connection.invalidated:
+        return
+    error = context.original_exception
+    is_ours = isinstance(error, connection.dialect.loaded_dbapi.Error)
+    if (
+        is_ours
+        and connection.in_nested_transaction()
+        and ErrorKind.DEADLOCK in MariadbDialect().kinds_of(error)
+    ):
+        context.is_disconnect = True
+        context.invalidate_pool_on_disconnect = False
 
 
 _ESCAPES: Final = str.maketrans({"\\": "\\\\", "'": "\\'", "\0": "\\0"})

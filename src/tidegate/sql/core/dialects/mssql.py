@@ -63,6 +63,7 @@ _KINDS: Final = (
         },
         ErrorKind.BUSY,
     ),
+    (set(range(40549, 40554)), ErrorKind.TOO_LARGE),
     ({1205}, ErrorKind.DEADLOCK),
     (
         {
@@ -84,7 +85,7 @@ Windows' errors share some numbers, such as 121 and 233, but come with an SQLSTA
 deadlock, 1222 a wait for a lock that took too long, 3960 a conflict of snapshots, 983 a replica that changes
 its role, 2601 and 2627 keys that are there already, 511, 2628 and 8152 a row or value too long, 515 NULL, 547
 a foreign key or CHECK, 3609 and 3616 a trigger that rolled back, 9400 to 9480 XML; 40549 to 40553 end the
-session."""
+session of a transaction that is too long or has too many locks, bytes of log or of memory."""
 _STATES: Final = (
     (("08", "HYT"), ErrorKind.LOST),
     (("40001",), ErrorKind.BUSY | ErrorKind.DEADLOCK),
@@ -144,6 +145,7 @@ class MssqlDialect(SqlDialect):
     has_parallel_results = False
     has_index_walks = False
     has_row_counts = False
+    parameters_max = 2_000  # 2,100 less its own ("Maximum capacity specifications for SQL Server")
     has_identity_guard = True
     is_shared_key_refused = False
     is_commit_error_final = False
