@@ -20,8 +20,9 @@ from starlette.requests import Request
 from tests.console.explorer_support import link_of, rows_of, send_events, words_of
 from tests.console.support import PlainBrowser, assert_accessible, watch_drawing
 
+from tidegate.console.explorer import bodies, send_page
 from tidegate.console.explorer import page as explorer
-from tidegate.console.explorer.bodies import BodyView, body_view
+from tidegate.console.explorer.bodies import body_bytes
 from tidegate.console.explorer.events import BrokerEvents
 from tidegate.console.explorer.reading import StoredEvent
 from tidegate.console.explorer.values import (
@@ -403,8 +404,9 @@ def test_few_pages_are_turned_into_json_at_once(
     assert max(counts) <= 2
 
 
+@pytest.mark.parametrize("address", ["events/0/0", "send?copy=0.0"], ids=["event", "copy"])
 def test_few_whole_events_are_held_at_once(
-    service: HubService, hub: str, plain_browser: PlainBrowser, monkeypatch: pytest.MonkeyPatch
+    service: HubService, hub: str, plain_browser: PlainBrowser, monkeypatch: pytest.MonkeyPatch, address: str
 ) -> None:
     """Protects the memory: an event of a million values takes 100 MB, and 20 that waited took a gigabyte."""
     send_events(service, hub, EventData(b"x"))
@@ -418,17 +420,18 @@ def test_few_whole_events_are_held_at_once(
             counts.append(held[0])
         return detail
 
-    def slowly(*given: Any) -> BodyView:
+    def slowly(*given: Any) -> bytes:
         time.sleep(0.2)
         with lock:
             held[0] -= 1
-        return body_view(*given)
+        return body_bytes(*given)
 
     monkeypatch.setattr(BrokerEvents, "event", counted)
-    monkeypatch.setattr(explorer, "body_view", slowly)
+    monkeypatch.setattr(bodies, "body_bytes", slowly)
+    monkeypatch.setattr(send_page, "body_bytes", slowly)
     with ExitStack() as stack:
         asked = [
-            stack.enter_context(closing(_ask(plain_browser, f"/hubs/{hub}/explorer/events/0/0")))
+            stack.enter_context(closing(_ask(plain_browser, f"/hubs/{hub}/explorer/{address}")))
             for _ in range(5)
         ]
         assert [each.getresponse().status for each in asked] == [200] * 5

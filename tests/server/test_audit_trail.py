@@ -28,6 +28,7 @@ from tidegate.server.app import TidegateServer
 from tidegate.server.log_format import LogFormat, start_logging
 from tidegate.testing.hub import HubService
 from tidegate.transport.clock import SystemClock
+from tidegate.transport.sliced_work import SlicedWork
 from tidegate.wire.administration import AdministrationRequest
 from tidegate.wire.cbs import SAS_TOKEN_TYPE, PutToken, put_token_request
 
@@ -254,6 +255,29 @@ def test_only_who_may_manage_the_namespace_sees_it(service: HubService) -> None:
     assert "1 record," in root.get("/audit?action=createEventHub&search=RETENTION").text
     assert "1 record," in root.get("/audit?policy=ann").text
     assert "No record matches." in root.get("/audit?search=%3Cnothing%3E").text
+
+
+def test_each_record_is_a_step(service: HubService, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 15,000 records, a page that looks for one held up every other client for 100 ms."""
+    assert service.ready.console is not None
+    browser = PlainBrowser(service.ready.console)
+    fields = {"policy": "RootManageSharedAccessKey", "key": KEY * 2}
+    assert browser.post("/console/sign-in", fields).status == 303
+    counts: list[int] = []
+    collect = SlicedWork.collect
+
+    async def counted(self: SlicedWork, items: Iterator[object], *, address: object = None) -> list[object]:
+        assert isinstance(items, Iterator)
+        steps = list(items)
+        counts.append(len(steps))
+        return await collect(self, iter(steps), address=address)
+
+    monkeypatch.setattr(SlicedWork, "collect", counted)
+    held = len(service.ask(lambda server: server.broker.audit.newest_first()))
+    assert held > 3
+    assert "No record matches." in browser.get("/audit?search=%3Cnothing%3E").text
+    assert _newest(service)["action"] == "signIn"
+    assert counts == [held, held]
 
 
 @pytest.mark.parametrize("log_format", list(LogFormat))

@@ -22,6 +22,8 @@ from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from enum import Enum
+from heapq import merge
+from operator import itemgetter
 from typing import Any, Final
 
 from tidegate.broker.authorization import Grant
@@ -199,8 +201,12 @@ class AuditTrail:
 
     def newest_first(self) -> list[AuditRecord]:
         """The records in memory."""
-        held = [each for kind in self._kinds for each in kind.held]
-        return [record for _, record in sorted(held, key=lambda each: each[0], reverse=True)]
+        return list(self.each_newest_first())
+
+    def each_newest_first(self) -> Iterator[AuditRecord]:
+        """The records in memory as they are now, each when it is asked for: there are up to 15,000."""
+        held = (reversed(tuple(kind.held)) for kind in self._kinds)
+        return (record for _, record in merge(*held, key=itemgetter(0), reverse=True))
 
     def close(self) -> None:
         for kind in self._kinds:

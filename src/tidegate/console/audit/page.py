@@ -16,7 +16,8 @@ from tidegate.console.frame.forms import start_of
 from tidegate.console.frame.pages import Pages, get
 from tidegate.console.frame.paging import listing, page_at
 from tidegate.console.frame.rendering import page
-from tidegate.console.frame.sessions import require_manage
+from tidegate.console.frame.sessions import require_manage, require_session
+from tidegate.console.frame.slices import in_slices
 
 _FIELD_CHARACTERS_MAX = 200
 
@@ -34,7 +35,9 @@ class AuditPages(Pages):
             name: request.query_params.get(name, "").strip()[:_FIELD_CHARACTERS_MAX]
             for name in ("search", "action", "policy")
         }
-        records = [record for record in self.trail.newest_first() if _is_wanted(record, **given)]
+        steps = (each if _is_wanted(each, **given) else None for each in self.trail.each_newest_first())
+        records = await in_slices(request, steps)
+        require_session(request)  # it may have waited for others
         found = page_at(records, start_of(request.query_params.get("start")))
         context: dict[str, Any] = {
             "actions": [action.value for action in Action],

@@ -55,6 +55,9 @@ _THREADS_MAX: Final = 2
 _READERS_MAX: Final = 8
 """Pages read concurrently, each of which may briefly hold about 50 MB; others wait."""
 
+_WHOLE_EVENTS_MAX: Final = 2
+"""Whole events that are decoded and shown at once. Our choice: each may take seconds, and 100 MB."""
+
 _PARTITIONS_PER_TURN: Final = 32
 """Partitions looked up before yielding to other tasks: about 2 ms of work."""
 
@@ -69,6 +72,8 @@ class BrokerEvents:
         self.broker = broker
         self._threads = asyncio.Semaphore(_THREADS_MAX)
         self._readers = asyncio.Semaphore(_READERS_MAX)
+        self.whole_events = asyncio.Semaphore(_WHOLE_EVENTS_MAX)
+        """Hold it while an event is decoded and shown."""
         self._first_times = FirstTimes()
         self._tail_sources: WeakValueDictionary[Hashable, _TailSource[Any]] = WeakValueDictionary()
 

@@ -62,8 +62,6 @@ T = TypeVar("T")
 
 _DOWNLOADS_MAX: Final = 2
 """Pages that are turned into JSON at once. Our choice: 16 MB of control characters become 100 MB."""
-_EVENTS_MAX: Final = 2
-"""Whole events that are decoded and shown at once. Our choice: each may take seconds, and 100 MB."""
 _PROPERTIES_SHOWN = 3
 _PROPERTY_CHARACTERS = 40
 _AROUND = 10
@@ -79,7 +77,6 @@ class ExplorerPages(Pages):
 
     def __post_init__(self) -> None:
         self._downloads = asyncio.Semaphore(_DOWNLOADS_MAX)
-        self._whole_events = asyncio.Semaphore(_EVENTS_MAX)
 
     @get("/hubs/{hub}/explorer")
     async def show(self, request: Request) -> Response:
@@ -171,7 +168,7 @@ class ExplorerPages(Pages):
 
     @get("/hubs/{hub}/explorer/events/{partition}/{number}")
     async def show_event(self, request: Request) -> Response:
-        async with self._whole_events:
+        async with self.events.whole_events:
             return await self._event_page(request, await self._find(request))
 
     async def _event_page(self, request: Request, detail: EventDetail) -> Response:
@@ -204,7 +201,7 @@ class ExplorerPages(Pages):
 
     @get("/hubs/{hub}/explorer/events/{partition}/{number}/body")
     async def download_body(self, request: Request) -> Response:
-        async with self._whole_events:
+        async with self.events.whole_events:
             event = (await self._find(request)).event
             if event.contents is None:
                 raise NotFoundError(f"The event {event.sequence_number} is not a message and has no body.")

@@ -92,9 +92,10 @@ class SendPages(Pages):
         if not copied:
             return self._form(request, _EMPTY)
         require_listen(request, hub)
-        detail = await self._find(hub, copied)
-        fields, left_out = await asyncio.to_thread(_copy_of, detail)
-        return self._form(request, {**_EMPTY, **fields}, copied=detail.event, left_out=left_out)
+        async with self.events.whole_events:
+            detail = await self._find(hub, copied)
+            fields, left_out = await asyncio.to_thread(_copy_of, detail)
+            return self._form(request, {**_EMPTY, **fields}, copied=detail.event, left_out=left_out)
 
     @post("/hubs/{hub}/explorer/send")
     async def send(self, request: Request) -> Response:

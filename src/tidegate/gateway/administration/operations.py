@@ -10,11 +10,13 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import Enum
+from itertools import islice
 from typing import Final, TypeVar, cast
 
 from msgspec import UNSET
 
 from tidegate.broker import (
+    AuditRecord,
     Backup,
     Broker,
     Claim,
@@ -168,13 +170,9 @@ async def _update_namespace(call: Call) -> object:
     return _read_namespace(call)
 
 
-def _list_audit_records(call: Call) -> object:
-    records = call.broker.audit.newest_first()[:AUDIT_RECORDS_MAX]
-    return [
-        asdict(record)
-        | {name: value and json.dumps(value) for name, value in (("old", record.old), ("new", record.new))}
-        for record in records
-    ]
+async def _list_audit_records(call: Call) -> object:
+    records = islice(call.broker.audit.each_newest_first(), AUDIT_RECORDS_MAX)
+    return await in_slices((call.encode_row(_audit_record(record)) for record in records), call.sliced_work)
 
 
 async def _list_event_hubs(call: Call) -> object:
@@ -354,7 +352,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     ),
     Operation(
         "GET", "/audit", "listAuditRecords", "The newest changes and sign-ins, newest first.",
-        Needs.MANAGE, _list_audit_records, answer=shapes.AuditRecord, is_list=True,
+        Needs.MANAGE, _list_audit_records, answer=shapes.AuditRecord, is_list=True, is_long_list=True,
     ),
     Operation(
         "POST", "/backups", "createBackup",
@@ -503,6 +501,11 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
 
 def _statistics(counts: EventHubStatistics, event_hubs: Sequence[EventHub]) -> dict[str, int]:
     return {**asdict(counts), "stored_bytes": sum(hub.stored_bytes for hub in event_hubs)}
+
+
+def _audit_record(record: AuditRecord) -> dict[str, object]:
+    values = (("old", record.old), ("new", record.new))
+    return asdict(record) | {name: value and json.dumps(value) for name, value in values}
 
 
 def _event_hub(event_hub: EventHub) -> dict[str, object]:
