@@ -63,6 +63,17 @@ async def test_added_partitions_are_captured(
         assert captured_numbers(tmp_path / "files" / "ns" / "grown" / partition_id) == [0, 1]
 
 
+async def test_a_long_destination_is_not_logged(
+    broker: Broker, service: CaptureService, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Protects the disk: a destination has up to 64 KB, and each change of it was logged twice with all."""
+    caplog.set_level(logging.INFO)
+    await broker.create_event_hub("hub", partition_count=1)
+    await broker.set_capture("hub", _settings(tmp_path / "files" / "/".join(["x" * 100] * 300)))
+    await wait_until(lambda: "started <HubCapture hub to" in caplog.text)
+    assert max(len(each.getMessage()) for each in caplog.records if "started" in each.msg) < 400
+
+
 async def test_events_come_out_as_they_went_in(
     broker: Broker, service: CaptureService, clock: SetClock, tmp_path: Path
 ) -> None:

@@ -119,6 +119,8 @@ def test_clients_cannot_flood_the_log() -> None:
         console.info("a live page ends: %s", number)
         guard.info("a wrong key from %s", number)
         letters.warning("dead letters of %s", number)
+        logging.getLogger("tidegate.server.stored_groups").info("no metrics: %s", number)
+        logging.getLogger("asyncio").error("socket.accept() failed: %s", number)
         logging.getLogger("tidegate.audit").info("made %s", number, extra={"audit": {"number": number}})
         gateway.error("failed %s", number)
         logging.getLogger("tidegate.server.app").info("our own %s", number)
@@ -129,6 +131,7 @@ def test_clients_cannot_flood_the_log() -> None:
 
     assert 0 < count("a batch was refused") == count("another kind") == count("a wrong key") < 100
     assert 0 < count("dead letters") < 100
+    assert 0 < count("no metrics") == count("socket.accept()") < 100
     assert 0 < count("a live page ends") < 100
     assert 0 < count("failed") < 100
     assert [count(text) for text in ("made", "our own")] == [1000, 1000]

@@ -140,4 +140,4 @@ class HubCapture:
         )
 
     def __repr__(self) -> str:
-        return f"<HubCapture {self._event_hub.name} to {self.settings.destination}>"
+        return f"<HubCapture {self._event_hub.name} to {self.settings.destination:.300}>"

@@ -41,6 +41,8 @@ _CLIENT_LOGGERS: Final = (
     "tidegate.storage.write_errors",
     "tidegate.broker.key_guard",
     "tidegate.server.dead_letters",
+    "tidegate.server.stored_groups",
+    "asyncio",
 )
 _LINES_MAX: Final = 20
 _WINDOW_S: Final = 10.0
