@@ -18,8 +18,9 @@ from tidegate.processor.checkpoint import ProcessorCheckpoint
 from tidegate.processor.lease import GroupKey
 from tidegate.processor.store import ProcessorStore
 from tidegate.processor.stores.blob import BlobStore
+from tidegate.testing.leases import acquire
 from tidegate.testing.proxy import CuttingProxy
-from tidegate.testing.stores import ProcessorStoreConformance, acquire
+from tidegate.testing.stores import ProcessorStoreConformance
 from tidegate.transport.clock import SystemClock
 
 GROUP = GroupKey("Name.servicebus.windows.net", "Flights", "$Default")

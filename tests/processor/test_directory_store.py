@@ -24,7 +24,7 @@ from tidegate.processor.checkpoint import ProcessorCheckpoint
 from tidegate.processor.lease import GroupKey
 from tidegate.processor.stores.checkpoint_file import CheckpointFile, CheckpointRecord, checkpoint_path
 from tidegate.processor.stores.directory import DirectoryStore
-from tidegate.testing.stores import acquire
+from tidegate.testing.leases import acquire
 
 GROUP = GroupKey("localhost", "Flights", "$Default")
 FOLDER = Path("localhost/flights/$default")

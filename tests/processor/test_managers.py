@@ -45,9 +45,11 @@ from tidegate.processor import (
 )
 from tidegate.processor.stores.blob import BlobStore
 from tidegate.sql import Database, DeadLetters, Pipeline, SqlStore
+from tidegate.testing.checkpoints import CheckpointManagerConformance
 from tidegate.testing.dead_letters import DeadLetterManagerConformance, make_failed
+from tidegate.testing.groups import make_group
 from tidegate.testing.hub import HubService
-from tidegate.testing.stores import CheckpointManagerConformance, LeaseManagerConformance, make_group
+from tidegate.testing.leases import LeaseManagerConformance
 from tidegate.transport.clock import SystemClock
 
 seen = Table(

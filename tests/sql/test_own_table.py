@@ -19,8 +19,8 @@ from tidegate.processor import (
 )
 from tidegate.sql import Database, DeadLetterFilter, DeadLetters, DeadLetterTable, SqlStore
 from tidegate.testing.dead_letters import DeadLetterManagerConformance, make_failed
+from tidegate.testing.groups import make_group
 from tidegate.testing.hub import HubService
-from tidegate.testing.stores import make_group
 
 own = Table(
     "own_dead_letter",

@@ -57,6 +57,8 @@ API_PAGES: Final[Mapping[str, ApiPage]] = {
             "tidegate.testing.hub",
             "tidegate.testing.proxy",
             "tidegate.testing.stores",
+            "tidegate.testing.leases",
+            "tidegate.testing.checkpoints",
             "tidegate.testing.dead_letters",
         ),
     ),

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from tidegate.model.events import EventContents, ReceivedEvent
 from tidegate.processor.dead_letters import DeadLetterManager, FailedEvent
 from tidegate.processor.lease import GroupKey
-from tidegate.testing.stores import make_group
+from tidegate.testing.groups import make_group
 from tidegate.transport.clock import SystemClock
 
 
