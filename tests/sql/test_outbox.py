@@ -146,7 +146,7 @@ class Bench:
         self.service.ask(limit)
         await self.send_others(1)
 
-    def move_lanes(self, **changes: int) -> None:
+    def move_lanes(self, **changes: object) -> None:
         """What a relay would have noted."""
         with self.database.writing() as connection, connection.begin():
             connection.execute(sa.update(outbox_lane).values(**changes))

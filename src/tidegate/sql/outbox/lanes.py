@@ -28,7 +28,13 @@ from typing import Any, Final
 from sqlalchemy import BigInteger, ColumnElement, Connection, bindparam, case, delete, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
-from tidegate.model.errors import FencedError, OutboxInDoubtError
+from tidegate.model.errors import (
+    FencedError,
+    OutboxInDoubtError,
+    PartitionNotFoundError,
+    ProducerEpochStolenError,
+    TidegateError,
+)
 from tidegate.sql.core.database import Database
 from tidegate.sql.core.dialects.base import locking_free
 from tidegate.sql.core.failures import translate
@@ -293,7 +299,8 @@ def find_start(lane: Lane, stored_count: int, known_since: int | None) -> int | 
         fewer, but some              some may be sent     a new producer: an earlier log was restored
         none                         first batch may be   send it, if the producer would be known since
                                      sent                 it was begun, else in doubt
-        none                         later ones may be    in doubt: the producer was forgotten
+        none                         later ones may be    in doubt: the producer was forgotten; a new producer
+                                     sent                 if none ever was: it is another log than before
     """
     if not lane.producer_epoch:
         return None
@@ -307,7 +314,7 @@ def find_start(lane: Lane, stored_count: int, known_since: int | None) -> int | 
         return stored_until
     if lane.sent_until <= lane.relayed_until:
         return None
-    if stored_count:
+    if stored_count or (known_since == 0 and lane.relayed_until > lane.base_number):
         return None
     is_first = lane.relayed_until == lane.base_number
     if is_first and known_since is not None and known_since <= lane.base_sequence_number:
@@ -319,11 +326,28 @@ def find_start(lane: Lane, stored_count: int, known_since: int | None) -> int | 
     )
 
 
+def explained(lane: Lane, error: TidegateError) -> TidegateError:
+    """What an error of the service means for a lane that no other relay has continued."""
+    if isinstance(error, ProducerEpochStolenError):
+        return _in_doubt(lane, "their producer has a later epoch in the hub: this database is older")
+    if isinstance(error, PartitionNotFoundError):
+        return PartitionNotFoundError(
+            f"{_said(lane)} wait: the hub has no such partition now (lane {lane.lane_id}).",
+            next_step="Add the missing partitions, and they are sent; new events go to those that there are.",
+        )
+    return error
+
+
+def _said(lane: Lane) -> str:
+    return (
+        f"The events from number {lane.relayed_until} that partition {lane.partition_id} has published to "
+        f"partition {lane.target_partition_id} of {lane.target_hub!r}"
+    )
+
+
 def _in_doubt(lane: Lane, why: str) -> OutboxInDoubtError:
     return OutboxInDoubtError(
-        f"The events from number {lane.relayed_until} that partition {lane.partition_id} has published to "
-        f"partition {lane.target_partition_id} of {lane.target_hub!r} are not sent: {why} (lane "
-        f"{lane.lane_id}).",
+        f"{_said(lane)} are not sent: {why} (lane {lane.lane_id}).",
         next_step="Compare the rows of tidegate_outbox with the hub's last events, and either delete those "
         "that it has or allow them to be sent: see the documentation of publishing.",
     )

@@ -31,6 +31,7 @@ from tidegate.model.errors import (
     FencedError,
     OperationTimeoutError,
     OutboxInDoubtError,
+    ProducerEpochStolenError,
     TidegateError,
 )
 from tidegate.processor.policies import RESTART
@@ -41,6 +42,7 @@ from tidegate.sql.outbox.lanes import (
     LaneStep,
     OutboxRow,
     begin_producer,
+    explained,
     find_start,
     read_lanes,
     read_rows,
@@ -123,6 +125,8 @@ class OutboxRelay:
         self._after = ""
         """The last lane that had a turn."""
         self._layouts_read: dict[str, float] = {}
+        self._warned_of: set[str] = set()
+        """Hubs whose service recognises no repeats."""
         self._waiting = self._relayed = 0
         outbox.relays.append(self)
 
@@ -209,6 +213,7 @@ class OutboxRelay:
         turn = {each.lane.lane_id: each for each in results if isinstance(each, _Open)}
         is_more = await self._take_steps(turn) or any(each is _Begun for each in results)
         is_more = is_more or len(self._locked) > locked_before  # the next turn is that of others
+        await self._refresh_layouts({each.target_hub for each in chosen})
         rows = await asyncio.to_thread(read_rows, self._database, sorted(turn), _ROWS_MAX) if turn else {}
         if not rows:
             is_more = is_more or bool(self._after)
@@ -220,7 +225,6 @@ class OutboxRelay:
         except BaseException:
             self._close(turn)
             raise
-        await self._refresh_layouts({turn[lane_id].lane.target_hub for lane_id in rows})
         return True
 
     def _is_waiting(self, lane_id: str, now: float) -> bool:
@@ -295,7 +299,7 @@ class OutboxRelay:
             )
             try:
                 await sender.learn_message_bytes_max()
-                start = self._find_start(lane, sender)
+                start = await self._find_start(lane, sender)
             except BaseException:
                 sender.release()
                 raise
@@ -309,16 +313,22 @@ class OutboxRelay:
         self._note_locked(lane.lane_id)
         return None
 
-    def _find_start(self, lane: Lane, sender: RepeatableSender) -> int | None:
+    async def _find_start(self, lane: Lane, sender: RepeatableSender) -> int | None:
         if not sender.is_idempotent:
-            if lane.target_hub not in self._layouts_read:
+            if lane.target_hub not in self._warned_of:
+                self._warned_of.add(lane.target_hub)
                 _logger.warning(
                     "The service of %s does not recognise repeated batches: events published to it are "
                     "stored at least once, and again when an acknowledgement is lost.",
                     lane.target_hub,
                 )
             return lane.relayed_until
-        return find_start(lane, sender.found_count, sender.known_since)
+        known_since = sender.known_since
+        if known_since and not sender.found_count:
+            end = await self._end_of_target(lane)
+            if end < lane.base_sequence_number:  # the hub was created again: a number of another log
+                known_since = None
+        return find_start(lane, sender.found_count, known_since)
 
     async def _end_of_target(self, lane: Lane) -> int:
         audience = self._audience(lane.target_hub)
@@ -363,8 +373,10 @@ class OutboxRelay:
     async def _fail(self, lane: Lane, error: TidegateError) -> bool:
         """Let the lane wait; False if another relay has continued it since it was read, which explains it."""
         before = self._failures.get(lane.lane_id)
-        if before is None and await self._is_continued(lane):
+        is_stolen = isinstance(error, ProducerEpochStolenError)
+        if (before is None or is_stolen) and await self._is_continued(lane):
             return False
+        error = explained(lane, error)
         tries = 1 if before is None else before.tries + 1
         self._failures[lane.lane_id] = _Failure(error, tries, self._loop.time() + _delay_s(tries))
         if before is None:
@@ -390,13 +402,17 @@ class OutboxRelay:
                 opened.sender.release()
 
     async def _refresh_layouts(self, target_hubs: Collection[str]) -> None:
-        """Look for added partitions, and keep what is found."""
+        """Look for added and missing partitions, and keep what is found."""
         now = self._loop.time()
         for target_hub in target_hubs:
             if now - self._layouts_read.get(target_hub, -_LAYOUT_S) < _LAYOUT_S:
                 continue
             self._layouts_read[target_hub] = now
-            layout = await self._learn_layout(target_hub)
+            try:
+                layout = await self._learn_layout(target_hub)
+            except TidegateError as error:
+                _logger.debug("The partitions of %s were not read: %s", target_hub, error)
+                continue  # if it is away, its lanes say so
             self._outbox.layouts[target_hub] = layout
             ids, bytes_max = layout.partition_ids, layout.batch_bytes_max
             await asyncio.to_thread(save_hub, self._database, target_hub, ids, bytes_max)
