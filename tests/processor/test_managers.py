@@ -8,12 +8,14 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 from sqlalchemy import Column, Integer, MetaData, String, Table, insert, select
 from tests.processor.hosts import PLAIN, QUICK, Journal, Recorder, checkpoint_all, publish, until
+from tests.sql.support import events_between
 from tests.support.blob_storage import OwnStorage
 
 from tidegate.client import EventHubConsumer, EventHubProducer
@@ -28,6 +30,7 @@ from tidegate.model.events import EventData, ReceivedEvent
 from tidegate.model.position import EventPosition
 from tidegate.processor import (
     CheckpointManager,
+    CloseReason,
     DeadLetterManager,
     DirectoryStore,
     EventProcessorHost,
@@ -43,6 +46,7 @@ from tidegate.processor import (
     ProcessorCheckpoint,
     TransactionContext,
 )
+from tidegate.processor.pump.context import OwnedPartitionContext
 from tidegate.processor.stores.blob import BlobStore
 from tidegate.sql import Database, DeadLetters, Pipeline, SqlStore
 from tidegate.testing.checkpoints import CheckpointManagerConformance
@@ -878,3 +882,31 @@ async def test_a_broken_dead_letter_manager_fails(broken: type[Queue], test: str
     suite.queue = broken()
     with pytest.raises(AssertionError):
         await getattr(suite, test)()
+
+
+async def test_a_late_call_of_a_lost_partition_stores_nothing() -> None:
+    """Its events come to the next owner, which may process them: a dead letter would be one too many."""
+    group, stored = make_group(), list[FailedEvent]()
+
+    async def store(failed: Sequence[FailedEvent]) -> None:
+        stored.extend(failed)
+
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    context = OwnedPartitionContext(
+        group=group,
+        event_hub=group.event_hub,
+        consumer_group=group.consumer_group,
+        lease=Lease("0", "host", 1, now, now, "1"),
+        checkpoints=MemoryStore(SystemClock()),
+        event_hub_created_at_ms=1,
+        is_transactional=False,
+        add_dead_letters=store,
+        clock=SystemClock(),
+    )
+    (event,) = events_between(0, 1)
+    context.begin_call(event)
+    context.dead_letter(event, "bad")
+    context.end(CloseReason.OWNERSHIP_LOST)
+    with pytest.raises(FencedError):
+        await context.store_dead_letters()
+    assert stored == []

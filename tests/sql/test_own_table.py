@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 import pytest
 from sqlalchemy import Column, DateTime, Integer, LargeBinary, MetaData, String, Table, select
 from tests.processor.hosts import PLAIN, QUICK, publish, until
+from tests.sql.support import CONSUMER, events_between
+from tests.sql.transaction_support import Partition, lease_of
 
-from tidegate.model.errors import InvalidArgumentError
+from tidegate.model.errors import InvalidArgumentError, StoreUnavailableError
 from tidegate.model.events import ReceivedEvent
 from tidegate.processor import (
     DeadLetterManager,
@@ -17,7 +20,10 @@ from tidegate.processor import (
     GroupKey,
     TransactionContext,
 )
-from tidegate.sql import Database, DeadLetterFilter, DeadLetters, DeadLetterTable, SqlStore
+from tidegate.processor.policies import FailurePolicy
+from tidegate.sql import Database, DeadLetterFilter, DeadLetters, DeadLetterTable, SqlStore, UnitOfWork
+from tidegate.sql.handlers.forms import form_of
+from tidegate.sql.stores import processor_store
 from tidegate.testing.dead_letters import DeadLetterManagerConformance, make_failed
 from tidegate.testing.groups import make_group
 from tidegate.testing.hub import HubService
@@ -131,3 +137,57 @@ async def test_long_texts_are_cut_to_their_columns(database: Database) -> None:
     with database.read() as connection:
         (error,) = connection.execute(select(own.c.error)).scalars()
     assert error == "x" * 79 + "…"
+
+
+class Hanging(DeadLetterTable):
+    """A manager that does not return at first, as one whose own database is locked."""
+
+    calls = 0
+    is_cancelled = False
+
+    async def add_failed_events(self, failed: Sequence[FailedEvent]) -> None:
+        """Hang once."""
+        self.calls += 1
+        if self.calls == 1:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.is_cancelled = True
+        await super().add_failed_events(failed)
+
+
+async def test_a_manager_that_hangs_does_not_keep_the_transactions_locks(
+    database: Database, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its call has a limit; the error names it, nothing is committed, and the batch comes again."""
+
+    def refuse(context: TransactionContext, events: Sequence[ReceivedEvent]) -> None:
+        raise ValueError("bad")
+
+    monkeypatch.setattr(processor_store, "_STORE_FAILED_S", 0.05)
+    other = Database.open(f"{sqlite_url}.other")
+    other.ensure_table(own)
+    manager, lease = Hanging(other, own), lease_of(1)
+    store = SqlStore(database)
+    transactions = store.open_transactions(
+        GroupKey("localhost", CONSUMER.event_hub, CONSUMER.consumer_group),
+        lease,
+        form_of(refuse, CONSUMER),
+        Partition(lease),
+        policy=FailurePolicy(),
+        event_hub_created_at_ms=None,
+        dead_letters=manager,
+    )
+    batch = transactions.process(events_between(0, 1), start_sequence_number=0, until_sequence_number=1)
+    with pytest.raises(StoreUnavailableError, match=r"within 0.05 s: Hanging does not return"):
+        await batch
+    with UnitOfWork(database, CONSUMER) as unit:
+        assert unit.lock("0") is None  # the locks are free, and nothing was committed
+    monkeypatch.undo()
+    await transactions.process(events_between(0, 1), start_sequence_number=0, until_sequence_number=1)
+    assert manager.is_cancelled
+    with other.read() as connection:
+        assert len(connection.execute(select(own)).all()) == 1
+    transactions.close()
+    other.close()
+    await store.close()

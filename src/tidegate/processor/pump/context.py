@@ -121,7 +121,12 @@ class OwnedPartitionContext(PartitionContext):
         self._failed[event.sequence_number] = failed
 
     async def store_dead_letters(self) -> None:
-        """Store the dead letters reported so far. Raises StoreUnavailableError, and keeps them."""
+        """Store the dead letters reported so far. Raises StoreUnavailableError, and keeps them.
+
+        After the session, it raises as ``checkpoint``: the next owner gets these events again, and decides.
+        """
+        if self._failed and (self._end or self.fenced):
+            raise self._end or self.fenced  # type: ignore[misc]
         if self._failed and self._add_dead_letters is not None:
             failed = [self._failed[number] for number in sorted(self._failed)]
             await self._add_dead_letters(failed)

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
 
 from tidegate.client import Namespace
-from tidegate.model.errors import ClosedError, InvalidArgumentError
+from tidegate.model.errors import ClosedError, InvalidArgumentError, StoreUnavailableError
 from tidegate.processor.checkpoint import ProcessorCheckpoint
 from tidegate.processor.dead_letters import DeadLetterManager, FailedEvent, store_failed
 from tidegate.processor.handlers import PartitionContext
@@ -35,6 +35,9 @@ from tidegate.sql.stores.leases import LeaseTable
 
 T = TypeVar("T")
 
+_STORE_FAILED_S: Final = 30.0
+"""How long a transaction waits, with its locks, for dead letters that are stored elsewhere (our choice:
+``close_timeout_s``)."""
 _READ_THREADS: Final = 2
 """Readers never wait for writers, so they have separate threads (our choice)."""
 _LEASE_THREADS: Final = 2
@@ -192,9 +195,7 @@ class SqlStore:
         if manager is None:
             return None
         loop = asyncio.get_running_loop()
-        return lambda _, failed: asyncio.run_coroutine_threadsafe(
-            store_failed(manager, failed), loop
-        ).result()
+        return lambda _, failed: _store_within(_STORE_FAILED_S, manager, failed, loop)
 
     async def add_failed_events(self, failed: Sequence[FailedEvent]) -> None:
         """As in ``DeadLetterManager``, into ``tidegate_dead_letter``: a known one gets one more attempt."""
@@ -235,6 +236,26 @@ class SqlStore:
 
     def _consumer(self, group: GroupKey) -> ConsumerKey:
         return self._namespace.consumer_of(group)
+
+
+def _store_within(
+    timeout_s: float,
+    manager: DeadLetterManager,
+    failed: Sequence[FailedEvent],
+    loop: asyncio.AbstractEventLoop,
+) -> None:
+    """Store failed events elsewhere, from a transaction's thread. Raises StoreUnavailableError."""
+    storing = asyncio.run_coroutine_threadsafe(store_failed(manager, failed), loop)
+    try:
+        storing.result(timeout_s)
+    except TimeoutError as error:
+        storing.cancel()
+        raise StoreUnavailableError(
+            f"The dead letters of partition {failed[0].event.partition_id} of {failed[0].group} were not "
+            f"stored within {timeout_s:g} s: {type(manager).__name__} does not return.",
+            next_step="The transaction is rolled back, and the batch comes again: check what the manager "
+            "waits for, and give it a time-out.",
+        ) from error
 
 
 class OneNamespace:
