@@ -98,6 +98,21 @@ class Terminal(io.StringIO):
         return True
 
 
+def test_what_must_not_be_cut_is_shown_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two numbers that differ at their end would look the same on a narrow terminal."""
+    monkeypatch.setenv("COLUMNS", "80")
+    start = {"key": "partition_id=17, sequence_number=123456789012", "note": None}
+    for digits, is_apart in ((8, True), (0, False)):
+        record = start | {"live": f"1234567890.{'1' * digits}5", "shadow": f"1234567890.{'1' * digits}6"}
+        stream = Terminal()
+        columns = ("key", "note", "live", "shadow")
+        Output(OutputFormat.TABLE, stream=stream).records([record] * 2, columns=columns, is_whole=True)
+        shown = stream.getvalue()
+        assert "…" not in shown
+        assert all(str(value) in shown for value in record.values() if value)
+        assert ("\n\n" in shown, "note" in shown) == (is_apart, not is_apart)
+
+
 def test_drawn_table_shows_markup_as_it_is() -> None:
     """On a terminal a value in square brackets is data, not markup; a long one is cut unless --wide is given,
     and never in the table of one thing."""

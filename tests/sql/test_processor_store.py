@@ -431,3 +431,13 @@ def win(table: LeaseTable, owner: str, times: int) -> list[int]:
 if __name__ == "__main__":
     with Database.open(sys.argv[1]) as shared_database:
         print(json.dumps(win(LeaseTable(shared_database), sys.argv[2], 10)))
+
+
+def test_a_shadow_is_no_group_that_lags(database: Database) -> None:
+    """Nothing processes it: `tidegate lag` and the console do not list it; its own name finds it."""
+    shadow = ConsumerKey(CONSUMER.event_hub, f"{CONSUMER.consumer_group}~v2")
+    for consumer in (CONSUMER, shadow):
+        with UnitOfWork(database, consumer) as unit:
+            unit.advance("0", unit.lock("0"), 5)
+    assert set(read_group_views(database)) == {CONSUMER}
+    assert set(read_group_view(database, shadow).checkpoints) == {"0"}

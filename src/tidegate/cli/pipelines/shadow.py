@@ -265,7 +265,7 @@ def _write(output: Output, found: ShadowDifference) -> None:
         *_lines("dead letter", *_LETTER, found.dead_letters),
     ]
     if lines or not output.is_table:
-        output.records(lines, columns=_COLUMNS, title="Differences")
+        output.records(lines, columns=_COLUMNS, title="Differences", is_whole=True)
 
 
 def _json(key: Sequence[str], columns: Sequence[str], rows: Comparison) -> dict[str, object]:

@@ -128,17 +128,19 @@ class Output:
         columns: Sequence[str],
         title: str | None = None,
         first: str = "",
+        is_whole: bool = False,
     ) -> None:
         """Write a list. columns: the fields and their order, also without any record.
 
         title: shown only above a table on a terminal. first: the fields, separated by spaces, that a narrow
-        terminal shows before others, most important first; "": as in ``columns``.
+        terminal shows before others, most important first; "": as in ``columns``. is_whole: it shows each
+        record by itself instead, so that nothing is cut, and without fields that have no value.
         """
         if self.format is OutputFormat.JSON:
             rows = [{column: record.get(column) for column in columns} for record in records]
             self._write_json(rows)
         elif self.format is OutputFormat.TABLE:
-            self._table(list(records), columns, title, first.split())
+            self._table(list(records), columns, title, first.split(), is_whole=is_whole)
         else:
             stream = self.record_stream(columns)
             for record in records:
@@ -189,7 +191,13 @@ class Output:
         self.stream.write(json_text(value, is_indented=self.is_terminal) + "\n")
 
     def _table(
-        self, rows: Sequence[Record], columns: Sequence[str], title: str | None, first: Sequence[str]
+        self,
+        rows: Sequence[Record],
+        columns: Sequence[str],
+        title: str | None,
+        first: Sequence[str],
+        *,
+        is_whole: bool,
     ) -> None:
         is_fitted = self.is_terminal and not self._is_wide
         now = SystemClock().now_utc() if is_fitted else None
@@ -208,12 +216,23 @@ class Output:
         ranks = [columns.index(name) for name in (*first, *(each for each in columns if each not in first))]
         width = self._width if is_fitted else sys.maxsize
         fitted = fit(shown, ranks, width, bold=_bold, is_plain=not self._can_draw)
+        if is_whole and (fitted.left_out or fitted.is_cut):
+            self._apart(rows, columns, width)
+            return
         remarks = [f"Not shown: {', '.join(fitted.left_out)}."] if fitted.left_out else []
         remarks += ["Some values are cut."] if fitted.is_cut else []
         for line in fitted.lines:
             self.line(line)
         if remarks:
             self.line(textwrap.fill(f"{' '.join(remarks)} --wide shows all.", width, break_on_hyphens=False))
+
+    def _apart(self, rows: Sequence[Record], columns: Sequence[str], width: int) -> None:
+        for number, row in enumerate(rows):
+            names = [name for name in columns if row.get(name) is not None]
+            if number:
+                self.line("")
+            for line in fields(names, [cell_text(row[name]) for name in names], width, bold=_bold):
+                self.line(line)
 
     def _field_text(self, value: object) -> str:
         """The value of one thing's field; on a terminal, a time with its age."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from tidegate.processor.group_view import GroupView
-from tidegate.processor.lease import LeaseSnapshot
+from tidegate.processor.lease import SHADOW_MARK, LeaseSnapshot
 from tidegate.sql.core.database import Database
 from tidegate.sql.core.values import Checkpoint, ConsumerKey
 from tidegate.sql.stores.checkpoints import CheckpointReader, processor_checkpoints
@@ -24,7 +24,10 @@ def read_group_view(database: Database, consumer: ConsumerKey) -> GroupView:
 
 
 def read_group_views(database: Database) -> dict[ConsumerKey, GroupView]:
-    """All consumer groups with a lease or a checkpoint, each with its consumer."""
+    """All consumer groups with a lease or a checkpoint, each with its consumer.
+
+    Without shadows: what nothing processes has no lag to be warned of. ``read_group_view`` reads one.
+    """
     rows: defaultdict[ConsumerKey, list[Checkpoint]] = defaultdict(list)
     for row in CheckpointReader(database).read_all():
         rows[ConsumerKey(row.event_hub, row.consumer_group)].append(row)
@@ -33,4 +36,5 @@ def read_group_views(database: Database) -> dict[ConsumerKey, GroupView]:
     return {
         key: GroupView(LeaseSnapshot(leases.get(key, {}), now), checkpoints.get(key, {}))
         for key in dict.fromkeys([*checkpoints, *leases])
+        if SHADOW_MARK not in key.consumer_group
     }
