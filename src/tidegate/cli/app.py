@@ -19,6 +19,8 @@ from tidegate.cli.entities.policy import policy_group
 from tidegate.cli.entities.profile import profile_group
 from tidegate.cli.entities.publisher import publisher_group
 from tidegate.cli.entities.token import token_group
+from tidegate.cli.events.export import export
+from tidegate.cli.events.importing import import_events
 from tidegate.cli.events.receive import receive
 from tidegate.cli.events.send import send
 from tidegate.cli.hosts.run import host_group
@@ -77,7 +79,10 @@ pipeline_group = CommandGroup(
     cls=ContentsGroup,
     contents=(
         ("The service", (serve, top, backup, check, doctor)),
-        ("Event hubs and events", (hub_group, group_group, capture_group, send, receive)),
+        (
+            "Event hubs and events",
+            (hub_group, group_group, capture_group, send, receive, export, import_events),
+        ),
         ("Access and throughput", (policy_group, token_group, publisher_group, throughput_group, tier_group)),
         ("Consumers", (host_group, lag, lease_group, checkpoint_group)),
         ("Pipelines", (pipeline_group, dlq_group, audit, spark_group)),

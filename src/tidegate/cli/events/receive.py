@@ -7,20 +7,21 @@ import click
 from tidegate.cli.shell.connection import Service, with_service
 from tidegate.cli.shell.decorators import flag, option, require_at_most_one
 from tidegate.cli.shell.interrupt import run_interruptible
-from tidegate.cli.shell.options import COUNT, group_option, hub_argument, verbose_option, with_output
+from tidegate.cli.shell.options import (
+    COUNT,
+    from_option,
+    group_option,
+    hub_argument,
+    verbose_option,
+    with_output,
+)
 from tidegate.cli.shell.render import Output, OutputFormat
 from tidegate.model.position import parse_position
 
 
 @click.command()
 @hub_argument
-@option(
-    "--from",
-    "POSITION",
-    "earliest, latest, @SEQUENCE_NUMBER, a time in ISO 8601, or an age (90s, 15m, 2h, 7d).",
-    argument="position",
-    default="earliest",
-)
+@from_option
 @option("--count", "N", "Stop after this many events.", COUNT)
 @click.option(
     "--follow/--no-follow", default=True, help="Wait for new events, or stop at the end of the log."

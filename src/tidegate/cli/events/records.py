@@ -6,7 +6,7 @@ import base64
 import binascii
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Final
+from typing import Final, NamedTuple
 from uuid import UUID
 
 import orjson
@@ -64,8 +64,16 @@ def event_record(event: ReceivedEvent) -> Record:
     }
 
 
-def parse_record(line: bytes) -> tuple[EventData, str | None]:
-    """An event and its partition key from a record as a JSON object; what the service assigns is ignored.
+class ParsedRecord(NamedTuple):
+    """What a record says of an event; the rest is assigned by the service."""
+
+    event: EventData
+    partition_key: str | None
+    partition_id: str | None
+
+
+def parse_record(line: bytes) -> ParsedRecord:
+    """An event from a record as a JSON object.
 
     Raises InvalidArgumentError.
     """
@@ -91,7 +99,7 @@ def parse_record(line: bytes) -> tuple[EventData, str | None]:
         )
     except (ValueError, KeyError, TypeError, binascii.Error) as error:
         raise InvalidArgumentError(f"A value is not of its type: {error}.") from error
-    return event, _text(record, "partition_key")
+    return ParsedRecord(event, _text(record, "partition_key"), _text(record, "partition"))
 
 
 def _text(record: Mapping[str, object], name: str) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
@@ -11,9 +10,7 @@ import click
 from tidegate.cli.shell.connection import Service, with_service
 from tidegate.cli.shell.decorators import FILE, flag, option, require_at_most_one
 from tidegate.cli.shell.interrupt import run_interruptible
-from tidegate.cli.shell.options import COUNT, hub_argument, verbose_option
-from tidegate.files import BINARY
-from tidegate.model.errors import InvalidArgumentError
+from tidegate.cli.shell.options import COUNT, RATE, hub_argument, verbose_option
 
 
 @click.command()
@@ -46,7 +43,7 @@ from tidegate.model.errors import InvalidArgumentError
 @option("--message-id", "TEXT", "Message id of each event.")
 @option("--correlation-id", "TEXT", "Correlation id of each event.")
 @option("--count", "N", "Stop after this many events.", COUNT)
-@option("--rate", "N", "Send at most N events per second.", click.FloatRange(min=0, min_open=True))
+@option("--rate", "N", "Send at most N events per second.", RATE)
 @verbose_option
 @with_service
 def send(
@@ -82,7 +79,7 @@ def send(
       tidegate receive telemetry --no-follow --nl | tidegate send copy --nl
     """
     from tidegate.cli.events.filters import parse_properties
-    from tidegate.cli.events.sending import Input, Routing, send_input
+    from tidegate.cli.events.sending import Input, Routing, opened, send_input
     from tidegate.model.json_path import JsonPath
 
     require_at_most_one({"--key": key, "--partition-key": partition_key, "--partition": partition})
@@ -92,7 +89,7 @@ def send(
     parsed = parse_properties(properties)
     connection = service.connection()
     given = Input(
-        [_opened(file) for file in files] or [sys.stdin.fileno()],
+        [opened(file) for file in files] or [sys.stdin.fileno()],
         is_whole=whole,
         is_record=nl,
         properties=parsed,
@@ -104,10 +101,3 @@ def send(
         is_verbose=verbose,
     )
     run_interruptible(send_input(connection, hub, given, routing))
-
-
-def _opened(file: Path) -> int:
-    try:
-        return os.open(file, os.O_RDONLY | BINARY)
-    except OSError as error:
-        raise InvalidArgumentError(f"Cannot read {file}: {error.strerror}.") from error

@@ -9,14 +9,18 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import attrgetter
+from pathlib import Path
 
-from tidegate.cli.events.records import parse_record
+from tidegate.cli.events.records import ParsedRecord, parse_record
 from tidegate.cli.shell.connection import check_event_hub
 from tidegate.cli.shell.profiles import ServiceConnection
 from tidegate.cli.shell.progress import ProgressBar, no_bar, progress_bar
 from tidegate.cli.shell.render import remark
-from tidegate.cli.shell.stream_lines import read_chunks, read_lines
+from tidegate.cli.shell.stream_lines import lines_of, read_chunks, unzipped
 from tidegate.client import EventHubProducer
+from tidegate.files import BINARY
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.events import EventData
@@ -36,6 +40,8 @@ class Routing:
     """Where each event's JSON holds its key."""
     partition_key: str | None = None
     partition_id: str | None = None
+    is_partition_kept: bool = False
+    """Whether records without a key go to the partition that they name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +63,11 @@ class Input:
     """Events to send at most."""
     rate: float | None = None
     """Events per second at most."""
+    skip: int = 0
+    """Lines that are not empty, skipped at the beginning: they were sent before."""
+    is_import: bool = False
+    """Whether to say where the next run continues if this one does not reach the end."""
+    is_zipped: bool = False
     is_verbose: bool = False
     """Whether to say what is sent, on standard error."""
 
@@ -64,14 +75,10 @@ class Input:
     def _is_plain(self) -> bool:
         return not (self.properties or self.content_type or self.message_id or self.correlation_id)
 
-    def event_of(self, body: bytes) -> tuple[EventData, str | None]:
-        """The event of a line or file, and the key that a record has. Raises InvalidArgumentError."""
-        if not self.is_record:
-            if self._is_plain:
-                return EventData(body), None
-            return self._made(EventData(body)), None
-        event, key = parse_record(body)
-        return (event if self._is_plain else self._made(event)), key
+    def event_of(self, body: bytes) -> ParsedRecord:
+        """The event of a line or file, with key and partition of a record. Raises InvalidArgumentError."""
+        found = parse_record(body) if self.is_record else ParsedRecord(EventData(body), None, None)
+        return found if self._is_plain else found._replace(event=self._made(found.event))
 
     def _made(self, event: EventData) -> EventData:
         return EventData(
@@ -93,7 +100,7 @@ async def send_input(connection: ServiceConnection, hub: str, given: Input, rout
     if given.is_verbose:
         host = ConnectionString.parse(connection.connection_string).host
         remark(f"Sending to {found.name} at {host}, which has {len(found.partition_ids)} partitions.")
-    sender = _Sender(given, routing)
+    sender = _Sender(given, routing, found.partition_ids)
     async with (
         EventHubProducer.from_connection_string(
             connection.connection_string, hub, ca_file=connection.ca_file
@@ -102,21 +109,25 @@ async def send_input(connection: ServiceConnection, hub: str, given: Input, rout
     ):
         if given.is_verbose:
             tasks.start(sender.report_forever(), name="report")
+        is_complete = False
         try:
-            with _bar_of(given.descriptors) as bar:
+            with _bar_of(given) as bar:
                 await sender.send_all(producer, bar)
+            is_complete = True
         finally:
             # Also when interrupted or stopped by an invalid line: the lines before are sent and counted.
             await producer.flush()
             elapsed_s = max(time.monotonic() - started, 1e-9)
             count = sender.event_count
             remark(f"Sent {count:,} events in {elapsed_s:.1f} s ({count / elapsed_s:,.0f} events/s).")
+            if given.is_import and not is_complete:
+                remark(f"To continue after them, add --skip {given.skip + count}.")
 
 
-def _bar_of(descriptors: Sequence[int]) -> AbstractContextManager[ProgressBar]:
+def _bar_of(given: Input) -> AbstractContextManager[ProgressBar]:
     """A bar that counts the bytes sent of files; none if a length is unknown."""
-    statuses = [os.fstat(descriptor) for descriptor in descriptors]
-    if not all(stat.S_ISREG(status.st_mode) for status in statuses):
+    statuses = [os.fstat(descriptor) for descriptor in given.descriptors]
+    if given.is_zipped or not all(stat.S_ISREG(status.st_mode) for status in statuses):
         return nullcontext(no_bar)
     return progress_bar("Sending", sum(status.st_size for status in statuses))
 
@@ -124,9 +135,11 @@ def _bar_of(descriptors: Sequence[int]) -> AbstractContextManager[ProgressBar]:
 class _Sender:
     """Turns input into events and counts them."""
 
-    def __init__(self, given: Input, routing: Routing) -> None:
+    def __init__(self, given: Input, routing: Routing, partition_ids: Sequence[str]) -> None:
         self._input = given
         self._routing = routing
+        self._partition_ids = partition_ids
+        self._skipped_count = 0
         self._line_number = 0
         self._begun_at: float | None = None
         self.event_count = 0
@@ -138,7 +151,9 @@ class _Sender:
         """
         taken_bytes = 0
         for descriptor in self._input.descriptors:
-            bodies_read = _whole(descriptor) if self._input.is_whole else read_lines(descriptor)
+            chunks = read_chunks(descriptor)
+            chunks = unzipped(chunks) if self._input.is_zipped else chunks
+            bodies_read = _whole(chunks) if self._input.is_whole else lines_of(chunks)
             async for bodies in bodies_read:
                 if not await self._send(producer, bodies):
                     return
@@ -155,73 +170,86 @@ class _Sender:
     async def _send(self, producer: EventHubProducer, bodies: Sequence[bytes]) -> bool:
         """Enqueue events; False once there are enough."""
         given = self._input
-        events: list[EventData] = []
-        keys: list[str | None] = []
+        records: list[ParsedRecord] = []
         is_enough = False
         try:
             for body in bodies:
                 self._line_number += 1
                 if not body and not given.is_whole:
                     continue
-                if given.count_max is not None and self.event_count + len(events) >= given.count_max:
+                if self._skipped_count < given.skip:
+                    self._skipped_count += 1
+                    continue
+                if given.count_max is not None and self.event_count + len(records) >= given.count_max:
                     is_enough = True
                     break
-                event, key = self._read(body)
-                events.append(event)
-                keys.append(key)
+                records.append(self._read(body))
         finally:
-            await self._enqueue_at_rate(producer, events, keys)
+            await self._enqueue_at_rate(producer, records)
         return not is_enough and (given.count_max is None or self.event_count < given.count_max)
 
-    async def _enqueue_at_rate(
-        self, producer: EventHubProducer, events: Sequence[EventData], keys: Sequence[str | None]
-    ) -> None:
+    async def _enqueue_at_rate(self, producer: EventHubProducer, records: Sequence[ParsedRecord]) -> None:
         rate = self._input.rate
-        size = len(events) if rate is None else max(1, int(rate / _SLICES_PER_S))
-        for start in range(0, len(events), size or 1):
+        size = len(records) if rate is None else max(1, int(rate / _SLICES_PER_S))
+        for start in range(0, len(records), size or 1):
             if rate is not None:
                 loop = asyncio.get_running_loop()
                 if self._begun_at is None:
                     self._begun_at = loop.time()
                 await asyncio.sleep(self._begun_at + self.event_count / rate - loop.time())
-            part = slice(start, start + size)
-            await self._enqueue_whole(producer, events[part], keys[part])
+            await self._enqueue_whole(producer, records[start : start + size])
 
-    async def _enqueue_whole(
-        self, producer: EventHubProducer, events: Sequence[EventData], keys: Sequence[str | None]
-    ) -> None:
+    async def _enqueue_whole(self, producer: EventHubProducer, records: Sequence[ParsedRecord]) -> None:
         """As ``_enqueue``. Cancellation: all of them are still enqueued, and counted together."""
         # Waiting for the task raises its error.
         async with TaskOwner("send", on_failure=lambda _: None) as tasks:
-            task = tasks.start(self._enqueue(producer, events, keys), name="enqueue")
+            task = tasks.start(self._enqueue(producer, records), name="enqueue")
             try:
                 await asyncio.shield(task)
             except asyncio.CancelledError:
                 await task
                 raise
 
-    async def _enqueue(
-        self, producer: EventHubProducer, events: Sequence[EventData], keys: Sequence[str | None]
-    ) -> None:
-        if self._routing.partition_id is not None:
-            await producer.enqueue_many(events, partition_id=self._routing.partition_id)
-        else:
-            await producer.enqueue_many(events, partition_keys=keys)
-        self.event_count += len(events)
+    async def _enqueue(self, producer: EventHubProducer, records: Sequence[ParsedRecord]) -> None:
+        # One run after the other, so that events with a key and others keep their order in a partition.
+        for partition_id, run in groupby(records, key=attrgetter("partition_id")):
+            found = [*run]
+            events = [each.event for each in found]
+            if partition_id is not None:
+                await producer.enqueue_many(events, partition_id=partition_id)
+            else:
+                await producer.enqueue_many(events, partition_keys=[each.partition_key for each in found])
+        self.event_count += len(records)
 
-    def _read(self, body: bytes) -> tuple[EventData, str | None]:
+    def _read(self, body: bytes) -> ParsedRecord:
+        """An event, with the key or the partition that it is sent by."""
+        routing = self._routing
         try:
-            event, key = self._input.event_of(body)
-            if self._routing.key_path is not None:
-                return event, self._routing.key_path.text_in(event.body)
+            found = self._input.event_of(body)
+            key = found.partition_key if routing.partition_key is None else routing.partition_key
+            if routing.key_path is not None:
+                key = routing.key_path.text_in(found.event.body)
+            partition_id = routing.partition_id
+            if routing.is_partition_kept and key is None and found.partition_id is not None:
+                partition_id = found.partition_id
+                if partition_id not in self._partition_ids:
+                    raise InvalidArgumentError(f"The event hub has no partition {partition_id!r}.")
         except InvalidArgumentError as error:
             raise InvalidArgumentError(
                 f"{'File' if self._input.is_whole else 'Line'} {self._line_number}: {error.message}",
                 next_step="What was before it was sent.",
             ) from error
-        return event, key if self._routing.partition_key is None else self._routing.partition_key
+        return ParsedRecord(found.event, key, partition_id)
 
 
-async def _whole(descriptor: int) -> AsyncIterator[list[bytes]]:
+async def _whole(chunks: AsyncIterator[bytes]) -> AsyncIterator[list[bytes]]:
     """All of a file, as one body."""
-    yield [b"".join([chunk async for chunk in read_chunks(descriptor)])]
+    yield [b"".join([chunk async for chunk in chunks])]
+
+
+def opened(file: Path) -> int:
+    """A file's descriptor. Raises InvalidArgumentError if it cannot be read."""
+    try:
+        return os.open(file, os.O_RDONLY | BINARY)
+    except OSError as error:
+        raise InvalidArgumentError(f"Cannot read {file}: {error.strerror}.") from error

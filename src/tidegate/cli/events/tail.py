@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -13,6 +13,7 @@ from tidegate.cli.events.filters import EventFilter, FormatWriter
 from tidegate.cli.events.records import COLUMNS, event_record
 from tidegate.cli.shell.connection import check_event_hub
 from tidegate.cli.shell.profiles import ServiceConnection
+from tidegate.cli.shell.progress import ProgressBar, no_bar
 from tidegate.cli.shell.render import Output, OutputFormat, remark
 from tidegate.cli.shell.stream_lines import until_reader_goes
 from tidegate.client import EventHubConsumer, EventHubProperties, PartitionEnds
@@ -56,19 +57,35 @@ async def show_events(
     Raises BrokenPipeError once standard output is no longer read, even if no event arrives.
     """
     try:
-        partition_ids = _chosen_partitions(await check_event_hub(connection, hub), selection.partition_id)
-        async with (
-            until_reader_goes(sys.stdout),
-            EventHubConsumer.from_connection_string(
-                connection.connection_string, hub, consumer_group=group, ca_file=connection.ca_file
-            ) as consumer,
-        ):
-            await _Tail(consumer, selection, writer).run(partition_ids)
+        await read_events(connection, hub, group, selection, writer)
     except asyncio.CancelledError:
         # A tail ordinarily ends by being interrupted.
         remark(f"Stopped after {writer.event_count:,} events.")
     finally:
         writer.close()
+
+
+async def read_events(
+    connection: ServiceConnection,
+    hub: str,
+    group: str,
+    selection: Selection,
+    writer: Writer,
+    *,
+    on_partitions: Callable[[Sequence[PartitionEnds]], None] | None = None,
+) -> None:
+    """Write the selected events. on_partitions: called first with the ends of the partitions to read."""
+    partition_ids = _chosen_partitions(await check_event_hub(connection, hub), selection.partition_id)
+    async with (
+        until_reader_goes(sys.stdout),
+        EventHubConsumer.from_connection_string(
+            connection.connection_string, hub, consumer_group=group, ca_file=connection.ca_file
+        ) as consumer,
+    ):
+        if on_partitions is not None:
+            ends = await consumer.get_all_partition_properties()
+            on_partitions([each for each in ends if each.partition_id in partition_ids])
+        await _Tail(consumer, selection, writer).run(partition_ids)
 
 
 def _chosen_partitions(hub: EventHubProperties, wanted: str | None) -> tuple[str, ...]:
@@ -171,6 +188,14 @@ def _is_anything_after(position: EventPosition, partition: PartitionEnds) -> boo
     return True
 
 
+def events_after(position: EventPosition, partition: PartitionEnds) -> int:
+    """The events that a partition has from ``position`` on; if that is a time, all of the partition's."""
+    first = partition.begin_sequence_number
+    if isinstance(position.value, int):
+        first = max(first, position.value)
+    return max(0, partition.next_sequence_number - max(first, 0))
+
+
 class RecordWriter:
     """Writes events as records in the chosen format."""
 
@@ -178,6 +203,7 @@ class RecordWriter:
         columns = _TEXT_COLUMNS if output.format is OutputFormat.TABLE else COLUMNS
         self._records = output.record_stream(columns)
         self.event_count = 0
+        self.bar: ProgressBar = no_bar
 
     def write(self, events: Sequence[ReceivedEvent]) -> None:
         """Write events, and flush them to the reader of a pipe."""
@@ -185,6 +211,7 @@ class RecordWriter:
             self._records.write(event_record(event))
         self.event_count += len(events)
         self._records.flush()
+        self.bar(self.event_count)
 
     def close(self) -> None:
         """Complete the output."""

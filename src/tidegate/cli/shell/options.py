@@ -28,6 +28,7 @@ OFF = "off"
 
 PORT = click.IntRange(0, 65535)
 COUNT = click.IntRange(min=1)
+RATE = click.FloatRange(min=0, min_open=True)
 
 hub_argument: Decorator = click.argument("hub", shell_complete=complete_hub, help="The event hub.")
 
@@ -36,6 +37,14 @@ database_option: Decorator = option(
     "URL",
     "SQLAlchemy URL of the database, e.g. sqlite:///flights.db or postgresql://user@host/name. "
     f"Default: {DATABASE_VARIABLE}.",
+)
+
+from_option: Decorator = option(
+    "--from",
+    "POSITION",
+    "earliest, latest, @SEQUENCE_NUMBER, a time in ISO 8601, or an age (90s, 15m, 2h, 7d).",
+    argument="position",
+    default="earliest",
 )
 
 groups_option: Decorator = option(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import csv
+import io
 import os
 import shutil
 import sys
@@ -18,7 +19,7 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from enum import Enum
 from pathlib import Path
-from typing import Final, TextIO
+from typing import BinaryIO, Final, TextIO
 
 import click
 import orjson
@@ -87,7 +88,7 @@ class Output:
     def into(self, path: Path | None) -> Iterator[Output]:
         """An output that writes a file, readable only by this user, atomically; without a path, this output.
 
-        Raises InvalidArgumentError if the file cannot be written.
+        A file whose name ends in .gz is compressed. Raises InvalidArgumentError if it cannot be written.
         """
         if path is None:
             yield self
@@ -95,7 +96,7 @@ class Output:
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             temporary.unlink(missing_ok=True)
-            with open(temporary, "x", encoding="utf-8", opener=open_private) as file:
+            with open(temporary, "xb", opener=open_private) as raw, _text_file(raw, path) as file:
                 yield Output(self.format, stream=file)
             os.replace(temporary, path)
         except OSError as error:
@@ -291,6 +292,14 @@ class RecordStream:
         if self._format is OutputFormat.JSON:
             self._stream.write("]\n")
         self.flush()
+
+
+def _text_file(raw: BinaryIO, path: Path) -> TextIO:
+    if path.suffix != ".gz":
+        return io.TextIOWrapper(raw, encoding="utf-8")
+    import gzip
+
+    return gzip.open(raw, "wt", compresslevel=6, encoding="utf-8")
 
 
 def json_text(value: object, *, is_indented: bool = False) -> str:

@@ -11,12 +11,14 @@ import os
 import select
 import stat
 import threading
+import zlib
 from collections.abc import AsyncIterator
 from concurrent.futures import CancelledError
 from contextlib import asynccontextmanager
 from typing import TextIO
 
 from tidegate.files import IS_WINDOWS
+from tidegate.model.errors import InvalidArgumentError
 
 _CHUNK_BYTES = 1 << 20
 _CHUNKS_QUEUED_MAX = 4
@@ -24,15 +26,33 @@ _READER_LOOK_S = 0.25
 """Seconds between checks of whether a pipe still has a reader."""
 
 
-async def read_lines(descriptor: int) -> AsyncIterator[list[bytes]]:
+async def lines_of(chunks: AsyncIterator[bytes]) -> AsyncIterator[list[bytes]]:
     """Lists of the lines available so far, without line ends; the last line needs none."""
     rest = b""
-    async for chunk in read_chunks(descriptor):
+    async for chunk in chunks:
         *lines, rest = (rest + chunk).split(b"\n")
         if lines:
             yield [line.removesuffix(b"\r") for line in lines]
     if rest:
         yield [rest.removesuffix(b"\r")]
+
+
+async def unzipped(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The contents of a gzip file. Raises InvalidArgumentError if it is none, or is cut off."""
+    decoder = None
+    async for chunk in chunks:
+        while chunk:
+            decoder = decoder or zlib.decompressobj(zlib.MAX_WBITS | 16)
+            try:
+                yield decoder.decompress(chunk, _CHUNK_BYTES)
+            except zlib.error as error:
+                raise InvalidArgumentError(f"The file is not a valid gzip file: {error}.") from error
+            chunk = decoder.unused_data if decoder.eof else decoder.unconsumed_tail
+            decoder = None if decoder.eof else decoder
+    if decoder is not None:
+        yield decoder.flush()
+        if not decoder.eof:
+            raise InvalidArgumentError("The gzip file is cut off.", next_step="Its whole lines were read.")
 
 
 async def read_chunks(descriptor: int) -> AsyncIterator[bytes]:
