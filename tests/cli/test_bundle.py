@@ -172,9 +172,9 @@ def test_an_existing_file_is_kept_unless_told(lonely: dict[str, str], tmp_path: 
     bundle.write_text("mine")
     refused = run_tidegate("doctor", "--bundle", str(bundle), environment=lonely)
     assert (refused.code, bundle.read_text()) == (1, "mine")
-    assert "--yes" in refused.err
+    assert "--force" in refused.err
     assert refused.out == ""
-    assert run_tidegate("doctor", "--bundle", str(bundle), "--yes", environment=lonely).code == 0
+    assert run_tidegate("doctor", "--bundle", str(bundle), "--force", environment=lonely).code == 0
     assert "manifest.json" in _files(bundle)
     assert stat.S_IMODE(bundle.stat().st_mode) == 0o600
 

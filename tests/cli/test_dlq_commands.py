@@ -183,7 +183,7 @@ def test_show_has_the_traceback_line_by_line(aftermath: Aftermath, environment: 
 
 
 def test_redrive_in_steps(aftermath: Aftermath, environment: dict[str, str]) -> None:
-    """A dry run writes nothing, --max takes that many, what fails again stays open and is exit code 1."""
+    """A dry run writes nothing, --limit takes that many, what fails again stays open and is exit code 1."""
     code, report, _ = _redrive(aftermath, "--dry-run", environment=environment)
     assert (code, report["considered"], report["redriven"], report["failed"]) == (4, 3, 2, 1)
     assert report["by_reason"] == [
@@ -196,7 +196,7 @@ def test_redrive_in_steps(aftermath: Aftermath, environment: dict[str, str]) -> 
             "waiting": 0,
         }
     ]
-    code, report, _ = _redrive(aftermath, "--max", "1", environment=environment)
+    code, report, _ = _redrive(aftermath, "--limit", "1", environment=environment)
     assert (code, report["redriven"], report["rows"]) == (0, 1, 1)
     code, report, error = _redrive(aftermath, environment=environment)
     assert (code, report["considered"], report["redriven"], report["failed"]) == (1, 2, 1, 1)

@@ -6,10 +6,11 @@ import json
 import stat
 from pathlib import Path
 
+import click
 import pytest
 from tests.cli.support import run_tidegate
 
-from tidegate.cli.shell.connection import resolve_connection
+from tidegate.cli.shell.connection import Service, resolve_connection
 from tidegate.cli.shell.profiles import (
     LOCAL,
     ServiceConnection,
@@ -20,7 +21,9 @@ from tidegate.cli.shell.profiles import (
     profile_names,
     save_profile,
 )
+from tidegate.cli.shell.stores import database_url
 from tidegate.model.errors import InvalidArgumentError
+from tidegate.sql import Database
 from tidegate.testing.hub import HubService
 
 KEY = "s3cret+key="
@@ -130,6 +133,7 @@ def test_commands_take_a_profile(lonely: dict[str, str], hub_service: HubService
             "event_hub": None,
             "key_name": "RootManageSharedAccessKey",
             "ca_file": None,
+            "database": None,
         }
     ]
     assert key not in saved.err + saved.out + listed.out
@@ -165,3 +169,47 @@ def test_what_is_no_connection_string_is_not_saved(lonely: dict[str, str]) -> No
     assert refused.code == 2
     assert KEY not in refused.err
     assert profile_names(lonely) == []
+
+
+def test_a_profile_holds_the_database(
+    hub_service: HubService, lonely: dict[str, str], tmp_path: Path
+) -> None:
+    """Read from a pipe as the key is, shown without its password, and used by commands about that service."""
+    postgres = "postgresql://reports:s3cret-word@db.example/reports"
+    text = f"{hub_service.connection_string}\n{postgres}\n".encode()
+    words = ("profile", "save", "far", "--database", "-")
+    assert run_tidegate(*words, environment=lonely, input_bytes=text).code == 0
+    shown = run_tidegate("profile", "show", "far", "--json", environment=lonely)
+    assert "://reports:***@db.example/reports" in shown.out
+    assert "s3cret-word" not in shown.out + repr(load_profile("far", lonely))
+    assert "reports:s3cret-word@" in (load_profile("far", lonely).database or "")
+    near, given = (f"sqlite:///{tmp_path}/{name}.db" for name in ("near", "given"))
+    for url in (near, given):
+        Database.open(url).close()
+    string = hub_service.connection_string
+    save_profile("near", ServiceConnection(string, None, near), lonely)
+    save_profile("bare", ServiceConnection(string), lonely)
+    choose_profile("near", lonely)
+
+    def used(**environment: str) -> str | None:
+        """By a command without options, and with them."""
+        return chosen({}, environment)
+
+    def chosen(options: dict[str, str], environment: dict[str, str]) -> str | None:
+        with (
+            pytest.MonkeyPatch.context() as patched,
+            click.Context(click.Command("x"), obj=Service(**options)),
+        ):
+            patched.setattr("os.environ", lonely | environment)
+            return database_url(None)
+
+    assert used() == near
+    assert used(TIDEGATE_DATABASE=given) == given
+    assert used(TIDEGATE_PROFILE="bare") is None
+    assert used(TIDEGATE_CONNECTION_STRING=string) is None
+    assert chosen({"profile": "near"}, {"TIDEGATE_DATABASE": given}) == near
+    assert chosen({"profile": "bare"}, {"TIDEGATE_DATABASE": given}) == given
+    assert chosen({"connection_string": string}, {}) is None
+    for command in (("--profile", "near", "dlq", "list"), ("dlq", "list")):
+        assert run_tidegate(*command, environment=lonely).code == 0
+    assert run_tidegate("dlq", "list", "--profile", "bare", environment=lonely).code == 2

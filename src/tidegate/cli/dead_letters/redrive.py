@@ -69,7 +69,7 @@ data_dir_option = option(
     shell_complete=complete_group,
 )
 @flag("--dry-run", "Process everything, then roll back: nothing is written.")
-@option("--max", "N", "Maximum number to redrive.", COUNT, argument="maximum")
+@option("--limit", "N", "Maximum number to redrive.", COUNT, argument="maximum")
 @option("--attempts-max", "N", "Skip dead letters that have already failed N times.", COUNT, default=10)
 @option("--actor", "TEXT", "The name recorded in the audit trail. Default: USER@HOST.")
 @flag("--progress", "Write a line of JSON to standard error after each transaction, for programs.")

@@ -29,7 +29,7 @@ profile_group = CommandGroup("profile", help="Manage this user's saved connectio
 
 name_argument = click.argument("name", shell_complete=complete_profile, help="The profile.")
 
-_COLUMNS = ("name", "used", "endpoint", "event_hub", "key_name", "ca_file")
+_COLUMNS = ("name", "used", "endpoint", "event_hub", "key_name", "ca_file", "database")
 
 
 @profile_group.command()
@@ -40,32 +40,37 @@ _COLUMNS = ("name", "used", "endpoint", "event_hub", "key_name", "ca_file")
     "The service's connection string. Default: read from standard input, or prompted for.",
 )
 @option("--ca-file", "FILE", "Certificate authority to trust for TLS. Default: the system's.", FILE)
-def save(name: str, connection_string: str | None, ca_file: Path | None) -> None:
+@option(
+    "--database",
+    "URL|-",
+    "SQLAlchemy URL of the database of its hosts and pipelines, for commands that need one. -: read "
+    "from standard input after the connection string, or prompted for, as one with a password should be.",
+)
+def save(name: str, connection_string: str | None, ca_file: Path | None, database: str | None) -> None:
     """Save a connection under a name, readable only by this user.
 
     Prefer standard input: a key given on the command line stays in the shell's history.
 
     Examples:
       tidegate profile save production
+      tidegate profile save production --database postgresql://reports@db.example.org/reports
       echo "$CONNECTION_STRING" | tidegate profile save production
     """
-    text = connection_string
-    if text is None and sys.stdin.isatty():
-        text = str(click.prompt("Connection string", hide_input=True, err=True))
-    elif text is None:
-        text = sys.stdin.readline()
-    text = text.strip()
+    text = _read("Connection string") if connection_string is None else connection_string.strip()
     ConnectionString.parse(text)
-    save_profile(
-        name, ServiceConnection(text, None if ca_file is None else str(ca_file.absolute())), os.environ
-    )
+    if database is not None:
+        from tidegate.sql.core.database import absolute_url
+
+        database = absolute_url(_read("Database URL") if database == "-" else database)
+    authority = None if ca_file is None else str(ca_file.absolute())
+    save_profile(name, ServiceConnection(text, authority, database), os.environ)
     remark(f"Saved the profile {name}. Use it with --profile {name}.")
 
 
 @profile_group.command("list")
 @with_output()
 def list_profiles(output: Output) -> None:
-    """List the profiles, without their keys.
+    """List the profiles, without keys and passwords.
 
     The active profile is the one that commands use by default.
 
@@ -85,7 +90,7 @@ def list_profiles(output: Output) -> None:
 @name_argument
 @with_output()
 def show(output: Output, name: str) -> None:
-    """Show a profile, without its key.
+    """Show a profile, without its key and password.
 
     Example:
       tidegate profile show production
@@ -120,9 +125,20 @@ def delete(name: str) -> None:
     remark(f"Deleted the profile {name}.")
 
 
+def _read(what: str) -> str:
+    if sys.stdin.isatty():
+        return str(click.prompt(what, hide_input=True, err=True)).strip()
+    return sys.stdin.readline().strip()
+
+
 def _record(name: str) -> dict[str, object]:
     profile = load_profile(name, os.environ)
     parts = ConnectionString.parse(profile.connection_string)
+    database = profile.database
+    if database is not None:
+        from tidegate.sql.core.database import shown_url
+
+        database = shown_url(database)
     return {
         "name": name,
         "used": name == chosen_profile(os.environ),
@@ -130,4 +146,5 @@ def _record(name: str) -> dict[str, object]:
         "event_hub": parts.entity_path,
         "key_name": parts.shared_access_key_name,
         "ca_file": profile.ca_file,
+        "database": database,
     }

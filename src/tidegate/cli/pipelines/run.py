@@ -19,7 +19,7 @@ from tidegate.cli.shell.connection import Service, with_service
 from tidegate.cli.shell.decorators import adding_argument, all_of, flag, option
 from tidegate.cli.shell.options import PORT, database_option, with_output
 from tidegate.cli.shell.render import Output
-from tidegate.cli.shell.stores import DATABASE_VARIABLE, STORAGE_VARIABLE, open_database
+from tidegate.cli.shell.stores import DATABASE_VARIABLE, STORAGE_VARIABLE, database_url, open_database
 from tidegate.model.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -36,9 +36,7 @@ _run_options = all_of(
         "pipeline's name in this user's state directory.",
     ),
     option("--master", "URL", "Spark's master. Default: local, with all cores of this machine."),
-    click.option(
-        "--available-now", "--once", is_flag=True, help="Process all events available now, then stop."
-    ),
+    flag("--available-now", "Process all events available now, then stop."),
     option(
         "--restarts",
         "N",
@@ -132,11 +130,12 @@ def run(
 @option("--name-format", "FORMAT", "Capture's file name format, if not the default.")
 @option("--namespace", "NAME", "The namespace in the file names, if there are several.")
 @option(
-    "--starting-time",
+    "--from",
     "TIME",
     "Ignore files from before this time, e.g. 2026-11-20T12:00:00Z. Default: read all files.",
+    argument="starting_time",
 )
-@flag("--allow-gap", "Skip events that are neither in the log nor in the files.")
+@flag("--allow-gaps", "Skip events that are neither in the log nor in the files.")
 @_with_run_options
 @with_service
 @with_output()
@@ -150,7 +149,7 @@ def replay(
     name_format: str | None,
     namespace: str | None,
     starting_time: str | None,
-    allow_gap: bool,
+    allow_gaps: bool,
 ) -> None:
     """Run a pipeline over past events, or its next version into a shadow.
 
@@ -178,7 +177,7 @@ def replay(
             next_step="Use `tidegate pipeline run` to run a pipeline over the log.",
         )
     declared = load_declared_pipeline(pipeline) if shadow else load_stream_pipeline(pipeline)
-    declared = replace(declared, source=replace(declared.source, fail_on_data_loss=not allow_gap))
+    declared = replace(declared, source=replace(declared.source, fail_on_data_loss=not allow_gaps))
     if shadow is not None:
         made = shadow_of(declared, shadow)
         with open_database(options.database) as database:
@@ -262,11 +261,11 @@ def _database_url(pipeline: StreamPipeline, given: str | None) -> str | None:
                 next_step="Omit --database.",
             )
         return None
-    chosen = given or os.environ.get(DATABASE_VARIABLE)
+    chosen = database_url(given)
     if not chosen:
         raise InvalidArgumentError(
             f"The pipeline {pipeline.name} writes to a table, but no database was given.",
-            next_step=f"Use --database or set {DATABASE_VARIABLE}, e.g. --database "
+            next_step=f"Use --database, {DATABASE_VARIABLE} or a profile, e.g. --database "
             f"sqlite:///{pipeline.name}.db",
         )
     return absolute_url(chosen)

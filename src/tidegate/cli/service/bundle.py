@@ -66,7 +66,7 @@ def check_target(path: Path, *, is_replaced: bool) -> None:
     if not path.absolute().parent.is_dir():
         raise NotFoundError(f"There is no directory {path.absolute().parent}.")
     if path.exists() and not is_replaced:
-        raise AlreadyExistsError(f"{path} exists already.", next_step="Name another file, or add --yes.")
+        raise AlreadyExistsError(f"{path} exists already.", next_step="Name another file, or add --force.")
 
 
 def write_bundle(path: Path, sources: Sources, checks: Sequence[Record]) -> str:

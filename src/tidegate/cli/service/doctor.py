@@ -25,7 +25,7 @@ from tidegate.cli.shell.exit_codes import CheckFailedError, NoConnectionError
 from tidegate.cli.shell.interrupt import run_interruptible
 from tidegate.cli.shell.options import database_option, with_output
 from tidegate.cli.shell.render import Output, remark
-from tidegate.cli.shell.stores import DATABASE_VARIABLE
+from tidegate.cli.shell.stores import DATABASE_VARIABLE, database_url
 from tidegate.extras import install_step, not_installed
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import InvalidArgumentError, TidegateError
@@ -93,7 +93,7 @@ class Found:
     envvar="TIDEGATE_CONFIG",
     show_envvar=True,
 )
-@flag("--yes", "Replace the bundle if the file exists.")
+@flag("--force", "Replace the bundle if the file exists.")
 @database_option
 @with_service
 @with_output()
@@ -105,7 +105,7 @@ def doctor(
     bundle: Path | None,
     logs: tuple[Path, ...],
     config: Path | None,
-    yes: bool,
+    force: bool,
 ) -> None:
     """Check this machine, the service and the database.
 
@@ -120,7 +120,7 @@ def doctor(
     if bundle is not None:
         from tidegate.cli.service.bundle import Sources, check_target, write_bundle
 
-        check_target(bundle, is_replaced=yes)
+        check_target(bundle, is_replaced=force)
     elif logs:
         raise InvalidArgumentError("--log needs --bundle.")
     records = []
@@ -147,7 +147,7 @@ def doctor(
     else:
         output.records(records, columns=("check", "result", "found", "advice"))
     if bundle is not None:
-        chosen = database or os.environ.get(DATABASE_VARIABLE)
+        chosen = database_url(database)
         remark(write_bundle(bundle, Sources(service, *_places(data_dir), config, logs, chosen), records))
     if is_failed:
         raise CheckFailedError("A check failed.", next_step="Follow the advice in its line.")
@@ -323,9 +323,9 @@ def _disk_sync(directory: Path | None) -> Found:
 def _database(url: str | None) -> Found:
     from tidegate.sql import Database
 
-    chosen = url or os.environ.get(DATABASE_VARIABLE)
+    chosen = database_url(url)
     if not chosen:
-        return Found(Result.SKIPPED, f"none is named by --database or {DATABASE_VARIABLE}")
+        return Found(Result.SKIPPED, f"none is named by --database, {DATABASE_VARIABLE} or the profile")
     found = Database.describe(chosen)
     text = f"{found.server}, tables of version {found.tables_version}"
     if found.tables_version > found.newest_version:

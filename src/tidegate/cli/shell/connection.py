@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -139,7 +139,7 @@ def resolve_connection(
             next_step="Start one with `tidegate serve`, or save a connection: `tidegate profile save NAME`.",
         )
     found = load_profile(name, environment)
-    return found if ca_file is None else ServiceConnection(found.connection_string, str(ca_file))
+    return found if ca_file is None else replace(found, ca_file=str(ca_file))
 
 
 def impatient_namespace(connection: ServiceConnection) -> Namespace:

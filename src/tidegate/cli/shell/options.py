@@ -36,7 +36,7 @@ database_option: Decorator = option(
     "--database",
     "URL",
     "SQLAlchemy URL of the database, e.g. sqlite:///flights.db or postgresql://user@host/name. "
-    f"Default: {DATABASE_VARIABLE}.",
+    f"Default: {DATABASE_VARIABLE}, then the profile's.",
 )
 
 from_option: Decorator = option(

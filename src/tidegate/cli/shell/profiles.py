@@ -34,6 +34,8 @@ class ServiceConnection:
     connection_string: str = field(repr=False)
     ca_file: str | None = None
     """The certificate authority to trust besides the system's; None: only the system's."""
+    database: str | None = field(default=None, repr=False)
+    """The URL of the database of its hosts and pipelines; may contain a password."""
 
 
 def profile_names(environment: Mapping[str, str]) -> list[str]:

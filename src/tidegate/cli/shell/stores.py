@@ -11,9 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tidegate.cli.shell.connection import Service, impatient_namespace
+import click
+
+from tidegate.cli.shell.connection import CONNECTION_STRING_VARIABLE, Service, impatient_namespace
 from tidegate.cli.shell.decorators import require_at_most_one
 from tidegate.cli.shell.interrupt import run_interruptible
+from tidegate.cli.shell.profiles import LOCAL, chosen_profile, load_profile
 from tidegate.model.errors import InvalidArgumentError, NotFoundError, StoreError
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
 
@@ -35,20 +38,35 @@ _ANY_NAMESPACE = "localhost"
 """A database does not record namespaces, so any name will do."""
 
 
+def database_url(given: str | None) -> str | None:
+    """The database to use: the one given, else that of ``--profile``, else the environment's, else that of
+    the profile from which the connection is taken; None: there is none."""
+    context = click.get_current_context(silent=True)
+    if given or context is None:
+        return given or os.environ.get(DATABASE_VARIABLE)
+    service = context.find_object(Service) or Service()
+    named = load_profile(service.profile, os.environ).database if service.profile else None
+    url = named or os.environ.get(DATABASE_VARIABLE)
+    if url or service.profile or service.connection_string or os.environ.get(CONNECTION_STRING_VARIABLE):
+        return url
+    name = chosen_profile(os.environ)
+    return None if name == LOCAL else load_profile(name, os.environ).database
+
+
 def open_database(url: str | None, *, may_create: bool = False) -> Database:
-    """The database named by ``--database`` or the environment.
+    """The database of ``database_url``.
 
     may_create: create a SQLite file that does not exist yet.
-    Raises InvalidArgumentError if neither names one, NotFoundError if its file does not exist, DatabaseError
+    Raises InvalidArgumentError if there is none, NotFoundError if its file does not exist, DatabaseError
     and DatabaseUnavailableError.
     """
     from tidegate.sql import Database
     from tidegate.sql.core.database import sqlite_file
 
-    chosen = url or os.environ.get(DATABASE_VARIABLE)
+    chosen = database_url(url)
     if not chosen:
         raise InvalidArgumentError(
-            f"No database given: found no --database and no {DATABASE_VARIABLE}.",
+            f"No database given: found no --database, no {DATABASE_VARIABLE}, and none in the profile.",
             next_step="Use the database that the pipeline writes to, e.g. --database sqlite:///flights.db",
         )
     file = sqlite_file(chosen)
@@ -66,7 +84,7 @@ class StoreChoice:
     """The store of leases and checkpoints that the options name; ``open`` it."""
 
     database_url: str | None
-    """None: the environment's database, unless a directory or a container is given."""
+    """None: as ``database_url``, unless a directory or a container is given."""
     directory: Path | None = None
     blob_container: str | None = None
     """The URL of a container, or its name in the environment's storage account."""
@@ -80,9 +98,8 @@ class StoreChoice:
 
     @property
     def is_given(self) -> bool:
-        """Whether the options or the environment name one."""
-        values = (self.database_url, self.directory, self.blob_container, os.environ.get(DATABASE_VARIABLE))
-        return any(values)
+        """Whether the options, the environment or the profile name one."""
+        return any((self.directory, self.blob_container, database_url(self.database_url)))
 
     @property
     def is_named(self) -> bool:

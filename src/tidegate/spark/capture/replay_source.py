@@ -238,6 +238,6 @@ def report_missing(partition_id: str, missing: int, first: int, options: SourceO
         raise PositionOutOfRangeError(
             sentence,
             next_step="If Capture is still writing them, start again later. Set failOnDataLoss to false "
-            "(--allow-gap) to continue at the first available event.",
+            "(--allow-gaps) to continue at the first available event.",
         )
     _logger.warning(sentence)
