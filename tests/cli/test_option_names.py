@@ -50,7 +50,7 @@ http-port https-port hub ignore interval json keep-partitions key latest lease-d
 log-format master message-id metrics-host metrics-port name-format namespace nl no-console no-follow
 offset once output partition partition-column partition-key partitions paused pipeline policy principal
 processes profile progress property publisher python rate read-group ready-file reason reason-is
-redrive-pipeline repair restarts retention-bytes retention-hours rewind role root-key secondary
+redrive-pipeline repair restarts retention-bytes retention-hours rewind role root-key seconds secondary
 sequence-column sequence-number serve shadow size-window-bytes skip skip-empty spark-log status table
 tier time-window-s timeout tls-certificate tls-key tls-name user-metadata verbose version watch whole
 wide with-connection-string yes

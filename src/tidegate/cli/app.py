@@ -30,6 +30,7 @@ from tidegate.cli.pipelines.shadow import diff, drop, swap
 from tidegate.cli.pipelines.spark import spark_group
 from tidegate.cli.pipelines.status import status, stop
 from tidegate.cli.service.backup import backup
+from tidegate.cli.service.bench import bench
 from tidegate.cli.service.check import check
 from tidegate.cli.service.doctor import doctor
 from tidegate.cli.service.serve import serve
@@ -78,7 +79,7 @@ pipeline_group = CommandGroup(
     "tidegate",
     cls=ContentsGroup,
     contents=(
-        ("The service", (serve, top, backup, check, doctor)),
+        ("The service", (serve, top, backup, check, doctor, bench)),
         (
             "Event hubs and events",
             (hub_group, group_group, capture_group, send, receive, export, import_events),
