@@ -53,7 +53,7 @@ def test_a_hub_in_a_file_and_back(
     that the service does not assign."""
     file = tmp_path / "events.jsonl.gz"
     exported = run("export", hub, str(file), environment=environment)
-    assert f"Exported {2 * len(EVENTS)} events of {hub}." in exported.err
+    assert f"Exported {2 * len(EVENTS)} events of {hub} to {file}." in exported.err
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert [path.name for path in tmp_path.glob("*events*")] == [file.name]
     copy, again = hub_service.create_hub(partition_count=2), tmp_path / "again.jsonl"

@@ -193,12 +193,12 @@ def test_a_profile_holds_the_database(
 
     def used(**environment: str) -> str | None:
         """By a command without options, and with them."""
-        return chosen({}, environment)
+        return chosen(Service(), environment)
 
-    def chosen(options: dict[str, str], environment: dict[str, str]) -> str | None:
+    def chosen(service: Service, environment: dict[str, str]) -> str | None:
         with (
             pytest.MonkeyPatch.context() as patched,
-            click.Context(click.Command("x"), obj=Service(**options)),
+            click.Context(click.Command("x"), obj=service),
         ):
             patched.setattr("os.environ", lonely | environment)
             return database_url(None)
@@ -207,9 +207,9 @@ def test_a_profile_holds_the_database(
     assert used(TIDEGATE_DATABASE=given) == given
     assert used(TIDEGATE_PROFILE="bare") is None
     assert used(TIDEGATE_CONNECTION_STRING=string) is None
-    assert chosen({"profile": "near"}, {"TIDEGATE_DATABASE": given}) == near
-    assert chosen({"profile": "bare"}, {"TIDEGATE_DATABASE": given}) == given
-    assert chosen({"connection_string": string}, {}) is None
+    assert chosen(Service(profile="near"), {"TIDEGATE_DATABASE": given}) == near
+    assert chosen(Service(profile="bare"), {"TIDEGATE_DATABASE": given}) == given
+    assert chosen(Service(string), {}) is None
     for command in (("--profile", "near", "dlq", "list"), ("dlq", "list")):
         assert run_tidegate(*command, environment=lonely).code == 0
     assert run_tidegate("dlq", "list", "--profile", "bare", environment=lonely).code == 2

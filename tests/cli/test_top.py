@@ -159,7 +159,9 @@ def frames_of(lines: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> list[str
     frames = Frames(Output(OutputFormat.TABLE, stream=stream))
     for _ in range(2):
         frames.show(lambda out: out.line("\n".join(lines)))
-    first, second = stream.getvalue().split("\x1b[J")[:2]
+    frames.close()
+    first, second, end = stream.getvalue().split("\x1b[J")
+    assert end == "\n"
     return [first, second]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, nullcontext, suppress
+from contextlib import asynccontextmanager, closing, nullcontext, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -119,7 +119,7 @@ def lag(
       tidegate lag telemetry --group reports --group alarms --checkpoint-dir ./checkpoints --json
       tidegate lag telemetry --database postgresql://user@host/name --watch
     """
-    frames = Frames(output)
+    frames = Frames(output, is_live=watch)
     if watch and not frames.is_redrawn and output.format is not OutputFormat.NL:
         raise InvalidArgumentError("--watch requires a terminal or --nl.", next_step="Add --nl.")
     connection = service.connection()
@@ -130,7 +130,7 @@ def lag(
         from tidegate.client import EventHubConsumer
 
         # Watching ordinarily ends by being interrupted.
-        with suppress(asyncio.CancelledError) if watch else nullcontext():
+        with closing(frames), suppress(asyncio.CancelledError) if watch else nullcontext():
             async with (
                 _source(store, service, hub, groups, is_watched=watch) as look,
                 EventHubConsumer(impatient_namespace(connection), hub) as consumer,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.cli.consumers.kept import views_of
@@ -66,7 +66,7 @@ async def watch(
     frames, connection = Frames(output, is_live=not is_once), service.connection()
     entity = ConnectionString.parse(connection.connection_string).entity_path
     # It ordinarily ends by being interrupted.
-    with suppress(asyncio.CancelledError):
+    with closing(frames), suppress(asyncio.CancelledError):
         async with open_administrator(connection) as administrator, _stored(store, service) as stored:
             look = _Look(administrator, hubs or ((entity,) if entity else ()), stored)
             first = await look.read()
@@ -207,6 +207,9 @@ def _write(output: Output, snapshot: Mapping[str, Any], frames: Frames) -> None:
     title = f"Event hubs at {snapshot['at'].astimezone():%H:%M:%S}"
     output.records(rows, columns=[*_HUB_COLUMNS], title=title, first=_HUBS_FIRST)
     output.line("")
+    if not hubs:
+        frames.note(output)("There is no event hub yet: tidegate hub create NAME.")
+        return
     if not groups:
         frames.note(output)(
             "No group keeps its checkpoints in the service; --database shows those in a database."

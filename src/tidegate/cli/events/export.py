@@ -65,6 +65,8 @@ def export(
         writer = RecordWriter(output)
 
         def show_progress(ends: Sequence[PartitionEnds]) -> None:
+            if target is None and output.is_terminal:
+                return
             total = sum(events_after(start, each) for each in ends)
             writer.bar = bars.enter_context(progress_bar("Exporting", total))
 
@@ -77,4 +79,4 @@ def export(
                 remark(f"Stopped after {writer.event_count:,} events; {file} was not written.")
             raise
         writer.close()
-    remark(f"Exported {writer.event_count:,} events of {hub}.")
+    remark(f"Exported {writer.event_count:,} events of {hub}{'' if target is None else f' to {file}'}.")

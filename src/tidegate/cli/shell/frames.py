@@ -71,3 +71,8 @@ class Frames:
         text = "".join(f"{line}{_CLEAR_LINE_END}\n" for line in lines)
         output.stream.write(f"{begin}{text}{_CLEAR_BELOW}")
         output.stream.flush()
+
+    def close(self) -> None:
+        """End below the ``^C`` that a terminal shows, where the shell's prompt follows."""
+        if self.is_redrawn and self._count:
+            self._output.line("")
