@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from tests.cli.support import COMMAND, run_tidegate
 
-from tidegate.cli.service.bench import SYNC, WRITE, Measured, records_of
-from tidegate.cli.service.measuring import measure_service
+from tidegate.cli.service.measuring import SYNC, WRITE, Measured, measure_service, records_of
 from tidegate.testing.hub import HubService
 
 
@@ -57,4 +56,4 @@ def test_nothing_is_left(lonely: dict[str, str], tmp_path: Path) -> None:
         out, err = process.communicate(timeout=60)
     assert (process.returncode, out, err, [*disk.iterdir()]) == (130, b"", b"", [])
     refused = run_tidegate("bench", "--data-dir", str(disk / "no"), environment=lonely)
-    assert (refused.code, "is no directory" in refused.err) == (2, True)
+    assert (refused.code, "is not a directory" in refused.err) == (2, True)

@@ -6,8 +6,6 @@ The rule: figures of the same run are compared, since only ratios carry from one
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -20,33 +18,8 @@ from tidegate.cli.shell.render import Output
 from tidegate.files import IS_WINDOWS
 from tidegate.model.errors import InvalidArgumentError
 
-WRITE: Final = "disk: sync 1 MB"
-SYNC: Final = "disk: sync 4 KB"
-LOOPBACK: Final = "loopback: copy 1 MB"
 _COLUMNS: Final = ("measured", "per_s", "MB_per_s", "ratio", "to")
 _FIRST: Final = "measured per_s MB_per_s ratio to"
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """How often something was done, and how many bytes it moved."""
-
-    name: str
-    count: int
-    byte_count: int
-    seconds: float
-    compared_with: str = ""
-    """The measurement that sets its limit; "": none."""
-
-    @property
-    def per_s(self) -> float:
-        """Times per second."""
-        return self.count / max(self.seconds, 1e-9)
-
-    @property
-    def mb_per_s(self) -> float:
-        """Megabytes per second."""
-        return self.byte_count / max(self.seconds, 1e-9) / 1e6
 
 
 @click.command()
@@ -81,8 +54,8 @@ def bench(output: Output, data_dir: Path | None, seconds: float) -> None:
     if IS_WINDOWS:
         raise InvalidArgumentError("The service does not run on Windows.", next_step="Run it in WSL.")
     if data_dir is not None and not (data_dir.is_dir() and os.access(data_dir, os.W_OK)):
-        raise InvalidArgumentError(f"{data_dir} is no directory that you can write to.")
-    from tidegate.cli.service.measuring import measure
+        raise InvalidArgumentError(f"{data_dir} is not a directory that you can write to.")
+    from tidegate.cli.service.measuring import measure, records_of
 
     found = run_interruptible(measure(data_dir, seconds))
     records = records_of(found)
@@ -91,26 +64,3 @@ def bench(output: Output, data_dir: Path | None, seconds: float) -> None:
         texts = [None if each["ratio"] is None else f"{each['ratio']:.2f}" for each in records]
         records = [{**each, "ratio": text} for each, text in zip(records, texts, strict=True)]
     output.records(records, columns=_COLUMNS, title="This machine", first=_FIRST)
-
-
-def records_of(found: Sequence[Measured]) -> list[dict[str, object]]:
-    """Rows of the table: each figure beside its limit."""
-    by_name = {each.name: each for each in found}
-    records: list[dict[str, object]] = []
-    for each in found:
-        limit = by_name.get(each.compared_with)
-        ratio = None
-        if limit is not None:
-            # Sends are compared by number, streams by bytes.
-            is_counted = each.compared_with == SYNC
-            ratio = each.per_s / limit.per_s if is_counted else each.mb_per_s / limit.mb_per_s
-        records.append(
-            {
-                "measured": each.name,
-                "per_s": round(each.per_s, 1),
-                "MB_per_s": round(each.mb_per_s, 2),
-                "ratio": ratio if ratio is None else round(ratio, 2),
-                "to": each.compared_with or None,
-            }
-        )
-    return records

@@ -8,13 +8,13 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
 
-from tidegate.cli.service.bench import LOOPBACK, SYNC, WRITE, Measured
 from tidegate.cli.shell.progress import progress_bar
 from tidegate.client import EventHubAdministrator, EventHubConsumer, EventHubProducer
 from tidegate.model.errors import BrokenError
@@ -22,6 +22,10 @@ from tidegate.model.events import EventData
 from tidegate.model.position import EventPosition
 from tidegate.server.ready import ReadyInformation
 from tidegate.transport.clock import SystemClock
+
+WRITE: Final = "disk: sync 1 MB"
+SYNC: Final = "disk: sync 4 KB"
+LOOPBACK: Final = "loopback: copy 1 MB"
 
 _HUB: Final = "bench"
 _PARTITIONS: Final = 4
@@ -34,6 +38,28 @@ _MB: Final = 1_000_000
 _START_S: Final = 60.0
 _LOOK_S: Final = 0.05
 _CLOCK: Final = SystemClock()
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """How often something was done, and how many bytes it moved."""
+
+    name: str
+    count: int
+    byte_count: int
+    seconds: float
+    compared_with: str = ""
+    """The measurement that sets its limit; "": none."""
+
+    @property
+    def per_s(self) -> float:
+        """Times per second."""
+        return self.count / max(self.seconds, 1e-9)
+
+    @property
+    def mb_per_s(self) -> float:
+        """Megabytes per second."""
+        return self.byte_count / max(self.seconds, 1e-9) / 1e6
 
 
 async def measure(directory: Path | None, seconds: float) -> list[Measured]:
@@ -195,3 +221,26 @@ async def _deliver(consumer: EventHubConsumer, seconds: float) -> Measured:
     begun = _CLOCK.monotonic()
     await asyncio.gather(*(read(each.partition_id, each.next_sequence_number) for each in ends))
     return Measured("delivery: 1 KB events", count, byte_count, _CLOCK.monotonic() - begun, LOOPBACK)
+
+
+def records_of(found: Sequence[Measured]) -> list[dict[str, object]]:
+    """Rows of the table: each figure beside its limit."""
+    by_name = {each.name: each for each in found}
+    records: list[dict[str, object]] = []
+    for each in found:
+        limit = by_name.get(each.compared_with)
+        ratio = None
+        if limit is not None:
+            # Sends are compared by number, streams by bytes.
+            is_counted = each.compared_with == SYNC
+            ratio = each.per_s / limit.per_s if is_counted else each.mb_per_s / limit.mb_per_s
+        records.append(
+            {
+                "measured": each.name,
+                "per_s": round(each.per_s, 1),
+                "MB_per_s": round(each.mb_per_s, 2),
+                "ratio": ratio if ratio is None else round(ratio, 2),
+                "to": each.compared_with or None,
+            }
+        )
+    return records
