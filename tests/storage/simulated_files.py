@@ -153,8 +153,9 @@ class SimulatedFiles:
         self.open()
         if directory not in self.directories:
             raise FileNotFoundError(errno.ENOENT, "no such directory", str(directory))
-        names = {path.name for path in (*self.entries, *self.directories) if path.parent == directory}
-        return sorted(names)
+        start = f"{directory}/".replace("//", "/")
+        below = [path for path in (*self.entries, *self.directories) if str(path).startswith(start)]
+        return sorted({path.name for path in below if path.parent == directory})
 
     def exists(self, path: Path) -> bool:
         return path in self.entries or path in self.directories
