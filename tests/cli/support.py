@@ -6,14 +6,15 @@ import fcntl
 import json
 import os
 import pty
+import select
 import struct
-import subprocess
 import sys
 import termios
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.forked import run_module
+from tests.support.forked import Forked, run_module
 
 COMMAND = (sys.executable, "-m", "tidegate.cli")
 
@@ -59,16 +60,17 @@ def run_on_terminal(
     kept = {
         name: value for name, value in environment.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")
     }
+    process = Forked(
+        ["tidegate.cli", *arguments], kept | {"TERM": "xterm-256color"}, [Path(os.ttyname(side))] * 3
+    )
+    os.write(terminal, typed.encode())
     shown = bytearray()
-    with subprocess.Popen(
-        [*COMMAND, *arguments], stdin=side, stdout=side, stderr=side, env=kept | {"TERM": "xterm-256color"}
-    ) as process:
-        os.close(side)
-        os.write(terminal, typed.encode())
+    while process.poll() is None:
+        if terminal in select.select([terminal, process.sentinel], [], [])[0]:
+            shown += os.read(terminal, 65_536)
+    os.close(side)
+    with suppress(OSError):  # until all is read that it has written
         while True:
-            try:
-                shown += os.read(terminal, 65_536)
-            except OSError:  # the process has ended
-                break
-        os.close(terminal)
-        return Result(process.wait(60), shown.decode().replace("\r\n", "\n"), "")
+            shown += os.read(terminal, 65_536)
+    os.close(terminal)
+    return Result(process.wait(), shown.decode().replace("\r\n", "\n"), "")

@@ -78,6 +78,8 @@ class Forked:
         self._process.start()
         assert self._process.pid is not None
         self.pid = self._process.pid
+        self.sentinel = self._process.sentinel
+        """A descriptor that is readable once it has ended."""
 
     def poll(self) -> int | None:
         """Its exit code; None: it runs."""
