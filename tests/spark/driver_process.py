@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _TIMEOUT_S = 300
-_POLL_S = 0.05
 
 
 class DriverProcess:
@@ -26,13 +25,16 @@ class DriverProcess:
         """Fail with what the driver wrote where it has ended."""
         assert self._process.poll() is None, self._said()
 
-    def wait_until(self, is_met: Callable[[], bool]) -> None:
-        """Return once ``is_met``; fail where the driver ends before, or it takes too long."""
+    def wait_until(self, is_met: Callable[[], bool], *, poll_s: float = 0.05) -> None:
+        """Return once ``is_met``; fail where the driver ends before, or it takes too long.
+
+        poll_s: between two looks; more where each opens a connection.
+        """
         deadline = time.monotonic() + _TIMEOUT_S
         while not is_met():
             self.check_running()
             assert time.monotonic() < deadline, f"the driver did not get there: {self._said()}"
-            time.sleep(_POLL_S)
+            time.sleep(poll_s)
 
     def wait_done(self) -> None:
         """Return once the driver has ended well; fail with what it wrote where it has not."""

@@ -20,9 +20,9 @@ from tidegate.testing.hub import HubProcess
 
 pytestmark = [pytest.mark.spark, pytest.mark.faults, pytest.mark.timeout(900)]
 
-_COUNT = 4_000
+_COUNT_PER_KILL = 2_000
+_POLL_S = 0.2
 _KEYS = 40
-_DRIVER_KILLS = 2
 _MODULE = ("-m", "tests.spark.sink_driver")
 
 
@@ -47,7 +47,10 @@ def _read(spark: SparkSession, service: HubProcess, hub: str) -> DataFrame:
     return reader.option("eventhubs.connectionString", service.hub_connection_string(hub)).load()
 
 
-def test_kills_lose_and_double_nothing(spark: SparkSession, service: HubProcess, tmp_path: Path) -> None:
+@pytest.mark.parametrize("driver_kills", [1, pytest.param(2, marks=pytest.mark.repeats)])
+def test_kills_lose_and_double_nothing(
+    spark: SparkSession, service: HubProcess, tmp_path: Path, driver_kills: int
+) -> None:
     """SIGKILL for drivers, their JVMs, and the service: contents, counts and the order per key are the same.
 
     The target has as many events as were written in the first place, each once, each key's in the order of
@@ -56,8 +59,9 @@ def test_kills_lose_and_double_nothing(spark: SparkSession, service: HubProcess,
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")
     rng = random.Random(seed)
+    count = _COUNT_PER_KILL * driver_kills
     source, target = service.create_hub(partition_count=4), service.create_hub(partition_count=3)
-    rows = spark.range(0, _COUNT, 1, 1).select(
+    rows = spark.range(0, count, 1, 1).select(
         sf.col("id").cast("string").alias("body"), (sf.col("id") % _KEYS).cast("string").alias("partitionKey")
     )
     writer = rows.write.format("eventhubs").mode("append")
@@ -71,30 +75,30 @@ def test_kills_lose_and_double_nothing(spark: SparkSession, service: HubProcess,
     }
     log_file = tmp_path / "driver.log"
     stored = 0
-    for _ in range(_DRIVER_KILLS):
-        wanted = stored + 1 + rng.randrange(_COUNT // 4)
+    for _ in range(driver_kills):
+        wanted = stored + 1 + rng.randrange(count // 4)
         with driver_process(log_file, *_MODULE, json.dumps(arguments)) as driver:
-            driver.wait_until(functools.partial(_has_stored, service, target, wanted))
+            driver.wait_until(functools.partial(_has_stored, service, target, wanted), poll_s=_POLL_S)
             time.sleep(rng.random() * 0.3)
             driver.check_running()
         stored = _stored_count(service, target)
-        assert stored < _COUNT
-    wanted = stored + 1 + rng.randrange((_COUNT - stored) // 2)
+        assert stored < count
+    wanted = stored + 1 + rng.randrange((count - stored) // 2)
     last = json.dumps(arguments | {"max_events_per_trigger": 500})
     with driver_process(log_file, *_MODULE, last) as driver:
-        driver.wait_until(functools.partial(_has_stored, service, target, wanted))
+        driver.wait_until(functools.partial(_has_stored, service, target, wanted), poll_s=_POLL_S)
         service.kill()
         service.start()
         driver.wait_done()
     found = (
         _read(spark, service, target).select("body", "partitionKey", "partition", "sequenceNumber").collect()
     )
-    assert sorted(int(row.body) for row in found) == list(range(_COUNT))
+    assert sorted(int(row.body) for row in found) == list(range(count))
     by_key: dict[str, list[int]] = {}
     for row in sorted(found, key=lambda row: (row.partition, row.sequenceNumber)):
         by_key.setdefault(row.partitionKey, []).append(int(row.body))
-    assert by_key == {str(key): list(range(key, _COUNT, _KEYS)) for key in range(_KEYS)}
+    assert by_key == {str(key): list(range(key, count, _KEYS)) for key in range(_KEYS)}
     listed = list((tmp_path / "files").glob("partition=*/*.json"))
     assert {str(path) for path in listed} == set(published_files(str(tmp_path / "files")))
     bodies = [json.loads(line)["body"] for path in listed for line in path.read_text().splitlines()]
-    assert sorted(map(int, bodies)) == list(range(_COUNT))
+    assert sorted(map(int, bodies)) == list(range(count))

@@ -22,7 +22,6 @@ from tidegate.sql.core.schema import ledger_query
 
 pytestmark = [pytest.mark.spark, pytest.mark.faults, pytest.mark.timeout(1200)]
 
-_KILLS = 3
 _FILES = 18
 _READINGS_PER_FILE = 200
 _START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -74,8 +73,9 @@ def has_done(database_url: str, batches: int) -> bool:
     return next_batch(database_url) >= batches
 
 
+@pytest.mark.parametrize("kills", [1, pytest.param(3, marks=pytest.mark.repeats)])
 def test_killed_drivers_leave_the_aggregates_exact(
-    postgresql: PostgresqlServer, sqlite_url: str, tmp_path: Path
+    postgresql: PostgresqlServer, sqlite_url: str, tmp_path: Path, kills: int
 ) -> None:
     """SIGKILL at random moments: windows with a watermark are what the readings come to, each row once.
 
@@ -96,10 +96,10 @@ def test_killed_drivers_leave_the_aggregates_exact(
     driver_words = ("-m", "tests.spark.ledger_driver", json.dumps(arguments))
     log = tmp_path / "driver.log"
     done = 0
-    for _ in range(_KILLS):
-        wanted = done + 1 + rng.randrange(_FILES // _KILLS - 2)
+    for _ in range(kills):
+        wanted = done + 1 + rng.randrange(_FILES // 3 - 2)
         with driver_process(log, *driver_words) as driver:
-            driver.wait_until(functools.partial(has_done, postgresql_url, wanted))
+            driver.wait_until(functools.partial(has_done, postgresql_url, wanted), poll_s=0.2)
             time.sleep(rng.random() * 0.2)
             driver.check_running()
         done = next_batch(postgresql_url)
