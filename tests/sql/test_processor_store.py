@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
@@ -15,7 +13,9 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import text
+from tests.sql.lease_race import win
 from tests.sql.support import CONSUMER
+from tests.support.forked import Forked
 
 from tidegate.model.errors import (
     ClosedError,
@@ -396,41 +396,23 @@ def test_threads_that_race_win_each_version_once(database: Database) -> None:
 
 
 @pytest.mark.slow
-def test_processes_that_race_win_each_version_once(database_url: str) -> None:
+def test_processes_that_race_win_each_version_once(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The same for hosts that are processes of their own."""
+    monkeypatch.chdir(ROOT)  # where they find their module
     with Database.open(database_url) as database:
-        processes = [
-            subprocess.Popen(
-                [sys.executable, "-m", "tests.sql.test_processor_store", database_url, f"host-{number}"],
-                cwd=ROOT,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for number in range(4)
-        ]
-        epochs: list[int] = []
-        for process in processes:
-            output, _ = process.communicate(timeout=WAIT_S)
-            assert process.returncode == 0
-            epochs += json.loads(output)
+        outputs = [tmp_path / f"host-{number}" for number in range(4)]
+        errors, processes = tmp_path / "errors", []
+        errors.touch()
+        for output in outputs:
+            output.touch()
+            words = ["tests.sql.lease_race", database_url, output.name]
+            processes.append(Forked(words, os.environ, [Path(os.devnull), output, errors]))
+        assert [process.wait(WAIT_S) for process in processes] == [0] * 4, errors.read_text()
+        epochs = [epoch for output in outputs for epoch in json.loads(output.read_text())]
         assert sorted(epochs) == list(range(1, 41))
         assert LeaseTable(database).read(CONSUMER).leases["0"].epoch == 40
-
-
-def win(table: LeaseTable, owner: str, times: int) -> list[int]:
-    """Take partition 0 from whoever has it, until that went well ``times`` times; the epochs won."""
-    epochs: list[int] = []
-    while len(epochs) < times:
-        won = table.acquire(CONSUMER, "0", owner, expected=table.read(CONSUMER).leases.get("0"))
-        if won is not None:
-            epochs.append(won.epoch)
-    return epochs
-
-
-if __name__ == "__main__":
-    with Database.open(sys.argv[1]) as shared_database:
-        print(json.dumps(win(LeaseTable(shared_database), sys.argv[2], 10)))
 
 
 def test_a_shadow_is_no_group_that_lags(database: Database) -> None:

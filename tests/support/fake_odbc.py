@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, NoReturn
@@ -362,6 +363,7 @@ def parsed(statement: str) -> exp.Expr:
     return tree
 
 
+@cache  # sqlglot takes 10 ms for each, and tests send the same ones
 def in_sqlite(statement: str) -> str:
     """The same for SQLite, which needs no hints: OUTPUT is RETURNING, and INTO a temporary table."""
     tree = parsed(statement)
