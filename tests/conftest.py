@@ -18,6 +18,7 @@ from tests.support.sqlserver import SQL_SERVERS
 from xdist.scheduler import LoadFileScheduling
 
 if TYPE_CHECKING:
+    from tests.sql.used_databases import UsedDatabases
     from tests.support.azurite import AzuriteServer
     from tests.support.blob_storage import BlobStorage
     from tests.support.mariadb import MariadbServer
@@ -126,11 +127,31 @@ def mssql_url() -> Iterator[str]:
         yield url
 
 
+@pytest.fixture(scope="session")
+def used_databases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UsedDatabases]:
+    """Databases that tests hand on to each other."""
+    from tests.sql.used_databases import UsedDatabases
+
+    used = UsedDatabases(tmp_path_factory.mktemp("used"))
+    yield used
+    used.close()
+
+
 @pytest.fixture(params=["sqlite", "postgresql", "mariadb", *SQL_SERVERS])
-def database_url(request: pytest.FixtureRequest) -> str:
-    """An empty database, once of each kind."""
-    url: str = request.getfixturevalue(f"{request.param}_url")
-    return url
+def database_url(request: pytest.FixtureRequest) -> Iterator[str]:
+    """An empty database, once of each kind; for a test with ``used_databases``, one of those."""
+    kind: str = request.param
+    used: UsedDatabases | None = None
+    if "used_databases" in request.fixturenames:
+        used = request.getfixturevalue("used_databases")
+    if used is not None and kind in ("postgresql", "mariadb"):
+        with used.lent(request.getfixturevalue(kind)) as url:
+            yield url
+        return
+    url = request.getfixturevalue(f"{kind}_url")
+    if used is not None and kind == "sqlite":
+        used.copy_sqlite(url)
+    yield url
 
 
 def pytest_configure() -> None:

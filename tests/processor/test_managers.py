@@ -16,6 +16,7 @@ import pytest
 from sqlalchemy import Column, Integer, MetaData, String, Table, insert, select
 from tests.processor.hosts import PLAIN, QUICK, Journal, Recorder, checkpoint_all, publish, until
 from tests.sql.support import events_between
+from tests.sql.used_databases import UsedDatabases
 from tests.support.blob_storage import OwnStorage
 
 from tidegate.client import EventHubConsumer, EventHubProducer
@@ -104,8 +105,8 @@ def _host(service: HubService, hub: str, **arguments: Any) -> EventProcessorHost
 
 
 @pytest.fixture
-def database(database_url: str) -> Any:
-    with Database.open(database_url) as database:
+def database(database_url: str, used_databases: UsedDatabases) -> Any:
+    with used_databases.opened(database_url) as database:
         database.ensure_table(seen)
         yield database
 

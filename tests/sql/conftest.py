@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from tests.sql.cutting_proxy import CuttingProxy
-from tests.sql.support import flights
+from tests.sql.used_databases import UsedDatabases
 from tests.support.mariadb import MariadbServer
 from tests.support.postgresql import PostgresqlServer
 
@@ -14,10 +14,9 @@ from tidegate.sql import Database
 
 
 @pytest.fixture
-def database(database_url: str) -> Iterator[Database]:
+def database(database_url: str, used_databases: UsedDatabases) -> Iterator[Database]:
     """An open database of each kind, with the table ``flights`` in it."""
-    with Database.open(database_url) as database:
-        database.ensure_table(flights)
+    with used_databases.opened(database_url) as database:
         yield database
 
 
