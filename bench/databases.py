@@ -127,6 +127,13 @@ def main() -> None:
                 found.append(stage)
                 for load in loaded:
                     stage.compare_with(load)
+            target = f"{_HUB}-{next(names)}"
+            service.create_hub(target, partition_count=processor_stages.PARTITIONS)
+            numbers = (arguments.events, arguments.event_bytes, make_url(), target)
+            name = f"host, handler per batch → {kind} → hub"
+            both = processor_stages.publishing_host(name, service, _HUB, *numbers)
+            both.compare_with(found[-1])
+            found.append(both)
         if arguments.spark:
             found += _on_spark(service, databases, folder)
     print_table(loads, found)

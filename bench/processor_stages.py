@@ -7,7 +7,7 @@ leases and attach its receivers, is not in it, neither here nor there.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +17,7 @@ from azure.eventhub.aio import EventHubConsumerClient
 from azure.eventhub.aio import PartitionContext as SdkPartitionContext
 
 from bench.measure import Measurement, timed
-from tidegate.model.events import ReceivedEvent
+from tidegate.model.events import EventData, ReceivedEvent
 from tidegate.processor import (
     DirectoryStore,
     EventProcessorHost,
@@ -139,6 +139,30 @@ def statements_host(
     return _transactional_host(name, service, hub, events, event_bytes, database_url, table, handle)
 
 
+def publishing_host(
+    name: str, service: HubProcess, hub: str, events: int, event_bytes: int, database_url: str, target: str
+) -> Measurement:
+    """The same, which also publishes each event to ``target``: the last one counts when all are there."""
+    table = row_table()
+    insert = sa.insert(table)
+
+    def handle(context: TransactionContext, batch: Sequence[ReceivedEvent]) -> None:
+        context.connection.execute(insert, [_row(event) for event in batch])
+        for event in batch:
+            context.publish(target, EventData(event.body), partition_key=context.partition_id)
+
+    def done(host: EventProcessorHost) -> int:
+        found = host.statistics()
+        is_there = found.published is not None and found.published.relayed_total >= events
+        return found.events_processed if is_there else min(found.events_processed, events - 1)
+
+    return _transactional_host(name, service, hub, events, event_bytes, database_url, table, handle, done)
+
+
+def _committed(host: EventProcessorHost) -> int:
+    return host.statistics().events_processed
+
+
 def _transactional_host(
     name: str,
     service: HubProcess,
@@ -148,8 +172,9 @@ def _transactional_host(
     database_url: str,
     table: sa.Table,
     handler: Pipeline | TransactionalHandler,
+    done_by: Callable[[EventProcessorHost], int] = _committed,
 ) -> Measurement:
-    """An event counts when it is committed; the database counts the rows afterwards."""
+    """An event counts when it is done; the database counts the rows afterwards."""
 
     async def run(store: SqlStore) -> Measurement:
         progress = Progress(events)
@@ -160,7 +185,7 @@ def _transactional_host(
         async def watch() -> None:
             seen = 0
             while seen < events:
-                done = host.statistics().events_processed
+                done = done_by(host)
                 if done > seen:
                     progress.add(done - seen)
                     seen = done
