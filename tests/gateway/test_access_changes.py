@@ -11,11 +11,13 @@ import pytest
 from tests.gateway.support import HOST, Pair
 from tests.support.clocks import SetClock
 
+from tidegate.amqp.events import ConnectionFailed
 from tidegate.amqp.link import Link, SenderLink
 from tidegate.amqp.message import Message, decode_message, encode_message
 from tidegate.amqp.types import Short
 from tidegate.broker import ROOT_POLICY_NAME, Broker, Claim, Grant, SharedAccessPolicy
 from tidegate.broker.authorization import Authorizer
+from tidegate.gateway.amqp import claims
 from tidegate.gateway.amqp.claims import ConnectionClaims
 from tidegate.gateway.amqp.ingress import IngressLink
 from tidegate.model.audience import EntityPath, entity_path
@@ -131,6 +133,29 @@ async def test_sasl_plain_ends_with_its_key(broker: Broker, clock: SetClock) -> 
     assert pair.error_of(outside) is not None
     await broker.regenerate_key("hub", "both", is_secondary=True)
     _assert_ended(pair, links)
+
+
+async def test_a_key_of_too_many_hubs_is_refused(
+    broker: Broker, clock: SetClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a wrong key is, and before any right is kept: the connection failed with a traceback in the log."""
+    monkeypatch.setattr(claims, "GRANTS_MAX", 2)
+    for name in ("hub", "second", "third"):
+        if name != "hub":
+            await broker.create_event_hub(name, partition_count=1)
+        await broker.create_policy(name, "both", [Claim.SEND], key="the key of all of them, and long")
+
+    def connect() -> Pair:
+        response = b"\0both\0the key of all of them, and long"
+        pair = Pair(broker, clock, sasl_mechanism="PLAIN", sasl_initial_response=response)
+        pair.exchange()
+        return pair
+
+    refused = connect()
+    assert refused.handler.claims.is_empty
+    assert isinstance(refused.events[-1], ConnectionFailed)
+    await broker.delete_policy("third", "both")
+    assert not connect().handler.claims.is_empty
 
 
 async def test_a_restored_token_works_after_a_lost_one(broker: Broker, clock: SetClock) -> None:

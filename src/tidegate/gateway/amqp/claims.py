@@ -9,7 +9,7 @@ and each may have thousands.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from itertools import islice
 
@@ -104,15 +104,16 @@ class ConnectionClaims:
         entity = wanted.path.partition("/")[0]
         if entity and not entity.startswith("$"):
             self._broker.event_hub(entity)
-        self._keep(wanted, grant)
+        self._keep({wanted: grant})
 
     def put_policy(self, name: str, key: str) -> None:
-        """Accept the name and key of a policy (SASL PLAIN), of the namespace or of a hub.
+        """Accept the name and key of a policy (SASL PLAIN), of the namespace or of hubs.
 
-        Raises UnauthorizedError.
+        Raises UnauthorizedError, ServerBusyError (too many wrong keys before it), QuotaExceededError (too
+        many hubs have it).
         """
-        for grant in self._broker.authorize_key(name, key, self._find_peer()):
-            self._keep(grant.resource, grant)
+        grants = self._broker.authorize_key(name, key, self._find_peer())
+        self._keep({grant.resource: grant for grant in grants})
 
     def actor(self, path: EntityPath, *, token: str | None = None, claim: Claim = Claim.MANAGE) -> Actor:
         """The actor with ``claim`` on ``path`` by this connection, or by a token that came with the request.
@@ -220,26 +221,32 @@ class ConnectionClaims:
         self._add_held(-self._answers_bytes)
         self._answers_bytes = 0
 
-    def _keep(self, audience: Audience, grant: Grant) -> None:
+    def _keep(self, grants: Mapping[Audience, Grant]) -> None:
         self._see_change()
-        if audience not in self._grants and len(self._grants) >= GRANTS_MAX:
-            self._forget_expired()
-            if len(self._grants) >= GRANTS_MAX:
-                raise QuotaExceededError(
-                    f"The connection has presented tokens for {GRANTS_MAX} audiences, the maximum.",
-                    next_step="Present one for the event hub, which covers everything in it.",
-                )
-        self._forget([audience])
-        self._grants[audience] = grant
-        self._add_held(_held_bytes(audience, grant))
+        self._require_room(grants)
+        self._forget(grants)
+        self._grants.update(grants)
+        self._add_held(sum(_held_bytes(audience, grant) for audience, grant in grants.items()))
         if self._on_first is not None:
             self._on_first()
             self._on_first = None
-        self._lost.discard(audience.path)
+        self._lost.difference_update(audience.path for audience in grants)
         self._changed()
         self._set_timer()
         if self._remove_listener is None:
             self._remove_listener = self._broker.authorizer.add_change_listener(self._on_change)
+
+    def _require_room(self, grants: Mapping[Audience, Grant]) -> None:
+        if self._count_with(grants) > GRANTS_MAX:
+            self._forget_expired()
+            if self._count_with(grants) > GRANTS_MAX:
+                raise QuotaExceededError(
+                    f"The connection has presented tokens for {GRANTS_MAX} audiences, the maximum.",
+                    next_step="Present one for the event hub, which covers everything in it.",
+                )
+
+    def _count_with(self, grants: Mapping[Audience, Grant]) -> int:
+        return len(self._grants) + sum(audience not in self._grants for audience in grants)
 
     def _forget_expired(self) -> None:
         now = self._clock.now_utc().timestamp()

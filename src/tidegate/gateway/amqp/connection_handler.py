@@ -40,6 +40,7 @@ from tidegate.model.errors import (
     InvalidKeyError,
     LocalProtocolError,
     NotFoundError,
+    QuotaExceededError,
     ServerBusyError,
     TidegateError,
     UnauthorizedError,
@@ -462,7 +463,7 @@ class ConnectionHandler:
             if len(parts) != 3:
                 raise UnauthorizedError("SASL PLAIN requires a policy name and its key.")
             self.claims.put_policy(parts[1].decode(), parts[2].decode())
-        except (UnauthorizedError, ServerBusyError, UnicodeDecodeError) as error:
+        except (UnauthorizedError, ServerBusyError, QuotaExceededError, UnicodeDecodeError) as error:
             _log.info("%s: SASL PLAIN: %s", self._peer_name, error)
             if isinstance(error, InvalidKeyError) and error.answer_after_s:
                 self.answer_late(error.answer_after_s, self._refuse_plain)
