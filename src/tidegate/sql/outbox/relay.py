@@ -180,6 +180,7 @@ class OutboxRelay:
         """
         self._outbox.relays.remove(self)
         self._owned = lambda: partition_ids
+        self._locked.clear()
         try:
             with contextlib.suppress(TidegateError, TimeoutError):
                 async with asyncio.timeout(timeout_s):
