@@ -242,15 +242,16 @@ async def test_a_host_without_a_scheme_counts_while_no_hub_has_its_name(broker: 
     assert heard[-1] is False
 
 
-def test_a_long_key_is_compared_with_none() -> None:
-    """A stranger's key of 4 KB was compared with those of each hub that has a policy of that name: 50 ms."""
+@pytest.mark.parametrize("length", [44, 1025])
+def test_a_wrong_key_is_compared_with_none(length: int) -> None:
+    """A stranger's key was compared with those of each hub that has policies: 9 ms for 10,000 hubs."""
     authorizer = Authorizer([_POLICY])
     for number in range(200):
         authorizer.set_policies([SharedAccessPolicy.generate("p", Claim)], event_hub=f"hub{number}")
 
     def guess() -> None:
         with pytest.raises(InvalidKeyError):
-            authorizer.authorize_key("p", "x" * 1025)
+            authorizer.authorize_key("p", "x" * length)
 
     assert calls_of(guess) < 100
 

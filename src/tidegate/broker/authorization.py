@@ -142,15 +142,17 @@ class Authorizer:
         self._host_names = HostNames()
         self._names_version = 0  # see ``Grant.names_version``
         self._is_event_hub = is_event_hub
-        self._scopes = {_NAMESPACE: {policy.name: policy for policy in policies}}
-        self._policy_ids: dict[tuple[str, str], object] = {
-            (_NAMESPACE, name): object() for name in self._scopes[_NAMESPACE]
-        }
+        self._scopes: dict[str, dict[str, SharedAccessPolicy]] = {_NAMESPACE: {}}
+        self._policy_ids: dict[tuple[str, str], object] = {}
+        self._secret = secrets.token_bytes(32)
+        self._scopes_of_keys: dict[bytes, dict[str, None]] = {}
+        """By fingerprint: a wrong key is compared with none of any number of hubs."""
         # Checked instead of a policy that does not exist, so that this takes no less time.
         self._nobody = SharedAccessPolicy.generate("", ())
         self._listeners = Listeners("who may do what")
         self.entra: EntraTokens | None = None
         """Whose JSON Web Tokens are accepted beside signatures; None: only signatures are."""
+        self.set_policies(policies)
 
     @property
     def policies(self) -> tuple[SharedAccessPolicy, ...]:
@@ -234,15 +236,12 @@ class Authorizer:
         Raises UnauthorizedError if no policy of that name, of the namespace or a hub, has that key.
         """
         grants: list[Grant] = []
-        given = key.encode()
-        if len(given) > _KEY_BYTES_MAX:  # before it is compared with those of any number of hubs
+        if len(key.encode()) > _KEY_BYTES_MAX:
             raise _invalid_signature()
-        for scope in self._scopes:
-            policy = self._find(scope, name)
-            for known in (policy or self._nobody).keys:
-                if hmac.compare_digest(known.encode(), given) and policy is not None:
-                    resource = Audience("", entity_path(scope) if scope else NAMESPACE)
-                    grants.append(self._grant(policy, scope, known, resource, NEVER_EXPIRES, None))
+        for scope in self._scopes_of_keys.get(self._fingerprint(name, key), ()):
+            policy = self._scopes[scope][name]
+            resource = Audience("", entity_path(scope) if scope else NAMESPACE)
+            grants.append(self._grant(policy, scope, key, resource, NEVER_EXPIRES, None))
         if not grants:
             raise _invalid_signature()
         return tuple(grants)
@@ -293,6 +292,7 @@ class Authorizer:
             del self._policy_ids[scope, name]
         for name in by_name.keys() - before.keys():
             self._policy_ids[scope, name] = object()
+        self._index_keys(scope, before.values(), by_name.values())
         if by_name or scope == _NAMESPACE:
             self._scopes[scope] = by_name
         else:
@@ -314,6 +314,23 @@ class Authorizer:
     def announce_change(self) -> None:
         """Call the listeners, because something else that rights depend on has changed."""
         self._listeners.call()
+
+    def _index_keys(
+        self, scope: str, before: Iterable[SharedAccessPolicy], now: Iterable[SharedAccessPolicy]
+    ) -> None:
+        for policy in before:
+            for fingerprint in {self._fingerprint(policy.name, key) for key in policy.keys}:
+                scopes = self._scopes_of_keys[fingerprint]
+                del scopes[scope]
+                if not scopes:
+                    del self._scopes_of_keys[fingerprint]
+        for policy in now:
+            for key in policy.keys:
+                self._scopes_of_keys.setdefault(self._fingerprint(policy.name, key), {})[scope] = None
+
+    def _fingerprint(self, name: str, key: str) -> bytes:
+        """Of a policy's name and key, with a secret: how long the search takes shows nothing of the key."""
+        return hmac.digest(self._secret, f"{name}\0{key}".encode(), "sha256")
 
     def _is_meant_as_before(self, grant: Grant) -> bool:
         """Whether the token's audience would be parsed as before: its first part may have become a host of
