@@ -75,9 +75,10 @@ class TemporaryServer(ABC):
         """Raises RuntimeError, with the logs, once a process has ended or it takes too long."""
         deadline = time.monotonic() + _START_S_MAX
         while True:
+            # First: if the port was taken, its other server would answer.
             has_ended = any(process.poll() is not None for process in self._processes.values())
-            if is_ready():
-                return
             if has_ended or time.monotonic() > deadline:
                 raise RuntimeError(f"{failure}. {self.logs()}")
+            if is_ready():
+                return
             time.sleep(_POLL_S)
