@@ -50,3 +50,23 @@ async def test_the_event_loop_goes_on_while_an_opening_is_waited_for(
         with pytest.raises(ClosedError):
             await lazy.ask(lambda database: database.url)
     assert len(opened) == 1
+
+
+async def test_pages_are_read_while_changes_wait(tmp_path: Path) -> None:
+    """Discards and moves wait for the locks of hosts, up to 20 s each: four of them held up every page."""
+    url = f"sqlite:///{tmp_path}/reports.db"
+    Database.open(url).close()
+    lazy, let_go = LazyDatabase(url), threading.Event()
+    async with asyncio.timeout(2 * DEADLINE_S), TaskOwner("test") as tasks:
+        changes = [
+            tasks.start(lazy.change(lambda _: let_go.wait(DEADLINE_S)), name="change") for _ in range(4)
+        ]
+        await asyncio.sleep(0)
+        asking = tasks.start(lazy.ask(lambda database: database.url), name="ask")
+        await asyncio.wait([asking, *changes], return_when=asyncio.FIRST_COMPLETED)
+        is_read = asking.done()
+        let_go.set()
+        assert all([await change for change in changes])
+        assert is_read
+        await asking
+        await lazy.close()

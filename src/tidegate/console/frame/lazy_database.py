@@ -19,6 +19,9 @@ _THREADS: Final = 4
 _COUNTING_THREADS: Final = 2
 """Concurrent sums over all dead letters, each of which may take seconds."""
 
+_CHANGING_THREADS: Final = 4
+"""Concurrent changes, which wait for locks of hosts; pages are read meanwhile."""
+
 _LOCK_WAIT_S: Final = 20.0
 """Seconds that a change waits for other writers before it fails (our choice: a user is waiting)."""
 
@@ -37,6 +40,7 @@ class LazyDatabase:
         self._is_closed = False
         self._threads = Threads(_THREADS, name="tidegate-console-sql")
         self._counting_threads = Threads(_COUNTING_THREADS, name="tidegate-console-sums")
+        self._changing_threads = Threads(_CHANGING_THREADS, name="tidegate-console-changes")
         self._closing_thread = Threads(1, name="tidegate-console-close")
         """Separate, because abandoned queries may still occupy the others."""
 
@@ -54,8 +58,8 @@ class LazyDatabase:
         return await self._counting_threads.run(lambda: question(self._open()))
 
     async def change(self, deed: Callable[[Database], T]) -> T:
-        """As ``ask``. Cancellation: waits until the deed has ended."""
-        return await self._threads.run_whole(lambda: deed(self._open()))
+        """As ``ask``, in other threads. Cancellation: waits until the deed has ended."""
+        return await self._changing_threads.run_whole(lambda: deed(self._open()))
 
     async def close(self) -> None:
         """Close the connections, after any opening ends; later queries raise ClosedError."""
