@@ -109,6 +109,29 @@ async def test_an_attach_that_was_given_up_steals_from_nobody(
     assert [receiver.name for receiver in partition.receivers()] == ["two"]
 
 
+async def test_attaches_that_wait_for_the_log_are_counted(
+    pair: Pair, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """5,000 of them held 80 MB that no limit knew of."""
+    partition = broker.event_hub("hub").partition("0")
+    resolve, is_answered = partition.resolve, asyncio.Event()
+
+    async def resolve_late(*args: Any, **options: Any) -> int:
+        await is_answered.wait()
+        return await resolve(*args, **options)
+
+    monkeypatch.setattr(partition, "resolve", resolve_late)
+    before = pair.held_bytes
+    links = [_attach(pair, f"reader-{number}", None) for number in range(5)]
+    await asyncio.sleep(0)
+    assert pair.held_bytes - before >= 5 * 16 * 1024
+    is_answered.set()
+    await asyncio.gather(*pair.owner.tasks)
+    pair.exchange()
+    assert all(link.is_open for link in links)
+    assert pair.held_bytes - before < 16 * 1024
+
+
 async def test_an_owner_takes_from_all(pair: Pair) -> None:
     """All receivers without an owner level lose the partition to the first owner."""
     shared = [_attach(pair, f"shared-{number}", None) for number in range(5)]
