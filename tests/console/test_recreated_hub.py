@@ -239,14 +239,14 @@ def test_a_move_that_waits_leaves_a_new_hubs_checkpoints(
 ) -> None:
     """Another writer may hold the database's lock for long. Who manages the namespace still has the right."""
     service.create_hub("waited-for", partition_count=1)
-    address = "/consumers/waited-for/hosts/move"
+    address = "/consumers/waited-for/%24Default/move"
     fields = hidden_fields(plain_browser.get(f"{address}?to=earliest").text)
     with database.writing():
         # Answered after a second, when the job waits for the lock.
         started = plain_browser.post(address, {**fields, "rewind": "yes", "force": "yes"})
         recreate_hub(service, "waited-for")
     assert "was deleted; its checkpoints stay" in ended_job(plain_browser, started)
-    assert not CheckpointReader(database).read(ConsumerKey("waited-for", "hosts"))
+    assert not CheckpointReader(database).read(ConsumerKey("waited-for"))
 
 
 def test_moves_of_groups_that_record_no_hub(service: HubService, database: Database) -> None:

@@ -38,7 +38,7 @@ _FIRST: Final = "measured per_s MB_per_s ratio to"
 )
 @with_output()
 def bench(output: Output, data_dir: Path | None, seconds: float) -> None:
-    """Measure what a service does on this machine, beside its disk and loopback.
+    """Measure what a service does on this machine, beside its disk.
 
     A temporary service on a free port of this machine stores 1 KB events in batches, then events sent one at
     a time and 64 at a time, each acknowledged after a sync, and delivers them. Beside it stand what the disk
