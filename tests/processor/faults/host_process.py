@@ -215,9 +215,9 @@ def _die_in_relay(die_soon: Callable[[], None]) -> None:
 
     original_submit = RepeatableSender.submit
 
-    def take(database: Database, steps: Iterable[LaneStep]) -> None:
+    def take(database: Database, steps: Iterable[LaneStep]) -> set[str]:
         die_soon()
-        take_steps(database, steps)
+        return take_steps(database, steps)
 
     def submit(self: RepeatableSender, batch: OutgoingBatch) -> None:
         die_soon()

@@ -17,7 +17,8 @@ from tidegate.processor.lease import Lease
 from tidegate.sql import CheckpointReader, read_group_view
 from tidegate.transport.tasks import TaskOwner
 
-LEASE_S = 3.0
+LEASE_S = 6.0
+"""On a machine that other tests keep busy, hosts have come 3 s late with their renewals, for a minute."""
 TAKEOVER_S = LEASE_S + 5.0
 """The promise on an idle machine: one lease duration, to notice, and five seconds to open everything anew."""
 SHARED_S = 3 * LEASE_S
@@ -73,7 +74,7 @@ async def wait_shared(around: Surroundings, expected: list[int]) -> None:
 
 
 async def test_hosts_share_evenly_stay_so_and_replace_a_dead_one(seed: int) -> None:
-    """3/3/3/3/4, no change for ten leases; another host reads a killed one's partitions; even again.
+    """3/3/3/3/4, no change for five leases; another host reads a killed one's partitions; even again.
 
     Events come all the time, and in the end each was processed once, by one owner at a time.
     """
@@ -85,7 +86,7 @@ async def test_hosts_share_evenly_stay_so_and_replace_a_dead_one(seed: int) -> N
             publishing = tasks.start(publisher.run(), name="publisher")
             await start_hosts(cluster, [f"host-{number}" for number in range(5)])
             await wait_shared(around, [3, 3, 3, 3, 4])
-            await stay_unchanged(around, cluster, 10 * LEASE_S)
+            await stay_unchanged(around, cluster, 5 * LEASE_S)
 
             await wait_until(lambda: len(epochs_read(around)) == PARTITION_COUNT, START_S, cluster.logs)
             victim = f"host-{seed % 5}"
