@@ -5,6 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+import pytest
+
+from tidegate.cli.dead_letters.redrive import redrive
 from tidegate.console.dead_letters.redrive import RedriveProcess, RedriveRequest
 from tidegate.console.frame.parts import OwnAddress
 from tidegate.console.jobs.jobs import Job, JobKind
@@ -27,3 +30,18 @@ async def test_long_lines_are_cut() -> None:
     job = Job("1", JobKind.DRY_RUN, "", None, "", SystemClock().now_utc())
     await _Talking("", service, request).run(job)
     assert job.output.splitlines() == ["x" + "ä" * 999 + "\N{REPLACEMENT CHARACTER}"] * 200
+
+
+@pytest.mark.parametrize("number", ["7", "7,9"])
+def test_the_command_has_all_its_options(number: str) -> None:
+    """A renamed option made each redrive with a limit fail."""
+    times = dict.fromkeys(("from", "until", "enqueued_from"), "2026-11-01T10:00:00Z")
+    texts = dict.fromkeys(("hub", "group", "partition", "error_type", "reason"), "-x")
+    chosen = DeadLetterFilter.from_fields(
+        {**times, **texts, "number": number}, now_utc=SystemClock().now_utc()
+    )
+    request = RedriveRequest("pipelines.py:p", chosen, 5, 3, is_dry_run=True, actor="someone")
+    words = RedriveProcess("", OwnAddress("", "ca.pem"), request)._command()
+    assert words[1:5] == ["-m", "tidegate.cli", "dlq", "redrive"]
+    found = redrive.make_context("redrive", [*words[5:]]).params
+    assert (found["maximum"], found["attempts_max"], found["hub"]) == (5, 3, "-x")

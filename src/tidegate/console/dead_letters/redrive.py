@@ -51,12 +51,11 @@ _OPTIONS: Final = {
     "error_type": "--error-type",
     "reason": "--reason",
     "reason_is": "--reason-is",
-    "number": "--sequence-number",
     "from": "--failed-since",
     "until": "--failed-until",
     "enqueued_from": "--enqueued-since",
 }
-"""The command's options, by field of ``DeadLetterFilter.to_fields``."""
+"""The command's options, by field of ``DeadLetterFilter.to_fields``; each number has an option of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +112,13 @@ class RedriveProcess:
         request = self._request
         options: list[tuple[str, object]] = [
             ("--pipeline", request.pipeline),
-            ("--max", request.maximum),
+            ("--limit", request.maximum),
             ("--attempts-max", request.attempts_max),
             ("--actor", request.actor),
         ]
         fields = request.filter.to_fields()
         options += [(option, fields.get(name)) for name, option in _OPTIONS.items()]
+        options += [("--sequence-number", each) for each in request.filter.sequence_numbers or ()]
         command = [sys.executable, "-m", "tidegate.cli", "dlq", "redrive", "--json", "--progress"]
         # One argument each, so that a reason that begins with a dash is not read as an option.
         command += [f"{name}={value}" for name, value in options if value is not None]
