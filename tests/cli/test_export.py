@@ -6,14 +6,20 @@ import gzip
 import json
 import os
 import stat
+from collections.abc import Iterable
 from pathlib import Path
+from typing import cast
 
 import pytest
 from tests.cli.support import Result, run_tidegate
 from tests.cli.test_round_trip import EVENTS, LOGGED, publish
 
+from tidegate.cli.events.records import ParsedRecord
+from tidegate.cli.events.sending import Input, Routing, _Sender
 from tidegate.cli.shell.stream_lines import unzipped
-from tidegate.model.errors import InvalidArgumentError
+from tidegate.client import EventHubProducer
+from tidegate.model.errors import EventTooLargeError, InvalidArgumentError
+from tidegate.model.events import EventData
 from tidegate.testing.hub import HubService
 
 
@@ -99,6 +105,25 @@ def test_an_import_that_stops_says_how_to_continue(
     assert contents(records_of(again)) == contents([json.loads(line) for line in good])
     refused = run("import", copy, str(file), "--keep-partitions", environment=environment, code=2)
     assert "the event hub has no partition '1'" in refused.err.lower()
+
+
+class Refusing:
+    """A producer of a hub that takes no event with the body 3."""
+
+    async def enqueue_many(self, events: Iterable[EventData], **_: object) -> None:
+        """Takes those before it."""
+        for event in events:
+            if event.body == b"3":
+                raise EventTooLargeError("3 is too large.")
+
+
+async def test_what_was_taken_before_a_refused_event_counts() -> None:
+    """Else the import that continues would send it again."""
+    sender = _Sender(Input([]), Routing(), ["0"])
+    records = [ParsedRecord(EventData(b"%d" % number), None, None) for number in range(5)]
+    with pytest.raises(EventTooLargeError):
+        await sender._enqueue(cast(EventHubProducer, Refusing()), records)
+    assert sender.event_count == 3
 
 
 async def _unzip(raw: bytes) -> bytes:

@@ -6,7 +6,7 @@ import asyncio
 import os
 import stat
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -214,12 +214,17 @@ class _Sender:
         # One run after the other, so that events with a key and others keep their order in a partition.
         for partition_id, run in groupby(records, key=attrgetter("partition_id")):
             found = [*run]
-            events = [each.event for each in found]
+            events = self._counted(found)
             if partition_id is not None:
                 await producer.enqueue_many(events, partition_id=partition_id)
             else:
                 await producer.enqueue_many(events, partition_keys=[each.partition_key for each in found])
-        self.event_count += len(records)
+
+    def _counted(self, records: Iterable[ParsedRecord]) -> Iterator[EventData]:
+        """Their events; each counts when the next one is asked for, as one that is too large never is."""
+        for each in records:
+            yield each.event
+            self.event_count += 1
 
     def _read(self, body: bytes) -> ParsedRecord:
         """An event, with the key or the partition that it is sent by."""
