@@ -75,6 +75,7 @@ async def position_of(store: CheckpointManager, group: GroupKey) -> int | None:
 
 
 async def is_refused(call: Awaitable[object], kind: type[TidegateError]) -> bool:
+    """Whether a call raises that error."""
     try:
         await call
     except kind:

@@ -23,12 +23,11 @@ def load_declared_pipeline(address: str) -> StreamPipeline:
     """The declaration at an address, which may be a plain ``Pipeline``. Raises InvalidArgumentError."""
     from tidegate.processor.declared import load_declared
     from tidegate.spark.pipelines.stream_pipeline import StreamPipeline, declared_pipeline
-    from tidegate.sql.handlers.pipeline import Pipeline, TransactionalPipeline, check_returns_rows
+    from tidegate.sql.handlers.pipeline import Pipeline, TransactionalPipeline
 
     let_import_beside(address)
     found = load_declared(address, (StreamPipeline, Pipeline, TransactionalPipeline), noun="pipeline")
-    check_returns_rows(found)
-    assert isinstance(found, StreamPipeline | Pipeline)
+    assert isinstance(found, StreamPipeline | Pipeline | TransactionalPipeline)
     return declared_pipeline(found)
 
 

@@ -102,13 +102,13 @@ async def measure_service(connection_string: str, seconds: float, add: Callable[
         add(await _deliver(consumer, seconds))
 
 
-def _turns(seconds: float, stop: threading.Event, turn_bytes: int) -> Iterator[int]:
-    """The numbers of turns, until it is time; at least one."""
+def _turns(seconds: float, turn_bytes: int = 0, stop: threading.Event | None = None) -> Iterator[int]:
+    """The numbers of turns, until it is time or they have moved _BYTES_MAX; at least one."""
     until, number = _CLOCK.monotonic() + seconds, 0
     while number * turn_bytes < _BYTES_MAX:
         yield number
         number += 1
-        if _CLOCK.monotonic() >= until or stop.is_set():
+        if _CLOCK.monotonic() >= until or (stop is not None and stop.is_set()):
             return
 
 
@@ -116,7 +116,7 @@ def _write(name: str, size: int, folder: Path, seconds: float, stop: threading.E
     data = os.urandom(size)
     with tempfile.TemporaryFile(dir=folder) as file:
         begun, count = _CLOCK.monotonic(), 0
-        for number in _turns(seconds, stop, size):
+        for number in _turns(seconds, size, stop):
             os.pwrite(file.fileno(), data, number * size)
             os.fdatasync(file.fileno())
             count += 1
@@ -140,7 +140,7 @@ def _copy(seconds: float, stop: threading.Event) -> Measured:
         begun = _CLOCK.monotonic()
         with socket.create_connection(listener.getsockname()) as sender:
             # Nothing is stored: no limit of bytes.
-            for _number in _turns(seconds, stop, 0):
+            for _ in _turns(seconds, stop=stop):
                 sender.sendall(chunk)
         receiver.join()
         return Measured(LOOPBACK, received // _MB, received, _CLOCK.monotonic() - begun)
@@ -182,7 +182,7 @@ async def _append(producer: EventHubProducer, seconds: float) -> Measured:
     events = [EventData(os.urandom(_EVENT_BYTES)) for _ in range(_EVENTS_TOGETHER)]
     await producer.send(events[:1])
     begun, count = _CLOCK.monotonic(), 0
-    for number in _turns(seconds, threading.Event(), _EVENTS_TOGETHER * _EVENT_BYTES):
+    for number in _turns(seconds, _EVENTS_TOGETHER * _EVENT_BYTES):
         count += await producer.enqueue_many(events, partition_id=str(number % _PARTITIONS))
     await producer.flush()
     spent = _CLOCK.monotonic() - begun
@@ -194,7 +194,7 @@ async def _send(producer: EventHubProducer, seconds: float, together: int) -> Me
 
     async def send(number: int) -> None:
         nonlocal count
-        for _ in _turns(seconds, threading.Event(), _EVENT_BYTES):
+        for _ in _turns(seconds, _EVENT_BYTES):
             await producer.send([event], partition_id=str(number % _PARTITIONS))
             count += 1
 
@@ -210,7 +210,7 @@ async def _deliver(consumer: EventHubConsumer, seconds: float) -> Measured:
     async def read(partition_id: str, until: int) -> None:
         nonlocal count, byte_count
         async with await consumer.open_receiver(partition_id, EventPosition.earliest()) as receiver:
-            for _ in _turns(seconds, threading.Event(), 0):
+            for _ in _turns(seconds):
                 events = await receiver.receive(10_000, 1.0)
                 count += len(events)
                 byte_count += sum(len(event.body) for event in events)

@@ -16,7 +16,7 @@ import logging
 import os
 import random as random_module
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Self, Unpack
 
 from tidegate.client import ConnectionOptions, EventHubConsumer, Namespace
@@ -90,26 +90,8 @@ class EventProcessorHost:
 
         Raises InvalidArgumentError, ConnectionStringError.
         """
-        if (connection_string is None) == (namespace is None):
-            raise InvalidArgumentError("Pass either a connection string or a namespace.")
-        if namespace is not None and connection:
-            raise InvalidArgumentError(
-                f"The namespace is given, and so are options of a connection: {', '.join(connection)}.",
-                next_step="Pass them to Namespace.from_connection_string.",
-            )
-        leases = leases if leases is not None else store
-        checkpoints = checkpoints if checkpoints is not None else store
-        if leases is None or checkpoints is None:
-            raise InvalidArgumentError(
-                "No store given.",
-                next_step="Pass store=…, which keeps leases and checkpoints, or leases=… and checkpoints=….",
-            )
-        if connection_string is not None:
-            event_hub = event_hub_of(connection_string, event_hub)
-            namespace = Namespace.from_connection_string(connection_string, **connection)
-        if not event_hub:
-            raise InvalidArgumentError("No event hub given.", next_step="Pass event_hub=….")
-        assert namespace is not None
+        namespace, event_hub = _chosen_hub(namespace, connection_string, event_hub, connection)
+        leases, checkpoints = _chosen_managers(store, leases, checkpoints)
         self._random = random if random is not None else random_module.Random()
         self._is_named = host_name is not None
         self.host_name = host_name if host_name is not None else _make_host_name(self._random)
@@ -337,13 +319,31 @@ class _HostRun:
         self._pump_tasks = TaskOwner(f"pumps of {host.host_name}", on_failure=self._fail)
         self._last_tasks = TaskOwner(f"end of {host.host_name}")
         self._hub = SharedRead(consumer.get_event_hub_properties, self._pump_tasks, name="reading the hub")
+        self._environment = self._make_environment(registration)
+        self._manager = self._make_manager(hub.partition_ids)
+        self._partition_ids = hub.partition_ids
+        self._name_claim = self._make_name_claim() if host._is_named else None
+        self.relay: EventRelay | None = None
+        """Sends what transactions publish, if they can."""
+        if registration.is_transactional and isinstance(host.checkpoints, PublishingStore):
+            owned = self._manager.pumps.keys
+            self.relay = host.checkpoints.open_relay(host.group, host._namespace, owned, self._report)
+        self._hub_created_at_ms = hub.created_at_ms
+        self._reports = None if hub.namespace_id is None else self._make_reports()
+        self._stalls = Watchdog(
+            self._environment,
+            self._manager.pumps,
+            stall_timeout_s=host._manager_options.effective_stall_timeout_s,
+        )
+
+    def _make_environment(self, registration: Registration) -> PumpEnvironment:
+        host = self._host
         group, checkpoints, dead_letters = host.group, host.checkpoints, host.dead_letters
         if dead_letters is None and not registration.is_transactional:
             dead_letters = checkpoints if isinstance(checkpoints, DeadLetterManager) else None
-        partition_ids = self._partition_ids = hub.partition_ids
-        environment = self._environment = PumpEnvironment(
+        return PumpEnvironment(
             group=group,
-            consumer=consumer,
+            consumer=self._consumer,
             leases=host.leases,
             lease_reads=SharedRead(
                 lambda: host.leases.list_leases(group), self._pump_tasks, name="reading leases"
@@ -364,39 +364,31 @@ class _HostRun:
             served=self._note_served,
             totals=host._totals,
         )
-        self._manager = PartitionManager(
-            group=group,
+
+    def _make_manager(self, partition_ids: Sequence[str]) -> PartitionManager:
+        host = self._host
+        return PartitionManager(
+            group=host.group,
             store=host.leases,
             owner=host.host_name,
             partition_ids=partition_ids,
             options=host._manager_options,
             clock=host._clock,
             random=host._random,
-            make_pump=lambda lease: PartitionPump(environment, lease, self._manager.reacquire),
+            make_pump=lambda lease: PartitionPump(self._environment, lease, self._manager.reacquire),
             on_exception=self._report,
         )
-        self._name_claim: NameClaim | None = None
-        if host._is_named:
-            self._name_claim = NameClaim(
-                host.host_name,
-                f"{host._random.getrandbits(64):016x}",
-                group=group,
-                store=host.leases,
-                options=host._manager_options,
-                clock=host._clock,
-                on_exception=self._report,
-            )
-        self.relay: EventRelay | None = None
-        """Sends what transactions publish, if they can."""
-        if registration.is_transactional and isinstance(host.checkpoints, PublishingStore):
-            owned = self._manager.pumps.keys
-            self.relay = host.checkpoints.open_relay(group, host._namespace, owned, self._report)
-        self._hub_created_at_ms = hub.created_at_ms
-        self._reports = None if hub.namespace_id is None else self._make_reports()
-        self._stalls = Watchdog(
-            environment,
-            self._manager.pumps,
-            stall_timeout_s=host._manager_options.effective_stall_timeout_s,
+
+    def _make_name_claim(self) -> NameClaim:
+        host = self._host
+        return NameClaim(
+            host.host_name,
+            f"{host._random.getrandbits(64):016x}",
+            group=host.group,
+            store=host.leases,
+            options=host._manager_options,
+            clock=host._clock,
+            on_exception=self._report,
         )
 
     def _make_reports(self) -> ServiceReports:
@@ -524,3 +516,39 @@ class _HostRun:
 
 def _make_host_name(random: random_module.Random) -> str:
     return f"{socket.gethostname()}:{os.getpid()}:{random.getrandbits(32):08x}"
+
+
+def _chosen_hub(
+    namespace: Namespace | None,
+    connection_string: str | ConnectionString | None,
+    event_hub: str | None,
+    connection: ConnectionOptions,
+) -> tuple[Namespace, str]:
+    """Raises InvalidArgumentError, ConnectionStringError."""
+    if (connection_string is None) == (namespace is None):
+        raise InvalidArgumentError("Pass either a connection string or a namespace.")
+    if namespace is not None and connection:
+        raise InvalidArgumentError(
+            f"The namespace is given, and so are options of a connection: {', '.join(connection)}.",
+            next_step="Pass them to Namespace.from_connection_string.",
+        )
+    if connection_string is not None:
+        event_hub = event_hub_of(connection_string, event_hub)
+        namespace = Namespace.from_connection_string(connection_string, **connection)
+    if not event_hub:
+        raise InvalidArgumentError("No event hub given.", next_step="Pass event_hub=….")
+    assert namespace is not None
+    return namespace, event_hub
+
+
+def _chosen_managers(
+    store: ProcessorStore | None, leases: LeaseManager | None, checkpoints: CheckpointManager | None
+) -> tuple[LeaseManager, CheckpointManager]:
+    leases = leases if leases is not None else store
+    checkpoints = checkpoints if checkpoints is not None else store
+    if leases is None or checkpoints is None:
+        raise InvalidArgumentError(
+            "No store given.",
+            next_step="Pass store=…, which keeps leases and checkpoints, or leases=… and checkpoints=….",
+        )
+    return leases, checkpoints

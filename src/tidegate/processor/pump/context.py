@@ -125,13 +125,14 @@ class OwnedPartitionContext(PartitionContext):
 
         After the session, it raises as ``checkpoint``: the next owner gets these events again, and decides.
         """
-        if self._failed and (self._end or self.fenced):
-            raise self._end or self.fenced  # type: ignore[misc]
-        if self._failed and self._add_dead_letters is not None:
-            failed = [self._failed[number] for number in sorted(self._failed)]
-            await self._add_dead_letters(failed)
-            for each in failed:
-                self._failed.pop(each.event.sequence_number, None)
+        if not self._failed or self._add_dead_letters is None:
+            return
+        if (lost := self._end or self.fenced) is not None:
+            raise lost
+        failed = [self._failed[number] for number in sorted(self._failed)]
+        await self._add_dead_letters(failed)
+        for each in failed:
+            self._failed.pop(each.event.sequence_number, None)
 
     def begin_call(self, last: ReceivedEvent) -> None:
         """Note that the handler is called with a batch that ends with ``last``."""

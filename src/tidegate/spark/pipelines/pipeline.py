@@ -46,7 +46,7 @@ from tidegate.sql import Database, Pipeline
 from tidegate.sql.core.database import absolute_url
 from tidegate.sql.core.row_groups import required_columns
 from tidegate.sql.handlers.batches import BOOKKEEPING_COLUMNS, PARTITION_KEY_COLUMN
-from tidegate.sql.handlers.pipeline import check_returns_rows
+from tidegate.sql.handlers.pipeline import returning_rows
 
 TRANSACTION_ROWS_MAX = 50_000
 """Most rows per transaction (our choice: fewer make commits costly, more only use memory). A task that writes
@@ -140,7 +140,7 @@ def start_query(
     rows_max: int = TRANSACTION_ROWS_MAX,
 ) -> StreamingQuery:
     """As ``run_pipeline``, for a declared source."""
-    check_returns_rows(pipeline)
+    pipeline = returning_rows(pipeline)
     if transform is not None and pipeline.policy is not None:
         raise InvalidArgumentError(
             f"The policy of the pipeline {pipeline.name} is for its handler, which a transformation "
@@ -212,7 +212,7 @@ def _claimed_plan(
     rows_max: int,
 ) -> SinkPlan:
     """The plan of the tasks, after claiming the pipeline's checkpoints for this driver."""
-    check_returns_rows(pipeline)
+    pipeline = returning_rows(pipeline)
     source = SourceOptions.parse(source_options)
     if source.split_partitions:
         raise InvalidArgumentError(

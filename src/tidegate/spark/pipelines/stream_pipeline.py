@@ -27,7 +27,7 @@ from tidegate.processor.policies import FailurePolicy
 from tidegate.spark.runtime.trigger import AS_SOON_AS_POSSIBLE, Trigger
 from tidegate.sql import ConsumerKey, Handler, Pipeline
 from tidegate.sql.handlers.batches import BatchHandler
-from tidegate.sql.handlers.pipeline import Redrivable, check_returns_rows
+from tidegate.sql.handlers.pipeline import AnyPipeline, Redrivable, returning_rows
 from tidegate.sql.ledger.rows import LedgerTable
 
 if TYPE_CHECKING:
@@ -358,7 +358,7 @@ class StreamPipeline(Redrivable):
         return InvalidArgumentError(f"The pipeline {self.name}: {what}", next_step=next_step)
 
 
-def declared_pipeline(pipeline: StreamPipeline | Pipeline) -> StreamPipeline:
+def declared_pipeline(pipeline: StreamPipeline | AnyPipeline) -> StreamPipeline:
     """Convert a plain ``tidegate.sql.Pipeline`` to a declaration; returns a declaration unchanged.
 
     Raises InvalidArgumentError for a name that cannot also name a directory, and for a
@@ -366,7 +366,7 @@ def declared_pipeline(pipeline: StreamPipeline | Pipeline) -> StreamPipeline:
     """
     if isinstance(pipeline, StreamPipeline):
         return pipeline
-    check_returns_rows(pipeline)
+    pipeline = returning_rows(pipeline)
     check_name(pipeline.name)
     return StreamPipeline(
         pipeline.name,

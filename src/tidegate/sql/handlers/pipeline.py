@@ -137,14 +137,15 @@ class Redrivable(ABC):
         """The pipeline. Raises InvalidArgumentError if there is none."""
 
 
-def check_returns_rows(pipeline: object) -> None:
-    """Raises InvalidArgumentError for a ``TransactionalPipeline``, which Spark cannot run."""
+def returning_rows(pipeline: AnyPipeline) -> Pipeline:
+    """The pipeline. Raises InvalidArgumentError for a ``TransactionalPipeline``, which Spark cannot run."""
     if isinstance(pipeline, TransactionalPipeline):
         raise InvalidArgumentError(
             f"The pipeline {pipeline.name} is transactional, and Spark runs no such handler: it has no "
             "context, so it could neither write nor publish.",
             next_step=_WRITES_ITSELF_NEXT,
         )
+    return pipeline
 
 
 def _is_transactional(handler: object) -> bool:

@@ -199,31 +199,20 @@ class LeaseTable:
         condition: sa.ColumnElement[bool],
         changes: dict[str, object],
     ) -> dict[str, Lease]:
+        row = lease.c
         changed: dict[str, Lease] = {}
         for some in self._pieces(versions):
-            changed |= self._update_some(connection, consumer, some, condition, changes)
+            # The subquery locks in order, because updates in different orders could deadlock.
+            found = sa.select(row.partition_id).where(self._unchanged(consumer, some), condition)
+            unchanged = locking(found.order_by(row.partition_id), lease)
+            mine: Any = unchanged
+            if not self._database.dialect.has_returning:
+                mine = list(connection.execute(unchanged).scalars())
+            here = sa.and_(of_consumer(lease, consumer), row.partition_id.in_(mine))
+            values = {"renewed_at": self._now(), "version": row.version + 1, **changes}
+            statement = sa.update(lease).where(here).values(values)
+            changed |= {each[0]: _lease_of(each) for each in self._returned(connection, statement, here)}
         return changed
-
-    def _update_some(
-        self,
-        connection: sa.Connection,
-        consumer: ConsumerKey,
-        versions: Sequence[tuple[str, int]],
-        condition: sa.ColumnElement[bool],
-        changes: dict[str, object],
-    ) -> dict[str, Lease]:
-        row = lease.c
-        # The subquery locks in order, because updates in different orders could deadlock.
-        found = sa.select(row.partition_id).where(self._unchanged(consumer, versions), condition)
-        unchanged = locking(found.order_by(row.partition_id), lease)
-        mine: Any = unchanged
-        if not self._database.dialect.has_returning:
-            mine = list(connection.execute(unchanged).scalars())
-        here = sa.and_(of_consumer(lease, consumer), row.partition_id.in_(mine))
-        statement = (
-            sa.update(lease).where(here).values(renewed_at=self._now(), version=row.version + 1, **changes)
-        )
-        return {each[0]: _lease_of(each) for each in self._returned(connection, statement, here)}
 
     def _acquire(
         self,
