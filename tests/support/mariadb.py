@@ -171,6 +171,9 @@ class MariadbServer(TemporaryServer):
         # Not by the driver, which leaves the socket open if it cannot connect.
         try:
             socket.create_connection(("127.0.0.1", self.port), 5).close()
+            # The server listens here after the port: a slow one refused `start`'s connection.
+            with socket.socket(socket.AF_UNIX) as local:
+                local.connect(str(self._folder / "socket"))
         except OSError:
             return False
         return True
