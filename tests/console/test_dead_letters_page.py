@@ -99,6 +99,21 @@ corrected_pipeline = Pipeline("readings", "HUB", table, corrected)
 hanging_pipeline = Pipeline("readings", "HUB", table, hanging)
 """
 
+USE = """
+document.styleSheets[1].insertRule(".table.short { height: 3rem }");
+const region = document.querySelector("[aria-label='By reason']");
+region.scrollTop = 20;
+getSelection().selectAllChildren(document.getElementById("by-reason"));
+"""
+"""Scrolls a table, and selects text."""
+USED = """() => ({
+    focus: document.activeElement.textContent,
+    selected: getSelection().toString(),
+    is_open: document.querySelector("details").open,
+    scrolled: document.querySelector("[aria-label='By reason']").scrollTop,
+    page_scrolled: scrollY,
+})"""
+
 HUB = "readings"
 READINGS = ConsumerKey(HUB)
 
@@ -631,13 +646,23 @@ def test_a_redrive_ends_with_the_service(
 
 
 def test_in_a_browser(letters: DeadLetters, console_page: Page, place: Place) -> None:
-    """Sums follow what fails; one dead letter is redriven from its page; every page is accessible."""
+    """Sums follow what fails, and leave focus, selection and scroll position; one dead letter is redriven on
+    its page; every page is accessible."""
     console_page.goto("/dead-letters")
     console_page.get_by_text("4 open dead letters.").wait_for()
-    letters.add(READINGS, "0", [NewDeadLetter(30_000_000, "1", 5, "LateError", "came now")])
-    console_page.get_by_text("5 open dead letters.").wait_for()
+    console_page.get_by_text("As a table").click()
+    console_page.get_by_role("link", name="the sensor gave no temperature").focus()
+    console_page.evaluate(USE)
+    used = console_page.evaluate(USED)
+    assert (used["selected"], used["is_open"], used["scrolled"] > 0) == ("By reason", True, True)
+    # More frequent than the row in focus, which moves down.
+    late = [NewDeadLetter(30_000_000 + each, "1", 5, "LateError", "came now") for each in range(4)]
+    letters.add(READINGS, "0", late)
+    console_page.get_by_text("8 open dead letters.").wait_for()
+    console_page.get_by_role("link", name="came now").first.wait_for()
+    assert console_page.evaluate(USED) == used
     assert_accessible(console_page)
-    console_page.get_by_role("link", name="the sensor gave no temperature").click()
+    console_page.get_by_role("link", name="the sensor gave no temperature").press("Enter")
     console_page.get_by_text("3 open dead letters match.").wait_for()
     console_page.get_by_role("region", name="Dead letters").get_by_role("link").last.click()
     assert_accessible(console_page)
@@ -651,7 +676,7 @@ def test_in_a_browser(letters: DeadLetters, console_page: Page, place: Place) ->
     console_page.get_by_role("button", name="Redrive now").press("Enter")
     console_page.get_by_role("heading", name="Redrive", exact=True).wait_for()
     console_page.get_by_text("done", exact=True).wait_for()
-    assert letters.count(DeadLetterFilter(event_hub=HUB)) == 3
+    assert letters.count(DeadLetterFilter(event_hub=HUB)) == 6
     console_page.goto(f"/dead-letters/discard?hub={HUB}")
     assert_accessible(console_page)
 

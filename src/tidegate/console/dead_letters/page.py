@@ -101,16 +101,21 @@ class DeadLetterPages(Pages):
 
         async def render() -> Mapping[str, str] | None:
             nonlocal is_sought
-            context = self._frame(request, query)
+            context, drawn = self._frame(request, query), dict[str, str]()
             try:
-                if is_sought:
+                # A later page begins behind its own place: what fails now is before it.
+                if is_sought or behind is None:
                     rows = await self._rows(query, chosen, behind, at_most_s=LIVE_WAIT_S)
-                    is_sought = rows["is_sought"]
-                    return await self._draw(request, {"rows": "dead_letters/rows.html"}, context | rows)
+                    if is_sought or not rows["is_sought"]:
+                        parts = {"rows": "dead_letters/rows.html"}
+                        drawn |= await self._draw(request, parts, context | rows)
+                    if is_sought:
+                        is_sought = rows["is_sought"]
+                        return drawn
                 sums = await self._sums(chosen, at_most_s=LIVE_WAIT_S)
             except TidegateError as error:
-                return {"trouble": str(error)}
-            drawn = await self._draw(request, {"sums": "dead_letters/sums.html"}, context | sums)
+                return {**drawn, "trouble": str(error)}
+            drawn |= await self._draw(request, {"sums": "dead_letters/sums.html"}, context | sums)
             return {**drawn, "trouble": ""}
 
         return self.console.streams.stream(request, render, every_s=LIVE_EVERY_S)

@@ -1,8 +1,8 @@
 """Live parts of pages: HTML fragments as server-sent events.
 
-In a page, with htmx and its SSE extension:
+In a page, with htmx, its SSE extension, and idiomorph, which changes only what differs (``console.js``):
 
-    <div hx-ext="sse" sse-connect="/console/live/overview">
+    <div sse-connect="/console/live/overview">
       <section sse-swap="rates" aria-live="polite">…</section>
     </div>
 

@@ -112,6 +112,27 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
   }
 });
 
+// Live parts are morphed: elements that stay keep focus, selection, scroll position, and whether they are open.
+htmx.defineExtension("morph", {
+  handleSwap: (style, target, fragment) => {
+    if (style !== "morph") return false;
+    // A row is still the same row if it has the same link or title, wherever it is now.
+    for (const row of [...target.querySelectorAll("tbody tr"), ...fragment.querySelectorAll("tbody tr")]) {
+      const title = row.querySelector("th[scope=row]");
+      if (title && !row.id) row.id = `row ${title.querySelector("a")?.getAttribute("href") ?? title.textContent}`;
+    }
+    return Idiomorph.morph(target, [...fragment.childNodes], {
+      morphStyle: "innerHTML",
+      ignoreActiveValue: true,
+      callbacks: {
+        // Opened or closed by the user. What uPlot has drawn is not in what the service sends.
+        beforeAttributeUpdated: (name, element) => !(name === "open" && element.matches("details, dialog")),
+        beforeNodeRemoved: (node) => !(node instanceof Element && node.matches(".uplot")),
+      },
+    });
+  },
+});
+
 // Live pages can be held still, to read them.
 const pause = document.querySelector("[data-pause]");
 if (pause && document.querySelector("[sse-connect]")) {
