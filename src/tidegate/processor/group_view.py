@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
+from typing import Final, TypeVar
 
 from tidegate.model.hub_properties import PartitionEnds
 from tidegate.processor.checkpoint import ProcessorCheckpoint
 from tidegate.processor.lease import GroupKey, Lease, LeaseSnapshot
 from tidegate.processor.store import ProcessorStore
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,17 +144,24 @@ def lag_of(
 
 
 def total_of(lags: Sequence[Lag]) -> Lag:
-    """The lag of several partitions: the sum of the known events, and the maximum of the seconds.
+    """The lag of several partitions: the sum of the events, and the maximum of the seconds.
 
-    Seconds are None if one partition's are unknown, because the others' maximum would understate the lag.
+    Each is None if one partition's is unknown, because that of the others would understate the lag.
     """
-    known = [lag.seconds for lag in lags if lag.seconds is not None]
+    seconds = _known([lag.seconds for lag in lags])
+    events, lost_events = _known([lag.events for lag in lags]), _known([lag.lost_events for lag in lags])
     return Lag(
-        sum(lag.events or 0 for lag in lags),
-        max(known, default=None) if len(known) == len(lags) else None,
-        sum(lag.lost_events or 0 for lag in lags),
+        None if events is None else sum(events),
+        None if seconds is None else max(seconds, default=None),
+        None if lost_events is None else sum(lost_events),
         any(lag.is_beyond_log for lag in lags),
     )
+
+
+def _known(values: Sequence[T | None]) -> Sequence[T] | None:
+    """The values; None if one of them is unknown."""
+    known = [each for each in values if each is not None]
+    return known if len(known) == len(values) else None
 
 
 def _seconds(partition: PartitionEnds, checkpoint: ProcessorCheckpoint) -> float | None:

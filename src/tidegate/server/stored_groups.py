@@ -53,7 +53,7 @@ def _numbers_of(group: GroupProgress, dead_letters: int) -> StoredGroup:
     return StoredGroup(
         summary.event_hub,
         summary.consumer_group,
-        summary.lag.events if summary.is_hub_here else None,
+        summary.lag.events,
         summary.owned_count,
         summary.owner_count,
         summary.open_dead_letters,

@@ -179,13 +179,12 @@ def _group_record(
     total = total_of(lags)
     owners = [view.owner(each.partition_id, lease_duration_s=lease_s) for each in ends]
     owned = [owner for owner in owners if owner]
-    is_known = all(lag.events is not None for lag in lags)
     return {
         "hub": hub.name,
         "group": name,
-        "lag_events": total.events if is_known else None,
+        "lag_events": total.events,
         "lag_s": total.seconds,
-        "lost_events": total.lost_events if is_known else None,
+        "lost_events": total.lost_events,
         "partitions": len(ends),
         "owned_partitions": len(owned),
         "owners": sorted({*owned}),

@@ -33,6 +33,7 @@ from tidegate.console.frame.rights import Rights
 from tidegate.console.frame.shared_answers import SharedAnswers
 from tidegate.console.jobs.jobs import Job, JobKind, Jobs
 from tidegate.model.errors import InvalidArgumentError, NotFoundError, TidegateError
+from tidegate.model.hub_properties import PartitionEnds
 from tidegate.model.times import time_of
 from tidegate.processor.group_view import GroupView
 from tidegate.processor.lease import LeaseSnapshot
@@ -360,12 +361,11 @@ class Consumers:
             hub = self._broker.event_hub(name)
         except NotFoundError:
             return None
-        ends = {}
+        ends: dict[str, PartitionEnds | None] = {}
         for index, partition in enumerate(hub.partitions):
             if index % _PARTITIONS_PER_TURN == _PARTITIONS_PER_TURN - 1:
                 await asyncio.sleep(0)
-            if partition.open_error is None:
-                ends[partition.partition_id] = await partition.ends()
+            ends[partition.partition_id] = None if partition.open_error else await partition.ends()
         described = hub.description
         names = frozenset(ConsumerKey(name, each).consumer_group for each in described.consumer_groups)
         return HubLog(hub.name, described.created_at_ms, names, ends)
@@ -373,7 +373,7 @@ class Consumers:
     async def _find_unread(
         self, groups: Mapping[ConsumerKey, GroupView], logs: Mapping[str, HubLog], now: datetime
     ) -> None:
-        """Find how long events after unmoved checkpoints have waited, for a few checkpoints per query."""
+        """Find since when events have waited, for a few partitions per query."""
         missing: list[UnreadKey] = []
         for each, group in groups.items():
             await asyncio.sleep(0)  # a thousand partitions take 5 ms

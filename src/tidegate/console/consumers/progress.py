@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Final, TypeGuard
 
 from tidegate.model.hub_properties import PartitionEnds
 from tidegate.model.times import time_of
@@ -31,7 +31,8 @@ class HubLog:
     created_at_ms: int
     consumer_groups: frozenset[str]
     """As ``ConsumerKey`` writes them."""
-    ends: Mapping[str, PartitionEnds]
+    ends: Mapping[str, PartitionEnds | None]
+    """By partition id; None: it cannot be read."""
 
     def lag(self, group: GroupView, partition_id: str) -> Lag:
         """A group's lag in one of the partitions."""
@@ -68,16 +69,18 @@ UnreadKey = tuple[str, int, str, int]
 def unread_of(
     groups: Mapping[ConsumerKey, GroupView], logs: Mapping[str, HubLog], now: datetime
 ) -> Iterator[UnreadKey]:
-    """The events after checkpoints that have not moved for long."""
+    """The first unread events whose enqueued times are needed: where there is no checkpoint, or it lacks the
+    time of its own event, or has not moved for long."""
     before = now - timedelta(seconds=STALL_TIMEOUT_S)
     for consumer, group in groups.items():
         log = logs.get(consumer.event_hub)
         if log is None:
             continue
-        for partition_id, checkpoint in group.checkpoints.items():
-            if checkpoint.moved_at is None or checkpoint.moved_at > before:
+        for partition_id in log.ends:
+            checkpoint = group.checkpoints.get(partition_id)
+            if _is_time_known(checkpoint) and (checkpoint.moved_at is None or checkpoint.moved_at > before):
                 continue
-            unread = _first_unread(consumer, log, checkpoint)
+            unread = _first_unread(consumer, log, partition_id, checkpoint)
             if unread is not None and log.lag(group, partition_id).events:
                 yield unread
 
@@ -171,9 +174,13 @@ def progress_of(
         checkpoint = group.checkpoints.get(partition_id)
         lag = UNKNOWN_LAG if log is None else log.lag(group, partition_id)
         stalled_s = None
-        if lag.events and log is not None and checkpoint is not None:
-            first = _first_unread(consumer, log, checkpoint)
-            stalled_s = _stalled_s(checkpoint, None if first is None else unread.get(first), now)
+        if lag.events and log is not None:
+            first = _first_unread(consumer, log, partition_id, checkpoint)
+            waits_since = None if first is None else unread.get(first)
+            stalled_s = _stalled_s(checkpoint, waits_since, now)
+            if lag.seconds is None and waits_since is not None:
+                # Not known by the last processed event: then by how long the first unread one waits.
+                lag = replace(lag, seconds=max(0.0, (now - waits_since).total_seconds()))
         return PartitionProgress(
             partition_id,
             group.lease(partition_id),
@@ -205,22 +212,30 @@ def progress_of(
     return GroupProgress(summary, partitions)
 
 
-def _stalled_s(checkpoint: ProcessorCheckpoint, unread_since: datetime | None, now: datetime) -> float | None:
+def _stalled_s(
+    checkpoint: ProcessorCheckpoint | None, unread_since: datetime | None, now: datetime
+) -> float | None:
     """Seconds of backlog without progress, by the rule of hosts (``processor.host.watchdog``); None: not
     stalled.
 
     unread_since: when the first unprocessed event was enqueued; backlog exists since then. It is unknown
     without a checkpoint, because a host that started at the end of the log has none.
     """
-    if checkpoint.moved_at is None or unread_since is None:
+    if checkpoint is None or checkpoint.moved_at is None or unread_since is None:
         return None
     stalled_s = (now - max(checkpoint.moved_at, unread_since)).total_seconds()
     return stalled_s if stalled_s >= STALL_TIMEOUT_S else None
 
 
-def _first_unread(consumer: ConsumerKey, log: HubLog, checkpoint: ProcessorCheckpoint) -> UnreadKey | None:
-    resume_point, end = checkpoint.resume_point, log.ends.get(checkpoint.partition_id)
+def _is_time_known(checkpoint: ProcessorCheckpoint | None) -> TypeGuard[ProcessorCheckpoint]:
+    return checkpoint is not None and checkpoint.enqueued_time_ms is not None
+
+
+def _first_unread(
+    consumer: ConsumerKey, log: HubLog, partition_id: str, checkpoint: ProcessorCheckpoint | None
+) -> UnreadKey | None:
+    resume_point, end = 0 if checkpoint is None else checkpoint.resume_point, log.ends.get(partition_id)
     if resume_point is None or end is None:
         return None
     number = max(resume_point, end.begin_sequence_number)
-    return consumer.event_hub, log.created_at_ms, checkpoint.partition_id, number
+    return consumer.event_hub, log.created_at_ms, partition_id, number

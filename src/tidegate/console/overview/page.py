@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from tidegate.console.frame.pages import Pages, get, see_other
-from tidegate.console.frame.rendering import bytes_text, duration, listed, number, page
+from tidegate.console.frame.rendering import ABSENT, bytes_text, duration, listed, number, page
 from tidegate.console.frame.sessions import require_listen, rights_of
 from tidegate.console.frame.shared_answers import SharedAnswers
 from tidegate.console.hubs.namespace import Namespace
@@ -20,6 +21,7 @@ from tidegate.model.errors import TidegateError
 
 if TYPE_CHECKING:
     from tidegate.console.consumers.groups import Consumers
+    from tidegate.console.consumers.progress import GroupSummary
     from tidegate.console.dead_letters.letters import DeadLetterView
 
 HUBS_SHOWN: Final = 12
@@ -29,6 +31,10 @@ _PROCESSING_S: Final = 5.0
 """Seconds between queries of the database."""
 _PATIENCE_S: Final = 0.1
 """Seconds that a page waits for the database; later results are sent live."""
+_SILENCE_S: Final = 15.0
+"""Seconds after which earlier figures are not shown instead of those that the database has not given (our
+choice: two queries were missed)."""
+UNKNOWN: Final = "unknown"
 
 _PARTS: Final = {name: f"overview/{name}.html" for name in ("notices", "figures", "load", "hubs")}
 _SERIES: Final = {"incoming": "in", "outgoing": "out"}
@@ -42,7 +48,7 @@ class ProcessingFigures:
 
     lag_words: str = ""
     dead_letter_words: str = ""
-    lag_s: float | None = None
+    oldest_lag: str = UNKNOWN
     stalled: int = 0
     open_dead_letters: int | None = None
 
@@ -74,6 +80,7 @@ class OverviewPages(Pages):
             clock, kept_s=_PROCESSING_S, tasks=tasks
         )
         self._last = _unknown("is being asked for")
+        self._last_at_s = clock.monotonic()
 
     @get("/")
     async def show(self, request: Request) -> Response:
@@ -118,10 +125,13 @@ class OverviewPages(Pages):
         }
 
     async def _processing(self) -> ProcessingFigures:
-        """The last known figures; waits briefly for new ones."""
-        consumers = self.open_consumers()
+        """The last known figures, unless they are old; waits briefly for new ones."""
+        consumers, clock = self.open_consumers(), self.console.clock
         found = await self._answers.ask("all", lambda: _ask(consumers, self.letters), at_most_s=_PATIENCE_S)
-        self._last = found or self._last
+        if found is not None:
+            self._last, self._last_at_s = found, clock.monotonic()
+        elif clock.monotonic() - self._last_at_s > _SILENCE_S:
+            return _unknown("the database does not answer")
         return self._last
 
 
@@ -140,17 +150,29 @@ async def _ask(consumers: Consumers, letters: DeadLetterView | None) -> Processi
         letter_words = "no database was given"
     else:
         letter_words = "redrive or discard them" if open_count else "none is waiting"
-    behind = max(groups, key=lambda group: group.lag.seconds or 0.0, default=None)
-    lag_words = "no consumer group keeps a checkpoint"
-    if behind is not None:
-        lag_words = f"{behind.consumer_group} of {behind.event_hub}, {number(behind.lag.events)} events"
+    oldest_lag, lag_words = oldest_lag_of(groups)
     return ProcessingFigures(
-        lag_s=None if behind is None else behind.lag.seconds,
+        oldest_lag=oldest_lag,
         lag_words=lag_words,
         stalled=sum(group.stalled_count for group in groups),
         open_dead_letters=open_count,
         dead_letter_words=letter_words,
     )
+
+
+def oldest_lag_of(groups: Sequence[GroupSummary]) -> tuple[str, str]:
+    """The most lag in time of a group of this service's hubs, and whose it is; not less than it may be."""
+    here = [(group.lag.seconds, group) for group in groups if group.is_hub_here]
+    if not here:
+        return ABSENT, "no consumer group keeps a checkpoint"
+    unknown = [group for seconds, group in here if seconds is None]
+    worst_s, worst = max(((each or 0.0, group) for each, group in here), key=itemgetter(0))
+    if unknown:
+        names = listed([f"{each.consumer_group} of {each.event_hub}" for each in unknown], 1)
+        return f"at least {duration(worst_s)}" if worst_s else UNKNOWN, f"not known of {names}"
+    return duration(
+        worst_s
+    ), f"{worst.consumer_group} of {worst.event_hub}, {number(worst.lag.events)} events"
 
 
 def list_notices(

@@ -1,0 +1,52 @@
+"""The overview's oldest lag: the worst there may be, and no figure from before the database hung."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from tidegate.console.overview.page import OverviewPages, oldest_lag_of
+from tidegate.processor.group_view import Lag
+from tidegate.transport.tasks import TaskOwner
+
+
+def _group(name: str, seconds: float | None, events: int | None, *, is_hub_here: bool = True) -> Any:
+    lag = Lag(events, seconds, 0)
+    return SimpleNamespace(
+        event_hub="h", consumer_group=name, lag=lag, is_hub_here=is_hub_here, stalled_count=0
+    )
+
+
+READ, LATE, LOST = _group("read", 0.0, 0), _group("late", 90.0, 7), _group("lost", None, None)
+
+
+def test_the_worst_group_counts_and_unknown_is_not_zero() -> None:
+    """A group that is not known is not taken for one that has read everything."""
+    elsewhere = _group("other", None, None, is_hub_here=False)
+    assert oldest_lag_of([elsewhere]) == ("–", "no consumer group keeps a checkpoint")
+    assert oldest_lag_of([READ, LATE, elsewhere]) == ("1 min 30 s", "late of h, 7 events")
+    assert oldest_lag_of([READ, LOST]) == ("unknown", "not known of lost of h")
+    assert oldest_lag_of([LOST, LATE, LOST]) == ("at least 1 min 30 s", "not known of lost of h and 1 more")
+
+
+async def test_figures_do_not_outlast_a_database_that_hangs() -> None:
+    """Numbers from before looked like those of now."""
+    now_s, may_answer = 0.0, asyncio.Event()
+    may_answer.set()
+
+    async def groups(*_: object, **__: object) -> Sequence[Any]:
+        await may_answer.wait()
+        return [LATE]
+
+    clock = SimpleNamespace(monotonic=lambda: now_s)
+    async with TaskOwner("test") as tasks:
+        console, consumers = SimpleNamespace(clock=clock, tasks=tasks), SimpleNamespace(groups=groups)
+        pages = OverviewPages(console, None, lambda: consumers, None)  # type: ignore[arg-type, return-value]
+        assert (await pages._processing()).oldest_lag == "1 min 30 s"
+        may_answer.clear()
+        now_s = 6.0
+        assert (await pages._processing()).oldest_lag == "1 min 30 s"
+        now_s = 16.0
+        assert (await pages._processing()).oldest_lag == "unknown"
