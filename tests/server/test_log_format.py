@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import pytest
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser
 
 from tidegate.server.log_format import LogFormat, start_logging
 from tidegate.transport.clock import SystemClock
@@ -140,3 +142,14 @@ def test_clients_cannot_flood_the_log() -> None:
     last = stream.getvalue().splitlines()[-1]
     left_out = 1000 - count("a batch was refused")
     assert last.endswith(f"at last: a batch was refused (since the last such line, {left_out} were left out)")
+
+
+def test_garbled_forms_leave_no_lines() -> None:
+    """Protects the disk: their parser wrote one for each, of a kind of its own, and a stranger can send them
+    to the console's sign-in page."""
+    stream = io.StringIO()
+    start_logging(LogFormat.TEXT, stream, clock=_Clock())
+    for number in range(10):
+        with pytest.raises(FormParserError):
+            MultipartParser("b", {}).write(b"--b\r\n" + b"x" * number + b"?: y\r\n")
+    assert stream.getvalue() == ""

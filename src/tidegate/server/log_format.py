@@ -63,6 +63,8 @@ def start_logging(log_format: LogFormat, stream: TextIO, *, clock: Clock) -> Non
     root.addHandler(handler)
     root.setLevel(logging.WARNING)
     logging.getLogger("tidegate").setLevel(logging.INFO)
+    # It says of each garbled form, which a stranger may send, what is wrong with it.
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)
 
 
 @dataclass(slots=True)
