@@ -10,8 +10,8 @@ from array import array
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
-from types import FrameType
-from typing import cast
+from types import FrameType, SimpleNamespace
+from typing import NoReturn, cast
 
 import pytest
 from hypothesis import given, settings
@@ -21,6 +21,7 @@ from tests.console.explorer_support import StepClock, append, fill, make_hub, pl
 from tidegate.amqp.message import Message, encode_message
 from tidegate.amqp.types import Array, Described, Symbol
 from tidegate.broker import Broker, Partition, RecordBatch
+from tidegate.console.explorer import reading
 from tidegate.console.explorer.bodies import Look, body_view
 from tidegate.console.explorer.codec import (
     event_detail,
@@ -30,7 +31,7 @@ from tidegate.console.explorer.codec import (
 )
 from tidegate.console.explorer.events import BrokerEvents
 from tidegate.console.explorer.page import event_rows, json_lines
-from tidegate.console.explorer.reading import Run, StoredEvent
+from tidegate.console.explorer.reading import Merge, Run, StoredEvent
 from tidegate.console.explorer.values import (
     PAGE_BYTES_MAX,
     SCANNED_EVENTS_MAX,
@@ -158,6 +159,51 @@ def test_gaps_in_the_numbers_are_passed_over(
     expected = [n for n in numbers if start <= n < until]
     assert found == (expected if way is Way.NEWER else expected[::-1])
     assert partition.reads <= 2 * len(expected) + 400 * (1 + sum(gap > 3 for gap, _, _ in shapes))
+
+
+class _Lengths(array):  # type: ignore[type-arg]  # not generic at run time
+    """Those of a batch, which nobody goes through one by one."""
+
+    def __iter__(self) -> NoReturn:
+        raise AssertionError("all lengths were looked at")
+
+
+@pytest.mark.parametrize("way", Way)
+async def test_an_event_of_a_large_batch_is_found_without_the_others(way: Way) -> None:
+    """Anybody may send a batch of 170,000 events: a list of where they end took 10 ms of each page's turn."""
+    source = random.Random(1)
+    lengths = _Lengths("I", [source.randint(1, 9) for _ in range(100)])
+    payload = source.randbytes(sum(lengths[:]))
+    batch = RecordBatch(7, 0, lengths, memoryview(payload))
+    partition = cast(Partition, _GappedPartition([batch]))
+    for start, until in ((0, 200), (7, 8), (20, 60), (100, 107)):
+        found = []
+        run = Run(partition, way, start, until)
+        while (event := await run.pop(10**6)) is not None:
+            index = event.place.sequence_number - 7
+            assert event.section == payload[sum(lengths[:index]) : sum(lengths[: index + 1])]
+            found.append(event.place.sequence_number)
+        expected = list(range(max(start, 7), min(until, 107)))
+        assert found == (expected if way is Way.NEWER else expected[::-1])
+
+
+async def test_reads_of_the_log_end_with_their_turn(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long each takes: sixteen large batches in one turn held everybody up for half a second."""
+    hub, now = await make_hub(broker, 8), (0.0011 * turn for turn in range(1000))
+    for index in range(8):
+        await append(hub, index, EventData(b"x"))
+    monkeypatch.setattr(reading, "time", SimpleNamespace(monotonic=lambda: next(now)))
+    merge, taken = Merge(Way.NEWER), []
+    for partition in hub.partitions:
+        merge.add_range(partition, 0, 1)
+    merge.start()
+    assert not await merge.settle()
+    assert await merge.take(100, 10**6) == []
+    while merge.has_more:
+        some = await merge.take(100, 10**6)
+        assert len(some) <= 2
+        taken += some
+    assert len(taken) == 8
 
 
 async def test_what_retention_takes_away_is_passed_over(
