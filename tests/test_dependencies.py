@@ -101,6 +101,9 @@ def _imported_modules() -> set[str]:
 _PRIVATE = {
     "_unset_keepalive_if_required": ("uvicorn", "uvicorn.protocols.http.h11_impl"),
     "_current_part": ("starlette", "starlette.formparsers"),
+    "_file_parts_to_finish": ("starlette", "starlette.formparsers"),
+    "_file_parts_to_write": ("starlette", "starlette.formparsers"),
+    "_files_to_close_on_error": ("starlette", "starlette.formparsers"),
     "_prefixes": ("sqlalchemy", "sqlalchemy.sql.selectable"),
     "_type_affinity": ("sqlalchemy", "sqlalchemy.sql.type_api"),
     "_variant_mapping": ("sqlalchemy", "sqlalchemy.sql.type_api"),

@@ -13,22 +13,26 @@ from contextlib import ExitStack
 from urllib.parse import quote_plus
 
 import pytest
+from python_multipart.multipart import MultipartParser
+from starlette.datastructures import UploadFile
 from starlette.requests import Request
 from starlette.types import Message
 from tests.console.processing_support import append, signed_in
 from tests.console.support import PlainBrowser, console_service
 
 from tidegate.broker import Claim
-from tidegate.console.frame.form_reading import counted, read_form
+from tidegate.console.frame.form_reading import read_form
 from tidegate.console.frame.pages import attachment
 from tidegate.model.errors import InvalidArgumentError, ServerBusyError
 from tidegate.server.app import TidegateServer
 from tidegate.testing.hub import HubService
+from tidegate.transport.counted_body import CountedBody, counted
 from tidegate.transport.memory import MemoryBudget
 from tidegate.transport.sliced_work import SlicedWork
 
 KEY = "a key of the tests of the console"
 _FORM = "application/x-www-form-urlencoded"
+_IN_PARTS = "multipart/form-data; boundary=b"
 _WAIT_S = 30.0
 
 
@@ -174,13 +178,55 @@ async def test_a_form_has_no_more_fields_than_a_page() -> None:
         await read_form(_posted("&" * 10_000), bytes_max=100_000)
 
 
-def _posted(body: str) -> Request:
+async def test_a_form_in_parts_is_parsed_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What looks like boundaries, all that had arrived at once, took the parser half a second."""
+    sizes, write = [], MultipartParser.write
+
+    def noted(parser: MultipartParser, data: bytes) -> int:
+        sizes.append(len(data))
+        return write(parser, data)
+
+    monkeypatch.setattr(MultipartParser, "write", noted)
+    file = "\r\n--b-\r\n--b\r" * 5_000
+    form = await read_form(_posted(_in_parts("\r\n--b- " * 5_000, file), _IN_PARTS), bytes_max=10**6)
+    assert form["one"] == "\r\n--b- " * 5_000
+    sent = form["file"]
+    assert isinstance(sent, UploadFile)
+    assert await sent.read() == file.encode()
+    await sent.close()
+    assert max(sizes) <= 2_048
+
+
+@pytest.mark.parametrize("content_type", [_FORM, _IN_PARTS])
+async def test_what_is_made_of_a_form_counts(content_type: str) -> None:
+    """One character can make four bytes of each: forms held five to ten times what was counted."""
+    text, budget = ("x" * 1_900 + "\U0001f600") * 20, MemoryBudget(10**9)
+    body = f"one={text}" if content_type == _FORM else _in_parts(text)
+    request = _posted(body, content_type)
+    with counted(request.receive, budget) as receive:
+        request._receive = receive  # as the console's middleware passes it on
+        assert (await read_form(request, bytes_max=10**6))["one"] == text
+        assert isinstance(request.receive, CountedBody)
+        assert budget.statistics().used_bytes > len(body) + 4 * len(text)
+    assert budget.statistics().used_bytes == 0
+
+
+def _in_parts(one: str, file: str | None = None) -> str:
+    """The body of a form with a field, and perhaps a file."""
+    body = f'--b\r\nContent-Disposition: form-data; name="one"\r\n\r\n{one}\r\n'
+    if file is not None:
+        disposition = 'form-data; name="file"; filename="f"'
+        body += f"--b\r\nContent-Disposition: {disposition}\r\n\r\n{file}\r\n"
+    return f"{body}--b--\r\n"
+
+
+def _posted(body: str, content_type: str = _FORM) -> Request:
     content = body.encode()
 
     async def receive() -> Message:
         return {"type": "http.request", "body": content, "more_body": False}
 
-    headers = [(b"content-type", _FORM.encode()), (b"content-length", str(len(content)).encode())]
+    headers = [(b"content-type", content_type.encode()), (b"content-length", str(len(content)).encode())]
     request = Request({"type": "http", "method": "POST", "headers": headers, "state": {}}, receive)
     request.state.sliced_work = SlicedWork()
     return request

@@ -29,6 +29,7 @@ from tidegate.model.sas import make_sas_token
 from tidegate.server.app import TidegateServer
 from tidegate.testing.hub import HubService
 from tidegate.transport.clock import SystemClock
+from tidegate.transport.memory import MemoryBudget
 from tidegate.transport.sliced_work import SlicedWork
 
 OPERATION_IDS = {operation.operation_id: operation for operation in OPERATIONS}
@@ -123,7 +124,11 @@ def test_the_document_has_every_route(service: HubService) -> None:
 
     async def routes(server: TidegateServer) -> set[tuple[str, str]]:
         administration = Administration(
-            server.broker, clock=SystemClock(), capture_statistics=dict, sliced_work=SlicedWork()
+            server.broker,
+            clock=SystemClock(),
+            capture_statistics=dict,
+            sliced_work=SlicedWork(),
+            budget=MemoryBudget(1),
         )
         return {
             (method, route.path)

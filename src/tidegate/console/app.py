@@ -28,7 +28,6 @@ from tidegate.console.explorer.page import ExplorerPages
 from tidegate.console.explorer.send_page import SendPages
 from tidegate.console.frame.absent import AbsentPages
 from tidegate.console.frame.errors import answer_of_exception, error_page
-from tidegate.console.frame.form_reading import counted
 from tidegate.console.frame.live import LiveStreams
 from tidegate.console.frame.pages import Console, Drawn, Pages, see_other
 from tidegate.console.frame.rendering import STATIC_DIRECTORY, STATIC_PATH
@@ -52,6 +51,7 @@ from tidegate.console.sign_in.page import SignInPages, address_of_sign_in
 from tidegate.console.views import Views
 from tidegate.model.clock import Clock
 from tidegate.model.errors import TidegateError, UnauthorizedError
+from tidegate.transport.counted_body import counted
 from tidegate.transport.memory import MemoryBudget
 from tidegate.transport.peers import TrustedProxies
 from tidegate.transport.sliced_work import SlicedWork

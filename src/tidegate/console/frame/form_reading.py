@@ -7,22 +7,22 @@ names (punycode takes hours for a few megabytes), decodes fields of any size at 
 
 from __future__ import annotations
 
-import asyncio
 from codecs import getincrementaldecoder
-from collections.abc import Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
+from sys import getsizeof
 from typing import Final
 from urllib.parse import unquote_to_bytes
 
-from python_multipart.multipart import parse_options_header
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.datastructures import FormData
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
-from starlette.types import Message, Receive
 
 from tidegate.console.frame.slices import in_slices
-from tidegate.model.errors import InvalidArgumentError, ServerBusyError
-from tidegate.transport.memory import MemoryBudget
+from tidegate.model.errors import InvalidArgumentError
+from tidegate.transport.counted_body import CountedBody
 
 _FIELDS_MAX: Final = 100
 """Maximum fields of a form (our choice: pages have about 20)."""
@@ -39,13 +39,18 @@ _PART_HEAD_BYTES_MAX: Final = 1_024
 """Of the line that names a field and its file (our choice: names of files have 255 bytes at most)."""
 
 _SLICE_BYTES: Final = 2_048
-"""Decoded at once: less than a millisecond, whatever they are."""
+"""Decoded or parsed at once: less than a millisecond, whatever they are; some, of a multipart form."""
+
+_CALLBACKS: Final = (
+    *("on_part_begin", "on_part_data", "on_part_end", "on_header_field", "on_header_value", "on_header_end"),
+    *("on_headers_finished", "on_end"),
+)
 
 
 async def read_form(request: Request, *, bytes_max: int) -> FormData:
     """The form of a request, in UTF-8; pages use ``sessions.form_of``. bytes_max: of all its fields.
 
-    Raises InvalidArgumentError (invalid, too large), ServerBusyError (memory is exhausted, see ``counted``).
+    Raises InvalidArgumentError (invalid, too large), ServerBusyError (memory is exhausted).
     """
     size = request.headers.get("content-length", "")
     if not size.isascii() or not size.isdigit() or int(size) > bytes_max:
@@ -61,14 +66,8 @@ async def read_form(request: Request, *, bytes_max: int) -> FormData:
     try:
         if kind == b"multipart/form-data":
             async with aclosing(request.stream()) as stream:
-                parser = _Parser(
-                    request.headers,
-                    stream,
-                    max_files=_FILES_MAX,
-                    max_fields=_FIELDS_MAX,
-                    max_part_size=min(bytes_max, _FIELD_CHARACTERS_MAX),
-                )
-                return await parser.parse()
+                part_bytes_max = min(bytes_max, _FIELD_CHARACTERS_MAX)
+                return await _Parser(request, stream, part_bytes_max=part_bytes_max).parse()
         if kind == b"application/x-www-form-urlencoded":
             fields = await _urlencoded(await request.body(), request)
             return FormData([*fields])
@@ -80,54 +79,70 @@ async def read_form(request: Request, *, bytes_max: int) -> FormData:
         raise InvalidArgumentError("The request ended before its form was complete.") from error
 
 
-@contextmanager
-def counted(receive: Receive, budget: MemoryBudget) -> Iterator[Receive]:
-    """``receive`` of a request, with the bytes of its body counted until the block ends.
-
-    Raises ServerBusyError if memory is exhausted and this request holds most.
-    """
-    loop = asyncio.get_running_loop()
-    held, is_ended = 0, False
-    waiting: asyncio.Timeout | None = None
-
-    def end() -> None:
-        nonlocal is_ended
-        is_ended = True
-        if waiting is not None:
-            waiting.reschedule(loop.time())
-
-    async def receive_counted() -> Message:
-        nonlocal held, waiting
-        try:
-            if is_ended:
-                raise TimeoutError
-            async with asyncio.timeout(None) as waiting:
-                message = await receive()
-        except TimeoutError:
-            budget.require_room()
-            raise ServerBusyError(
-                "The form was given up to free memory.", next_step="Send it again later."
-            ) from None
-        finally:
-            waiting = None
-        held += len(message.get("body", b""))
-        account.update()
-        return message
-
-    account = budget.open_account(lambda: held, end=end)
-    try:
-        yield receive_counted
-    finally:
-        account.close()
-
-
 class _Parser(MultiPartParser):
-    """As Starlette's, but for parts with a long head: its parameters take time with the square of it."""
+    """As Starlette's, but it works in slices, counts what it decodes, and refuses parts with a long head:
+    parameters there take time with the square of it.
+    """
+
+    def __init__(self, request: Request, stream: AsyncGenerator[bytes, None], *, part_bytes_max: int) -> None:
+        super().__init__(
+            request.headers,
+            stream,
+            max_files=_FILES_MAX,
+            max_fields=_FIELDS_MAX,
+            max_part_size=part_bytes_max,
+        )
+        self._request = request
+        self._charset = "utf-8"
+
+    async def parse(self) -> FormData:
+        """The form. Raises MultiPartException."""
+        _, options = parse_options_header(self.headers["Content-Type"])
+        if not options.get(b"boundary"):
+            raise MultiPartException("it names no boundary")
+        try:
+            parser = MultipartParser(
+                options[b"boundary"],
+                {name: getattr(self, name) for name in _CALLBACKS},  # type: ignore[arg-type]
+            )
+            async for chunk in self.stream:
+                # 300 KB at once, of what looks like boundaries, took the parser half a second.
+                starts = range(0, len(chunk), _SLICE_BYTES)
+                pieces = (chunk[start : start + _SLICE_BYTES] for start in starts)
+                await in_slices(self._request, map(parser.write, pieces))
+                if self._file_parts_to_write:  # all are of the only file
+                    part, _ = self._file_parts_to_write[0]
+                    assert part.file is not None
+                    await part.file.write(b"".join(data for _, data in self._file_parts_to_write))
+                for part in self._file_parts_to_finish:
+                    assert part.file is not None
+                    await part.file.seek(0)
+                self._file_parts_to_write.clear()
+                self._file_parts_to_finish.clear()
+        except BaseException as error:
+            for file in self._files_to_close_on_error:
+                file.close()
+            if isinstance(error, FormParserError):
+                raise MultiPartException("Invalid multipart data.") from error
+            raise
+        return FormData(self.items)
 
     def on_headers_finished(self) -> None:
         if len(self._current_part.content_disposition or b"") > _PART_HEAD_BYTES_MAX:
             raise MultiPartException(f"a part's head has more than {_PART_HEAD_BYTES_MAX:,} bytes")
         super().on_headers_finished()
+
+    def on_part_end(self) -> None:
+        super().on_part_end()
+        _, found = self.items[-1]
+        if isinstance(found, str):
+            _count(self._request, found)
+
+
+def _count(request: Request, text: str) -> None:
+    """Count what was made of a form. Raises ServerBusyError as ``CountedBody``."""
+    if isinstance(request.receive, CountedBody):
+        request.receive.add(getsizeof(text))
 
 
 async def _urlencoded(body: bytes, request: Request) -> list[tuple[str, str]]:
@@ -135,22 +150,17 @@ async def _urlencoded(body: bytes, request: Request) -> list[tuple[str, str]]:
         raise InvalidArgumentError(f"The form has more than {_FIELDS_MAX} fields.")
     fields = [field.partition(b"=")[::2] for field in body.split(b"&") if field]
     encoded = [part for field in fields for part in field]
-    pieces: list[list[str]] = [[] for _ in encoded]
-    for index, piece in await in_slices(request, _decoded_pieces(encoded)):
-        pieces[index].append(piece)
-    decoded = ["".join(found) for found in pieces]
-    if any(len(text) > _FIELD_CHARACTERS_MAX for text in decoded):
-        raise InvalidArgumentError(
-            f"A field of the form has more than {_FIELD_CHARACTERS_MAX:,} characters.",
-            next_step="Send less at a time, or a file.",
-        )
+    decoded = await in_slices(request, _decoded(encoded, request))
     return list(zip(decoded[::2], decoded[1::2], strict=True))
 
 
-def _decoded_pieces(texts: Sequence[bytes]) -> Iterator[tuple[int, str]]:
-    """The percent-decoded strings, in pieces, each with its string's index."""
-    for index, text in enumerate(texts):
-        start, characters = 0, getincrementaldecoder("utf-8")("replace")
+def _decoded(texts: Sequence[bytes], request: Request) -> Iterator[str | None]:
+    """The percent-decoded strings; None after each piece of one. Raises InvalidArgumentError and
+    ServerBusyError."""
+    for text in texts:
+        pieces: list[str] = []
+        start = size = 0
+        characters = getincrementaldecoder("utf-8")("replace")
         while start < len(text):
             end = start + _SLICE_BYTES
             # Not within a %XX.
@@ -158,5 +168,15 @@ def _decoded_pieces(texts: Sequence[bytes]) -> Iterator[tuple[int, str]]:
             if cut >= 0 and end < len(text):
                 end = cut
             piece = unquote_to_bytes(text[start:end].replace(b"+", b" "))
-            yield index, characters.decode(piece, final=end >= len(text))
+            pieces.append(characters.decode(piece, final=end >= len(text)))
+            size += len(pieces[-1])
+            if size > _FIELD_CHARACTERS_MAX:
+                raise InvalidArgumentError(
+                    f"A field of the form has more than {_FIELD_CHARACTERS_MAX:,} characters.",
+                    next_step="Send less at a time, or a file.",
+                )
+            # A character may take four bytes, and the form held five to ten times what was counted.
+            _count(request, pieces[-1])
+            yield None
             start = end
+        yield "".join(pieces)

@@ -13,8 +13,8 @@ from tidegate.transport.sliced_work import SlicedWork
 T = TypeVar("T")
 
 
-async def in_slices(request: Request, items: Iterator[T]) -> list[T]:
-    """All items; see ``SlicedWork.collect``."""
+async def in_slices(request: Request, items: Iterator[T | None]) -> list[T]:
+    """All items but None; see ``SlicedWork.collect``."""
     sliced_work: SlicedWork = request.state.sliced_work
     address = None if request.client is None else site_at(request.client.host)
     return await sliced_work.collect(items, address=address)

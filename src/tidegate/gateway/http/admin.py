@@ -37,6 +37,8 @@ from tidegate.model.errors import (
     TidegateError,
 )
 from tidegate.model.validation import decoded, validated
+from tidegate.transport.counted_body import counted
+from tidegate.transport.memory import MemoryBudget
 from tidegate.transport.sliced_work import SlicedWork
 from tidegate.wire.conditions import condition_for, error_description, http_status_for
 
@@ -54,10 +56,15 @@ class AdministrationEndpoint:
     """Authorizes and answers requests of the administration, in REST and Atom."""
 
     def __init__(
-        self, broker: Broker, clock: Clock, error_response: Callable[[TidegateError], Response]
+        self,
+        broker: Broker,
+        clock: Clock,
+        error_response: Callable[[TidegateError], Response],
+        budget: MemoryBudget,
     ) -> None:
-        """error_response: the answer to a failed request."""
+        """error_response: the answer to a failed request. budget: counts bodies of requests."""
         self._broker = broker
+        self._budget = budget
         self._authorizer = RequestAuthorizer(broker, clock)
         self._error_response = error_response
 
@@ -96,14 +103,15 @@ class AdministrationEndpoint:
         entity = NAMESPACE if hub is None else entity_path(hub)
         for claims in needs.alternatives:
             self._authorizer.require(request, entity, *claims)
-        body = await _read_body(request, body_bytes_max)
-        # Again, because a body may arrive slowly: a key revoked meanwhile must not change anything.
-        for claims in needs.alternatives:
-            grant = self._authorizer.require(request, entity, *claims)
-        with acting_as(Actor.of([grant], peer_of(request))):
-            response = await perform(body, grant)
-            if request.method in ("GET", "HEAD"):
-                self._broker.check_actor()  # a list may have waited for others
+        with counted(request.receive, self._budget) as receive:
+            body = await _read_body(Request(request.scope, receive), body_bytes_max)
+            # Again, because a body may arrive slowly: a key revoked meanwhile must not change anything.
+            for claims in needs.alternatives:
+                grant = self._authorizer.require(request, entity, *claims)
+            with acting_as(Actor.of([grant], peer_of(request))):
+                response = await perform(body, grant)
+                if request.method in ("GET", "HEAD"):
+                    self._broker.check_actor()  # a list may have waited for others
         return response
 
 
@@ -123,15 +131,16 @@ class Administration:
         clock: Clock,
         capture_statistics: Callable[[], Mapping[str, CaptureStatistics]],
         sliced_work: SlicedWork,
+        budget: MemoryBudget,
         dead_letters: DeadLetterKeeper | None = None,
     ) -> None:
         """capture_statistics: of each hub that is captured now, by name. sliced_work: for long lists.
-        dead_letters: None: the service has no database."""
+        budget: counts bodies of requests. dead_letters: None: the service has no database."""
         self._broker = broker
         self._dead_letters = dead_letters
         self._sliced_work = sliced_work
         self._capture_statistics = capture_statistics
-        self._endpoint = AdministrationEndpoint(broker, clock, admin_error_response)
+        self._endpoint = AdministrationEndpoint(broker, clock, admin_error_response, budget)
 
     def routes(self) -> list[BaseRoute]:
         """The routes: the operations, and their OpenAPI document."""

@@ -107,6 +107,7 @@ class HttpGateway:
             clock=clock,
             capture_statistics=capture_statistics,
             sliced_work=sliced_work,
+            budget=amqp.budget,
             dead_letters=dead_letters,
         )
         blobs = BlobDoor(
@@ -121,7 +122,9 @@ class HttpGateway:
                 *administration.routes(),
                 *Publishing(broker, clock=clock, budget=amqp.budget, sliced_work=sliced_work).routes(),
                 *further_routes,
-                *AtomAdministration(broker, clock=clock, sliced_work=sliced_work).routes(),
+                *AtomAdministration(
+                    broker, clock=clock, sliced_work=sliced_work, budget=amqp.budget
+                ).routes(),
             ]
         )
 

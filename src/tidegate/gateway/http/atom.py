@@ -35,6 +35,7 @@ from tidegate.gateway.http.errors import response_for
 from tidegate.model.clock import Clock
 from tidegate.model.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 from tidegate.model.hub_settings import HubChanges
+from tidegate.transport.memory import MemoryBudget
 from tidegate.transport.sliced_work import SlicedWork
 from tidegate.wire.atom import (
     ENTRY_TYPE,
@@ -98,12 +99,14 @@ class AtomOperation:
 class AtomAdministration:
     """Answers the requests of old SDKs and tools."""
 
-    def __init__(self, broker: Broker, *, clock: Clock, sliced_work: SlicedWork) -> None:
-        """sliced_work: for long feeds."""
+    def __init__(
+        self, broker: Broker, *, clock: Clock, sliced_work: SlicedWork, budget: MemoryBudget
+    ) -> None:
+        """sliced_work: for long feeds. budget: counts bodies of requests."""
         self._sliced_work = sliced_work
         self._broker = broker
         self._clock = clock
-        self._endpoint = AdministrationEndpoint(broker, clock, response_for)
+        self._endpoint = AdministrationEndpoint(broker, clock, response_for, budget)
 
     def routes(self) -> list[BaseRoute]:
         """The routes; put them last, because ``/{hub}`` matches every short path."""
