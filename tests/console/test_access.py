@@ -527,6 +527,9 @@ def test_every_answer_has_the_security_headers(plain_browser: PlainBrowser) -> N
     assert "immutable" in answers[1].headers["cache-control"]
     assert answers[0].headers["cache-control"] == "no-store"
     assert plain_browser.get("/console/static/../app.py").status in (303, 404)
+    # A stranger may ask for a hundred parts of one, each of which takes the service two turns of a thread.
+    part = plain_browser.get(static, headers={"Range": "bytes=0-0,2-2"})
+    assert (part.status, part.body) == (200, plain_browser.get(static).body)
 
 
 def test_the_gateways_addresses_are_not_the_consoles(

@@ -104,7 +104,7 @@ class ConsoleApp:
         tasks = TaskOwner("console pages")
         drawn: SharedAnswers[Hashable, Drawn] = SharedAnswers(clock, kept_s=_DRAWN_S, is_work_counted=False)
         self.console = Console(views.access, sessions, LiveStreams(sessions), clock, tasks, drawn)
-        static: ASGIApp = StaticFiles(directory=STATIC_DIRECTORY)
+        static = _WholeFiles(directory=STATIC_DIRECTORY)
         routes: list[BaseRoute] = [Mount(STATIC_PATH, static, name="static")]
         routes += page_routes(self.console, views)
         self.application = Starlette(
@@ -186,6 +186,15 @@ class ConsoleRoute(BaseRoute):
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request to the console."""
         await self._application(scope, receive, send)
+
+
+class _WholeFiles(StaticFiles):
+    """As Starlette's, without ranges: each of a hundred in one request costs a stranger nothing, and the
+    service some turns of a thread."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [(name, value) for name, value in scope["headers"] if name != b"range"]
+        await super().__call__({**scope, "headers": headers}, receive, send)
 
 
 class _Headers:
