@@ -141,6 +141,25 @@ def test_groups_and_their_lag(service: HubService, database: Database, plain_bro
         assert plain_browser.get(f"/consumers/{HUB}/{nothing}").status == 404
 
 
+def test_groups_without_a_checkpoint_are_listed(
+    service: HubService, database: Database, plain_browser: PlainBrowser
+) -> None:
+    """They have no reader, and the page says what would be one; with a checkpoint they are as others."""
+
+    async def create(server: TidegateServer) -> None:
+        await server.broker.event_hub(HUB).create_consumer_group("quiet")
+
+    service.call(create)
+    assert re.search(
+        r"telemetry quiet no reader yet 3 – – \d+ – 0 0 –", text_of(plain_browser.get("/consumers").text)
+    )
+    one = text_of(plain_browser.get(f"/consumers/{HUB}/quiet").text)
+    assert "0 not begun no lease" in one
+    assert "tidegate host run FILE.py:NAME" in one
+    _checkpoint(database, "quiet", "0", 3)
+    assert "telemetry quiet behind 3" in text_of(plain_browser.get("/consumers").text)
+
+
 def test_groups_are_in_the_metrics(service: HubService, database: Database) -> None:
     """Lag, hosts and open dead letters of the database's groups, as they are at the scrape."""
     _checkpoint(database, "measured", "0", 3)

@@ -26,6 +26,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubService]:
         patch.setattr(shared_answers, "WORK_SHARE", 0)
         patch.setattr(consumers_page, "FIRST_PAINT_S", 30.0)
         patch.setattr(overview_page, "_PATIENCE_S", 30.0)
+        patch.setattr(overview_page, "_PROCESSING_S", 0.0)
         with console_service(tmp_path_factory.mktemp("console")) as started:
             yield started
 
@@ -44,14 +45,17 @@ def test_groups_that_the_service_keeps_are_shown(
         return view(broker, hub, group)
 
     monkeypatch.setattr(kept, "_view", noted)
+    empty = plain_browser.get("/consumers")
+    assert (empty.status, "tidegate hub create NAME" in empty.text) == (200, True)
     hub = service.create_hub("official-hub", partition_count=2)
     append(service, hub, [b"x"] * 10, partition_id="0")
-    empty = plain_browser.get("/consumers")
-    assert (empty.status, "No official processor keeps" in empty.text) == (200, True)
+    unread = plain_browser.get("/consumers").text
+    assert f"{hub} $Default no reader yet 2 – – 10 –" in text_of(unread)
+    assert "tidegate serve --database URL" in unread
+    assert "no consumer group keeps a checkpoint" in text_of(plain_browser.get("/").text)
     keep_official_group(service, hub)
     listed = plain_browser.get("/consumers").text
     assert f"{hub} official" in text_of(listed)
-    assert "tidegate serve --database URL" in listed
     one = plain_browser.get(f"/consumers/{hub}/official").text
     assert "0 behind official-1" in text_of(one)
     assert "official of official-hub, 6 events" in text_of(plain_browser.get("/").text)

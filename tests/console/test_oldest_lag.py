@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
+from tidegate.console.consumers.groups import FoundGroups
 from tidegate.console.overview.page import OverviewPages, oldest_lag_of
 from tidegate.processor.group_view import Lag
 from tidegate.transport.tasks import TaskOwner
@@ -36,9 +36,9 @@ async def test_figures_do_not_outlast_a_database_that_hangs() -> None:
     now_s, may_answer = 0.0, asyncio.Event()
     may_answer.set()
 
-    async def groups(*_: object, **__: object) -> Sequence[Any]:
+    async def groups(*_: object, **__: object) -> FoundGroups:
         await may_answer.wait()
-        return [LATE]
+        return FoundGroups([SimpleNamespace(summary=LATE)], (), {})  # type: ignore[list-item]
 
     clock = SimpleNamespace(monotonic=lambda: now_s)
     async with TaskOwner("test") as tasks:

@@ -218,9 +218,11 @@ def test_the_console_reads_a_group_at_a_time(service: HubService, monkeypatch: p
             assert turns >= 10
             clock = SystemClock()
             parts = cast(ConsoleParts, SimpleNamespace(broker=server.broker, clock=clock))
-            consumers = groups.Consumers(parts, None, cast(Jobs, None))
+            consumers = groups.Consumers(parts, {}, cast(Jobs, None))
             rights = cast(Rights, SimpleNamespace(hub="alpha", since=clock.now_utc()))
-            assert len(await consumers.all_progress(rights, at_most_s=None) or ()) == 10
+            found = await consumers.groups(rights, at_most_s=None)
+            assert found is not None
+            assert len(found.groups) == 10
             await consumers.close()
         assert len(set(seen)) == len(seen) == 20
 

@@ -22,6 +22,7 @@ from tidegate.transport.status_files import PipelineFiles
 if TYPE_CHECKING:
     from tidegate.console.consumers.groups import Consumers
     from tidegate.console.dead_letters.letters import DeadLetterView
+    from tidegate.console.frame.lazy_database import LazyDatabase
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +54,16 @@ async def open_views(parts: ConsoleParts) -> AsyncIterator[Views]:
         files = PipelineFiles.of_user(os.environ)
         pipelines = await stack.enter_async_context(ReportedPipelines(files, clock, broker.audit))
         jobs = Jobs(clock, broker.audit, access)
-        letters = database = None
-        if parts.database is not None:
+        letters, databases = None, dict[str, "LazyDatabase"]()
+        if parts.databases:
             # With them comes SQLAlchemy: see ``app.page_routes``.
             from tidegate.console.dead_letters.letters import DeadLetterView
-            from tidegate.console.frame.lazy_database import LazyDatabase
+            from tidegate.console.frame.lazy_database import named_databases
 
-            database = LazyDatabase(parts.database)
-            stack.push_async_callback(database.close)
-            letters = DeadLetterView(parts, database, jobs)
+            databases = named_databases(parts.databases)
+            for each in databases.values():
+                stack.push_async_callback(each.close)
+            letters = DeadLetterView(parts, databases, jobs)
             stack.push_async_callback(letters.close)
             stack.push_async_callback(jobs.close)
 
@@ -69,7 +71,7 @@ async def open_views(parts: ConsoleParts) -> AsyncIterator[Views]:
         def consumers() -> Consumers:
             from tidegate.console.consumers.groups import Consumers
 
-            opened = Consumers(parts, database, jobs)
+            opened = Consumers(parts, databases, jobs)
             stack.push_async_callback(opened.close)
             return opened
 

@@ -278,7 +278,7 @@ class TidegateServer:
                 self._clock,
                 self._own_address,
                 settings.data_dir,
-                settings.database,
+                settings.all_databases,
                 settings.redrive_pipelines,
             )
             views = await stack.enter_async_context(open_views(parts))

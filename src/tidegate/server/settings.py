@@ -145,6 +145,8 @@ class ServerSettings:
     database: str | None = field(default=None, repr=False)
     """SQL database of leases, checkpoints and dead letters, for the console and for dead letters over HTTP;
     None: neither has them."""
+    more_databases: tuple[str, ...] = field(default=(), repr=False)
+    """Further databases of hosts and pipelines, for the console and metrics."""
     redrive_pipelines: tuple[str, ...] = ()
     """Pipelines (``module:name`` or ``path/to/file.py:name``) that the console may use to redrive dead
     letters, each in its own process."""
@@ -188,6 +190,11 @@ class ServerSettings:
                     f"The setting redrive_pipelines has {name[:80]!r}.",
                     next_step="Use MODULE:NAME or FILE.py:NAME, as for tidegate dlq redrive.",
                 )
+
+    @property
+    def all_databases(self) -> tuple[str, ...]:
+        """Every database, the one for dead letters over HTTP first."""
+        return (*(() if self.database is None else (self.database,)), *self.more_databases)
 
     @property
     def is_tls_used(self) -> bool:

@@ -1,4 +1,4 @@
-"""The consumer groups of the database, for metrics: what the console shows, as numbers."""
+"""The consumer groups of the databases, for metrics: what the console shows, as numbers."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _log: Final = logging.getLogger(__name__)
 
 
 async def read_stored_groups(consumers: Consumers) -> Sequence[StoredGroup] | None:
-    """Those of hosts and pipelines; None if the database cannot be read, or takes longer."""
+    """Those of hosts and pipelines, once each; None if a database cannot be read, or takes longer."""
     try:
         groups, letters = await asyncio.gather(
-            consumers.all_progress(None, at_most_s=READ_S_MAX),
+            consumers.groups(None, at_most_s=READ_S_MAX),
             consumers.dead_letters(at_most_s=READ_S_MAX),
         )
     except TidegateError as error:
         _log.info("no metrics of consumer groups: %s", type(error).__name__)
         return None
-    if groups is None or letters is None:
+    if groups is None or letters is None or groups.problems:
         return None
     counts = {(key.event_hub, key.consumer_group): found for key, found in letters.items()}
-    stored = {_key_of(each): each for each in groups if not each.summary.is_kept}
+    stored = {_key_of(each): each for each in groups.groups if not each.summary.is_kept}
     # A query with a ledger has dead letters without a lease or a checkpoint.
     others = [
         StoredGroup(*key, None, 0, 0, found[1], found[0])

@@ -149,7 +149,7 @@ def _known_secrets(sources: Sources) -> Iterator[str]:
         from tidegate.cli.service.serve import read_settings
 
         settings = read_settings(sources.config, {})
-        strings.append(settings.database)
+        strings += settings.all_databases
         hubs = settings.declared.event_hubs
         declared = (*settings.declared.policies, *(each for hub in hubs for each in hub.policies))
         yield from (key for key in (settings.root_key, *(each.key for each in declared)) if key)

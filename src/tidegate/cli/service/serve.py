@@ -114,7 +114,9 @@ if TYPE_CHECKING:
 @option(
     "--database",
     "URL",
-    "SQL database of leases, checkpoints and dead letters, for the console and for dead letters over HTTP.",
+    "SQL database of leases, checkpoints and dead letters, for the console; repeatable. Dead letters over "
+    "HTTP are in the first.",
+    multiple=True,
 )
 @option(
     "--redrive-pipeline",
@@ -132,6 +134,7 @@ def serve(
     log_format: str,
     tier: str | None,
     capture_destinations: tuple[str, ...],
+    database: tuple[str, ...],
     **options: Any,
 ) -> None:
     """Run the service that official Event Hubs SDKs connect to.
@@ -166,6 +169,8 @@ def serve(
     given = {name: value for name, value in options.items() if value not in (None, ())}
     if capture_destinations:
         given["capture_destinations"] = _destinations(capture_destinations)
+    if database:
+        given |= {"database": database[0], "more_databases": database[1:]}
     require_at_most_one({"--ephemeral": ephemeral, "--data-dir": "data_dir" in given})
     temporary = tempfile.TemporaryDirectory(prefix="tidegate-") if ephemeral else None
     settings = read_settings(config, given, None if temporary is None else Path(temporary.name))

@@ -1,8 +1,8 @@
 """Consumer groups: leases and checkpoints joined with the ends of the log; and moves of checkpoints.
 
-Theory of operation. A query reads both tables and counts open dead letters in a thread, then reads the ends
-of the logs on the event loop (in this order, so that no checkpoint seems to be beyond the growing log's end),
-and joins them in a thread. Pages that need the same within a second share one query.
+Theory of operation. A query reads both tables of each database and counts open dead letters in threads, then
+reads the ends of the logs on the event loop (in this order, so that no checkpoint seems to be beyond the
+growing log's end), and joins them in a thread. Pages that need the same within a second share one query.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import Counter, OrderedDict
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -23,11 +24,14 @@ from tidegate.console.consumers.progress import (
     GroupProgress,
     GroupSummary,
     HubLog,
+    Place,
     UnreadKey,
     of_this_hub,
     progress_of,
+    unbegun_summary,
     unread_of,
 )
+from tidegate.console.frame.databases import Databases, ask_each, chosen, require_each
 from tidegate.console.frame.parts import ConsoleParts
 from tidegate.console.frame.rights import Rights
 from tidegate.console.frame.shared_answers import SharedAnswers
@@ -42,7 +46,6 @@ from tidegate.sql import ConsumerKey
 from tidegate.transport.threads import Threads
 
 if TYPE_CHECKING:
-    from tidegate.console.frame.lazy_database import LazyDatabase
     from tidegate.sql import Database
 
 _LOOK_S: Final = 1.0
@@ -62,34 +65,56 @@ _Extent = tuple[str | None, datetime | None]
 """What an answer holds: one hub (in lower case) since it was created, or (None, None) all."""
 
 
-class _OpenLetters(NamedTuple):
-    """Open dead letters by consumer: all, and those that failed within the last hour."""
+class _Stored(NamedTuple):
+    """What a database has of the groups; and their open dead letters: all, and those of the last hour."""
 
+    groups: Mapping[ConsumerKey, GroupView]
     open: Mapping[ConsumerKey, int]
     new: Mapping[ConsumerKey, int]
+
+    def letters(self, consumer: ConsumerKey) -> tuple[int, int]:
+        """Both numbers of a group."""
+        return self.open.get(consumer, 0), self.new.get(consumer, 0)
+
+
+_Letters = Callable[[ConsumerKey], tuple[int, int]]
+"""A group's open dead letters in all databases: all, and those of the last hour."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundGroups:
+    """The groups at one moment."""
+
+    groups: Sequence[GroupProgress]
+    """Those with a lease or a checkpoint, by hub and name."""
+    others: Sequence[tuple[str, str]]
+    """Hub and name of the hubs' groups that are not among them."""
+    problems: Mapping[str, TidegateError]
+    """By name of the databases that could not be read: ``others`` may be kept there."""
+    letters: _Letters = lambda _: (0, 0)
 
 
 class Consumers:
     """Reads leases, checkpoints and the log's ends; moves checkpoints.
 
-    Methods that query the database raise DatabaseError and DatabaseUnavailableError. SQLAlchemy is imported
-    in them: a service without a database does not load it.
+    Methods that query databases raise DatabaseError and DatabaseUnavailableError, except ``groups``.
+    SQLAlchemy is imported in them: a service without a database does not load it.
     """
 
-    def __init__(self, parts: ConsoleParts, database: LazyDatabase | None, jobs: Jobs) -> None:
-        """database: None: there are only the groups that official processors keep in the service."""
+    def __init__(self, parts: ConsoleParts, databases: Databases, jobs: Jobs) -> None:
+        """databases: empty: there are only the groups that official processors keep in the service."""
+        self.databases = databases
         self._broker = parts.broker
         self._clock = parts.clock
-        self._database = database
         self._jobs = jobs
         self._joining = Threads(1, name="tidegate-console-groups")
-        self._groups: SharedAnswers[_Extent, Sequence[GroupProgress]] = SharedAnswers(
-            parts.clock, kept_s=_LOOK_S
+        self._groups: SharedAnswers[_Extent, FoundGroups] = SharedAnswers(
+            parts.clock, kept_s=_LOOK_S, is_whole=lambda found: not found.problems
         )
         self._letters: SharedAnswers[str, Mapping[ConsumerKey, tuple[int, int]]] = SharedAnswers(
             parts.clock, kept_s=_LOOK_S
         )
-        self._each: SharedAnswers[tuple[ConsumerKey, _Extent], GroupProgress] = SharedAnswers(
+        self._each: SharedAnswers[tuple[ConsumerKey, str, _Extent], GroupProgress] = SharedAnswers(
             parts.clock, kept_s=_LOOK_S
         )
         self._unread: OrderedDict[UnreadKey, datetime] = OrderedDict()
@@ -97,31 +122,19 @@ class Consumers:
         self._plans: dict[str, KeptPlan] = {}
         """In order of their making."""
 
-    @property
-    def has_database(self) -> bool:
-        """Whether hosts and pipelines are among the groups."""
-        return self._database is not None
-
-    async def groups(
-        self, rights: Rights | None, *, at_most_s: float | None
-    ) -> Sequence[GroupSummary] | None:
-        """All consumer groups with a lease or a checkpoint that may be seen, by hub and name.
+    async def groups(self, rights: Rights | None, *, at_most_s: float | None) -> FoundGroups | None:
+        """All consumer groups that may be seen.
 
         rights: of the user; None: the service itself asks. None if reading takes longer than ``at_most_s``
         seconds (None: no limit); it continues, call again.
         """
-        found = await self.all_progress(rights, at_most_s=at_most_s)
-        return None if found is None else [each.summary for each in found]
-
-    async def all_progress(
-        self, rights: Rights | None, *, at_most_s: float | None
-    ) -> Sequence[GroupProgress] | None:
-        """As ``groups``, with their partitions."""
         extent = _extent_of(rights)
 
-        async def look() -> Sequence[GroupProgress]:
-            found = (await self._look(None, extent)).values()
-            return sorted(found, key=lambda e: (e.summary.event_hub.lower(), e.summary.consumer_group))
+        async def look() -> FoundGroups:
+            found, problems, letters = await self._look(None, "", extent)
+            others = await self._others({place.consumer for place in found}, extent[0])
+            groups = sorted(found.values(), key=lambda each: _name_of(each).lower())
+            return FoundGroups(groups, others, problems, letters)
 
         return await self._groups.ask(extent, look, at_most_s=at_most_s)
 
@@ -131,8 +144,6 @@ class Consumers:
 
         None if counting takes longer than ``at_most_s`` seconds; it continues, call again.
         """
-        database = self._database
-        assert database is not None
 
         def count(opened: Database) -> Mapping[ConsumerKey, tuple[int, int]]:
             from tidegate.sql.dead_letters.pages import DeadLetterPages
@@ -142,29 +153,68 @@ class Consumers:
             return {each: (number, still_open.get(each, 0)) for each, number in pages.all_counts().items()}
 
         async def look() -> Mapping[ConsumerKey, tuple[int, int]]:
-            return await database.count(count)
+            found, problems = await ask_each(self.databases, lambda database: database.count(count))
+            require_each(problems)
+            every, still_open = Counter[ConsumerKey](), Counter[ConsumerKey]()
+            for counts in found.values():
+                every.update({each: numbers[0] for each, numbers in counts.items()})
+                still_open.update({each: numbers[1] for each, numbers in counts.items()})
+            return {each: (number, still_open[each]) for each, number in every.items()}
 
         return await self._letters.ask("all", look, at_most_s=at_most_s)
 
-    async def group(self, event_hub: str, consumer_group: str, rights: Rights) -> GroupProgress:
+    async def group(
+        self, event_hub: str, consumer_group: str, rights: Rights, *, database: str = ""
+    ) -> GroupProgress:
         """One consumer group, with its partitions in order. Raises NotFoundError.
 
-        rights: of the user, who may see the hub.
+        rights: of the user, who may see the hub. database: the name of the one that keeps it; empty: any.
         """
         consumer, extent = ConsumerKey(event_hub, consumer_group), _extent_of(rights)
+        chosen(self.databases, database)
 
         async def look() -> GroupProgress:
-            found = await self._look(consumer, extent)
-            if consumer not in found:
-                raise NotFoundError(
-                    f"The consumer group {consumer_group[:80]!r} of {event_hub[:80]!r} has no lease and no "
-                    f"checkpoint in this {'database' if self.has_database else 'service'}.",
-                    next_step="It appears with its first lease or checkpoint.",
-                )
-            return found[consumer]
+            found, problems, letters = await self._look(consumer, database, extent)
+            for progress in found.values():
+                return progress
+            require_each(problems)
+            return await self._unbegun(event_hub, consumer_group, letters)
 
-        found = await self._each.ask((consumer, extent), look, at_most_s=None)
+        found = await self._each.ask((consumer, database, extent), look, at_most_s=None)
         assert found is not None
+        return found
+
+    async def _unbegun(self, event_hub: str, consumer_group: str, letters: _Letters) -> GroupProgress:
+        """A consumer group of a hub without any lease or checkpoint. Raises NotFoundError."""
+        consumer = ConsumerKey(event_hub, consumer_group)
+        log = await self._log_of(event_hub)
+        if log is None or consumer.consumer_group not in log.consumer_groups:
+            raise NotFoundError(
+                f"The event hub {event_hub[:80]!r} has no consumer group {consumer_group[:80]!r}, and "
+                f"{_words_of_databases(self.databases)} no lease and no checkpoint of it.",
+                next_step="It appears with its first lease or checkpoint.",
+            )
+        found = progress_of(consumer, _NOTHING, log, {}, self._clock.now_utc())
+        names = [(event_hub, found.summary.consumer_group)]
+        (summary,) = await self.unbegun_groups(names, letters) or [found.summary]
+        return replace(found, summary=summary)
+
+    async def unbegun_groups(self, names: Sequence[tuple[str, str]], letters: _Letters) -> list[GroupSummary]:
+        """Groups without any lease or checkpoint, by hub and name; those that are gone are left out."""
+        found: list[GroupSummary] = []
+        reads: dict[str, tuple[int | None, Counter[str]]] = {}
+        for name, group in names:
+            with suppress(NotFoundError):
+                hub = self._broker.event_hub(name)
+                if hub.name not in reads:
+                    reads[hub.name] = _unread_events(hub), _readers(hub)
+                    await asyncio.sleep(0)
+                events, readers = reads[hub.name]
+                summary = unbegun_summary(
+                    hub.name, group, len(hub.partitions), events, readers[group.lower()]
+                )
+                still_open, new = letters(ConsumerKey(name, group))
+                found.append(replace(summary, open_dead_letters=still_open, new_dead_letters=new))
         return found
 
     async def plan_move(self, request: MoveRequest, rights: Rights) -> KeptPlan:
@@ -174,15 +224,20 @@ class Consumers:
         """
         hub = self._broker.event_hub(request.event_hub)
         moves = await plan_moves(hub, request)
-        group = (await self._stored(request.consumer, None, None))[0].get(request.consumer, _NOTHING)
+        stored, problems = await self._stored(request.consumer, request.database, None)
+        require_each(problems)
+        name, group = next(
+            ((name, its) for name, found in stored.items() for its in found.groups.values()),
+            (request.database or next(iter(self.databases), ""), _NOTHING),
+        )
         if not group.partition_ids and request.consumer in await kept_views(
             self._broker, request.consumer.event_hub, request.consumer.consumer_group
         ):
             raise InvalidArgumentError(
-                f"{request.consumer} keeps its checkpoints in the service, not in the database.",
+                f"{request.consumer} keeps its checkpoints in the service, not in a database.",
                 next_step="Stop its processors, and use: tidegate checkpoint set --blob-container.",
             )
-        if self._database is None:
+        if not self.databases:
             raise NotFoundError("This service has no database.", next_step="Start it with --database URL.")
         if not group.partition_ids:
             _require_group(hub, request.consumer_group)
@@ -200,6 +255,7 @@ class Consumers:
             )
             for move in moves
         )
+        request = replace(request, database=name)
         plan = KeptPlan(secrets.token_urlsafe(12), request, MovePlan(tuple(compared)))
         self._plans[plan.plan_id] = plan
         if len(self._plans) > _PLANS_MAX:
@@ -243,8 +299,7 @@ class Consumers:
                 next_step="Confirm that events may be processed again.",
             )
 
-        database = self._database
-        assert database is not None  # there is a plan
+        database = self.databases[request.database]
 
         async def work(job: Job) -> None:
             update = job.updater_for_threads()
@@ -289,71 +344,81 @@ class Consumers:
         await self._each.close()
 
     async def _look(
-        self, consumer: ConsumerKey | None, extent: _Extent
-    ) -> Mapping[ConsumerKey, GroupProgress]:
-        """The given group, or (None) all groups, if they have a lease or a checkpoint."""
+        self, consumer: ConsumerKey | None, database: str, extent: _Extent
+    ) -> tuple[Mapping[Place, GroupProgress], Mapping[str, TidegateError], _Letters]:
+        """The given group, or (None) all groups, if they have a lease or a checkpoint; errors of databases;
+        and dead letters. database: the only one that is asked; empty: all are, and the service."""
         hub, since = extent
-        stored, letters = await self._stored(consumer, hub, since)
-        kept = await kept_views(
-            self._broker,
-            hub if consumer is None else consumer.event_hub,
-            None if consumer is None else consumer.consumer_group,
-        )
-        # Hosts and official processors in one group each process everything: that of the database is shown.
-        kept = {each: kept[each] for each in kept if each not in stored}
-        groups = {**stored, **kept}
-        names = {each.event_hub for each in groups}
-        logs = {name: log for name in names if (log := await self._log_of(name)) is not None}
+        stored, problems = await self._stored(consumer, database, since)
+        groups = {
+            Place(each, name): view
+            for name, found in stored.items()
+            for each, view in found.groups.items()
+            if hub in (None, each.event_hub)
+        }
+        names = (hub, None) if consumer is None else (consumer.event_hub, consumer.consumer_group)
+        kept = {} if database else await kept_views(self._broker, *names)
+        # Hosts and official processors in one group each process everything: that of a database is shown.
+        known = {place.consumer for place in groups}
+        groups |= {Place(each, ""): view for each, view in kept.items() if each not in known}
+        hubs = {place.consumer.event_hub for place in groups}
+        logs = {name: log for name in hubs if (log := await self._log_of(name)) is not None}
         if hub is not None:
-            own = {}
-            for each, view in groups.items():
-                if each.event_hub in logs and (its := of_this_hub(each, view, logs[each.event_hub])):
-                    own[each] = its
-                await asyncio.sleep(0)
-            groups = own
+            groups = await _of_hubs(groups, logs)
         now = self._clock.now_utc()
         await self._find_unread(groups, logs, now)
         unread = dict(self._unread)
 
-        def join(each: ConsumerKey) -> GroupProgress:
+        letters = _sums_of_letters([*stored.values()])
+
+        def join(place: Place) -> GroupProgress:
+            each, name = place
+            still_open, new = stored[name].letters(each) if name else letters(each)
             return progress_of(
                 each,
-                groups[each],
+                groups[place],
                 logs.get(each.event_hub),
                 unread,
                 now,
-                open_dead_letters=letters.open.get(each, 0),
-                new_dead_letters=letters.new.get(each, 0),
-                is_kept=each in kept,
+                open_dead_letters=still_open,
+                new_dead_letters=new,
+                is_kept=not name,
+                database=name,
             )
 
-        return await self._joining.run(lambda: {each: join(each) for each in groups})
+        found = await self._joining.run(lambda: {place: join(place) for place in groups})
+        return found, problems, letters
 
     async def _stored(
-        self, consumer: ConsumerKey | None, hub: str | None, since: datetime | None
-    ) -> tuple[Mapping[ConsumerKey, GroupView], _OpenLetters]:
-        """The given group, or (None) all groups of a hub, or (None) of all hubs, in the database; and dead
-        letters. since: only those enqueued then or later."""
-        if self._database is None:
-            return {}, _OpenLetters({}, {})
+        self, consumer: ConsumerKey | None, database: str, since: datetime | None
+    ) -> tuple[Mapping[str, _Stored], Mapping[str, TidegateError]]:
+        """The given group, or (None) all groups, by the name of the database (empty: of each), and errors.
+        since: only dead letters of events enqueued then or later."""
         hour_ago = self._clock.now_utc() - _NEW_LETTERS
 
-        def read(database: Database) -> tuple[dict[ConsumerKey, GroupView], _OpenLetters]:
+        def read(opened: Database) -> _Stored:
             from tidegate.sql.dead_letters.pages import DeadLetterPages
             from tidegate.sql.stores.group_views import read_group_view, read_group_views
 
-            pages = DeadLetterPages(database)
-            counts = _OpenLetters(
-                pages.open_counts(consumer, enqueued_from=since),
-                pages.open_counts(consumer, enqueued_from=since, failed_from=hour_ago),
-            )
+            pages = DeadLetterPages(opened)
+            still_open = pages.open_counts(consumer, enqueued_from=since)
+            new = pages.open_counts(consumer, enqueued_from=since, failed_from=hour_ago)
             if consumer is None:
-                found = read_group_views(database)
-                return {each: found[each] for each in found if hub in (None, each.event_hub)}, counts
-            view = read_group_view(database, consumer)
-            return ({consumer: view} if view.partition_ids else {}), counts
+                return _Stored(read_group_views(opened), still_open, new)
+            view = read_group_view(opened, consumer)
+            return _Stored({consumer: view} if view.partition_ids else {}, still_open, new)
 
-        return await self._database.ask(read)
+        return await ask_each(chosen(self.databases, database), lambda each: each.ask(read))
+
+    async def _others(self, known: Container[ConsumerKey], hub: str | None) -> Sequence[tuple[str, str]]:
+        """The consumer groups of the hub (None: of all hubs) that are not known, by hub and name."""
+        found: list[tuple[str, str]] = []
+        for each in self._broker.list_event_hubs():
+            if hub in (None, each.name.lower()):
+                names = each.description.consumer_groups
+                found += [(each.name, name) for name in names if ConsumerKey(each.name, name) not in known]
+                await asyncio.sleep(0)
+        return await self._joining.run(lambda: sorted(found, key=lambda names: " ".join(names).lower()))
 
     async def _log_of(self, name: str) -> HubLog | None:
         """The ends of a hub's partitions; None if this service has no such hub."""
@@ -371,7 +436,7 @@ class Consumers:
         return HubLog(hub.name, described.created_at_ms, names, ends)
 
     async def _find_unread(
-        self, groups: Mapping[ConsumerKey, GroupView], logs: Mapping[str, HubLog], now: datetime
+        self, groups: Mapping[Place, GroupView], logs: Mapping[str, HubLog], now: datetime
     ) -> None:
         """Find since when events have waited, for a few partitions per query."""
         missing: list[UnreadKey] = []
@@ -409,6 +474,49 @@ def _require_group(hub: EventHub, name: str) -> None:
             next_step="Create the consumer group. A Spark pipeline that has not begun starts at its own "
             "starting position.",
         ) from error
+
+
+def _sums_of_letters(found: Sequence[_Stored]) -> _Letters:
+    def sums(consumer: ConsumerKey) -> tuple[int, int]:
+        counts = [each.letters(consumer) for each in found]
+        return sum(number for number, _ in counts), sum(number for _, number in counts)
+
+    return sums
+
+
+def _unread_events(hub: EventHub) -> int | None:
+    """All events of a hub; None: a partition cannot be read."""
+    count = 0
+    for partition in hub.partitions:
+        if (bounds := partition.known_bounds) is None:
+            return None
+        count += bounds.next_sequence_number - bounds.begin_sequence_number
+    return count
+
+
+def _readers(hub: EventHub) -> Counter[str]:
+    """Open receivers by consumer group, in lower case."""
+    receivers = (each for partition in hub.partitions for each in partition.receivers())
+    return Counter(each.consumer_group.lower() for each in receivers)
+
+
+async def _of_hubs(groups: Mapping[Place, GroupView], logs: Mapping[str, HubLog]) -> dict[Place, GroupView]:
+    """The groups as the present hubs' own users see them."""
+    own = {}
+    for place, view in groups.items():
+        log = logs.get(place.consumer.event_hub)
+        if log is not None and (its := of_this_hub(place.consumer, view, log)):
+            own[place] = its
+        await asyncio.sleep(0)
+    return own
+
+
+def _name_of(group: GroupProgress) -> str:
+    return f"{group.summary.event_hub} {group.summary.consumer_group}"
+
+
+def _words_of_databases(databases: Databases) -> str:
+    return {0: "this service has", 1: "this database has"}.get(len(databases), "these databases have")
 
 
 def _extent_of(rights: Rights | None) -> _Extent:

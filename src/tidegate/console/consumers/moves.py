@@ -39,6 +39,8 @@ class MoveRequest:
     """None: all partitions."""
     position: EventPosition
     """Where processing continues: earliest, latest, a sequence number or a time."""
+    database: str = ""
+    """Its name; empty: the one that has the group, else the first."""
 
     @property
     def consumer(self) -> ConsumerKey:

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlencode
@@ -40,8 +40,10 @@ FIRST_PAINT_S = 0.15
 """Seconds after which groups not yet read are sent live, or with the next request."""
 LIVE_WAIT_S = 30.0
 
-_LIST_PARTS: Final = {"groups": "consumers/groups.html"}
+_LIST_PARTS: Final = {"groups": "consumers/groups.html", "problems": "frame/database_problems.html"}
 _ONE_PARTS: Final = {"sums": "consumers/consumer_sums.html", "leases": "consumers/consumer_leases.html"}
+
+_MOVE_FIELDS: Final = ("to", "value", "partition", "database")
 
 STEPS_SHOWN_MAX = 200
 """Partitions that a dry run lists; its sums include all."""
@@ -92,22 +94,52 @@ class ConsumerPages(Pages):
 
     async def _list(self, request: Request, *, at_most_s: float = LIVE_WAIT_S) -> dict[str, Any]:
         rights, search = rights_of(request), request.query_params.get("search", "").strip()
-        groups = await self.consumers.groups(rights, at_most_s=at_most_s)
-        seen = [group for group in groups or () if rights.may_listen(group.event_hub)]
+        found = await self.consumers.groups(rights, at_most_s=at_most_s)
+        begun = [] if found is None else [each.summary for each in found.groups]
+        seen = [each for each in begun if rights.may_listen(each.event_hub)]
+        others = [names for names in ([] if found is None else found.others) if rights.may_listen(names[0])]
         wanted = search.lower()
-        matching = [each for each in seen if wanted in f"{each.event_hub} {each.consumer_group}".lower()]
+        matching: list[GroupSummary | tuple[str, str]] = [
+            *(each for each in seen if wanted in f"{each.event_hub} {each.consumer_group}".lower()),
+            *(names for names in others if wanted in " ".join(names).lower()),
+        ]
         start = start_of(request.query_params.get("start"))
-        found = page_at(matching, start)
+        shown = page_at(matching, start)
+        rows = [each for each in shown.items if not isinstance(each, tuple)]
+        if found is not None:
+            names = [each for each in shown.items if isinstance(each, tuple)]
+            rows += await self.consumers.unbegun_groups(names, found.letters)
+        problems = {} if found is None else found.problems
         return {
-            "letters_of": _letters_of,
-            "address_of": lambda group: group_address(group.event_hub, group.consumer_group),
-            "is_any": bool(seen),
-            "has_database": self.consumers.has_database,
-            "is_read": groups is not None,
+            "letters_of": self._letters_of,
+            "address_of": self._address_of,
+            "is_any": bool(seen or others),
+            "is_any_begun": bool(seen),
+            **self._databases,
+            "problems": problems,
+            "is_read": found is not None,
             "start": start,
-            **listing(request, "/consumers", found, search=search),
+            **listing(request, "/consumers", replace(shown, items=rows), search=search),
             "sentence": _sentence(seen),
         }
+
+    @property
+    def _databases(self) -> dict[str, Any]:
+        """The names of the databases, if there are several; and whether there is any."""
+        names = list(self.consumers.databases)
+        return {"databases": names if len(names) > 1 else [], "has_database": bool(names)}
+
+    def _address_of(self, group: GroupSummary) -> str:
+        address = group_address(group.event_hub, group.consumer_group)
+        return address + _query(self._named(group))
+
+    def _letters_of(self, group: GroupSummary) -> str:
+        names = {"hub": group.event_hub, "group": group.consumer_group, "database": self._named(group)}
+        return f"/dead-letters?{urlencode({name: value for name, value in names.items() if value})}"
+
+    def _named(self, group: GroupSummary) -> str:
+        """The database of the group, if there are several."""
+        return group.database if self._databases["databases"] else ""
 
     @get("/consumers/{hub}/{group}")
     async def show(self, request: Request) -> Response:
@@ -123,7 +155,8 @@ class ConsumerPages(Pages):
 
     async def _one(self, request: Request) -> dict[str, Any]:
         hub, group = names_of(request)
-        progress = await self.consumers.group(hub, group, rights_of(request))
+        database = request.query_params.get("database", "")
+        progress = await self.consumers.group(hub, group, rights_of(request), database=database)
         only = request.query_params.get("only", "")
         shown = [each for each in progress.partitions if only != "trouble" or each.is_trouble]
         start = start_of(request.query_params.get("start"))
@@ -131,9 +164,13 @@ class ConsumerPages(Pages):
         return {
             "summary": progress.summary,
             "address": address,
-            "letters_of": _letters_of,
+            "move_address": f"{address}/move{_query(database)}",
+            **self._databases,
+            "database": database,
+            "problems": {},
+            "letters_of": self._letters_of,
             "start": start,
-            **listing(request, address, found, only=only),
+            **listing(request, address, found, only=only, database=database),
             "may_move": rights_of(request).may_manage(hub) and not progress.summary.is_kept,
             "sentence": _sentence_of_one(progress),
         }
@@ -145,14 +182,14 @@ class ConsumerPages(Pages):
         """The form, and its dry run."""
         hub, group = names_of(request)
         require_manage(request, hub)
-        fields = {name: request.query_params.get(name, "").strip() for name in ("to", "value", "partition")}
+        fields = {name: request.query_params.get(name, "").strip() for name in _MOVE_FIELDS}
         plan, problem = None, None
         if fields["to"]:
             from tidegate.console.consumers.moves import MoveRequest
 
             try:
                 position = self._position(fields["to"], fields["value"])
-                move = MoveRequest(hub, group, fields["partition"] or None, position)
+                move = MoveRequest(hub, group, fields["partition"] or None, position, fields["database"])
                 plan = await self.consumers.plan_move(move, rights_of(request))
             except TidegateError as error:
                 problem = error
@@ -189,6 +226,8 @@ class ConsumerPages(Pages):
             hub=hub,
             group=group,
             address=group_address(hub, group),
+            page_address=f"{group_address(hub, group)}{_query(fields['database'])}",
+            **self._databases,
             fields=fields,
             choices=list(_TARGETS),
             plan_id="" if kept is None else kept.plan_id,
@@ -213,7 +252,12 @@ def _fields_of(request: MoveRequest) -> dict[str, str]:
         "to": next(to for to, kind in _TARGETS.items() if kind is request.position.kind),
         "value": "" if value is None else value.isoformat() if isinstance(value, datetime) else str(value),
         "partition": request.partition_id or "",
+        "database": request.database,
     }
+
+
+def _query(database: str) -> str:
+    return f"?{urlencode({'database': database})}" if database else ""
 
 
 def _sentence(groups: list[GroupSummary]) -> str:
@@ -227,7 +271,3 @@ def _sentence(groups: list[GroupSummary]) -> str:
 def _sentence_of_one(group: GroupProgress) -> str:
     stalled = [each.partition_id for each in group.partitions if each.stalled_s is not None]
     return f"Stalled: partition {listed(stalled, 5)}." if stalled else "No partition is stalled."
-
-
-def _letters_of(group: GroupSummary) -> str:
-    return f"/dead-letters?{urlencode({'hub': group.event_hub, 'group': group.consumer_group})}"

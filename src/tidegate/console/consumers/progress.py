@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Final, TypeGuard
+from typing import Final, NamedTuple, TypeGuard
 
 from tidegate.model.hub_properties import PartitionEnds
 from tidegate.model.times import time_of
@@ -62,17 +62,25 @@ def of_this_hub(consumer: ConsumerKey, group: GroupView, log: HubLog) -> GroupVi
     return GroupView(LeaseSnapshot(leases, group.leases.now), {**own, **others})
 
 
+class Place(NamedTuple):
+    """A consumer group where it is kept."""
+
+    consumer: ConsumerKey
+    database: str
+    """Its name; empty: in the service."""
+
+
 UnreadKey = tuple[str, int, str, int]
 """An event: its hub (in lower case), the hub's creation time, partition and sequence number."""
 
 
 def unread_of(
-    groups: Mapping[ConsumerKey, GroupView], logs: Mapping[str, HubLog], now: datetime
+    groups: Mapping[Place, GroupView], logs: Mapping[str, HubLog], now: datetime
 ) -> Iterator[UnreadKey]:
     """The first unread events whose enqueued times are needed: where there is no checkpoint, or it lacks the
     time of its own event, or has not moved for long."""
     before = now - timedelta(seconds=STALL_TIMEOUT_S)
-    for consumer, group in groups.items():
+    for (consumer, _), group in groups.items():
         log = logs.get(consumer.event_hub)
         if log is None:
             continue
@@ -144,7 +152,16 @@ class GroupSummary:
     new_dead_letters: int
     """Those of them that failed within the last hour."""
     is_kept: bool
-    """Whether official processors keep it in the service, and not hosts in the database."""
+    """Whether official processors keep it in the service, and not hosts in a database."""
+    database: str
+    """The name of the database that hosts or pipelines keep it in; empty: none."""
+    reader_count: int = 0
+    """Open receivers, if nothing keeps a lease or a checkpoint."""
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether anything keeps a lease or a checkpoint of it."""
+        return self.is_kept or bool(self.database)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,12 +179,13 @@ def progress_of(
     unread: Mapping[UnreadKey, datetime],
     now: datetime,
     *,
-    open_dead_letters: int,
-    new_dead_letters: int,
-    is_kept: bool,
+    open_dead_letters: int = 0,
+    new_dead_letters: int = 0,
+    is_kept: bool = False,
+    database: str = "",
 ) -> GroupProgress:
-    """One consumer group with its sums. unread: enqueued times. now: for the age of checkpoints. is_kept: see
-    ``GroupSummary``."""
+    """One consumer group with its sums. unread: enqueued times. now: for the age of checkpoints. is_kept,
+    database: see ``GroupSummary``."""
     lease_duration_s = KEPT_LEASE_DURATION_S if is_kept else LEASE_DURATION_S
 
     def partition(partition_id: str) -> PartitionProgress:
@@ -208,8 +226,33 @@ def progress_of(
         open_dead_letters=open_dead_letters,
         new_dead_letters=new_dead_letters,
         is_kept=is_kept,
+        database=database,
     )
     return GroupProgress(summary, partitions)
+
+
+def unbegun_summary(
+    event_hub: str, consumer_group: str, partition_count: int, events: int | None, reader_count: int
+) -> GroupSummary:
+    """A group without any lease or checkpoint. events: all that the hub has; None: not known."""
+    return GroupSummary(
+        event_hub=event_hub,
+        consumer_group=consumer_group,
+        is_hub_here=True,
+        partition_count=partition_count,
+        owned_count=0,
+        owner_count=0,
+        has_leases=False,
+        lag=Lag(events, None, 0),
+        stalled_count=0,
+        beyond_log_count=0,
+        moved_at=None,
+        open_dead_letters=0,
+        new_dead_letters=0,
+        is_kept=False,
+        database="",
+        reader_count=reader_count,
+    )
 
 
 def _stalled_s(

@@ -29,8 +29,10 @@ _FIELDS = (
     "until",
     "number",
     "enqueued_from",
+    "database",
 )
-"""The fields of ``DeadLetterFilter`` that pages offer, and the one that a form executing a dry run adds."""
+"""The fields of ``DeadLetterFilter`` that pages offer, and the one that a form executing a dry run adds; and
+the name of the database, empty for all."""
 _TEXT_CHARACTERS_MAX = 2_000
 """As reasons are stored; a redrive's process gets them as arguments, which have a limit (128 KB in Linux)."""
 
@@ -66,6 +68,11 @@ class LetterQuery:
         return cls(fields, rights.since)
 
     @property
+    def database(self) -> str:
+        """The name of the database; empty: all."""
+        return self.fields["database"]
+
+    @property
     def hub(self) -> str | None:
         """The hub; None for all."""
         return self.fields["hub"] or None
@@ -89,10 +96,13 @@ class LetterQuery:
         return not any(value for name, value in self.fields.items() if name != "state")
 
 
-def letter_address(letter: DeadLetter | DeadLetterLine | AuditEntry) -> str:
-    """The URL of one dead letter's page."""
+def letter_address(
+    letter: DeadLetter | DeadLetterLine | AuditEntry, database: str = "", *, part: str = ""
+) -> str:
+    """The URL of one dead letter's page, or of a part of it. database: its name, if there are several."""
     parts = (letter.event_hub, letter.consumer_group, letter.partition_id, str(letter.sequence_number))
-    return "/dead-letters/" + "/".join(quote(part, safe="") for part in parts)
+    path = "/dead-letters/" + "/".join(quote(each, safe="") for each in parts) + part
+    return f"{path}?{urlencode({'database': database})}" if database else path
 
 
 def format_place(place: DeadLetterPlace) -> str:

@@ -1,13 +1,15 @@
-"""Dead letters of the console's database, in pages and sums; discards and redrives as jobs.
+"""Dead letters of the console's databases, in pages and sums; discards and redrives as jobs.
 
 Sums over a million dead letters take a second, so pages share them and do not wait for them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from heapq import merge
 from typing import Final, TypeVar
 
 from tidegate.amqp.errors import DecodeError
@@ -15,8 +17,8 @@ from tidegate.broker import Broker
 from tidegate.console.dead_letters.filter import format_place
 from tidegate.console.dead_letters.redrive import RedriveProcess, RedriveRequest
 from tidegate.console.explorer.reading import encoded_event
+from tidegate.console.frame.databases import Databases, ask_each, chosen, require_each
 from tidegate.console.frame.lazy_database import LazyDatabase
-from tidegate.console.frame.paging import Page
 from tidegate.console.frame.parts import ConsoleParts
 from tidegate.console.frame.shared_answers import SharedAnswers
 from tidegate.console.jobs.jobs import Job, JobKind, Jobs
@@ -50,7 +52,7 @@ _DECODED_MAX: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class LetterSums:
-    """Sums over all dead letters that match a filter."""
+    """Sums over all dead letters that match a filter, in the databases that could be read."""
 
     total: int
     hours: Sequence[HourCount]
@@ -58,6 +60,20 @@ class LetterSums:
     reasons: Sequence[ReasonCount]
     """The most frequent first; not all."""
     counted_at: datetime
+    problems: Mapping[str, TidegateError]
+    """By name of the databases that could not be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class LetterPage:
+    """A page of the list."""
+
+    lines: Sequence[tuple[str, DeadLetterLine]]
+    """Each with the name of its database."""
+    next: str | None
+    """The cursor of the next page."""
+    problems: Mapping[str, TidegateError]
+    """By name of the databases that could not be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,61 +91,92 @@ class LetterEvent:
 class DeadLetterView:
     """Reads dead letters, and starts redrives and discards.
 
-    Methods that query the database raise DatabaseError and DatabaseUnavailableError.
+    Methods that query databases raise DatabaseError and DatabaseUnavailableError, but ``page`` and ``sums``.
+    database: the name of the one that is meant; empty: all, or (of one dead letter) the first that has it.
     """
 
-    def __init__(self, parts: ConsoleParts, database: LazyDatabase, jobs: Jobs) -> None:
+    def __init__(self, parts: ConsoleParts, databases: Databases, jobs: Jobs) -> None:
         self.redrive_pipelines = parts.redrive_pipelines
         """The pipelines in the service's settings."""
         self._parts = parts
-        self._database = database
+        self.databases = databases
         self._jobs = jobs
-        self._pages: SharedAnswers[object, Page[DeadLetterLine]] = SharedAnswers(parts.clock, kept_s=_PAGES_S)
-        self._sums: SharedAnswers[DeadLetterFilter, LetterSums] = SharedAnswers(parts.clock, kept_s=_SUMS_S)
+        self._pages: SharedAnswers[object, LetterPage] = SharedAnswers(
+            parts.clock, kept_s=_PAGES_S, is_whole=lambda found: not found.problems
+        )
+        self._sums: SharedAnswers[object, LetterSums] = SharedAnswers(
+            parts.clock, kept_s=_SUMS_S, is_whole=lambda found: not found.problems
+        )
         self._decoding = Threads(_DECODED_MAX, name="tidegate-console-letters")
 
     async def page(
-        self, filter: DeadLetterFilter, *, behind: DeadLetterPlace | None, limit: int, at_most_s: float
-    ) -> Page[DeadLetterLine] | None:
+        self,
+        filter: DeadLetterFilter,
+        database: str,
+        *,
+        behind: DeadLetterPlace | None,
+        limit: int,
+        at_most_s: float,
+    ) -> LetterPage | None:
         """Dead letters, the latest failure first; ``next`` is a cursor for ``parse_place``.
 
         None if the search takes longer than ``at_most_s`` seconds; it continues, call again.
         """
+        asked = chosen(self.databases, database)
 
-        async def read() -> Page[DeadLetterLine]:
+        async def read() -> LetterPage:
             # Reads one more than is shown, to know whether there is another page.
-            found = await self._database.ask(
-                lambda database: DeadLetterPages(database).page(filter, behind=behind, limit=limit + 1)
+            found, problems = await ask_each(
+                asked,
+                lambda each: each.ask(
+                    lambda opened: DeadLetterPages(opened).page(filter, behind=behind, limit=limit + 1)
+                ),
             )
-            is_more = len(found) > limit
-            return Page(found[:limit], None, format_place(found[limit - 1].place) if is_more else None)
+            each_in_order = ([(name, line) for line in its] for name, its in found.items())
+            lines = [*merge(*each_in_order, key=lambda each: each[1].last_failed_at, reverse=True)]
+            following = format_place(lines[limit - 1][1].place) if len(lines) > limit else None
+            return LetterPage(lines[:limit], following, problems)
 
-        return await self._pages.ask((filter, behind, limit), read, at_most_s=at_most_s)
+        return await self._pages.ask((filter, database, behind, limit), read, at_most_s=at_most_s)
 
-    async def open_count(self, event_hub: str | None) -> int:
-        """How many are open, in one hub or all; at most a second old."""
-        return await self._database.ask(
-            lambda database: DeadLetters(database).count(DeadLetterFilter(event_hub=event_hub))
+    async def open_count(self) -> int:
+        """How many are open; at most a second old."""
+        counts, problems = await ask_each(
+            self.databases,
+            lambda each: each.ask(lambda opened: DeadLetters(opened).count(DeadLetterFilter())),
         )
+        require_each(problems)
+        return sum(counts.values())
 
-    async def sums(self, filter: DeadLetterFilter, *, at_most_s: float) -> LetterSums | None:
+    async def sums(self, filter: DeadLetterFilter, database: str, *, at_most_s: float) -> LetterSums | None:
         """Sums; None if counting takes longer than ``at_most_s`` seconds; it continues, call again."""
+        asked = chosen(self.databases, database)
+
+        async def count_one(each: LazyDatabase) -> tuple[Sequence[HourCount], Sequence[ReasonCount]]:
+            hours = await each.count(lambda opened: DeadLetterPages(opened).counts_by_hour(filter))
+            return hours, await each.count(
+                lambda opened: DeadLetters(opened).counts_by_reason(filter, limit=_REASONS_MAX)
+            )
 
         async def count() -> LetterSums:
-            hours = await self._database.count(
-                lambda database: DeadLetterPages(database).counts_by_hour(filter)
-            )
-            reasons = await self._database.count(
-                lambda database: DeadLetters(database).counts_by_reason(filter, limit=_REASONS_MAX)
-            )
-            return LetterSums(sum(each.count for each in hours), hours, reasons, self._parts.clock.now_utc())
+            found, problems = await ask_each(asked, count_one)
+            hours = _hours_of([each for its, _ in found.values() for each in its])
+            reasons = _reasons_of([each for _, its in found.values() for each in its])
+            total = sum(each.count for each in hours)
+            return LetterSums(total, hours, reasons, self._parts.clock.now_utc(), problems)
 
-        return await self._sums.ask(filter, count, at_most_s=at_most_s)
+        return await self._sums.ask((filter, database), count, at_most_s=at_most_s)
 
     async def letter(
-        self, consumer: ConsumerKey, partition_id: str, sequence_number: int, *, since: datetime | None
-    ) -> tuple[DeadLetter, Sequence[AuditEntry]]:
-        """One dead letter and its history, latest first. Raises NotFoundError.
+        self,
+        consumer: ConsumerKey,
+        partition_id: str,
+        sequence_number: int,
+        database: str,
+        *,
+        since: datetime | None,
+    ) -> tuple[str, DeadLetter, Sequence[AuditEntry]]:
+        """One dead letter with its database, and its history, latest first. Raises NotFoundError.
 
         since: ``Rights.since``: only if its event was enqueued then or later, and only its history since.
         """
@@ -142,15 +189,20 @@ class DeadLetterView:
             enqueued_from=since,
         )
 
-        def read(database: Database) -> tuple[DeadLetter, Sequence[AuditEntry]]:
-            letters = DeadLetters(database)
+        def read(opened: Database) -> tuple[DeadLetter, Sequence[AuditEntry]] | None:
+            letters = DeadLetters(opened)
             found = letters.list(one, limit=1)
             if not found:
-                raise absent_dead_letter(consumer, partition_id, sequence_number)
+                return None
             acts = letters.audit(consumer, partition_id, sequence_number, since=since, limit=_HISTORY_MAX)
             return found[0], acts
 
-        return await self._database.ask(read)
+        found, problems = await ask_each(chosen(self.databases, database), lambda each: each.ask(read))
+        for name, letter in found.items():
+            if letter is not None:
+                return name, *letter
+        require_each(problems)
+        raise absent_dead_letter(consumer, partition_id, sequence_number)
 
     async def event(self, letter: DeadLetter, look: Callable[[LetterEvent], T]) -> T:
         """What ``look``, in a thread, makes of a dead letter's event, from the log or else its copy.
@@ -171,13 +223,30 @@ class DeadLetterView:
     ) -> Sequence[AuditEntry]:
         """The history of dead letters, of one hub or all, latest first."""
 
-        def read(database: Database) -> Sequence[AuditEntry]:
-            return DeadLetters(database).audit(event_hub=event_hub, since=since, limit=limit)
+        def read(opened: Database) -> Sequence[AuditEntry]:
+            return DeadLetters(opened).audit(event_hub=event_hub, since=since, limit=limit)
 
-        return await self._database.ask(read)
+        found, problems = await ask_each(self.databases, lambda each: each.ask(read))
+        require_each(problems)
+        acts = sorted((act for its in found.values() for act in its), key=lambda act: act.at, reverse=True)
+        return acts[:limit]
 
-    def start_discard(self, filter: DeadLetterFilter, *, because: str, actor: str) -> Job:
+    def one_database(self, name: str) -> LazyDatabase:
+        """The database of that name; the only one if it is empty.
+
+        Raises NotFoundError, InvalidArgumentError.
+        """
+        found = chosen(self.databases, name)
+        if len(found) > 1:
+            raise InvalidArgumentError(
+                "Dead letters of several databases are not discarded or redriven at once.",
+                next_step=f"Choose a database: {', '.join(found)}.",
+            )
+        return next(iter(found.values()))
+
+    def start_discard(self, filter: DeadLetterFilter, database: str, *, because: str, actor: str) -> Job:
         """Discard open dead letters. Raises InvalidArgumentError, QuotaExceededError (too many jobs)."""
+        its = self.one_database(database)
         if not because.strip():
             raise InvalidArgumentError(
                 "Discarding needs a reason.", next_step="Enter a reason; the audit trail keeps it."
@@ -190,13 +259,13 @@ class DeadLetterView:
                 update(done=done, counts={"discarded": done})
                 job.require_wanted()
 
-            def discard(database: Database) -> int:
-                letters = DeadLetters(database)
+            def discard(opened: Database) -> int:
+                letters = DeadLetters(opened)
                 update(total=letters.count(filter))
                 job.require_wanted()  # counting can take long
                 return letters.discard(filter, reason=because, actor=actor, progress=note)
 
-            count = await self._database.change(discard)
+            count = await its.change(discard)
             job.update(done=count, counts={"discarded": count})
             self._forget()
 
@@ -215,7 +284,8 @@ class DeadLetterView:
                 f"{request.pipeline[:80]!r} is not one of the console's redrive pipelines.",
                 next_step="Add it to the service's setting redrive_pipelines.",
             )
-        process = RedriveProcess(self._database.secret_url, self._parts.own_address(), request)
+        url = self.one_database(request.database).secret_url
+        process = RedriveProcess(url, self._parts.own_address(), request)
 
         async def work(job: Job) -> None:
             try:
@@ -240,6 +310,33 @@ class DeadLetterView:
     def _forget(self) -> None:
         self._pages.forget()
         self._sums.forget()
+
+
+def _hours_of(found: Sequence[HourCount]) -> Sequence[HourCount]:
+    """The sums of several databases' hours, in order."""
+    counts = Counter[datetime]()
+    for each in found:
+        counts[each.start] += each.count
+    return [HourCount(start, counts[start]) for start in sorted(counts)]
+
+
+def _reasons_of(found: Sequence[ReasonCount]) -> Sequence[ReasonCount]:
+    """The sums of several databases' reasons, the most frequent first."""
+    sums: dict[tuple[str, str], ReasonCount] = {}
+    for each in found:
+        key = each.error_type, each.reason
+        known = sums.get(key, each)
+        sums[key] = (
+            each
+            if known is each
+            else ReasonCount(
+                *key,
+                known.count + each.count,
+                min(known.first_failed_at, each.first_failed_at),
+                max(known.last_failed_at, each.last_failed_at),
+            )
+        )
+    return sorted(sums.values(), key=lambda each: -each.count)[:_REASONS_MAX]
 
 
 def _words(filter: DeadLetterFilter) -> str:

@@ -45,7 +45,7 @@ from tidegate.console.jobs.page import follow_job
 from tidegate.model.errors import InvalidArgumentError, NotFoundError, TidegateError
 from tidegate.model.events import EventContents
 from tidegate.sql import AuditEntry, ConsumerKey, DeadLetter, DeadLetterFilter, DeadLetterStatus
-from tidegate.sql.dead_letters.pages import DeadLetterPlace
+from tidegate.sql.dead_letters.pages import DeadLetterLine, DeadLetterPlace
 
 LIVE_EVERY_S = 2.0
 FIRST_PAINT_S = 0.1
@@ -81,12 +81,12 @@ class DeadLetterPages(Pages):
             chosen = query.filter(now_utc=self.console.clock.now_utc())
             behind = _place_of(request)
             rows = await self._rows(query, chosen, behind, at_most_s=FIRST_PAINT_S)
-            sums = await self._sums(chosen, at_most_s=FIRST_PAINT_S)
+            sums = await self._sums(query, chosen, at_most_s=FIRST_PAINT_S)
         except TidegateError as error:
             if status_of(error) >= 500:
                 raise
             nothing: dict[str, Any] = dict.fromkeys(("next", "sums", "histogram"))
-            nothing |= {"lines": [], "is_sought": False, "live": None}
+            nothing |= {"lines": [], "is_sought": False, "live": None, "problems": {}}
             return problem_page(request, "dead_letters/page.html", error, **context | nothing)
         return problem_page(request, "dead_letters/page.html", None, **context | rows | sums)
 
@@ -112,7 +112,7 @@ class DeadLetterPages(Pages):
                     if is_sought:
                         is_sought = rows["is_sought"]
                         return drawn
-                sums = await self._sums(chosen, at_most_s=LIVE_WAIT_S)
+                sums = await self._sums(query, chosen, at_most_s=LIVE_WAIT_S)
             except TidegateError as error:
                 return {**drawn, "trouble": str(error)}
             drawn |= await self._draw(request, {"sums": "dead_letters/sums.html"}, context | sums)
@@ -137,7 +137,15 @@ class DeadLetterPages(Pages):
             "may_act": rights.may_manage(query.hub),
             "has_pipelines": bool(self.letters.redrive_pipelines),
             "live": query.query(behind=behind),
+            "databases": self._databases,
+            "is_database_chosen": bool(query.database) or not self._databases,
         }
+
+    @property
+    def _databases(self) -> Sequence[str]:
+        """The names of the databases, if there are several."""
+        names = [*self.letters.databases]
+        return names if len(names) > 1 else []
 
     async def _rows(
         self,
@@ -147,17 +155,25 @@ class DeadLetterPages(Pages):
         *,
         at_most_s: float,
     ) -> dict[str, Any]:
-        found = await self.letters.page(chosen, behind=behind, limit=PAGE_SIZE, at_most_s=at_most_s)
+        found = await self.letters.page(
+            chosen, query.database, behind=behind, limit=PAGE_SIZE, at_most_s=at_most_s
+        )
         following = None if found is None or found.next is None else query.query(behind=found.next)
         return {
-            "lines": [] if found is None else found.items,
+            "lines": [] if found is None else found.lines,
             "next": following,
-            "address_of": letter_address,
+            "address_of": self._address_of,
             "is_sought": found is None,
+            "problems": {} if found is None else found.problems,
         }
 
-    async def _sums(self, chosen: DeadLetterFilter, *, at_most_s: float) -> dict[str, Any]:
-        sums = await self.letters.sums(chosen, at_most_s=at_most_s)
+    def _address_of(self, letter: DeadLetterLine, database: str) -> str:
+        return letter_address(letter, database if self._databases else "")
+
+    async def _sums(
+        self, query: LetterQuery, chosen: DeadLetterFilter, *, at_most_s: float
+    ) -> dict[str, Any]:
+        sums = await self.letters.sums(chosen, query.database, at_most_s=at_most_s)
         return {"sums": sums, "histogram": None if sums is None else histogram_of(sums.hours)}
 
     @get("/dead-letters/history")
@@ -185,7 +201,9 @@ class DeadLetterPages(Pages):
         require_manage(request, query.hub)
         because = str(form.get("because", "")).strip()[:2_000]
         try:
-            job = self.letters.start_discard(self._meant(query), because=because, actor=actor_of(request))
+            job = self.letters.start_discard(
+                self._meant(query), query.database, because=because, actor=actor_of(request)
+            )
         except InvalidArgumentError as error:
             return await self._action_page(
                 request, "dead_letters/discard.html", query, {"because": because}, error
@@ -212,6 +230,7 @@ class DeadLetterPages(Pages):
                 RedriveRequest(
                     pipeline=asked["pipeline"],
                     filter=self._meant(query),
+                    database=query.database,
                     maximum=_count(asked["maximum"], "how many to take at most"),
                     attempts_max=_count(asked["attempts_max"], "the number of attempts")
                     or ATTEMPTS_MAX_DEFAULT,
@@ -233,7 +252,8 @@ class DeadLetterPages(Pages):
     ) -> Response:
         now, sums = self.console.clock.now_utc(), None
         try:
-            sums = await self.letters.sums(self._meant(query), at_most_s=COUNT_S)
+            self.letters.one_database(query.database)
+            sums = await self.letters.sums(self._meant(query), query.database, at_most_s=COUNT_S)
         except InvalidArgumentError as error:
             problem = error
         return problem_page(
@@ -257,7 +277,7 @@ class DeadLetterPages(Pages):
 
     @get("/dead-letters/{hub}/{group}/{partition}/{number}")
     async def show(self, request: Request) -> Response:
-        letter, history = await self._one(request)
+        database, letter, history = await self._one(request)
         event = missing = None
         properties: list[tuple[Markup, Markup]] = []
         shown: dict[str, Markup] = {}
@@ -279,8 +299,9 @@ class DeadLetterPages(Pages):
             properties=properties,
             missing=missing,
             shown=shown,
-            address=letter_address(letter),
-            query=LetterQuery.of(parts, rights_of(request)),
+            database=database if self._databases else "",
+            body_address=letter_address(letter, request.query_params.get("database", ""), part="/body"),
+            query=LetterQuery.of({**parts, "database": database}, rights_of(request)),
             is_open=letter.status is DeadLetterStatus.OPEN,
             may_act=rights_of(request).may_manage(parts["hub"]),
             has_pipelines=bool(self.letters.redrive_pipelines),
@@ -289,20 +310,20 @@ class DeadLetterPages(Pages):
     @get("/dead-letters/{hub}/{group}/{partition}/{number}/body")
     async def download(self, request: Request) -> Response:
         """The unchanged body."""
-        letter, _ = await self._one(request)
+        _, letter, _ = await self._one(request)
         body = await self.letters.event(letter, lambda event: event.contents.body)
         name = f"{request.path_params['hub']}-{letter.partition_id}-{letter.sequence_number}.bin"
         return attachment(body, name)
 
-    async def _one(self, request: Request) -> tuple[DeadLetter, Sequence[AuditEntry]]:
+    async def _one(self, request: Request) -> tuple[str, DeadLetter, Sequence[AuditEntry]]:
         parts: Mapping[str, str] = request.path_params
         require_listen(request, parts["hub"])
         number = digits_of(parts["number"])
         if number is None or any("\0" in part for part in parts.values()):
             raise NotFoundError("There is no such dead letter.")
         consumer = ConsumerKey(parts["hub"], parts["group"])
-        since = rights_of(request).since
-        return await self.letters.letter(consumer, parts["partition"], number, since=since)
+        since, database = rights_of(request).since, request.query_params.get("database", "")
+        return await self.letters.letter(consumer, parts["partition"], number, database, since=since)
 
 
 @dataclass(frozen=True, slots=True)

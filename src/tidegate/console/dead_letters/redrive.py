@@ -70,6 +70,8 @@ class RedriveRequest:
     attempts_max: int
     is_dry_run: bool
     actor: str
+    database: str = ""
+    """The name of the one that has them; empty: the only one."""
 
 
 class RedriveFailedError(TidegateError):
@@ -179,6 +181,7 @@ class RedriveProcess:
         request = self._request
         fields: dict[str, object] = {
             "pipeline": request.pipeline,
+            "database": request.database or None,
             "maximum": request.maximum,
             "attempts_max": request.attempts_max,
         }

@@ -1,14 +1,14 @@
-"""The service's database: opened at first use, queried in threads."""
+"""The service's databases: opened at first use, queried in threads."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
 from tidegate.model.errors import ClosedError, DatabaseUnavailableError
 from tidegate.sql import Database
-from tidegate.sql.core.database import absolute_url, sqlite_file
+from tidegate.sql.core.database import absolute_url, database_name, sqlite_file
 from tidegate.transport.threads import Threads
 
 T = TypeVar("T")
@@ -26,8 +26,21 @@ _LOCK_WAIT_S: Final = 20.0
 """Seconds that a change waits for other writers before it fails (our choice: a user is waiting)."""
 
 
+def named_databases(urls: Sequence[str]) -> dict[str, LazyDatabase]:
+    """The databases in the settings by their names on the server, or of their files: with a number if another
+    has the same."""
+    found: dict[str, LazyDatabase] = {}
+    for url in dict.fromkeys(urls):
+        name, count = database_name(url), 1
+        while name in found:
+            count += 1
+            name = f"{database_name(url)}-{count}"
+        found[name] = LazyDatabase(url)
+    return found
+
+
 class LazyDatabase:
-    """The database in the settings, opened at first use; a failure is retried at the next use."""
+    """A database in the settings, opened at first use; a failure is retried at the next use."""
 
     def __init__(self, url: str, *, may_create: bool = False) -> None:
         """may_create: also create an SQLite database; else, one that is not there yet is an error."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,7 +32,7 @@ class ConsoleParts:
     own_address: Callable[[], OwnAddress]
     """Raises ClosedError until the service listens."""
     data_dir: Path
-    database: str | None
-    """URL of the database of leases, checkpoints and dead letters; None: their pages are not available."""
+    databases: Sequence[str]
+    """URLs of the databases of leases, checkpoints and dead letters; empty: dead letters have no page."""
     redrive_pipelines: tuple[str, ...]
     """The pipelines that may redrive dead letters."""

@@ -25,11 +25,15 @@ class _Answer(Generic[T]):
     task: asyncio.Task[T | TidegateError]
     started_s: float
     ended_s: float | None = None
+    is_whole: Callable[[T], bool] = lambda _: True
 
     def is_kept(self, now_s: float, kept_s: float, work_share: int) -> bool:
         if self.ended_s is None:
             return True
-        if self.task.cancelled() or self.task.exception() or isinstance(self.task.result(), TidegateError):
+        if self.task.cancelled() or self.task.exception():
+            return False
+        result = self.task.result()
+        if isinstance(result, TidegateError) or not self.is_whole(result):
             return False
         return now_s - self.ended_s < max(kept_s, work_share * (self.ended_s - self.started_s))
 
@@ -38,11 +42,19 @@ class SharedAnswers(Generic[K, T]):
     """Answers by key. Used on the event loop."""
 
     def __init__(
-        self, clock: Clock, *, kept_s: float, is_work_counted: bool = True, tasks: TaskOwner | None = None
+        self,
+        clock: Clock,
+        *,
+        kept_s: float,
+        is_work_counted: bool = True,
+        is_whole: Callable[[T], bool] = lambda _: True,
+        tasks: TaskOwner | None = None,
     ) -> None:
         """kept_s: minimum seconds for which an answer is cached. is_work_counted: cache it for 10 times its
-        computing time if that is longer. tasks: compute them; None: its own.
+        computing time if that is longer. is_whole: False: do not cache it, as an error. tasks: compute them;
+        None: its own.
         """
+        self._is_whole = is_whole
         self._is_work_counted = is_work_counted
         self._clock = clock
         self._kept_s = kept_s
@@ -67,7 +79,7 @@ class SharedAnswers(Generic[K, T]):
                     next_step="Ask again in a few seconds.",
                 )
             answer = self._answers[key] = _Answer(
-                self._tasks.start(_outcome_of(work()), name="answer"), now_s
+                self._tasks.start(_outcome_of(work()), name="answer"), now_s, is_whole=self._is_whole
             )
             answer.task.add_done_callback(lambda _, ended=answer: self._note_end(ended))  # type: ignore[misc]
         self._answers.move_to_end(key)

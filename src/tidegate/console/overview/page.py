@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tidegate.console.frame.databases import require_each
 from tidegate.console.frame.pages import Pages, get, see_other
 from tidegate.console.frame.rendering import ABSENT, bytes_text, duration, listed, number, page
 from tidegate.console.frame.sessions import require_listen, rights_of
@@ -35,6 +36,7 @@ _SILENCE_S: Final = 15.0
 """Seconds after which earlier figures are not shown instead of those that the database has not given (our
 choice: two queries were missed)."""
 UNKNOWN: Final = "unknown"
+_NO_ANSWER: Final = "the database does not answer"
 
 _PARTS: Final = {name: f"overview/{name}.html" for name in ("notices", "figures", "load", "hubs")}
 _SERIES: Final = {"incoming": "in", "outgoing": "out"}
@@ -131,7 +133,7 @@ class OverviewPages(Pages):
         if found is not None:
             self._last, self._last_at_s = found, clock.monotonic()
         elif clock.monotonic() - self._last_at_s > _SILENCE_S:
-            return _unknown("the database does not answer")
+            return _unknown(_NO_ANSWER)
         return self._last
 
 
@@ -141,11 +143,14 @@ def _unknown(words: str) -> ProcessingFigures:
 
 async def _ask(consumers: Consumers, letters: DeadLetterView | None) -> ProcessingFigures:
     try:
-        groups = await consumers.groups(None, at_most_s=None) or ()
-        open_count = None if letters is None else await letters.open_count(None)
+        found = await consumers.groups(None, at_most_s=None)
+        assert found is not None
+        require_each(found.problems)
+        open_count = None if letters is None else await letters.open_count()
     except TidegateError as error:
         _log.info("the overview cannot ask the database: %s", error)
-        return _unknown("the database does not answer")
+        return _unknown("a database does not answer" if len(consumers.databases) > 1 else _NO_ANSWER)
+    groups = [each.summary for each in found.groups]
     if letters is None:
         letter_words = "no database was given"
     else:

@@ -412,6 +412,16 @@ def _secret_parameters(url: URL) -> list[tuple[str, str]]:
     ]
 
 
+def database_name(url: str | URL) -> str:
+    """Its name on the server, or that of its file without directory and suffix, for people.
+
+    Raises DatabaseError for an unusable URL.
+    """
+    parsed = _checked_url(url)
+    path = _sqlite_path(parsed)
+    return (parsed.database if path is None else path.stem) or parsed.get_backend_name()
+
+
 def sqlite_file(url: str | URL) -> Path | None:
     """The absolute path of a SQLite database, which need not exist; None: another kind of database.
 

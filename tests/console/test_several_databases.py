@@ -1,0 +1,113 @@
+"""Several databases in the console: each is shown, also one that comes later; one that is away hides none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.console.processing_support import ended_job, hidden_fields, text_of
+from tests.console.support import PlainBrowser, console_service
+
+from tidegate.console.consumers import groups
+from tidegate.console.consumers import page as consumers_page
+from tidegate.console.dead_letters import letters
+from tidegate.console.dead_letters import page as letters_page
+from tidegate.console.frame import shared_answers
+from tidegate.console.overview import page as overview_page
+from tidegate.processor import ProcessorCheckpoint
+from tidegate.server.app import TidegateServer
+from tidegate.sql import ConsumerKey, Database, DeadLetters, NewDeadLetter, move_checkpoint
+from tidegate.sql.stores.checkpoints import CheckpointReader
+
+HUB = "readings"
+
+
+def _fill(url: str, group: str, *numbers: int) -> None:
+    """A group's checkpoint in a database, and dead letters."""
+    with Database.open(url) as database:
+        consumer = ConsumerKey(HUB, group)
+        move_checkpoint(database, consumer, ProcessorCheckpoint("0", 0, "0"))
+        DeadLetters(database).add(
+            consumer, "0", [NewDeadLetter(each, str(each), 5, "KeyError", "no id") for each in numbers]
+        )
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the next page; and pages wait for what they show."""
+    monkeypatch.setattr(groups, "_LOOK_S", 0.0)
+    monkeypatch.setattr(letters, "_PAGES_S", 0.0)
+    monkeypatch.setattr(letters, "_SUMS_S", 0.0)
+    monkeypatch.setattr(overview_page, "_PROCESSING_S", 0.0)
+    monkeypatch.setattr(overview_page, "_PATIENCE_S", 30.0)
+    monkeypatch.setattr(shared_answers, "WORK_SHARE", 0)
+    for module in (consumers_page, letters_page):
+        monkeypatch.setattr(module, "FIRST_PAINT_S", 30.0)
+
+
+def test_each_database_is_shown(tmp_path: Path) -> None:
+    """Groups and dead letters of all, also of one that comes into being while the service runs."""
+    first, second = (f"sqlite:///{tmp_path}/{name}.db" for name in ("first", "second"))
+    _fill(first, "$Default", 1)
+    with console_service(tmp_path / "console", database=first, more_databases=[second]) as service:
+        assert service.ready.console is not None
+        service.create_hub(HUB, partition_count=1)
+
+        async def create(server: TidegateServer) -> None:
+            await server.broker.event_hub(HUB).create_consumer_group("ledger")
+
+        service.call(create)
+        browser = PlainBrowser(service.ready.console)
+
+        def words(path: str) -> str:
+            return text_of(browser.get(path).text)
+
+        # The second is not there yet: what it may have is unknown, and the first is shown all the same.
+        found = words("/consumers")
+        assert "The database second cannot be read." in found
+        assert f"{HUB} $Default first " in found
+        found = words("/dead-letters")
+        assert "The database second cannot be read." in found
+        assert "At least 1 open dead letter" in found
+        assert "a database does not answer" in words("/")
+
+        _fill(second, "$Default", 2, 3)
+        _fill(second, "reports", 4)
+        found = words("/consumers")
+        assert "cannot be read" not in found
+        for row in (f"{HUB} $Default first ", f"{HUB} $Default second ", f"{HUB} reports second "):
+            assert row in found
+        # A ledger's dead letters come without a checkpoint.
+        with Database.open(second) as database:
+            letter = NewDeadLetter(5, "5", 5, "KeyError", "no id")
+            DeadLetters(database).add(ConsumerKey(HUB, "ledger"), "0", [letter])
+        assert f"{HUB} ledger – no reader yet 1 – – 0 – 0 1 1 in the last hour" in words("/consumers")
+        assert "5 open dead letters" in words("/dead-letters")
+        assert "Open dead letters 5 " in words("/")
+        assert "2 open dead letters match" in words(
+            "/dead-letters?hub=readings&group=$default&database=second"
+        )
+        assert "In the database second." in words(f"/consumers/{HUB}/reports?database=second")
+        listed = browser.get("/dead-letters?group=reports").text
+        assert f"/dead-letters/{HUB}/reports/0/4?database=second" in listed
+        assert "Database second" in words(f"/dead-letters/{HUB}/reports/0/4?database=second")
+        assert browser.get("/consumers/readings/reports?database=third").status == 404
+
+        _change_one(browser, first, second)
+
+
+def _change_one(browser: PlainBrowser, first: str, second: str) -> None:
+    """What is discarded or moved is that of the database that was chosen."""
+    for path in ("/dead-letters", "/dead-letters/discard"):
+        assert "Choose a database" in text_of(browser.get(path).text)
+    fields = hidden_fields(browser.get("/dead-letters/discard?database=second").text)
+    answer = browser.post("/dead-letters/discard", {**fields, "because": "a test"})
+    assert "Discarded 4" in text_of(ended_job(browser, answer))
+    assert "1 open dead letter." in text_of(browser.get("/dead-letters").text)
+    address = f"/consumers/{HUB}/%24Default/move"
+    fields = hidden_fields(browser.get(f"{address}?to=earliest&database=second").text)
+    assert "Moved 1" in text_of(ended_job(browser, browser.post(address, {**fields, "rewind": "yes"})))
+    for url, following in ((first, 1), (second, 0)):
+        with Database.open(url) as database:
+            read = CheckpointReader(database).read(ConsumerKey(HUB))
+        assert read["0"].next_sequence_number == following
