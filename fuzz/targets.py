@@ -62,6 +62,9 @@ def _numbered(data: bytes) -> None:
 def _published(data: bytes) -> None:
     with suppress(InvalidArgumentError):  # another partition key
         list(published_events(split_batch(data), "publisher"))
+
+
+def _unpublished(data: bytes) -> None:
     list(unpublished_events(split_batch(data)))
 
 
@@ -93,7 +96,7 @@ TARGETS: dict[str, tuple[Callable[[bytes], object], ...]] = {
     "sasl": (decode_sasl, decode_performative),
     "frames": (_frames,),
     "message": (_messages, _requests, decode_event, event_body, _captured, decode_whole, EventTexts.decode),
-    "batch": (_batches, _numbered, _published, events_of_batch),
+    "batch": (_batches, _numbered, _published, _unpublished, events_of_batch),
     "event": (
         _events,
         lambda data: events_of_deliveries([data]),
