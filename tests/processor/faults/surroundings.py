@@ -102,9 +102,12 @@ async def surroundings(
 async def wait_until(
     condition: Callable[[], bool], seconds: float, explain: Callable[[], str], *, pause_s: float = 0.05
 ) -> float:
-    """Wait for ``condition``; returns how long it took. AssertionError (``explain()``) after ``seconds``."""
+    """Wait for ``condition``; returns how long it took. AssertionError (``explain()``) after ``seconds``.
+
+    condition: is called in a thread: it may ask a database, and the hosts' proxy runs in this event loop.
+    """
     began = time.monotonic()
-    while not condition():
+    while not await asyncio.to_thread(condition):
         elapsed_s = time.monotonic() - began
         assert elapsed_s < seconds, f"not within {seconds:g} s: {explain()}"
         await asyncio.sleep(pause_s)

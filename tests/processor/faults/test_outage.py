@@ -17,7 +17,9 @@ from tidegate.sql import CheckpointReader
 from tidegate.sql.core.writer_lock import WriterLock
 from tidegate.transport.tasks import TaskOwner
 
-LEASE_S = 2.0
+LEASE_S = 4.0
+"""A third of it is what the database has to answer: other programs of the run share the processors."""
+
 OUTAGE_S = 3 * LEASE_S
 WAIT_S = 60.0
 """A deadline, not a promise."""
