@@ -12,6 +12,7 @@ from typing import Final
 
 from tidegate.model.errors import EventTooLargeError, InvalidArgumentError
 from tidegate.model.events import EventData
+from tidegate.model.hub_properties import check_partition_id
 from tidegate.model.limits import EVENT_BYTES_MAX, PARTITION_KEY_CHARACTERS_MAX
 from tidegate.tracing import Tracing
 from tidegate.wire.batch import DATA_SECTION_8, DATA_SECTION_32
@@ -139,8 +140,14 @@ def check_size(encoded: bytes, bytes_max: int) -> None:
 
 
 def check_destination(partition_key: str | None, partition_id: str | None) -> None:
-    """Raises InvalidArgumentError if both a key and a partition are given, or if the key is too long."""
+    """Raises InvalidArgumentError if both a key and a partition are given, or one that is none."""
+    if partition_id is not None:
+        check_partition_id(partition_id)
     if partition_key is not None:
+        if not isinstance(partition_key, str):
+            raise InvalidArgumentError(
+                f"A partition key is a string, not the {type(partition_key).__name__} {partition_key!r}."
+            )
         if partition_id is not None:
             raise InvalidArgumentError("Use partition_key or partition_id, not both.")
         if len(partition_key) > PARTITION_KEY_CHARACTERS_MAX:

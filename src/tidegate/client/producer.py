@@ -160,7 +160,7 @@ class EventHubProducer(AsyncClosing):
 
     async def send(
         self,
-        events: Iterable[EventData],
+        events: EventData | Iterable[EventData],
         *,
         partition_key: str | None = None,
         partition_id: str | None = None,
@@ -172,6 +172,7 @@ class EventHubProducer(AsyncClosing):
         Cancellation: the batch may still be stored; the producer stays usable.
         """
         await self.start()
+        events = [events] if isinstance(events, EventData) else events
         batch = encode_batch(
             events if self._tracing is None else self._tracing.sent_together(events),
             partition_key=partition_key,

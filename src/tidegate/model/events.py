@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Final
 from uuid import UUID
 
+from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.times import time_of
 
 VISIBLE_CONTROLS: Final = {
@@ -25,7 +26,7 @@ PropertyValue = None | bool | int | float | str | bytes | datetime | UUID
 """The types of an application property: simple types only (AMQP 1.0 part 3 section 3.2.5)."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class EventData:
     """An event to send. The partition key is an argument of the producer, not part of the event."""
 
@@ -34,6 +35,25 @@ class EventData:
     content_type: str | None = None
     message_id: str | None = None
     correlation_id: str | None = None
+
+    def __init__(
+        self,
+        body: bytes | str,
+        properties: Mapping[str, PropertyValue] | None = None,
+        content_type: str | None = None,
+        message_id: str | None = None,
+        correlation_id: str | None = None,
+    ) -> None:
+        """body: text is encoded in UTF-8. Raises InvalidArgumentError for anything else than text or bytes.
+
+        properties: their values are of the types in ``PropertyValue``.
+        """
+        assign = object.__setattr__
+        assign(self, "body", body if type(body) is bytes else _bytes_of(body))
+        assign(self, "properties", {} if properties is None else properties)
+        assign(self, "content_type", content_type)
+        assign(self, "message_id", message_id)
+        assign(self, "correlation_id", correlation_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +84,20 @@ class EventContents:
                 body_base64 = base64.b64encode(self.body).decode()
         place = {"partition_key": self.partition_key, "properties": self.properties}
         return {**place, "body": body, "body_base64": body_base64}
+
+
+def _bytes_of(body: object) -> bytes:
+    if isinstance(body, str):
+        try:
+            return body.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidArgumentError(f"The body of an event is not text: {error}.") from error
+    if isinstance(body, bytes | bytearray | memoryview):
+        return bytes(body)
+    raise InvalidArgumentError(
+        f"The body of an event is text or bytes, not {type(body).__name__}.",
+        next_step="Encode it first, for example with json.dumps.",
+    )
 
 
 class ReceivedEvent:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from tidegate.model.errors import NotFoundError
+from tidegate.model.errors import InvalidArgumentError, NotFoundError
 from tidegate.model.history import History
 from tidegate.model.hub_settings import HubSettings
 from tidegate.model.times import milliseconds_of, time_of
@@ -72,8 +72,21 @@ class PartitionEnds:
         return self.begin_sequence_number >= self.next_sequence_number
 
 
+def check_partition_id(partition_id: object) -> None:
+    """Raises InvalidArgumentError for anything but a string."""
+    if not isinstance(partition_id, str):
+        raise InvalidArgumentError(
+            f"A partition id is a string, not the {type(partition_id).__name__} {partition_id!r}.",
+            next_step=f'Write "{partition_id}".' if type(partition_id) is int else "",
+        )
+
+
 def no_partition(event_hub: str, partition_id: str, known: Iterable[str]) -> NotFoundError:
-    """The error for a partition that the event hub does not have. known: those that it has."""
+    """The error for a partition that the event hub does not have. known: those that it has.
+
+    Raises as ``check_partition_id``.
+    """
+    check_partition_id(partition_id)
     return NotFoundError(
         f"The event hub {event_hub!r} has no partition {partition_id!r}.",
         next_step=f"Its partitions are {', '.join(known)}.",

@@ -198,7 +198,7 @@ class TestedEventHub:
             async with EventHubProducer.from_connection_string(
                 self._owner.service.hub_connection_string(self.name)
             ) as producer:
-                events = [EventData(body.encode() if isinstance(body, str) else body) for body in bodies]
+                events = map(EventData, bodies)
                 await producer.send(events, partition_id=partition_id, partition_key=partition_key)
 
         run_blocking(send())

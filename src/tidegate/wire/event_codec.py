@@ -80,7 +80,13 @@ def encode_event(event: EventData, partition_key: str | None = None) -> bytes:
     Raises InvalidArgumentError, naming the property, for a value that an event cannot hold.
     """
     key_section = b"" if partition_key is None else _partition_key_section(partition_key)
-    has_standard = not (event.content_type is event.message_id is event.correlation_id is None)
+    try:
+        has_standard = not (event.content_type is event.message_id is event.correlation_id is None)
+    except AttributeError as error:
+        raise InvalidArgumentError(
+            f"An event to send is an EventData, not {type(event).__name__}.",
+            next_step="Write EventData(body).",
+        ) from error
     if usual_events is not None and not has_standard:
         encoded: bytes | None = usual_events.encode_usual(key_section, event.properties, event.body)
         if encoded is not None:
@@ -95,17 +101,12 @@ def encode_event(event: EventData, partition_key: str | None = None) -> bytes:
     if event.properties:
         parts += _application_properties(event.properties)
     body = event.body
-    try:
-        length = len(body)
-        if length < 256:
-            parts += (b"\x00\x53\x75\xa0", bytes((length,)), body)
-        else:
-            parts += (_pack_data32(DATA_SECTION_32, length), body)
-        return b"".join(parts)
-    except TypeError as exc:
-        raise InvalidArgumentError(
-            f"An event's body must be bytes, got {type(body).__name__}.", next_step="Encode it first."
-        ) from exc
+    length = len(body)
+    if length < 256:
+        parts += (b"\x00\x53\x75\xa0", bytes((length,)), body)
+    else:
+        parts += (_pack_data32(DATA_SECTION_32, length), body)
+    return b"".join(parts)
 
 
 @lru_cache(maxsize=65536)
