@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tidegate.sql.stores.group_views import read_group_view as read_group_view
     from tidegate.sql.stores.group_views import read_group_views as read_group_views
     from tidegate.sql.handlers.pipeline import Pipeline as Pipeline
+    from tidegate.sql.handlers.dataclass_tables import table_of as table_of
     from tidegate.sql.handlers.pipeline import TransactionalPipeline as TransactionalPipeline
     from tidegate.sql.handlers.pipeline import AnyPipeline as AnyPipeline
     from tidegate.sql.handlers.context import TransactionMisusedError as TransactionMisusedError

@@ -1,6 +1,6 @@
 """``EventProcessorHost``: processes an event hub's partitions, sharing them with its group's other hosts.
 
-    store = MemoryStore(SystemClock())            # or directory, SQL, blob
+    store = MemoryStore()                         # or directory, SQL, blob
     host = EventProcessorHost(event_hub="trips", connection_string="Endpoint=sb://…", store=store)
     async with host.running(handle):              # async def handle(context, events)
         await host.wait()

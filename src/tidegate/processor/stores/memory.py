@@ -10,6 +10,7 @@ from tidegate.model.clock import Clock
 from tidegate.processor.checkpoint import ProcessorCheckpoint, decide_move
 from tidegate.processor.lease import GroupKey, Lease, LeaseSnapshot
 from tidegate.processor.stores import lease_changes
+from tidegate.transport.clock import SystemClock
 
 
 @dataclass(slots=True)
@@ -23,9 +24,12 @@ class _Group:
 class MemoryStore:
     """``ProcessorStore`` in memory. Thread-safe: give the same object to every host."""
 
-    def __init__(self, clock: Clock, *, has_epochs: bool = True) -> None:
-        """has_epochs: False behaves as a store shared with official processors: all epochs are 0."""
-        self._clock = clock
+    def __init__(self, clock: Clock | None = None, *, has_epochs: bool = True) -> None:
+        """clock: None uses the machine's.
+
+        has_epochs: False behaves as a store shared with official processors: all epochs are 0.
+        """
+        self._clock: Clock = SystemClock() if clock is None else clock
         self.has_epochs: bool = has_epochs
         """Whether acquiring raises the epoch."""
         self._groups: dict[GroupKey, _Group] = {}

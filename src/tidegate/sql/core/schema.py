@@ -22,20 +22,21 @@ from tidegate.sql.core.values import KEY_CHARACTERS_MAX, ConsumerKey
 
 
 class UtcDateTime(sa.TypeDecorator[datetime]):
-    """An aware time, stored with its zone if the database has zones, otherwise as UTC without one."""
+    """A time, stored with its zone if the database has zones, otherwise as UTC. Without a zone it is UTC."""
 
     impl = sa.DateTime(timezone=True)
     cache_ok = True
 
     def load_dialect_impl(self, dialect: sa.Dialect) -> sa.types.TypeEngine[Any]:
         """The database's type that keeps microseconds."""
-        return dialect.type_descriptor(DIALECTS[dialect.name].time_type)
+        ours = DIALECTS.get(dialect.name)  # None: SQL that is only shown, as in a notebook
+        return dialect.type_descriptor(self.impl_instance if ours is None else ours.time_type)
 
     def process_bind_param(self, value: datetime | None, dialect: sa.Dialect) -> datetime | None:
         """Convert to UTC, without a zone for a database that has none."""
         if value is None:
             return None
-        utc = value.astimezone(UTC)
+        utc = value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
         return utc if DIALECTS[dialect.name].has_zones else utc.replace(tzinfo=None)
 
     def process_result_value(self, value: datetime | None, dialect: sa.Dialect) -> datetime | None:

@@ -14,6 +14,7 @@ from sqlalchemy import Table
 
 from tidegate.model.events import ReceivedEvent
 from tidegate.sql.core.values import PartitionRows
+from tidegate.sql.handlers.dataclass_tables import is_row, mapping_of
 from tidegate.sql.handlers.pipeline import Handler, Pipeline
 
 if TYPE_CHECKING:
@@ -59,6 +60,8 @@ def handle_events(
             result = handler(event)
             if result is None:
                 continue
+            if is_row(result):
+                result = mapping_of(result)
             if type(result) is dict and shapes.add_like_last(event.sequence_number, result):
                 continue
             shapes.add(event.sequence_number, _rows_of(result))
@@ -146,13 +149,14 @@ def _rows_of(result: object) -> list[Mapping[str, object]]:
         return [result]
     if isinstance(result, str | bytes) or not isinstance(result, Iterable):
         raise HandlerResultError(
-            f"The handler returned {type(result).__name__}. Return a mapping (one row), an iterable of "
-            "mappings, or None."
+            f"The handler returned {type(result).__name__}. Return a mapping or a dataclass's instance (one "
+            "row), an iterable of such, or None."
         )
-    rows = list(result)
+    rows = [mapping_of(row) if is_row(row) else row for row in result]
     for row in rows:
         if not isinstance(row, Mapping):
             raise HandlerResultError(
-                f"The handler returned an iterable with {type(row).__name__}; each item must be a mapping."
+                f"The handler returned an iterable with {type(row).__name__}; each item must be a mapping or "
+                "a dataclass's instance."
             )
     return rows

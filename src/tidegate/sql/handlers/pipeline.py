@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Final, cast
 
 from sqlalchemy import Table
@@ -22,6 +22,7 @@ from tidegate.processor.handlers import TransactionalHandler, TransactionalProce
 from tidegate.processor.policies import FailurePolicy
 from tidegate.sql.core.values import ConsumerKey, Row
 from tidegate.sql.handlers.batches import BatchHandler
+from tidegate.sql.handlers.dataclass_tables import DataclassRow
 
 _WRITES_ITSELF_NEXT: Final = (
     "Let a host with transactional=True run it, with a TransactionalPipeline or the function itself. On "
@@ -29,9 +30,10 @@ _WRITES_ITSELF_NEXT: Final = (
 )
 _BY_PLACE: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
-Handler = Callable[[ReceivedEvent], Row | Iterable[Row] | None]
+Handler = Callable[[ReceivedEvent], Row | DataclassRow | Iterable[Row | DataclassRow] | None]
 """Turns an event into one row, several, or none. If it raises, ``Pipeline.policy`` decides.
 
+A row is a mapping from column names to values, or an instance of a dataclass (``table_of``).
 Its rows are written once, but it may run several times for an event, so it should have no other effects.
 """
 
@@ -44,7 +46,8 @@ class Pipeline:
     """Its name in dead letters and on the command line; keep it when the handler changes."""
     event_hub: str
     table: Table
-    """The table for the handler's rows, which may have any of its columns."""
+    """The table for the handler's rows, which may have any of its columns. ``table_of`` makes it from a
+    dataclass."""
     handler: Handler | BatchHandler
     """A function per event, or an ``ArrowHandler`` or ``PandasHandler`` around a function per batch."""
     consumer_group: str = DEFAULT_CONSUMER_GROUP
@@ -56,6 +59,12 @@ class Pipeline:
     def __post_init__(self) -> None:
         if not self.name:
             raise InvalidArgumentError("A pipeline needs a name.")
+        if not isinstance(self.table, Table):
+            shown = getattr(self.table, "__name__", type(self.table).__name__)
+            raise InvalidArgumentError(
+                f"The table of the pipeline {self.name} is no sqlalchemy.Table, but {shown}.",
+                next_step=f'Write table_of({shown}, "NAME").' if is_dataclass(self.table) else "",
+            )
         if _is_transactional(self.handler):
             # Called with an event alone, it would fail for each, and all would become dead letters.
             raise InvalidArgumentError(
