@@ -7,8 +7,8 @@ import os
 
 import pytest
 
-from tidegate.client.background import run_blocking
-from tidegate.client.blocking import group_neighbours
+from tidegate.client.blocking.background import run_blocking
+from tidegate.client.blocking.consumer import group_neighbours
 from tidegate.model.errors import OperationTimeoutError
 
 

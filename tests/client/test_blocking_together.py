@@ -10,8 +10,8 @@ from contextlib import ExitStack
 import pytest
 
 from tidegate.client import EventHubConsumer, EventHubProducer, FetchedRange
-from tidegate.client import blocking as blocking_module
-from tidegate.client.blocking import BlockingConsumer
+from tidegate.client.blocking import consumer as blocking_module
+from tidegate.client.blocking.consumer import BlockingConsumer
 from tidegate.client.receiver import PREFETCH_BYTES, PartitionReceiver
 from tidegate.model.errors import (
     InvalidArgumentError,

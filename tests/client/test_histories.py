@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.client import BlockingConsumer, EventHubConsumer, EventHubProducer, PartitionReceiver, blocking
+from tidegate.client import BlockingConsumer, EventHubConsumer, EventHubProducer, PartitionReceiver
+from tidegate.client.blocking import consumer as blocking
 from tidegate.model.errors import LogDivergedError
 from tidegate.model.events import EventData
 from tidegate.model.position import EventPosition

@@ -16,7 +16,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from tests.spark.support import assert_exact, outcome_of, publish, readings, score
 
-from tidegate.client.blocking import BlockingConsumer
+from tidegate.client.blocking.consumer import BlockingConsumer
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.spark import Trigger, explain, run_pipeline
 from tidegate.sql import ArrowHandler, Database, DeadLetterFilter, DeadLetters, PandasHandler, Pipeline

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from sqlalchemy import select
 
 from tidegate.client import EventHubProducer
-from tidegate.client.blocking import BlockingConsumer
+from tidegate.client.blocking.consumer import BlockingConsumer
 from tidegate.model.events import EventContents, EventData, ReceivedEvent
 from tidegate.sql import Database, DeadLetters, load_pipeline
 from tidegate.testing.hub import HubService

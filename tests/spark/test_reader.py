@@ -16,7 +16,7 @@ from tests.spark.support import publish
 from tests.spark.test_data_loss import delete_all
 
 from tidegate.client import EventHubProducer
-from tidegate.client.blocking import BlockingConsumer
+from tidegate.client.blocking.consumer import BlockingConsumer
 from tidegate.client.credentials import SharedKeyCredential
 from tidegate.columns.names import EVENT_COLUMNS
 from tidegate.model.connection_string import ConnectionString
@@ -157,7 +157,8 @@ def test_a_larger_micro_batch_has_more_tasks(
 
 
 @pytest.mark.parametrize(
-    "limit", ["tidegate.spark.source.reader._SHORT_EVENTS", "tidegate.client.blocking._TOGETHER_BYTES"]
+    "limit",
+    ["tidegate.spark.source.reader._SHORT_EVENTS", "tidegate.client.blocking.consumer._TOGETHER_BYTES"],
 )
 def test_retention_overtakes_a_task_that_reads(
     hub_service: HubService,

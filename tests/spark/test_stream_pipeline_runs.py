@@ -16,7 +16,7 @@ from sqlalchemy import select, text
 from tests.spark.support import publish, readings
 
 from tidegate.client import EventHubProducer
-from tidegate.client.background import run_blocking
+from tidegate.client.blocking.background import run_blocking
 from tidegate.model.errors import InvalidArgumentError, PartitionStoppedError
 from tidegate.model.events import EventData
 from tidegate.model.pipeline_status import PipelineState, PipelineStatus, ProcessIdentity

@@ -16,14 +16,16 @@ if TYPE_CHECKING:
     from tidegate.client.batching import EventDataBatch as EventDataBatch
     from tidegate.client.consumer import EventHubConsumer as EventHubConsumer
     from tidegate.client.receiver import PartitionReceiver as PartitionReceiver
+    from tidegate.client.event_hub_receiver import EventHubReceiver as EventHubReceiver
     from tidegate.client.administrator import EventHubAdministrator as EventHubAdministrator
-    from tidegate.client.blocking import BlockingConsumer as BlockingConsumer
-    from tidegate.client.blocking import FetchedRange as FetchedRange
+    from tidegate.client.blocking.producer import BlockingProducer as BlockingProducer
+    from tidegate.client.blocking.consumer import BlockingConsumer as BlockingConsumer
+    from tidegate.client.blocking.consumer import FetchedRange as FetchedRange
     from tidegate.client.repeatable import RepeatableProducer as RepeatableProducer
     from tidegate.client.repeatable import RepeatableWork as RepeatableWork
     from tidegate.client.repeatable import ProducerIdentity as ProducerIdentity
     from tidegate.client.repeatable import HubLayout as HubLayout
-    from tidegate.client.background import run_blocking as run_blocking
+    from tidegate.client.blocking.background import run_blocking as run_blocking
     from tidegate.client.namespace import Namespace as Namespace
     from tidegate.client.namespace import ConnectionOptions as ConnectionOptions
     from tidegate.client.retry import RetryPolicy as RetryPolicy

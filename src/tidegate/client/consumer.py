@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Final, Self, Unpack, cast
 
 from tidegate.client.closing import AsyncClosing
 from tidegate.client.connector import Connector
+from tidegate.client.event_hub_receiver import EventHubReceiver
 from tidegate.client.management import ask, read_event_hub, read_partition, read_partitions
 from tidegate.client.namespace import ConnectionOptions, Namespace, event_hub_of
 from tidegate.client.receiver import PREFETCH_BYTES, PREFETCH_EVENTS, PartitionReceiver
 from tidegate.model.clock import Clock
 from tidegate.model.connection_string import ConnectionString
+from tidegate.model.events import ReceivedEvent
 from tidegate.model.history import history_of
-from tidegate.model.hub_properties import EventHubProperties, PartitionEnds
+from tidegate.model.hub_properties import EventHubProperties, PartitionEnds, check_partition_id
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
 from tidegate.model.position import EventPosition, PositionKind
 from tidegate.wire.addresses import NodeAddress, entity_audience
@@ -23,10 +25,14 @@ _ROWS_TOGETHER: Final = 500
 """Partitions that one request reports: it may have 4,096 values, and a partition is five of them."""
 
 
+_EARLIEST: Final = EventPosition.earliest()
+
+
 class EventHubConsumer(AsyncClosing):
     """Reads one event hub. Use ``async with``, or ``close`` it, which also ends its receivers.
 
-    All receivers share one connection. Not thread-safe: use it on one event loop.
+    ``async for event in consumer`` is ``receive()``: all partitions, from the oldest event on. All receivers
+    share one connection. Not thread-safe: use it on one event loop.
     """
 
     def __init__(
@@ -104,6 +110,7 @@ class EventHubConsumer(AsyncClosing):
 
     async def get_partition_properties(self, partition_id: str) -> PartitionEnds:
         """A partition's current first and last events. Raises as ``get_event_hub_properties``."""
+        check_partition_id(partition_id)
         return await read_partition(self._connector, self._hub_audience, self.event_hub, partition_id)
 
     async def get_all_partition_properties(
@@ -115,6 +122,41 @@ class EventHubConsumer(AsyncClosing):
         """
         found = event_hub or await self.get_event_hub_properties()
         return await read_partitions(self._connector, self._hub_audience, found)
+
+    def receive(
+        self,
+        position: EventPosition | Mapping[str, EventPosition] = _EARLIEST,
+        *,
+        partition_ids: Iterable[str] | None = None,
+        prefetch_bytes: int = PREFETCH_BYTES,
+        is_peeking: bool = True,
+    ) -> EventHubReceiver:
+        """A receiver of all partitions, also of those that are added to the hub later; it opens when used.
+
+        position: of each partition; or one per partition, as ``EventHubReceiver.positions`` returns them.
+        partition_ids: read only these. prefetch_bytes: approximate prefetch limit of all partitions together.
+        is_peeking: as in ``open_receiver``; False does not read beside hosts.
+        """
+
+        async def read_partition_ids() -> Sequence[str]:
+            return (await self.get_event_hub_properties()).partition_ids
+
+        return EventHubReceiver(
+            self.open_receiver,
+            read_partition_ids,
+            self._connector.tasks,
+            event_hub=self.event_hub,
+            position=position,
+            partition_ids=partition_ids,
+            prefetch_bytes=prefetch_bytes,
+            is_peeking=is_peeking,
+        )
+
+    async def __aiter__(self) -> AsyncIterator[ReceivedEvent]:
+        """Every event of every partition, from the oldest on. Raises as ``EventHubReceiver.receive``."""
+        async with self.receive() as receiver:
+            async for event in receiver:
+                yield event
 
     async def open_receiver(
         self,
@@ -145,6 +187,7 @@ class EventHubConsumer(AsyncClosing):
         LogDivergedError (the position has a history that is not the log's), BrokenError,
         OperationTimeoutError.
         """
+        check_partition_id(partition_id)
         if position.kind is PositionKind.LATEST:
             position = await self._pin_latest(partition_id)
         address = NodeAddress.for_receiving(

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import math
 from bisect import bisect_left
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -21,9 +21,9 @@ from tidegate.amqp.events import Delivery
 from tidegate.amqp.link import ReceiverLink
 from tidegate.amqp.performatives import Attach, Source
 from tidegate.client.arrow import load_batches
-from tidegate.client.closing import AsyncClosing
 from tidegate.client.connection import LinkHandler, LiveConnection
 from tidegate.client.connector import AuthorizedConnection, Connector
+from tidegate.client.iteration import EVENTS_PER_CALL, EventIteration
 from tidegate.client.management import read_partition
 from tidegate.client.receive_buffer import PrefetchWindow, ReceiveBuffer
 from tidegate.columns.names import EVENT_COLUMNS, checked_columns
@@ -69,7 +69,7 @@ _FIRST_CREDIT: Final = 300
 """Events requested before any size is known; the prefetch of azure-eventhub 5.15.1."""
 
 
-class PartitionReceiver(LinkHandler, AsyncClosing):
+class PartitionReceiver(LinkHandler, EventIteration):
     """Reads one partition. Open it with ``EventHubConsumer.open_receiver``; ``async with`` or ``close`` it.
 
     Not for concurrent readers: each event is returned by one ``receive`` call.
@@ -97,13 +97,15 @@ class PartitionReceiver(LinkHandler, AsyncClosing):
         """For ``EventHubConsumer``, which then calls ``start``."""
         if prefetch_events <= 0 or prefetch_bytes <= 0:
             raise InvalidArgumentError("prefetch_events and prefetch_bytes must be at least 1.")
+        super().__init__()
         self.event_hub = event_hub
         self.partition_id = partition_id
         self._connector = connector
         self._address = address
         self._audience = audience
         self._hub_audience = hub_audience
-        self._position = position
+        self.position = position
+        """Where it was opened, as a place that does not move: ``latest`` is the end at that moment."""
         self._owner_level = owner_level
         self._receiver_name = receiver_name
         self._prefetch_events = prefetch_events
@@ -137,14 +139,16 @@ class PartitionReceiver(LinkHandler, AsyncClosing):
         self._may_token_be_over = False
         """Whether the token was accepted for the link: if the service ends it now, a new one may help."""
         self._distrust_token: Callable[[], None] = lambda: None
-        self._changed = asyncio.Event()
-        """Wakes ``receive`` when events arrive or the receiver ends."""
+        self.changed = asyncio.Event()
+        """Wakes ``receive`` when events arrive or the receiver ends; several receivers may share one."""
         self._link_changed = asyncio.Event()
         """Wakes the task that keeps the link when it is attached or lost."""
 
     # --- receiving ----------------------------------------------------------------------------------------
 
-    async def receive(self, max_events: int = 1000, max_wait_s: float | None = None) -> list[ReceivedEvent]:
+    async def receive(
+        self, max_events: int = EVENTS_PER_CALL, max_wait_s: float | None = None
+    ) -> list[ReceivedEvent]:
         """Up to ``max_events`` events as soon as there is one; [] if none arrives within ``max_wait_s``.
 
         max_wait_s: seconds; None waits forever. Contents are decoded when first accessed.
@@ -153,6 +157,9 @@ class PartitionReceiver(LinkHandler, AsyncClosing):
         has read, and has grown since) and the final error of a reconnection.
         Cancellation: no event is lost; the next call returns it.
         """
+        return self._left_over(max_events) or await self._take(max_events, max_wait_s)
+
+    async def _take(self, max_events: int, max_wait_s: float | None) -> list[ReceivedEvent]:
         events: list[ReceivedEvent] = []
         for encoded in await self.receive_parts(max_events, max_wait_s):
             events += received_events(
@@ -210,12 +217,6 @@ class PartitionReceiver(LinkHandler, AsyncClosing):
         taken = self._buffer.take_parts(max_events, bytes_max)
         self._renew_credit()
         return taken
-
-    async def __aiter__(self) -> AsyncIterator[ReceivedEvent]:
-        """Every further event, until the receiver ends."""
-        while True:
-            for event in await self.receive():
-                yield event
 
     def check_history(self, resume_point: int, history_id: str | None) -> None:
         """Raise LogDivergedError if the log, as this receiver attached to it, is not the one that has the
@@ -279,6 +280,7 @@ class PartitionReceiver(LinkHandler, AsyncClosing):
         """As ``close``, for callers that cannot await."""
         self._fail(ClosedError("The receiver is closed."))
         self._buffer.clear()
+        self._taken.clear()
         self._detach()
 
     def __repr__(self) -> str:
@@ -396,9 +398,9 @@ class PartitionReceiver(LinkHandler, AsyncClosing):
 
     def _resume_position(self) -> EventPosition:
         if self._next is None:
-            return self._position
+            return self.position
         # Before the first event, the position is the one wanted, and so is its history.
-        history_id = self.history_of(self._next - 1) if self._histories else self._position.history_id
+        history_id = self.history_of(self._next - 1) if self._histories else self.position.history_id
         return EventPosition.from_sequence_number(self._next, history_id=history_id)
 
     async def _look_into_jump(self) -> None:
@@ -429,7 +431,7 @@ class PartitionReceiver(LinkHandler, AsyncClosing):
     def _fail(self, error: TidegateError) -> None:
         if self._failure is None:
             self._failure = error
-        self._changed.set()
+        self.changed.set()
         self._link_changed.set()
 
     # --- what the link says -------------------------------------------------------------------------------
@@ -478,7 +480,7 @@ class PartitionReceiver(LinkHandler, AsyncClosing):
         self._window.observe(len(payloads), event_count, sum(map(len, payloads)))
         self._has_progressed = True
         self._renew_credit()
-        self._changed.set()
+        self.changed.set()
 
     def _add(self, chunk: EncodedEvents) -> None:
         if self._jump is not None:
@@ -542,8 +544,8 @@ class PartitionReceiver(LinkHandler, AsyncClosing):
         try:
             async with asyncio.timeout(max_wait_s):
                 while not self._buffer.event_count and self._failure is None:
-                    self._changed.clear()
-                    await self._changed.wait()
+                    self.changed.clear()
+                    await self.changed.wait()
         except TimeoutError:
             pass
 

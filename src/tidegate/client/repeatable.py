@@ -28,8 +28,8 @@ from typing import Final, Unpack
 
 from tidegate.amqp.performatives import Attach
 from tidegate.amqp.types import Short
-from tidegate.client.background import run_blocking
 from tidegate.client.batching import largest_batch_bytes
+from tidegate.client.blocking.background import run_blocking
 from tidegate.client.closing import Closing
 from tidegate.client.connector import Connector
 from tidegate.client.management import read_event_hub

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import IO, Self, TypeVar
 
 from tidegate.client import EventHubAdministrator
-from tidegate.client.background import BackgroundLoop
+from tidegate.client.blocking.background import BackgroundLoop
 from tidegate.extras import not_installed
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import BrokenError, OperationTimeoutError

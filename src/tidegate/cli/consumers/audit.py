@@ -82,7 +82,7 @@ def audit(
     """
     from tidegate.cli.shell.progress import progress_bar
     from tidegate.client import RetryPolicy
-    from tidegate.client.blocking import BlockingConsumer
+    from tidegate.client.blocking.consumer import BlockingConsumer
     from tidegate.sql import ConsumerKey, FindingKind, audit_table
 
     connection = service.connection()

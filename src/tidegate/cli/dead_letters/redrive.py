@@ -25,7 +25,7 @@ from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
 
 if TYPE_CHECKING:
     from tidegate.cli.shell.profiles import ServiceConnection
-    from tidegate.client.blocking import BlockingConsumer
+    from tidegate.client.blocking.consumer import BlockingConsumer
     from tidegate.server.app import TidegateServer
     from tidegate.server.ready import ReadyInformation
     from tidegate.sql import ConsumerKey, DeadLetterFilter, RedriveReport
@@ -154,8 +154,8 @@ def event_reader(
     Raises NotFoundError for a directory without a service's data, DirectoryInUseError if a service has it
     open, and as starting a service does.
     """
-    from tidegate.client.background import run_blocking
-    from tidegate.client.blocking import BlockingConsumer
+    from tidegate.client.blocking.background import run_blocking
+    from tidegate.client.blocking.consumer import BlockingConsumer
 
     with ExitStack() as stack:
         if data_dir is None:

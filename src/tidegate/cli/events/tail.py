@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,18 +15,12 @@ from tidegate.cli.shell.profiles import ServiceConnection
 from tidegate.cli.shell.progress import ProgressBar, no_bar
 from tidegate.cli.shell.render import Output, OutputFormat, remark
 from tidegate.cli.shell.stream_lines import until_reader_goes
-from tidegate.client import EventHubConsumer, EventHubProperties, PartitionEnds
-from tidegate.model.errors import TidegateError
+from tidegate.client import EventHubConsumer, PartitionEnds
 from tidegate.model.events import ReceivedEvent
 from tidegate.model.hub_properties import no_partition
 from tidegate.model.position import EventPosition, PositionKind
 
 _TEXT_COLUMNS = ("partition", "sequence_number", "enqueued_time", "partition_key", "body")
-_EVENTS_PER_BATCH_MAX = 1000
-_PARTITIONS_READ_S = 10.0
-"""Time between looks for added partitions."""
-_BATCHES_QUEUED_MAX = 16
-"""Batches between the receivers and the output: a slow reader of the pipe slows the receivers down."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,106 +68,78 @@ async def read_events(
     on_partitions: Callable[[Sequence[PartitionEnds]], None] | None = None,
 ) -> None:
     """Write the selected events. on_partitions: called first with the ends of the partitions to read."""
-    partition_ids = _chosen_partitions(await check_event_hub(connection, hub), selection.partition_id)
+    properties, only = await check_event_hub(connection, hub), selection.partition_id
+    if only is not None and only not in properties.partition_ids:
+        raise no_partition(hub, only, properties.partition_ids)
     async with (
         until_reader_goes(sys.stdout),
         EventHubConsumer.from_connection_string(
             connection.connection_string, hub, consumer_group=group, ca_file=connection.ca_file
         ) as consumer,
     ):
+        ends: list[PartitionEnds] = []
+        if on_partitions is not None or selection.is_verbose or not selection.is_following:
+            one = None if only is None else await consumer.get_partition_properties(only)
+            ends = [one] if one else await consumer.get_all_partition_properties(properties)
         if on_partitions is not None:
-            ends = await consumer.get_all_partition_properties()
-            on_partitions([each for each in ends if each.partition_id in partition_ids])
-        await _Tail(consumer, selection, writer).run(partition_ids)
-
-
-def _chosen_partitions(hub: EventHubProperties, wanted: str | None) -> tuple[str, ...]:
-    if wanted is None:
-        return hub.partition_ids
-    if wanted not in hub.partition_ids:
-        raise no_partition(hub.name, wanted, hub.partition_ids)
-    return (wanted,)
+            on_partitions(ends)
+        await _Tail(consumer, selection, writer).run(ends)
 
 
 class _Tail:
-    """One task per partition fills a bounded queue; ``run`` writes the batches from it."""
+    """Writes the events of a selection."""
 
     def __init__(self, consumer: EventHubConsumer, selection: Selection, writer: Writer) -> None:
         self._consumer = consumer
         self._selection = selection
         self._writer = writer
-        # None: one reader has finished.
-        self._batches: asyncio.Queue[list[ReceivedEvent] | None] = asyncio.Queue(_BATCHES_QUEUED_MAX)
+        self._last: dict[str, int] = {}
+        """By partition that is still read: the last event to show. Unused if new events are shown."""
 
-    async def run(self, partition_ids: Sequence[str]) -> None:
+    async def run(self, partitions: Sequence[PartitionEnds]) -> None:
         """Show events until the selection is exhausted; forever if it follows without a maximum."""
-        try:
-            async with asyncio.TaskGroup() as readers:
-                tasks = [
-                    readers.create_task(self._read(partition_id, self._selection.position))
-                    for partition_id in partition_ids
-                ]
-                if self._selection.is_following and self._selection.partition_id is None:
-                    tasks.append(readers.create_task(self._follow_hub({*partition_ids}, readers, tasks)))
-                await self._write(reader_count=len(partition_ids))
-                for task in tasks:
-                    task.cancel()
-        except BaseExceptionGroup as group:
-            # The first reader's error, which cancelled the others.
-            raise group.exceptions[0] from None
-
-    async def _follow_hub(
-        self, known: set[str], readers: asyncio.TaskGroup, tasks: list[asyncio.Task[None]]
-    ) -> None:
-        """Read partitions that are added to the hub, from their beginning."""
-        while True:
-            await asyncio.sleep(_PARTITIONS_READ_S)
-            with contextlib.suppress(TidegateError):  # the readers report it
-                for partition_id in (await self._consumer.get_event_hub_properties()).partition_ids:
-                    if partition_id not in known:
-                        known.add(partition_id)
-                        tasks.append(readers.create_task(self._read(partition_id, EventPosition.earliest())))
-
-    async def _read(self, partition_id: str, position: EventPosition) -> None:
-        last_sequence_number: int | None = None
-        if self._selection.is_verbose:
-            ends = await self._consumer.get_partition_properties(partition_id)
-            remark(
-                f"Partition {partition_id}: the log has events {ends.begin_sequence_number} to "
-                f"{ends.last_enqueued_sequence_number}; reading from {position.kind.value} "
-                f"{'' if position.value is None else position.value}".rstrip()
-            )
-        if not self._selection.is_following:
-            partition = await self._consumer.get_partition_properties(partition_id)
-            if not _is_anything_after(position, partition):
-                await self._batches.put(None)
-                return
-            last_sequence_number = partition.last_enqueued_sequence_number
-        async with await self._consumer.open_receiver(partition_id, position, is_peeking=True) as receiver:
-            while True:
-                events = await receiver.receive(max_events=_EVENTS_PER_BATCH_MAX)
-                if last_sequence_number is None:
-                    await self._batches.put(events)
-                    continue
-                await self._batches.put([e for e in events if e.sequence_number <= last_sequence_number])
-                if events and events[-1].sequence_number >= last_sequence_number:
-                    await self._batches.put(None)
+        selection = self._selection
+        if selection.is_verbose:
+            for ends in partitions:
+                _remark_ends(ends, selection.position)
+        wanted = None if selection.partition_id is None else [selection.partition_id]
+        if not selection.is_following:
+            self._last = {
+                ends.partition_id: ends.last_enqueued_sequence_number
+                for ends in partitions
+                if _is_anything_after(selection.position, ends)
+            }
+            wanted = [*self._last]
+        async with self._consumer.receive(selection.position, partition_ids=wanted) as receiver:
+            while selection.is_following or self._last:
+                if self._write(await receiver.receive()):
                     return
 
-    async def _write(self, *, reader_count: int) -> None:
+    def _write(self, events: list[ReceivedEvent]) -> bool:
+        """Write those of the events that are selected; returns whether there are enough."""
+        if not self._selection.is_following:
+            events = [event for event in events if self._is_before_end(event)]
+        if not self._selection.filter.is_open:
+            events = [event for event in events if self._selection.filter.accepts(event)]
         events_max = self._selection.events_max
-        while reader_count:
-            events = await self._batches.get()
-            if events is None:
-                reader_count -= 1
-                continue
-            if not self._selection.filter.is_open:
-                events = [event for event in events if self._selection.filter.accepts(event)]
-            if events_max is not None:
-                events = events[: events_max - self._writer.event_count]
-            self._writer.write(events)
-            if events_max is not None and self._writer.event_count >= events_max:
-                return
+        if events_max is not None:
+            events = events[: events_max - self._writer.event_count]
+        self._writer.write(events)
+        return events_max is not None and self._writer.event_count >= events_max
+
+    def _is_before_end(self, event: ReceivedEvent) -> bool:
+        last = self._last.get(event.partition_id, -1)
+        if event.sequence_number >= last:
+            self._last.pop(event.partition_id, None)
+        return event.sequence_number <= last
+
+
+def _remark_ends(ends: PartitionEnds, position: EventPosition) -> None:
+    remark(
+        f"Partition {ends.partition_id}: the log has events {ends.begin_sequence_number} to "
+        f"{ends.last_enqueued_sequence_number}; reading from {position.kind.value} "
+        f"{'' if position.value is None else position.value}".rstrip()
+    )
 
 
 def _is_anything_after(position: EventPosition, partition: PartitionEnds) -> bool:

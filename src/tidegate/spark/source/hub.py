@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tidegate.client import FetchedRange
-from tidegate.client.blocking import BlockingConsumer
+from tidegate.client.blocking.consumer import BlockingConsumer
 from tidegate.client.credentials import TokenCredential
 from tidegate.model.errors import (
     EventHubReplacedError,

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 
 import pyarrow as pa
 
-from tidegate.client.background import run_blocking
+from tidegate.client.blocking.background import run_blocking
 from tidegate.model.events import ReceivedEvent
 from tidegate.processor.handlers import PartitionContext
 from tidegate.processor.lease import GroupKey, Lease

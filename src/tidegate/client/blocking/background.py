@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from tidegate.model.errors import OperationTimeoutError
+from tidegate.model.errors import InvalidArgumentError, OperationTimeoutError
 
 T = TypeVar("T")
 
@@ -37,7 +37,12 @@ class BackgroundLoop:
 
     def run(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None) -> T:
         """Run a coroutine on the loop; see ``run_blocking``."""
-        assert threading.current_thread() is not self._thread, "a coroutine cannot block its own loop"
+        if threading.current_thread() is self._thread:
+            coroutine.close()
+            raise InvalidArgumentError(
+                "A blocking client was called on its own event loop, and would wait for itself.",
+                next_step="In on_error, note what failed, and send it again in another thread.",
+            )
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return future.result(timeout_s)

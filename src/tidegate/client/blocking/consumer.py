@@ -1,4 +1,4 @@
-"""The consumer for threads without an event loop: Spark's Python workers, redrive, scripts.
+"""The consumer for threads without an event loop: scripts, Spark's Python workers, redrive.
 
 Each call waits for a coroutine on the loop of ``background``. A forked child (Spark's worker daemon forks)
 opens its own connections. Thread-safe: state changes only on the loop's thread.
@@ -10,15 +10,16 @@ import asyncio
 import os
 import uuid
 from bisect import bisect_left
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, TypeVar, Unpack
 
 from tidegate.client.arrow import load_batches
-from tidegate.client.background import run_blocking
+from tidegate.client.blocking.background import run_blocking
 from tidegate.client.closing import Closing
 from tidegate.client.consumer import EventHubConsumer
+from tidegate.client.event_hub_receiver import EventHubReceiver
 from tidegate.client.namespace import ConnectionOptions, Namespace, event_hub_of
 from tidegate.client.receiver import PREFETCH_BYTES, PartitionReceiver
 from tidegate.columns.names import EVENT_COLUMNS, checked_columns
@@ -118,7 +119,7 @@ class _State:
 
 
 class BlockingConsumer(Closing):
-    """Reads exact ranges and single events. ``with`` or ``close`` it."""
+    """Reads a hub's events as they arrive, exact ranges, and single events. ``with`` or ``close`` it."""
 
     def __init__(
         self,
@@ -163,6 +164,28 @@ class BlockingConsumer(Closing):
     ) -> list[PartitionEnds]:
         """The same for all partitions, as ``EventHubConsumer.get_all_partition_properties``."""
         return self._ask(lambda consumer: consumer.get_all_partition_properties(event_hub))
+
+    def receive(
+        self,
+        position: EventPosition | Mapping[str, EventPosition] = _EARLIEST,
+        *,
+        max_wait_s: float | None = None,
+    ) -> Iterator[ReceivedEvent]:
+        """Every event of every partition, as they arrive; ends when none arrives within ``max_wait_s``.
+
+        position: as in ``EventHubConsumer.receive``. max_wait_s: seconds; None waits forever. Raises as
+        ``EventHubReceiver.receive``.
+        """
+
+        async def open_receiver() -> EventHubReceiver:
+            return self._consumer(self._hub()).receive(position, prefetch_bytes=self._prefetch_bytes)
+
+        receiver = run_blocking(open_receiver())
+        try:
+            while events := run_blocking(receiver.receive(max_wait_s=max_wait_s)):
+                yield from events
+        finally:
+            run_blocking(receiver.close())
 
     def read_encoded(
         self,
