@@ -206,7 +206,7 @@ def workplace(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("program", ["first_program.py", "official_sdk.py", "our_client.py"])
+@pytest.mark.parametrize("program", ["first_program.py", "official_sdk.py", "our_client.py", "script.py"])
 def test_the_first_programs_show_events(program: str, workplace: Path) -> None:
     """Those of the README and the tutorial, pasted, send an event and show it; they then wait for more."""
     with HubService() as service:

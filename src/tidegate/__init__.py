@@ -20,12 +20,20 @@ if TYPE_CHECKING:
     from tidegate.model.partition_key import partition_for_key as partition_for_key
     from tidegate.client import EventHubProducer as EventHubProducer
     from tidegate.client import EventHubConsumer as EventHubConsumer
+    from tidegate.client import BlockingProducer as BlockingProducer
+    from tidegate.client import BlockingConsumer as BlockingConsumer
     from tidegate.processor import EventProcessorHost as EventProcessorHost
+    from tidegate.processor import EventProcessor as EventProcessor
+    from tidegate.processor import EventProcessorOptions as EventProcessorOptions
+    from tidegate.processor import FailurePolicy as FailurePolicy
+    from tidegate.processor import FailureAction as FailureAction
     from tidegate.processor import MemoryStore as MemoryStore
     from tidegate.processor import DirectoryStore as DirectoryStore
     from tidegate.sql import SqlStore as SqlStore
     from tidegate.sql import Database as Database
     from tidegate.sql import Pipeline as Pipeline
+    from tidegate.sql import TransactionalPipeline as TransactionalPipeline
+    from tidegate.sql import table_of as table_of
     from tidegate.spark import run_pipeline as run_pipeline
     from tidegate.spark import spark_session as spark_session
     from tidegate.spark import Trigger as Trigger
