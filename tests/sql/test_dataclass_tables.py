@@ -172,6 +172,6 @@ def test_what_has_no_table_is_named(row: type, key: list[str], words: str) -> No
 def test_a_pipeline_wants_the_table_and_not_the_class() -> None:
     """Said where the pipeline is declared, with what to write."""
     with pytest.raises(
-        InvalidArgumentError, match=r"is no sqlalchemy.Table, but Reading\. Write table_of\(Read"
+        InvalidArgumentError, match=r"is not a sqlalchemy.Table, but Reading\. Write table_of\(Read"
     ):
         Pipeline("p", "h", Reading, _read)  # type: ignore[arg-type]

@@ -70,7 +70,7 @@ def table_of(
     ``UUID`` becomes a column NOT NULL, ``… | None`` one that may be NULL. ``Annotated[…, TYPE]`` gives a
     SQLAlchemy type: ``Annotated[str, String(64)]``. primary_key: the fields of the key, by default those that
     identify an event. metadata: None makes one for this table.
-    Raises InvalidArgumentError: ``row`` is no dataclass, a field's type has no column, or a field of the
+    Raises InvalidArgumentError: ``row`` is not a dataclass, a field's type has no column, or a field of the
     primary key is missing or may be None.
     """
     if not is_dataclass(row) or is_row(row):

@@ -62,7 +62,7 @@ class Pipeline:
         if not isinstance(self.table, Table):
             shown = getattr(self.table, "__name__", type(self.table).__name__)
             raise InvalidArgumentError(
-                f"The table of the pipeline {self.name} is no sqlalchemy.Table, but {shown}.",
+                f"The table of the pipeline {self.name} is not a sqlalchemy.Table, but {shown}.",
                 next_step=f'Write table_of({shown}, "NAME").' if is_dataclass(self.table) else "",
             )
         if _is_transactional(self.handler):
