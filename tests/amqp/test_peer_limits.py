@@ -7,7 +7,7 @@ from tests.amqp.pair import EnginePair
 
 from tidegate.amqp.configuration import ConnectionConfiguration, Role
 from tidegate.amqp.connection import Connection
-from tidegate.amqp.errors import RESOURCE_LIMIT_EXCEEDED
+from tidegate.amqp.errors import INVALID_FIELD, RESOURCE_LIMIT_EXCEEDED
 from tidegate.amqp.events import ConnectionClosed, ConnectionFailed, LinkAttaching, SessionEnded
 from tidegate.amqp.frames import encode_frame
 from tidegate.amqp.limits import LINK_BYTES, PeerLimits
@@ -190,3 +190,26 @@ def test_what_a_client_pipelines_behind_an_undecided_response_is_bounded() -> No
     while (event := server.next_event()) is not None:
         events.append(event)
     assert isinstance(events[-1], ConnectionFailed)
+
+
+@pytest.mark.parametrize(("tag_bytes", "is_ended"), [(32, False), (33, True)])
+def test_the_tag_of_an_unfinished_message_is_short(tag_bytes: int, is_ended: bool) -> None:
+    """Protects memory: a tag is kept until its message ends, and 5,000 links can each begin one."""
+    pair = EnginePair()
+    session = pair.open()
+    link, _ = pair.attach_sender(session)
+    transfer = Transfer(link.handle, 0, bytes(tag_bytes), 0, more=True)
+    pair.server.receive_data(encode_frame(0, encode_performative(transfer)), now=0.0)
+    pair.pump()
+    ended = pair.take(SessionEnded)
+    assert [each.error and each.error.condition for each in ended] == [INVALID_FIELD] * is_ended
+
+
+def test_only_short_parts_of_an_open_are_kept() -> None:
+    """Protects memory: of what a client says of itself, 4 KB can take 0.3 MB as long as it is connected."""
+    properties: dict[str, object] = {"x": [[]] * 10}
+    pair = EnginePair(client=ConnectionConfiguration("c" * 300, properties=properties))
+    pair.open()
+    kept = pair.server.remote_open
+    assert kept is not None
+    assert (kept.container_id, kept.properties) == ("c" * 80, {})

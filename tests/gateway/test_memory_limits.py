@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from collections.abc import Iterator
-from typing import TypeVar
+from dataclasses import replace
+from typing import TypeVar, cast
 
 import pytest
 from tests.gateway.support import HOST, Pair
@@ -12,9 +14,9 @@ from tests.support.clocks import SetClock
 
 from tidegate.amqp.events import ConnectionClosed, DeliveriesSettled, LinkDetached
 from tidegate.amqp.link import ReceiverLink, SenderLink
-from tidegate.amqp.message import Message, encode_message
+from tidegate.amqp.message import Message, MessageId, Properties, decode_message, encode_message
 from tidegate.amqp.performatives import Accepted, Rejected
-from tidegate.broker import Broker, Claim
+from tidegate.broker import Broker, Claim, attempts
 from tidegate.gateway.amqp import claims, ingress
 from tidegate.gateway.amqp.idle_guard import IdleLimits
 from tidegate.gateway.amqp.server import AmqpGateway
@@ -355,3 +357,35 @@ async def test_events_that_are_rewritten_count_as_memory(pair: Pair, monkeypatch
     await _fill(pair, 1, events=300, target="hub/Publishers/p")
     assert max(held) - before > 300 * (len(_EVENT) + 160)
     assert _held(pair) == before
+
+
+async def test_a_delayed_refusal_keeps_little_of_its_request(
+    broker: Broker, clock: SetClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Protects memory from who has no key: a wrong one is answered up to 10 s later, 200 may wait for each
+    address, and a decoded request takes eighty times its bytes."""
+    free = 2
+    monkeypatch.setattr(attempts, "FREE_FAILURES", free)
+    pair = Pair(broker, clock)
+    sender, receiver = pair.request_links("$cbs")
+    token = make_sas_token(audience=f"sb://{HOST}/hub", key_name="x", key="wrong", expiry=4_000_000_000)
+    request = put_token_request(PutToken(SAS_TOKEN_TYPE, f"sb://{HOST}/hub", token))
+    message_id = cast(MessageId, [[] for _ in range(1_000)])
+    encoded = encode_message(replace(request, properties=Properties(message_id=message_id)))
+    before = pair.held_bytes
+    tracemalloc.start()
+    try:
+        for _ in range(free + 10):
+            sender.send(encoded)
+            pair.exchange()
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(pair.deliveries(receiver)) == free
+    assert pair.held_bytes == before + 10 * len(encoded)
+    assert kept < 200_000  # 800 KB, if all was kept
+    await pair.wait_for(lambda: len(pair.deliveries(receiver)) > free)
+    assert pair.held_bytes < before + 10 * len(encoded)
+    answered = decode_message(pair.deliveries(receiver)[-1].payload).properties
+    assert answered is not None
+    assert answered.correlation_id == message_id

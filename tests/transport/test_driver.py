@@ -17,7 +17,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from tidegate.amqp.configuration import ConnectionConfiguration
+from tidegate.amqp.configuration import ConnectionConfiguration, Role
 from tidegate.amqp.connection import IDLE_GRACE, Connection
 from tidegate.amqp.events import (
     ConnectionFailed,
@@ -39,7 +39,8 @@ from tidegate.transport.driver import (
     InternalFailureError,
     connect_amqp,
 )
-from tidegate.transport.streams import connect_stream
+from tidegate.transport.memory import MemoryBudget
+from tidegate.transport.streams import ByteStream, connect_stream
 
 CLIENT = ConnectionConfiguration("client", sasl_mechanism="ANONYMOUS")
 
@@ -331,6 +332,41 @@ async def test_what_many_links_send_in_a_turn_shares_writes(
         assert max(written) < TURN_BYTES_MAX + 2 * TURN_BUFFERS_MIN * size
         assert len(written) == 1 if size == 100 else 2 <= len(written) <= 10
         await client.close()
+
+
+class HalfAFrame(ByteStream):
+    """A stream that holds bytes of a frame that does not end."""
+
+    held_bytes = 100_000
+    is_aborted = False
+
+    def write(self, buffers: Sequence[Payload]) -> None:
+        """Nothing is sent."""
+
+    def close(self) -> None:
+        """The peer does not answer."""
+
+    def abort(self) -> None:
+        """It is gone."""
+        self.is_aborted = True
+
+
+async def test_what_a_stream_holds_is_counted_and_freed() -> None:
+    """Protects memory: a WebSocket's frame that never ends counts, and ends its connection at the limit."""
+    budget = MemoryBudget(50_000)
+    connection = Connection(ConnectionConfiguration("service"), role=Role.SERVER, now=0.0)
+    driver = AmqpDriver(connection, clock=SystemClock(), on_event=lambda event: None, budget=budget)
+    stream = HalfAFrame(None)
+    stream.held_bytes = 0
+    driver.start(stream)
+    stream.held_bytes = 100_000
+    driver.held_changed()
+    assert budget.statistics().used_bytes == 100_000
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert stream.is_aborted
+    assert budget.statistics().used_bytes == 0
+    driver.stream_ended(None)
 
 
 async def test_deadlines_are_not_looked_up_for_each_frame(monkeypatch: pytest.MonkeyPatch) -> None:

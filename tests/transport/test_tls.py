@@ -39,6 +39,9 @@ class Echo:
             self.stream.pause_reading()
             asyncio.get_running_loop().call_later(0.001, self.stream.resume_reading)
 
+    def held_changed(self) -> None:
+        pass
+
     def eof_received(self) -> None:
         self.has_eof = True
 

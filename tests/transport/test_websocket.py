@@ -36,12 +36,18 @@ class Receiver:
         self.stream = stream
         self.received = bytearray()
         self.resumed = 0
+        self.held: list[int] = []
         self.ends: list[TidegateError | None] = []
         self.changed = asyncio.Event()
 
     def data_received(self, data: memoryview) -> None:
         """Bytes came."""
         self.received += data
+        self.changed.set()
+
+    def held_changed(self) -> None:
+        """Bytes of an incomplete frame came."""
+        self.held.append(self.stream.held_bytes)
         self.changed.set()
 
     def eof_received(self) -> None:
@@ -173,6 +179,21 @@ async def test_a_flood_of_small_frames_is_parsed_in_turns(monkeypatch: pytest.Mo
     is_over = True
     assert sum(in_pass) == 40_001
     assert max(in_pass) <= 2 * (PASS_S + SLICE_S) / 0.0005 * (PIECE_BYTES_MIN // 6 + 1)
+
+
+async def test_the_bytes_of_an_incomplete_frame_are_reported() -> None:
+    """Protects memory: 4 MB may come before a frame ends, and nothing is passed on until then."""
+    async with _serving() as service:
+        reader, writer = await asyncio.open_connection("127.0.0.1", service.port)
+        writer.write(HANDSHAKE)
+        await reader.readuntil(b"\r\n\r\n")
+        receiver = await service.receiver()
+        writer.write(b"\x82\xff" + (1 << 20).to_bytes(8) + bytes(4 + (1 << 20) - 1))
+        await receiver.until(lambda: receiver.held and receiver.held[-1] == (1 << 20) - 1)
+        writer.write(b"x")
+        await receiver.until(lambda: len(receiver.received) == 1 << 20)
+        assert receiver.stream.held_bytes == 0
+        writer.close()
 
 
 async def test_a_peer_that_does_not_read_is_noticed() -> None:

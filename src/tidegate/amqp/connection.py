@@ -103,6 +103,9 @@ SLICE_EVENTS_MAX: Final = 64
 UNDECIDED_BYTES_MAX: Final = 16384
 """Bytes that a client may pipeline after a SASL response that is still undecided (our choice)."""
 
+_SHOWN_CHARACTERS: Final = 80
+"""Of a peer's container id."""
+
 
 class Connection:
     def __init__(self, configuration: ConnectionConfiguration, *, role: Role, now: float) -> None:
@@ -116,6 +119,7 @@ class Connection:
         self.is_finished = False
         """Nothing more is received or, after ``data_to_send``, sent: close the byte stream."""
         self.remote_open: Open | None = None
+        """The peer's open, but for what is long: 4 KB of properties can take 0.3 MB."""
         self.frame_bytes_max = FRAME_BYTES_MIN if is_server else configuration.max_frame_size
         """The largest frame that the peer accepts. (A client pipelines attaches before it knows.)"""
         self.events: deque[Event] = deque()
@@ -149,7 +153,7 @@ class Connection:
         self._heartbeat_at = 0.0
 
     def __repr__(self) -> str:
-        peer = f"{self.remote_open.container_id if self.remote_open else None!r:.80}"
+        peer = f"{self.remote_open.container_id if self.remote_open else None!r}"
         return f"<Connection {self.role.value} {self.state.name} peer={peer} sessions={len(self._sessions)}>"
 
     # --- for the owner ---
@@ -492,7 +496,12 @@ class Connection:
         self._step(ConnectionInput.RECEIVE_OPEN)
         if remote.max_frame_size < FRAME_BYTES_MIN:
             raise FramingError(f"max-frame-size {remote.max_frame_size} is below {FRAME_BYTES_MIN}.")
-        self.remote_open = remote
+        self.remote_open = Open(
+            remote.container_id[:_SHOWN_CHARACTERS],
+            max_frame_size=remote.max_frame_size,
+            channel_max=remote.channel_max,
+            idle_time_out=remote.idle_time_out,
+        )
         self.frame_bytes_max = remote.max_frame_size
         self._handshake_deadline = None
         if remote.idle_time_out:

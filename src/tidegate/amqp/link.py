@@ -301,6 +301,11 @@ class ReceiverLink(Link):
         if first is None:
             if transfer.delivery_id is None:
                 raise SessionViolationError(INVALID_FIELD, "The first transfer of a delivery has no id.")
+            if transfer.more and len(transfer.delivery_tag or b"") > DELIVERY_TAG_BYTES_MAX:
+                # It would be kept until the last transfer, and not be counted.
+                raise SessionViolationError(
+                    INVALID_FIELD, f"A delivery's tag has more than {DELIVERY_TAG_BYTES_MAX} bytes."
+                )
             first = self._first = transfer
             self._is_settled = False
         elif transfer.delivery_id not in (None, first.delivery_id):

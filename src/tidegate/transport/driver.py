@@ -239,6 +239,10 @@ class AmqpDriver:
         if self._share.is_waiting:
             self._update_reading()
 
+    def held_changed(self) -> None:
+        if self._account is not None:
+            self._account.update()
+
     def eof_received(self) -> None:
         self._has_eof = True
         self._share.serve()
@@ -391,7 +395,7 @@ class AmqpDriver:
             self._call(self.on_memory_pressure, is_short)
 
     def _end_for_memory(self) -> None:
-        """Abort the connection: its unsent bytes wait for a peer that does not read."""
+        """Abort the connection: its bytes wait for a peer that does not read, or does not finish a frame."""
         self.connection.abort(
             ResourceLimitError(
                 "The service's memory for clients is exhausted, and this connection holds much of it.",
@@ -401,7 +405,8 @@ class AmqpDriver:
         stream = self._stream
         is_stalled = stream is not None and not stream.is_writable
         self.flush()
-        if stream is not None and is_stalled:
+        # What a stream still holds would otherwise stay until the peer answers its close.
+        if stream is not None and (is_stalled or stream.held_bytes > WRITE_HIGH_BYTES_SHORT):
             stream.abort()
 
     def _call(self, function: Callable[..., None], *arguments: object) -> None:

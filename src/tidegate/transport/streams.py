@@ -46,6 +46,10 @@ class StreamReceiver(Protocol):
         """Process bytes that are valid until this call returns."""
         ...
 
+    def held_changed(self) -> None:
+        """The stream's ``held_bytes`` have changed, and nothing was passed on."""
+        ...
+
     def eof_received(self) -> None:
         """The peer sends no more; the stream closes once its queue is sent."""
         ...

@@ -220,6 +220,8 @@ class WebSocketStream(ByteStream, asyncio.Protocol):
             self._piece_bytes = PIECE_BYTES_MIN if is_dense else min(2 * self._piece_bytes, PIECE_BYTES_MAX)
             if self._share.is_time_over:
                 break
+        if self._protocol.reader.buffer and self._receiver is not None:
+            self._receiver.held_changed()
         self._update_transport()
         return len(self._unparsed) > 0 and not self._is_reading_paused
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, cast
+from uuid import UUID
 
+from tidegate.amqp.encode import encode_value
 from tidegate.amqp.message import NO_VALUE, Message, MessageId, Properties, encode_message
-from tidegate.amqp.types import Int, Symbol
+from tidegate.amqp.types import Encoded, Int, Symbol
 from tidegate.model.errors import InvalidArgumentError, RemoteProtocolError
 from tidegate.model.validation import check_name_length
 from tidegate.wire.conditions import error_from_status
@@ -25,8 +27,14 @@ _DESCRIPTIONS: Final = {201: "Created", 202: "Accepted"}
 
 def request_id(properties: Properties) -> MessageId | None:
     """The response's correlation-id: the request's message-id, else its correlation-id, which Qpid Proton
-    uses (SyncRequestResponse in proton/_utils.py)."""
-    return properties.correlation_id if properties.message_id is None else properties.message_id
+    uses (SyncRequestResponse in proton/_utils.py).
+
+    One of a type that no id has is encoded again: until it is answered, a list of 4 KB would take 0.3 MB.
+    """
+    found = properties.correlation_id if properties.message_id is None else properties.message_id
+    if found is None or isinstance(found, (str, bytes, int, UUID)):
+        return found
+    return cast(MessageId, Encoded(encode_value(found)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,11 +54,14 @@ class RequestNodes:
         self.waiting = _WaitingResponses(owner.add_held)
         self._in_progress = 0
         self._reads: set[asyncio.Task[None]] = set()
+        self._late: dict[object, tuple[_Route, InvalidKeyError, int]] = {}
+        """Wrong keys whose answers are delayed, with the bytes of their requests."""
 
     def close(self) -> None:
         """The connection has ended: give up reading for it. Changes that have begun are completed."""
         for read in tuple(self._reads):
             read.cancel()
+        self._late.clear()
 
     def handle(
         self, link: ReceiverLink, kind: NodeKind, payload: bytes, on_answered: Callable[[], None]
@@ -80,7 +83,7 @@ class RequestNodes:
                 answer = self._management.handle(request, self._owner.claims)
         except Exception as error:  # As in ``_finish``: a failing disk must not end the connection.
             if isinstance(error, InvalidKeyError) and error.answer_after_s:
-                self._owner.answer_late(error.answer_after_s, partial(self._refuse_late, route, error))
+                self._refuse_later(route, error, len(payload))
             else:
                 self._refuse(route, error)
             return True
@@ -127,7 +130,18 @@ class RequestNodes:
         on_answered()
         self._owner.schedule_flush()
 
-    def _refuse_late(self, route: _Route, error: Exception) -> None:
+    def _refuse_later(self, route: _Route, error: InvalidKeyError, held_bytes: int) -> None:
+        key = object()
+        # Its traceback would keep the request, which may take eighty times its bytes when decoded.
+        self._late[key] = route, error.with_traceback(None), held_bytes
+        self._owner.add_held(held_bytes)
+        self._owner.answer_late(error.answer_after_s, partial(self._refuse_late, key))
+
+    def _refuse_late(self, key: object) -> None:
+        if key not in self._late:
+            return  # the connection has ended
+        route, error, held_bytes = self._late.pop(key)
+        self._owner.add_held(-held_bytes)
         if self.response_links:  # otherwise the client has not waited
             self._refuse(route, error)
             self._owner.schedule_flush()
