@@ -35,3 +35,17 @@ async def test_only_so_many_are_worked_out_at_once(monkeypatch: pytest.MonkeyPat
         assert await answers.ask(3, lambda: work(3), at_most_s=None) == 3
     assert begun == [1, 2, 3]
     await answers.close()
+
+
+async def test_what_lacks_a_part_is_not_kept() -> None:
+    """A database that was away for ten seconds would be missed for a hundred."""
+    answers: SharedAnswers[str, int] = SharedAnswers(
+        SystemClock(), kept_s=60, is_whole=lambda found: found > 1
+    )
+    numbers = iter(range(9))
+
+    async def work() -> int:
+        return next(numbers)
+
+    assert [await answers.ask("all", work, at_most_s=None) for _ in range(4)] == [0, 1, 2, 2]
+    await answers.close()

@@ -188,7 +188,6 @@ async def test_partitions_of_groups_are_made_when_they_are_asked_for() -> None:
         event_hub="Hub",
         consumer_group="group",
         lag=lag,
-        is_hub_here=True,
         owned_count=0,
         owner_count=0,
         open_dead_letters=0,
@@ -196,8 +195,9 @@ async def test_partitions_of_groups_are_made_when_they_are_asked_for() -> None:
     )
 
     class Known:
-        async def all_progress(self, rights: None, *, at_most_s: float) -> list[SimpleNamespace]:
-            return [SimpleNamespace(summary=summary, partitions=[Partition()])]
+        async def groups(self, rights: None, *, at_most_s: float) -> SimpleNamespace:
+            group = SimpleNamespace(summary=summary, partitions=[Partition()])
+            return SimpleNamespace(groups=[group], problems={})
 
         async def dead_letters(self, *, at_most_s: float) -> Mapping[ConsumerKey, tuple[int, int]]:
             return {ConsumerKey("hub", "group"): (2, 1)}
