@@ -280,6 +280,20 @@ def test_a_slice_is_bounded() -> None:
     assert len(server.data_to_send()) <= SLICE_COST // 8
 
 
+def test_a_frame_of_many_values_fills_a_slice() -> None:
+    """Protects neighbours: 4 KB of an attach can be thousands of values, which take some milliseconds."""
+    pair = EnginePair()
+    pair.open()
+    padding: dict[object, object] = {Symbol("x"): [[]] * 3_200}
+    attaches = [Attach(str(number), number, ROLE_RECEIVER, properties=padding) for number in range(8)]
+    pair.server.feed_data(b"".join(_frame(0, attach) for attach in attaches), now=1.0)
+    slices = 0
+    while pair.server.has_input:
+        pair.server.process_slice()
+        slices += 1
+    assert slices >= 8
+
+
 @pytest.mark.parametrize("settled", [True, False])
 def test_a_slice_is_bounded_in_bytes(settled: bool) -> None:
     """Protects neighbours: what is in a delivery costs time, too, so few large ones make a slice."""

@@ -16,9 +16,10 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from tests.support.clocks import SetClock
 
 from tidegate.amqp.configuration import ConnectionConfiguration, Role
-from tidegate.amqp.connection import IDLE_GRACE, Connection
+from tidegate.amqp.connection import HEARTBEAT_S_MIN, IDLE_GRACE, Connection
 from tidegate.amqp.events import (
     ConnectionFailed,
     ConnectionOpened,
@@ -27,7 +28,9 @@ from tidegate.amqp.events import (
     Event,
     LinkAttaching,
 )
+from tidegate.amqp.frames import AMQP_HEADER, EMPTY_FRAME, encode_frame
 from tidegate.amqp.link import ReceiverLink, SenderLink
+from tidegate.amqp.performatives import Open, encode_performative
 from tidegate.amqp.transfers import Payload
 from tidegate.model.errors import BrokenError, ClosedError, OperationTimeoutError
 from tidegate.transport.clock import SystemClock
@@ -41,6 +44,7 @@ from tidegate.transport.driver import (
 )
 from tidegate.transport.memory import MemoryBudget
 from tidegate.transport.streams import ByteStream, connect_stream
+from tidegate.transport.turns import PASS_S, Share, Turns
 
 CLIENT = ConnectionConfiguration("client", sasl_mechanism="ANONYMOUS")
 
@@ -334,6 +338,21 @@ async def test_what_many_links_send_in_a_turn_shares_writes(
         await client.close()
 
 
+class Written(ByteStream):
+    """A stream whose peer reads everything."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.written: list[Payload] = []
+
+    def write(self, buffers: Sequence[Payload]) -> None:
+        """It is read at once."""
+        self.written += buffers
+
+    def close(self) -> None:
+        """The end."""
+
+
 class HalfAFrame(ByteStream):
     """A stream that holds bytes of a frame that does not end."""
 
@@ -349,6 +368,34 @@ class HalfAFrame(ByteStream):
     def abort(self) -> None:
         """It is gone."""
         self.is_aborted = True
+
+
+async def test_empty_frames_are_sent_in_turns() -> None:
+    """Protects neighbours: a client chooses how often an empty frame is due, on thousands of connections."""
+    passes: list[Callable[[], None]] = []
+    now = [0.0]
+    turns = Turns(monotonic=lambda: now[0], call_soon=passes.append)
+    clock = SetClock()
+    connection = Connection(ConnectionConfiguration("service"), role=Role.SERVER, now=clock.monotonic())
+    driver = AmqpDriver(connection, clock=clock, on_event=lambda event: None, turns=turns)
+    stream = Written()
+    driver.start(stream)
+    opening = encode_frame(0, encode_performative(Open("client", idle_time_out=1)))
+    driver.data_received(memoryview(AMQP_HEADER.encode() + opening))
+    stream.written.clear()
+
+    def work() -> bool:
+        now[0] += PASS_S
+        return False
+
+    Share(turns.for_arrivals, work).serve()  # another connection uses this pass up
+    clock.advance(HEARTBEAT_S_MIN)
+    driver._timer_fired()
+    assert not stream.written
+    while passes and not stream.written:
+        passes.pop(0)()
+    assert stream.written == [EMPTY_FRAME]
+    driver.stream_ended(None)
 
 
 async def test_what_a_stream_holds_is_counted_and_freed() -> None:

@@ -99,6 +99,7 @@ class AmqpDriver:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._is_timer_early = False  # no deadline can come before the timer
+        self._is_deadline_due = False
         self._abort_handle: asyncio.TimerHandle | None = None
         self._is_pumping = False
         self._is_closing = False
@@ -301,7 +302,8 @@ class AmqpDriver:
     def _has_work(self) -> bool:
         connection = self.connection
         return (
-            connection.has_events
+            self._is_deadline_due
+            or connection.has_events
             or (connection.has_input and self._may_process)
             or (self._has_eof and not connection.is_finished)
             or (self._has_stream_ended and not self._closed.is_set())
@@ -315,6 +317,9 @@ class AmqpDriver:
     def _do_piece(self) -> bool:
         """Process one piece. Returns False if there was none."""
         connection = self.connection
+        if self._is_deadline_due:
+            self._meet_deadline()
+            return True
         if connection.has_events:
             event = connection.next_event()
             assert event is not None
@@ -480,11 +485,15 @@ class AmqpDriver:
 
     def _timer_fired(self) -> None:
         self._timer = None
+        self._is_deadline_due = True
+        self._share.serve()  # a peer chooses how often, and has thousands of connections
+
+    def _meet_deadline(self) -> None:
+        self._is_deadline_due = False
         now = self.clock.monotonic()
         if self._is_stream_paused:
             self.connection.excuse_silence(now=now)
         self.connection.handle_deadline(now=now)
-        self.flush()
 
     def _abort_after(self, timeout_s: float) -> None:
         """Abort the stream if it has not ended by then."""
