@@ -97,12 +97,12 @@ class ConsumerPages(Pages):
         found = await self.consumers.groups(rights, at_most_s=at_most_s)
         begun = [] if found is None else [each.summary for each in found.groups]
         seen = [each for each in begun if rights.may_listen(each.event_hub)]
-        others = [names for names in ([] if found is None else found.others) if rights.may_listen(names[0])]
-        wanted = search.lower()
-        matching: list[GroupSummary | tuple[str, str]] = [
-            *(each for each in seen if wanted in f"{each.event_hub} {each.consumer_group}".lower()),
-            *(names for names in others if wanted in " ".join(names).lower()),
-        ]
+        others = [] if found is None else found.others
+        if rights.hub is not None:
+            others = [names for names in others if rights.may_listen(names[0])]
+        matching: list[GroupSummary | tuple[str, str]] = [*seen, *others]
+        if wanted := search.lower():
+            matching = [each for each in matching if wanted in _name_of(each).lower()]
         start = start_of(request.query_params.get("start"))
         shown = page_at(matching, start)
         rows = [each for each in shown.items if not isinstance(each, tuple)]
@@ -254,6 +254,10 @@ def _fields_of(request: MoveRequest) -> dict[str, str]:
         "partition": request.partition_id or "",
         "database": request.database,
     }
+
+
+def _name_of(group: GroupSummary | tuple[str, str]) -> str:
+    return " ".join(group) if isinstance(group, tuple) else f"{group.event_hub} {group.consumer_group}"
 
 
 def _query(database: str) -> str:
