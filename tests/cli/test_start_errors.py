@@ -15,6 +15,7 @@ from tests.cli.support import run_tidegate
 from tidegate.server.app import TidegateServer
 from tidegate.server.opening import open_broker
 from tidegate.server.settings import ServerSettings
+from tidegate.testing.hub import HubService
 from tidegate.transport.clock import SystemClock
 from tidegate.wire.batch import wrap_event
 
@@ -52,6 +53,18 @@ def test_an_error_at_the_start_names_file_step_and_remedy(
     assert "Move that file away" in message
     assert "Errno" not in message
     assert "Traceback" not in message
+
+
+def test_a_busy_port_is_said_once(hub_service: HubService, lonely: dict[str, str], tmp_path: Path) -> None:
+    """One sentence: which address, why, and what helps."""
+    address = hub_service.ready.amqp
+    assert address is not None
+    port = address.rpartition(":")[2]
+    words = ["serve", "--data-dir", str(tmp_path / "data"), "--host", "127.0.0.1", "--amqp-port", port]
+    finished = run_tidegate(*words, environment=lonely)
+    assert finished.code == 2
+    assert f"Cannot listen on {address}: Address already in use. Use another port" in finished.err
+    assert finished.err.count(address) == 1
 
 
 async def test_a_damaged_partition_is_reported_and_the_service_starts(tmp_path: Path) -> None:

@@ -9,8 +9,10 @@ import pytest
 from tests.sql.support import PIPELINE
 
 from tidegate.model.errors import InvalidArgumentError
+from tidegate.model.events import ReceivedEvent
+from tidegate.processor import EventProcessorHost, MemoryStore
 from tidegate.processor.handlers import TransactionalProcessor
-from tidegate.sql import Pipeline, load_pipeline
+from tidegate.sql import Pipeline, SqlStore, load_pipeline
 
 SOURCE = """
 from sqlalchemy import Column, Integer, MetaData, Table
@@ -90,3 +92,31 @@ def test_a_transactional_handler_is_no_pipelines(handler: Any) -> None:
     fine: Any = lambda event, scale=2: None  # noqa: E731
     Pipeline(name="p", event_hub="h", table=PIPELINE.table, handler=fine)
     Pipeline(name="p", event_hub="h", table=PIPELINE.table, handler=cast(Any, str))  # it has no signature
+
+
+def test_an_async_handler_is_refused_where_it_is_declared() -> None:
+    """Each of its events would become a dead letter: it returns a coroutine and no row."""
+
+    async def handler(event: ReceivedEvent) -> None: ...
+
+    with pytest.raises(InvalidArgumentError, match=r"async, and it runs in a thread\. Write def instead"):
+        Pipeline("p", "h", PIPELINE.table, handler)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("store", [MemoryStore, "sqlite:///x.db"])
+def test_a_host_wants_a_store(store: object) -> None:
+    """Not its class, a URL or a database: such a host would fail forever, and report only that."""
+    with pytest.raises(
+        InvalidArgumentError, match=r"keeps no leases and checkpoints\. Pass an object such as"
+    ):
+        EventProcessorHost.from_connection_string(
+            "Endpoint=sb://h;EntityPath=e;SharedAccessKeyName=n;SharedAccessKey=k",
+            store=store,  # type: ignore[arg-type]
+        )
+    with pytest.raises(
+        InvalidArgumentError, match=r"needs a Database, not str\. Write SqlStore\(Database\.open"
+    ):
+        SqlStore("sqlite:///x.db")  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match="The first argument is the host's name") as caught:
+        EventProcessorHost("Endpoint=sb://h;SharedAccessKey=secret", "hub", store=MemoryStore())
+    assert "secret" not in str(caught.value)

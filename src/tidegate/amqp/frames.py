@@ -51,6 +51,13 @@ class Frame(NamedTuple):
     """The performative and a transfer's payload; empty in a frame that only keeps the connection alive."""
 
 
+_OTHERS: Final = (
+    (b"\x16\x03", "TLS"),  # a handshake
+    (b"\x15\x03", "TLS"),  # an alert
+    *((method, "HTTP") for method in (b"HTTP", b"GET ", b"POST", b"PUT ", b"HEAD")),
+)
+"""How what is mistaken for AMQP begins."""
+
 _EMPTY_FRAMES: Final = tuple(EMPTY_FRAME * count for count in (4096, 64, 1))
 
 _frame_header = struct.Struct(">IBBH").unpack_from
@@ -116,7 +123,8 @@ class FrameSplitter:
         start = self._position
         piece = bytes(self._buffer[start : start + 8])
         if piece[:4] != b"AMQP"[: len(piece)]:
-            raise FramingError(f"The peer does not speak AMQP: it sent {piece.hex(' ')}.")
+            what = next((f", but {name}" for start, name in _OTHERS if piece.startswith(start)), "")
+            raise FramingError(f"The peer does not speak plain AMQP{what}: it sent {piece.hex(' ')}.")
         if len(piece) < 8:
             return None
         self._position = start + 8

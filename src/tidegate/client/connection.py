@@ -119,11 +119,22 @@ class LiveConnection:
         connection._driver = driver
         connection._engine = driver.connection
         try:
-            await asyncio.shield(connection._opened)
+            await connection._wait_opened()
         except BaseException:
             await connection.close()
             raise
         return connection
+
+    async def _wait_opened(self) -> None:
+        """Raises what ended the connection before."""
+        try:
+            await asyncio.shield(self._opened)
+        except BrokenError as error:
+            if self.namespace.ssl_context is not None or error.next_step:
+                raise
+            # A TLS port ends a connection that begins without TLS.
+            step = "If this is a TLS port, take UseDevelopmentEmulator=true out of the connection string."
+            raise BrokenError(error.message, next_step=step) from error
 
     @property
     def is_open(self) -> bool:

@@ -13,6 +13,7 @@ from tidegate.client.namespace import ConnectionOptions, Namespace, event_hub_of
 from tidegate.client.receiver import PREFETCH_BYTES, PREFETCH_EVENTS, PartitionReceiver
 from tidegate.model.clock import Clock
 from tidegate.model.connection_string import ConnectionString
+from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.events import ReceivedEvent
 from tidegate.model.history import history_of
 from tidegate.model.hub_properties import EventHubProperties, PartitionEnds, check_partition_id
@@ -188,6 +189,11 @@ class EventHubConsumer(AsyncClosing):
         OperationTimeoutError.
         """
         check_partition_id(partition_id)
+        if not isinstance(position, EventPosition):
+            raise InvalidArgumentError(
+                f"A position is an EventPosition, not {position!r}.",
+                next_step="Write EventPosition.earliest(), .latest() or .from_sequence_number(NUMBER).",
+            )
         if position.kind is PositionKind.LATEST:
             position = await self._pin_latest(partition_id)
         address = NodeAddress.for_receiving(

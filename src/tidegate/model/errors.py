@@ -268,5 +268,9 @@ class BrokenError(TidegateError, is_transient=True):
     """The connection was lost, or the service stopped. Reconnect."""
 
 
+class TlsError(BrokenError, fault=Fault.CALLER, is_transient=False):
+    """A peer that does not speak TLS where it is expected, as a service's plain port."""
+
+
 class OperationTimeoutError(TidegateError, is_transient=True):
     """The peer did not answer in time; whether the operation was done is unknown."""

@@ -206,7 +206,8 @@ def function_of(handler: object, *, is_transactional: bool) -> Callable[..., obj
     if not callable(function) or isinstance(function, type):
         raise InvalidArgumentError(
             f"{name} is not a function of (context, events), and has no process_events.",
-            next_step="Write a function, or a class derived from EventProcessor or TransactionalProcessor.",
+            next_step="Write a function, or a class derived from EventProcessor or TransactionalProcessor. A "
+            "pipeline needs a host with transactional=True and a SqlStore.",
         )
     if is_transactional and _is_async(function):
         raise InvalidArgumentError(

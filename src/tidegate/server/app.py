@@ -523,7 +523,9 @@ async def _listen(
     try:
         bound_host, bound_port = await server.listen(host, port, ssl_context=tls)
     except (OSError, BrokenError) as error:
-        reason = error.message if isinstance(error, BrokenError) else error.strerror or str(error)
+        cause = error.__cause__ if isinstance(error, BrokenError) else error
+        reason = cause.strerror if isinstance(cause, OSError) and cause.strerror else str(error)
+        reason = reason.partition(" (while")[0]  # asyncio's text, which repeats the address
         raise InvalidArgumentError(
             f"Cannot listen on {host}:{port}: {reason.rstrip('.')}.",
             next_step="Use another port (0 is any free port) or an address of this machine.",

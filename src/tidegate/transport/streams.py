@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, Protocol, TypeVar, cast
 
-from tidegate.model.errors import BrokenError, OperationTimeoutError, TidegateError
+from tidegate.model.errors import BrokenError, OperationTimeoutError, TidegateError, TlsError
 from tidegate.transport.admission import Admission, Face, Ticket
 from tidegate.transport.listener import Listener, listening_sockets
 from tidegate.transport.peers import peer_name_of
@@ -33,6 +33,9 @@ WRITE_HIGH_BYTES: Final = 256 * 1024
 WRITE_HIGH_BYTES_SHORT: Final = 64 * 1024
 """With more unsent bytes than this a stream is not writable, until a quarter is left; the second applies
 while memory is short. Our choice: the kernel's own buffer, of some megabytes, keeps the line busy."""
+
+_NO_TLS: Final = "WRONG_VERSION_NUMBER"
+"""OpenSSL's reason where a handshake gets an answer that is not TLS."""
 
 Payload = bytes | bytearray | memoryview
 
@@ -240,8 +243,8 @@ async def connect_stream(
 ) -> SocketStream:
     """Connect over TCP, with TLS if there is a context, directly or through a proxy.
 
-    Raises BrokenError if the connection fails, OperationTimeoutError after ``timeout_s``.
-    Cancellation: nothing stays open.
+    Raises BrokenError if the connection fails (TlsError if the port has no TLS), OperationTimeoutError after
+    ``timeout_s``. Cancellation: nothing stays open.
     """
     return await connect_transport(
         lambda: SocketStream(on_connected), host, port, ssl=ssl, proxy=proxy, timeout_s=timeout_s
@@ -277,6 +280,14 @@ async def connect_transport(
         raise BrokenError(
             f"The certificate of {host}:{port} is not trusted: {exc.verify_message}.",
             next_step="Pass the service's CA file (ca_file), or connect by a name that its certificate has.",
+        ) from exc
+    except ssl_module.SSLError as exc:
+        if exc.reason != _NO_TLS:
+            raise BrokenError(f"No TLS connection to {host}:{port}: {exc}.") from exc
+        raise TlsError(
+            f"{host}:{port} does not speak TLS.",
+            next_step="For a service's plain port, add ;UseDevelopmentEmulator=true to the connection "
+            "string; otherwise name its TLS port.",
         ) from exc
     except (OSError, ConnectionError) as exc:
         raise BrokenError(

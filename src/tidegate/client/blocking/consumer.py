@@ -187,6 +187,10 @@ class BlockingConsumer(Closing):
         finally:
             run_blocking(receiver.close())
 
+    def __iter__(self) -> Iterator[ReceivedEvent]:
+        """``receive()``: waits for new events forever."""
+        return self.receive()
+
     def read_encoded(
         self,
         partition_id: str,

@@ -526,7 +526,11 @@ def _chosen_hub(
 ) -> tuple[Namespace, str]:
     """Raises InvalidArgumentError, ConnectionStringError."""
     if (connection_string is None) == (namespace is None):
-        raise InvalidArgumentError("Pass either a connection string or a namespace.")
+        raise InvalidArgumentError(
+            "Pass either a connection string or a namespace.",
+            next_step="The first argument is the host's name: write connection_string=…, or "
+            "EventProcessorHost.from_connection_string(…).",
+        )
     if namespace is not None and connection:
         raise InvalidArgumentError(
             f"The namespace is given, and so are options of a connection: {', '.join(connection)}.",
@@ -551,4 +555,12 @@ def _chosen_managers(
             "No store given.",
             next_step="Pass store=…, which keeps leases and checkpoints, or leases=… and checkpoints=….",
         )
+    for manager, method in ((leases, "list_leases"), (checkpoints, "list_checkpoints")):
+        if isinstance(manager, type) or not hasattr(manager, method):
+            kind = f"the class {manager.__name__}" if isinstance(manager, type) else type(manager).__name__
+            raise InvalidArgumentError(
+                f"The host's store is {kind}, which keeps no leases and checkpoints.",
+                next_step="Pass an object such as SqlStore(Database.open(URL)), DirectoryStore(PATH) or "
+                "MemoryStore().",
+            )
     return leases, checkpoints

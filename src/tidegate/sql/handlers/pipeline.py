@@ -78,6 +78,11 @@ class Pipeline:
                 next_step="Give a function that takes a ReceivedEvent and returns a row, rows or None, or an "
                 "ArrowHandler or PandasHandler.",
             )
+        if inspect.iscoroutinefunction(self.function):
+            raise InvalidArgumentError(
+                f"The handler of the pipeline {self.name} is async, and it runs in a thread.",
+                next_step="Write def instead of async def, and no await.",
+            )
         ConsumerKey(self.event_hub, self.consumer_group)
 
     @property

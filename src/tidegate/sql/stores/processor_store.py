@@ -64,6 +64,11 @@ class SqlStore:
         and checkpoints. outbox_bytes_max: how much a partition's handler may publish that is not in its hubs
         yet; beyond, the partition pauses.
         """
+        if not isinstance(database, Database):
+            raise InvalidArgumentError(
+                f"A SqlStore needs a Database, not {type(database).__name__}.",
+                next_step="Write SqlStore(Database.open(URL)).",
+            )
         self.database: Database = database
         """The database that holds everything."""
         self.has_epochs: bool = has_epochs
