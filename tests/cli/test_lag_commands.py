@@ -164,6 +164,7 @@ def test_lag_of_each_partition(place: Place) -> None:
     assert datetime.fromisoformat(str(owned["acquired"])).tzinfo is not None
     assert isinstance(owned["lease_age_s"], float)
     assert (untouched["partition"], untouched["owner"], untouched["lag_events"]) == ("1", None, 0)
+    run_tidegate("group", "create", place.hub, "reports", environment=place.environment)
     both = place.json("lag", place.hub, "--group", "$Default", "--group", "reports")
     assert [(each["consumer_group"], each["partition"], each["lag_events"]) for each in both] == [
         ("$Default", "0", 3),
@@ -183,6 +184,7 @@ def test_the_lag_table_ends_with_totals(sql_place: Place) -> None:
             earlier = database.clock.now_utc() - timedelta(hours=2)
             is_first = dead_letter.c.sequence_number == 1
             connection.execute(update(dead_letter).where(is_first).values(last_failed_at=earlier))
+    run_tidegate("group", "create", sql_place.hub, "late", environment=sql_place.environment)
     found = sql_place.run("lag", sql_place.hub, "--table", "--group", "$Default", "--group", "late")
     assert found.code == 0, found.err
     lines = found.out.splitlines()
@@ -274,7 +276,8 @@ def test_a_group_that_is_not_there_is_told_with_those_that_are(place: Place) -> 
     is_directory = place.store_options[0] == "--checkpoint-dir"
     there = f"but of $default as {place.group.namespace}." if is_directory else "but of $default."
     found = place.run("lag", place.hub, "--group", "alarms")
-    assert found.code == 0
+    assert (found.code, found.out) == (1, "")
+    assert f"The event hub '{place.hub}' has no consumer group alarms." in found.err
     assert f"has no lease and no checkpoint of alarms of {place.hub}, {there}" in found.err
     if is_directory:
         found = place.run("lag", place.hub, "--namespace", "elsewhere")
@@ -304,7 +307,7 @@ def test_groups_that_the_service_keeps(
     there = f"Consumer groups of {hub}: $Default. The service keeps checkpoints of $default in "
     for words in (("--group", "alarms"), ("--group", "alarms", *sql_place.store_options)):
         missing = run_tidegate("lag", hub, *words, environment=environment)
-        assert missing.code == 0
+        assert missing.code == 1
         assert (
             f"has no lease and no checkpoint of alarms of {hub}. {there}blob{container} as localhost."
             in missing.err

@@ -24,7 +24,7 @@ from tidegate.cli.shell.interrupt import run_interruptible
 from tidegate.cli.shell.options import groups_option, hub_argument, interval_option, with_output, with_store
 from tidegate.cli.shell.render import Output, OutputFormat, attributes, columns_of, remark
 from tidegate.cli.shell.stores import DATABASE_VARIABLE, StoreChoice, view_groups
-from tidegate.model.errors import InvalidArgumentError, TidegateError
+from tidegate.model.errors import InvalidArgumentError, NotFoundError, TidegateError
 from tidegate.model.times import milliseconds_of
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ async def _source(
     store: StoreChoice, service: Service, hub: str, groups: Sequence[str], *, is_watched: bool
 ) -> AsyncIterator[Callable[[], Awaitable[Sequence[_Group]]]]:
     """Reads the groups, each with its name. Unless they are watched, remarks which of them are not there, and
-    which are."""
+    which are. Raises NotFoundError for one that the hub does not have either."""
     async with open_administrator(service.connection()) as administrator:
         if not store.is_given:
             kept = views_of(await administrator.list_consumers(hub))
@@ -223,7 +223,15 @@ async def _remark_missing(
 ) -> None:
     what = f"has no lease and no checkpoint of {', '.join(missing)} of {hub}"
     what += f", but of {', '.join(there)}." if there else "."
-    remark(f"{where[0].upper()}{where[1:]} {what} {await _existing(administrator, hub)}".rstrip())
+    words = f"{where[0].upper()}{where[1:]} {what} {await _existing(administrator, hub)}".rstrip()
+    names: list[str] = []
+    with suppress(TidegateError):  # Azure does not say
+        names = [each.lower() for each in await administrator.list_consumer_groups(hub)]
+    if absent := [each for each in missing if names and each.lower() not in names]:
+        raise NotFoundError(
+            f"The event hub {hub!r} has no consumer group {', '.join(absent)}.", next_step=words
+        )
+    remark(words)
 
 
 async def _existing(administrator: EventHubAdministrator, hub: str) -> str:
