@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 _SWITCH_INTERVAL_S: Final = 0.0005
@@ -24,6 +25,13 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
     return uvloop.new_event_loop()
 
 
+_THREADS: Final = 2
+"""Threads that compute for pages of the console (``asyncio.to_thread``); others wait. Python has up to 32,
+and the loop waits for each of them in turn."""
+
+
 def share_interpreter() -> None:
-    """Let the threads that write to disk have the interpreter soon although the event loop is busy."""
+    """Let the threads that write to disk have the interpreter soon although the event loop is busy, and few
+    others compete for it. Called on the loop."""
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS, "tidegate-pages"))
