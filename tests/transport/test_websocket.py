@@ -193,6 +193,11 @@ async def test_the_bytes_of_an_incomplete_frame_are_reported() -> None:
         writer.write(b"x")
         await receiver.until(lambda: len(receiver.received) == 1 << 20)
         assert receiver.stream.held_bytes == 0
+        writer.write(b"\x82\xff" + (1 << 20).to_bytes(8) + bytes(1 << 20))
+        await receiver.until(lambda: receiver.held[-1] == (1 << 20) - 4)
+        receiver.stream.abort()
+        await receiver.until(lambda: receiver.ends)
+        assert not receiver.stream._protocol.reader.buffer
         writer.close()
 
 

@@ -195,6 +195,7 @@ class WebSocketStream(ByteStream, asyncio.Protocol):
             return
         self._share.close()
         self._unparsed = memoryview(b"")
+        self._protocol.reader.buffer.clear()  # the library's cycles would keep it until they are collected
         if self._abort_timer is not None:
             self._abort_timer.cancel()
         if exc is not None and self._error is None:
