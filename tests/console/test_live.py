@@ -10,6 +10,7 @@ import pytest
 
 from tidegate.console.frame import live
 from tidegate.console.frame.live import LiveStreams
+from tidegate.transport.tasks import TaskOwner
 
 
 async def test_live_pages_take_a_tenth_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,3 +40,37 @@ async def test_live_pages_take_a_tenth_of_the_time(monkeypatch: pytest.MonkeyPat
     assert [found[0], *found[2:]] == [1, 3, 4]
     assert isinstance(found[1], ValueError)
     assert drawn == [100.0, 105.0, 110.0, 115.0]
+
+
+async def test_what_live_pages_find_takes_of_the_same_tenth(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The steps of a page's values count; what they wait for does not. They end as if awaited directly."""
+    now = 100.0
+
+    async def pass_time(seconds: float) -> None:
+        nonlocal now
+        now += max(0.0, seconds)
+
+    async def find(failure: Exception | None) -> str:
+        nonlocal now
+        now += 0.25
+        await asyncio.sleep(0)
+        if failure is not None:
+            raise failure
+        now += 0.25
+        return "values"
+
+    sessions: Any = SimpleNamespace(call_at_end=lambda call: None)
+    monkeypatch.setattr(live, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(live, "asyncio", SimpleNamespace(sleep=pass_time, Lock=asyncio.Lock))
+    streams = LiveStreams(sessions)
+    assert await streams.charged(find(None)) == "values"
+    # A rest begins with the first step, so the second one is a part of it.
+    assert await streams.draw(lambda: now) == 100.25 + 9 * 0.25 + 9 * 0.25
+    with pytest.raises(ValueError, match="not this one"):
+        await streams.charged(find(ValueError("not this one")))
+    async with TaskOwner("test") as tasks:
+        waiting = tasks.start(streams.charged(asyncio.sleep(3600)), name="waiting")
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting

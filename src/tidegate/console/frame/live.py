@@ -14,9 +14,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+import types
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Mapping
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from functools import partial
+from typing import Any, Final, TypeVar
 
 from markupsafe import escape
 from starlette.requests import Request
@@ -117,8 +119,31 @@ class LiveStreams:
             try:
                 return render()
             finally:
-                ended_s = time.monotonic()
-                self._rests_until_s = ended_s + (WORK_SHARE - 1) * (ended_s - started_s)
+                self._charge(started_s)
+
+    @types.coroutine
+    def charged(self, work: Coroutine[Any, Any, T]) -> Generator[Any, Any, T]:
+        """The result of ``work``, whose time on the event loop, but not its waiting, counts as drawing."""
+        step = partial(work.send, None)
+        while True:
+            started_s = time.monotonic()
+            try:
+                awaited = step()
+            except StopIteration as end:
+                result: T = end.value
+                return result
+            finally:
+                self._charge(started_s)
+            try:
+                yield awaited
+            except BaseException as error:
+                step = partial(work.throw, error)
+            else:
+                step = partial(work.send, None)
+
+    def _charge(self, started_s: float) -> None:
+        now_s = time.monotonic()
+        self._rests_until_s = max(self._rests_until_s, now_s) + (WORK_SHARE - 1) * (now_s - started_s)
 
     def _make_room(self, session: Session) -> None:
         live = [stream for stream in self._streams if not stream.is_ended]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Hashable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -64,7 +64,7 @@ class Pages:
     def live(
         self,
         request: Request,
-        context: Callable[[Request], Awaitable[Mapping[str, Any]]],
+        context: Callable[[Request], Coroutine[Any, Any, Mapping[str, Any]]],
         parts: Mapping[str, str],
         *,
         words: str | None = None,
@@ -85,7 +85,7 @@ class Pages:
         key = (request.scope["path"], request.url.query, rights_of(request), session)
 
         async def draw() -> Drawn:
-            values = await context(request)
+            values = await self.console.streams.charged(context(request))
             said = {} if words is None else {words: values[words]}
             found = await self.console.streams.draw(lambda: fragments(request, parts, values))
             return Drawn(found | said, values.get("is_over", False))
