@@ -20,9 +20,9 @@ from typing import NoReturn
 from urllib.parse import urlencode
 
 import pytest
-from azure.eventhub import EventData, TransportType
+from azure.eventhub import EventData
 from tests.docs_support import ROOT
-from tests.interop.support import SdkTarget, bodies, read
+from tests.interop.support import WEBSOCKET, SdkTarget, bodies, read
 from tests.support.absent import not_tested
 from tests.support.ports import free_ports
 
@@ -155,7 +155,7 @@ def proxy(request: pytest.FixtureRequest, service: HubService, tmp_path: Path) -
             {
                 "custom_endpoint_address": f"sb://localhost:{port}",
                 "connection_verify": str(front.ca_file),
-                "transport_type": TransportType.AmqpOverWebsocket,
+                **WEBSOCKET,
             },
         )
 

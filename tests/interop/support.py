@@ -69,7 +69,7 @@ class SdkTarget:
 _QUICK: dict[str, Any] = {"retry_total": 0, "retry_backoff_factor": 0.01, "socket_timeout": 0.02}
 """Without this, the SDK hides a refusal behind seconds of retries, and polls its socket at leisure."""
 
-_WEBSOCKET: dict[str, Any] = {"transport_type": TransportType.AmqpOverWebsocket, "socket_timeout": 0.5}
+WEBSOCKET: dict[str, Any] = {"transport_type": TransportType.AmqpOverWebsocket, "socket_timeout": 1.0}
 """Here, the time-out is also that of the TLS handshake, which a busy machine does not finish in 20 ms."""
 
 
@@ -89,7 +89,7 @@ def target_of(service: HubService | HubProcess, transport: str) -> SdkTarget:
             ready.connection_string_plain,
             {
                 "custom_endpoint_address": f"sb://localhost:{ready.http.rpartition(':')[2]}",
-                **_WEBSOCKET,
+                **WEBSOCKET,
             },
         )
     address = ready.https if transport == "websocket" else ready.amqps
@@ -100,7 +100,7 @@ def target_of(service: HubService | HubProcess, transport: str) -> SdkTarget:
         {
             "custom_endpoint_address": f"sb://localhost:{port}",
             "connection_verify": ready.ca_file,
-            **(_WEBSOCKET if transport == "websocket" else {"transport_type": TransportType.Amqp}),
+            **(WEBSOCKET if transport == "websocket" else {"transport_type": TransportType.Amqp}),
         },
     )
 

@@ -400,7 +400,7 @@ def test_time(wide: Database) -> None:
         before = wide.clock.now_utc()
         one, other = connection.execute(sa.select(now.label("one"), now.label("other"))).one()
         after = wide.clock.now_utc()
-    slack = timedelta(milliseconds=5)
+    slack = timedelta(milliseconds=100)  # a machine's clock may be set meanwhile
     assert before - slack <= one <= after + slack
     assert one == other
     moment = datetime(2026, 3, 29, 1, 30, 0, 123_457, tzinfo=UTC)
