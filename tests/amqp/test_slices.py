@@ -13,7 +13,7 @@ from tests.amqp.pair import EnginePair
 
 from tidegate.amqp import connection as connection_module
 from tidegate.amqp.configuration import ConnectionConfiguration, Role
-from tidegate.amqp.connection import SLICE_COST, Connection
+from tidegate.amqp.connection import Connection
 from tidegate.amqp.errors import RESOURCE_LIMIT_EXCEEDED, ResourceLimitError
 from tidegate.amqp.events import (
     ConnectionFailed,
@@ -24,8 +24,7 @@ from tidegate.amqp.events import (
     LinkDetached,
 )
 from tidegate.amqp.frames import AMQP_HEADER, EMPTY_FRAME, SASL_FRAME, SASL_HEADER, encode_frame
-from tidegate.amqp.free_numbers import FreeNumbers
-from tidegate.amqp.limits import HEARTBEATS_PER_S_MAX, PeerLimits
+from tidegate.amqp.limits import HEARTBEATS_PER_S_MAX, SLICE_COST, FreeNumbers, PeerLimits
 from tidegate.amqp.link import Link, ReceiverLink, SenderLink
 from tidegate.amqp.performatives import (
     ROLE_RECEIVER,

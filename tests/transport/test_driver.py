@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from tests.support.clocks import SetClock
 
 from tidegate.amqp.configuration import ConnectionConfiguration, Role
-from tidegate.amqp.connection import HEARTBEAT_S_MIN, IDLE_GRACE, Connection
+from tidegate.amqp.connection import Connection
 from tidegate.amqp.events import (
     ConnectionFailed,
     ConnectionOpened,
@@ -29,6 +29,7 @@ from tidegate.amqp.events import (
     LinkAttaching,
 )
 from tidegate.amqp.frames import AMQP_HEADER, EMPTY_FRAME, encode_frame
+from tidegate.amqp.limits import HEARTBEAT_S_MIN, IDLE_GRACE
 from tidegate.amqp.link import ReceiverLink, SenderLink
 from tidegate.amqp.performatives import Open, encode_performative
 from tidegate.amqp.transfers import Payload
@@ -288,11 +289,11 @@ async def test_idle_connections_are_kept_alive_by_the_timer() -> None:
         )
         connection = driver.connection
         await recorder.until(lambda: recorder.has(ConnectionOpened))
-        opened_at = connection._received_at
+        opened_at = connection._silence.received_at
         async with asyncio.timeout(30):
             # Something is heard later than the time-out allows it where nothing has been sent.
             late = opened_at + 1.6 * IDLE_GRACE
-            while driver.stop_reason is None and connection._received_at < late:  # noqa: ASYNC110
+            while driver.stop_reason is None and connection._silence.received_at < late:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         assert driver.stop_reason is None
         await driver.close()

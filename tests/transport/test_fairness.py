@@ -16,7 +16,6 @@ import pytest
 from tests.transport.test_driver import Recorder, Service, _tls_contexts
 
 from tidegate.amqp.configuration import ConnectionConfiguration
-from tidegate.amqp.connection import SLICE_COST
 from tidegate.amqp.errors import ResourceLimitError
 from tidegate.amqp.events import (
     ConnectionFailed,
@@ -26,7 +25,7 @@ from tidegate.amqp.events import (
     LinkAttaching,
 )
 from tidegate.amqp.frames import AMQP_HEADER, EMPTY_FRAME, encode_frame
-from tidegate.amqp.limits import PeerLimits
+from tidegate.amqp.limits import SLICE_COST, PeerLimits
 from tidegate.amqp.link import SenderLink
 from tidegate.amqp.performatives import (
     ROLE_SENDER,

@@ -20,13 +20,7 @@ from collections import deque
 from typing import Final
 
 from tidegate.amqp.configuration import ConnectionConfiguration, Role
-from tidegate.amqp.errors import (
-    CONNECTION_FORCED,
-    FRAMING_ERROR,
-    INTERNAL_ERROR,
-    FramingError,
-    ResourceLimitError,
-)
+from tidegate.amqp.errors import FramingError, ResourceLimitError, condition_of
 from tidegate.amqp.events import ConnectionClosed, ConnectionFailed, ConnectionOpened, Event
 from tidegate.amqp.fitting import encode_within
 from tidegate.amqp.frames import (
@@ -36,8 +30,18 @@ from tidegate.amqp.frames import (
     FrameSplitter,
     encode_frame,
 )
-from tidegate.amqp.free_numbers import FreeNumbers
-from tidegate.amqp.limits import LINK_BYTES, PeerAccount
+from tidegate.amqp.limits import (
+    COST_BYTES,
+    DELIVERY_COST,
+    FRAME_COST,
+    LINK_BYTES,
+    PERFORMATIVE_COST_BYTES,
+    SLICE_COST,
+    SLICE_EVENTS_MAX,
+    FreeNumbers,
+    PeerAccount,
+    Silence,
+)
 from tidegate.amqp.negotiation import SASL_FRAME_BYTES_MAX, Negotiation
 from tidegate.amqp.performatives import (
     Begin,
@@ -77,32 +81,6 @@ from tidegate.model.errors import (
     TidegateError,
     UnauthorizedError,
 )
-
-IDLE_GRACE: Final = 1.25
-"""Factor between the advertised idle time-out and ours: the service advertises 240 s and closes after 300 s
-(its text in azure-sdk-for-js#26073)."""
-
-HEARTBEAT_S_MIN: Final = 0.5
-"""Shortest pause between empty frames, whatever idle time-out the peer requests. Our choice: each takes 0.05
-ms, of up to 5,000 connections of an address, and SDKs ask for one each 10 s or more."""
-
-SLICE_COST: Final = 128
-"""Small settled deliveries per slice. Others in usual encodings count as ``_DELIVERY_COST`` of them, and any
-other frame as ``_FRAME_COST`` (measured, with the service's work on them: 5 to 10 microseconds, 14 to 30, and
-20 to 300)."""
-
-_DELIVERY_COST: Final = 4
-_FRAME_COST: Final = 8
-
-_COST_BYTES: Final = 256
-"""This many bytes of deliveries also count as a small one (measured: 32 KB of the smallest events,
-annotations or sections take 3 to 8 ms)."""
-
-_PERFORMATIVE_COST_BYTES: Final = 24
-"""The same for frames that are decoded as a whole (measured: 4 KB of the smallest values take 5 ms)."""
-
-SLICE_EVENTS_MAX: Final = 64
-"""New events that end a slice: the owner must process each, and a flow may wake many links (our choice)."""
 
 UNDECIDED_BYTES_MAX: Final = 16384
 """Bytes that a client may pipeline after a SASL response that is still undecided (our choice)."""
@@ -150,11 +128,11 @@ class Connection:
         self._local_error: Error | None = None
         self._final_event: ConnectionClosed | ConnectionFailed | None = None  # after those of the sessions
 
-        self._received_at = now
-        self._handshake_deadline: float | None = now + configuration.handshake_timeout_s
-        self._idle_limit_s = configuration.idle_timeout_s * IDLE_GRACE
-        self._heartbeat_s: float | None = None
-        self._heartbeat_at = 0.0
+        self._silence = Silence(
+            now=now,
+            handshake_timeout_s=configuration.handshake_timeout_s,
+            idle_timeout_s=configuration.idle_timeout_s,
+        )
 
     def __repr__(self) -> str:
         peer = f"{self.remote_open.container_id if self.remote_open else None!r}"
@@ -185,7 +163,7 @@ class Connection:
 
     def admit_peer(self) -> None:
         """Apply ``peer_limits`` instead of ``stranger_limits``: the peer has authenticated."""
-        self.account.set_limits(self.configuration.peer_limits, now=self._received_at)
+        self.account.set_limits(self.configuration.peer_limits, now=self._silence.received_at)
         if self._negotiation.is_done:
             self._limit_frames()
 
@@ -245,7 +223,7 @@ class Connection:
         """Accept the bytes of one read, for ``process_slice``; ``data`` may be reused afterwards."""
         if self.is_finished or not data:
             return
-        self._received_at = now
+        self._silence.received_at = now
         self._splitter.feed(data)
         self.has_input = True
 
@@ -274,7 +252,7 @@ class Connection:
         """The peer ended the byte stream, or it broke with ``error``."""
         if self.is_finished:
             return
-        self._received_at = now
+        self._silence.received_at = now
         if self._is_close_sent():
             self._finish(ConnectionClosed(self._local_error))
         else:
@@ -316,36 +294,21 @@ class Connection:
 
     def next_deadline(self) -> float | None:
         """When to call ``handle_deadline`` next, on the clock of ``now``; None: not at all."""
-        if self.is_finished:
-            return None
-        deadlines = []
-        if self._handshake_deadline is not None:
-            deadlines.append(self._handshake_deadline)
-        if self._idle_limit_s:
-            deadlines.append(self._received_at + self._idle_limit_s)
-        if self._heartbeat_s is not None:
-            deadlines.append(self._heartbeat_at)
-        return min(deadlines, default=None)
+        return None if self.is_finished else self._silence.next_deadline()
 
     def handle_deadline(self, *, now: float) -> None:
         """Send an empty frame if due, or fail the connection of a silent peer. Early calls do nothing."""
         if self.is_finished:
             return
-        if self._handshake_deadline is not None and now >= self._handshake_deadline:
-            waited_s = self.configuration.handshake_timeout_s
-            self._fail(OperationTimeoutError(f"The peer did not open the connection within {waited_s:g} s."))
-        elif self._idle_limit_s and now >= self._received_at + self._idle_limit_s:
-            allowed = f"{int(self._idle_limit_s * 1000)} milliseconds"
-            self._fail(
-                BrokenError(f"The connection was inactive for more than the allowed {allowed} and is closed.")
-            )
-        elif self._heartbeat_s is not None and now >= self._heartbeat_at:
-            self.output.append(EMPTY_FRAME)
-            self._heartbeat_at = now + self._heartbeat_s
+        try:
+            if self._silence.is_heartbeat_due(now):
+                self.output.append(EMPTY_FRAME)
+        except (OperationTimeoutError, BrokenError) as error:
+            self._fail(error)
 
     def excuse_silence(self, *, now: float) -> None:
         """Restart the peer's idle time-out: this side was not reading."""
-        self._received_at = now
+        self._silence.received_at = now
 
     # --- for sessions (``session.SessionConnection``) ---
 
@@ -416,18 +379,18 @@ class Connection:
                 raise FramingError(f"Received a frame of type {frame.frame_type} on an open connection.")
             if frame.body:
                 account = self.account
-                account.count_frames(1, now=self._received_at)
+                account.count_frames(1, now=self._silence.received_at)
                 until, partial_bytes = splitter.peek()[1], account.partial_bytes
                 start = until - len(frame.body)
                 self._receive_body(frame.channel, data, start, until)
-                cost_left -= _FRAME_COST
+                cost_left -= FRAME_COST
                 if not is_transfer(data, start):
-                    cost_left -= len(frame.body) // _PERFORMATIVE_COST_BYTES
+                    cost_left -= len(frame.body) // PERFORMATIVE_COST_BYTES
                 elif account.partial_bytes <= partial_bytes:  # else its bytes are only kept
-                    cost_left -= len(frame.body) // _COST_BYTES
+                    cost_left -= len(frame.body) // COST_BYTES
             else:  # only keeps the connection alive
                 cost_left -= 1
-                self.account.count_heartbeats(1 + splitter.skip_empty_frames(), now=self._received_at)
+                self.account.count_heartbeats(1 + splitter.skip_empty_frames(), now=self._silence.received_at)
 
     def _receive_runs(self, data: bytes, position: int, cost_max: int, events_max: int) -> int:
         """Process deliveries of one frame each, on one channel. Returns their cost; 0 if there were none."""
@@ -435,7 +398,7 @@ class Connection:
         session = self._sessions_by_remote_channel.get(channel)
         if session is None or not session.is_receiving:
             return 0  # the general path handles it
-        frame_bytes_max, bytes_max = self._splitter.frame_bytes_max, cost_max * _COST_BYTES
+        frame_bytes_max, bytes_max = self._splitter.frame_bytes_max, cost_max * COST_BYTES
         runs: list[Run] = []
         count = each = 0
         if is_own_transfer(data, position):  # settled, of one link
@@ -443,15 +406,15 @@ class Connection:
             if deliveries:
                 runs, count, each = [(handle, deliveries)], len(deliveries), 1
         if not runs:
-            count_max = min(events_max, max(1, cost_max // _DELIVERY_COST))
+            count_max = min(events_max, max(1, cost_max // DELIVERY_COST))
             runs, until = take_usual(data, position, frame_bytes_max, count_max, bytes_max)
             if not runs:
                 return 0
-            count, each = sum([len(deliveries) for _, deliveries in runs]), _DELIVERY_COST
-        self.account.count_frames(count, now=self._received_at)
+            count, each = sum([len(deliveries) for _, deliveries in runs]), DELIVERY_COST
+        self.account.count_frames(count, now=self._silence.received_at)
         self._splitter.skip_to(until)
         session.receive_runs(runs)
-        return max(count * each, (until - position) // _COST_BYTES)
+        return max(count * each, (until - position) // COST_BYTES)
 
     def _receive_body(self, channel: int, data: bytes, start: int, until: int) -> None:
         """Process a frame whose performative starts at ``start`` and whose payload ends at ``until``."""
@@ -510,10 +473,7 @@ class Connection:
             idle_time_out=remote.idle_time_out,
         )
         self.frame_bytes_max = remote.max_frame_size
-        self._handshake_deadline = None
-        if remote.idle_time_out:
-            self._heartbeat_s = max(remote.idle_time_out / 2000, HEARTBEAT_S_MIN)
-            self._heartbeat_at = self._received_at + self._heartbeat_s
+        self._silence.note_open(remote.idle_time_out)
         if self.state is ConnectionState.OPEN_RCVD:
             self._send_open()
         if self.state is ConnectionState.OPENED:
@@ -616,7 +576,7 @@ class Connection:
         if self.state in (ConnectionState.HDR_EXCH, ConnectionState.OPEN_RCVD):
             self._send_open()  # a close must come after an open
         if self._negotiation.is_done and CONNECTION.allows(self.state, ConnectionInput.SEND_CLOSE):
-            self._send_close(Error(condition=_condition_of(error), description=str(error)))
+            self._send_close(Error(condition=condition_of(error), description=str(error)))
         self._finish(ConnectionFailed(error))
 
     def _finish(self, event: ConnectionClosed | ConnectionFailed) -> None:
@@ -637,16 +597,4 @@ class Connection:
         elif isinstance(event, ConnectionClosed):
             session.finish(event.error)
         else:
-            session.finish(Error(condition=_condition_of(event.error), description=str(event.error)))
-
-
-def _condition_of(error: TidegateError) -> Symbol:
-    """The condition to close with: the error's own, if it has one."""
-    condition = getattr(error, "condition", None)
-    if isinstance(condition, Symbol):
-        return condition
-    if isinstance(error, RemoteProtocolError):
-        return FRAMING_ERROR
-    if isinstance(error, (BrokenError, OperationTimeoutError)):
-        return CONNECTION_FORCED
-    return INTERNAL_ERROR
+            session.finish(Error(condition=condition_of(event.error), description=str(event.error)))

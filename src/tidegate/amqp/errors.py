@@ -9,7 +9,13 @@ from __future__ import annotations
 from typing import ClassVar, Final
 
 from tidegate.amqp.types import Symbol
-from tidegate.model.errors import LocalProtocolError, RemoteProtocolError
+from tidegate.model.errors import (
+    BrokenError,
+    LocalProtocolError,
+    OperationTimeoutError,
+    RemoteProtocolError,
+    TidegateError,
+)
 
 INTERNAL_ERROR: Final = Symbol("amqp:internal-error")
 NOT_FOUND: Final = Symbol("amqp:not-found")
@@ -65,3 +71,15 @@ class FrameTooSmallError(LocalProtocolError):
 
 class EncodeError(LocalProtocolError):
     """A value that AMQP has no encoding for: a wrong type, or out of its type's range."""
+
+
+def condition_of(error: TidegateError) -> Symbol:
+    """The condition to close with: the error's own, if it has one."""
+    condition = getattr(error, "condition", None)
+    if isinstance(condition, Symbol):
+        return condition
+    if isinstance(error, RemoteProtocolError):
+        return FRAMING_ERROR
+    if isinstance(error, (BrokenError, OperationTimeoutError)):
+        return CONNECTION_FORCED
+    return INTERNAL_ERROR

@@ -18,8 +18,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
+from tidegate.amqp.dispositions import AcceptedDeliveries, UnsettledDeliveries
 from tidegate.amqp.errors import (
     ERRANT_LINK,
     FRAME_SIZE_TOO_SMALL,
@@ -31,17 +33,9 @@ from tidegate.amqp.errors import (
     FrameTooSmallError,
     FramingError,
 )
-from tidegate.amqp.events import (
-    DeliveriesSettled,
-    Event,
-    LinkAttaching,
-    LinkStolen,
-    SessionBegun,
-    SessionEnded,
-)
+from tidegate.amqp.events import Event, LinkAttaching, LinkStolen, SessionBegun, SessionEnded
 from tidegate.amqp.fitting import REFUSAL_BYTES
-from tidegate.amqp.free_numbers import FreeNumbers
-from tidegate.amqp.limits import PeerAccount, strings_bytes
+from tidegate.amqp.limits import FreeNumbers, PeerAccount, strings_bytes
 from tidegate.amqp.link import Link, LinkRole, ReceiverLink, SenderLink
 from tidegate.amqp.link_base import SERIAL_MASK, remaining
 from tidegate.amqp.performatives import (
@@ -50,7 +44,6 @@ from tidegate.amqp.performatives import (
     SND_SETTLED,
     Attach,
     Begin,
-    DeliveryState,
     Detach,
     Disposition,
     End,
@@ -62,7 +55,7 @@ from tidegate.amqp.performatives import (
     Target,
 )
 from tidegate.amqp.states import SESSION, SessionInput, SessionState, SessionViolationError
-from tidegate.amqp.transfers import IncomingTransfer, Payload, Run, accepted_frame, parse_transfer
+from tidegate.amqp.transfers import IncomingTransfer, Payload, Run, parse_transfer
 from tidegate.amqp.types import Symbol
 from tidegate.model.errors import LocalProtocolError
 
@@ -141,9 +134,8 @@ class Session:
         self._blocked: deque[tuple[Link, list[Payload], int]] = deque()  # with the frame's bytes
         self._blocked_counts: dict[Link, int] = {}  # frames per link; links without any are absent
         self._waiting: dict[SenderLink, None] = {}  # for the window, in the order in which they were blocked
-        self._unsettled: dict[int, SenderLink] = {}
-        self._accepted: list[tuple[int, int]] = []  # first and last ids, not encoded yet
-        self._accepted_frames = bytearray()
+        self._unsettled = UnsettledDeliveries()
+        self._accepted = AcceptedDeliveries()
         self.has_forgotten_deliveries = False
         """Unsettled deliveries may have been sent that ``_unsettled`` lacks."""
         self._local_error: Error | None = None
@@ -365,20 +357,15 @@ class Session:
         self._send_blocked()
 
     def accept(self, first_delivery_id: int, last_delivery_id: int) -> None:
-        if not self._accepted:
-            self._accepted_frames = bytearray()
-            self.output.append(self._accepted_frames)
+        frames = self._accepted.add(first_delivery_id, last_delivery_id)
+        if frames is not None:
+            self.output.append(frames)
             self.connection.accepting.append(self)
-        self._accepted.append((first_delivery_id, last_delivery_id))
 
     def encode_accepted(self) -> None:
         """Encode the accepted deliveries, a frame for each run of ids, where the first one stands in the
         output."""
-        ranges, self._accepted = self._accepted, []
-        if len(ranges) > 1:
-            ranges = _joined(ranges)
-        for first, last in ranges:
-            self._accepted_frames += accepted_frame(self.local_channel, first, last)
+        self._accepted.encode(self.local_channel)
 
     def is_link_blocked(self, link: Link) -> bool:
         return link in self._blocked_counts
@@ -389,7 +376,7 @@ class Session:
 
     def add_unsettled(self, delivery_id: int, link: Link) -> None:
         assert isinstance(link, SenderLink)
-        self._unsettled[delivery_id] = link
+        self._unsettled.add(delivery_id, link)
 
     def send_link_flow(
         self, handle: int, *, delivery_count: int | None, link_credit: int, drain: bool, echo: bool = False
@@ -418,8 +405,7 @@ class Session:
             self._ended_handles.add(link.remote_handle)
         if isinstance(link, SenderLink):
             self._waiting.pop(link, None)
-            if self._unsettled:  # the service sends everything settled: never true there
-                self._unsettled = {key: owner for key, owner in self._unsettled.items() if owner is not link}
+            self._unsettled.forget(link)
             self.drop_blocked(link)
 
     # --- helpers ---
@@ -594,57 +580,9 @@ class Session:
             return  # a sender settles what we have decided: we keep no record of it
         if not disposition.settled and isinstance(disposition.state, (Received, type(None))):
             return  # not decided yet
-        last = disposition.first if disposition.last is None else disposition.last
-        span = (last - disposition.first) & SERIAL_MASK
-        unsettled = self._unsettled
-        if span < len(unsettled):
-            ids = [(disposition.first + step) & SERIAL_MASK for step in range(span + 1)]
-        else:
-            ids = [key for key in unsettled if (key - disposition.first) & SERIAL_MASK <= span]
-        self._report_settled(
-            [(key, unsettled.pop(key)) for key in ids if key in unsettled], disposition.state
-        )
-        if not disposition.settled and (ids or self.has_forgotten_deliveries):
-            self.send_performative(
-                Disposition(
-                    role=ROLE_SENDER,
-                    first=disposition.first,
-                    last=last,
-                    settled=True,
-                    state=disposition.state,
-                )
-            )
-
-    def _report_settled(self, settled: list[tuple[int, SenderLink]], state: DeliveryState | None) -> None:
-        """One event per run of consecutive ids of one link."""
-        position = 0
-        while position < len(settled):
-            first, link = settled[position]
-            last = first
-            position += 1
-            while (
-                position < len(settled)
-                and settled[position][1] is link
-                and settled[position][0] == (last + 1) & SERIAL_MASK
-            ):
-                last = settled[position][0]
-                position += 1
-            self.events.append(DeliveriesSettled(link, first, last, state))
-
-
-def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Ranges of ids, all within half of the serial numbers, in order; neighbours as one."""
-    before = ranges[0][0] - (1 << 31)
-    ranges.sort(key=lambda each: (each[0] - before) & SERIAL_MASK)
-    first, last = ranges[0]
-    joined = []
-    for each in ranges[1:]:
-        if each[0] != (last + 1) & SERIAL_MASK:
-            joined.append((first, last))
-            first = each[0]
-        last = each[1]
-    joined.append((first, last))
-    return joined
+        is_known = self._unsettled.settle(disposition, self.events)
+        if not disposition.settled and (is_known or self.has_forgotten_deliveries):
+            self.send_performative(replace(disposition, role=ROLE_SENDER, settled=True, batchable=False))
 
 
 def _source(source: Source | str | None) -> Source:
