@@ -41,6 +41,7 @@ from tidegate.model.sas import make_sas_token
 from tidegate.server.app import TidegateServer
 from tidegate.testing.hub import HubService
 from tidegate.transport.admission import Admission, ConnectionLimits, Face, authenticate_peer
+from tidegate.transport.memory import MemoryBudget
 from tidegate.transport.peers import TrustedProxies, parse_address
 from tidegate.transport.sliced_work import SlicedWork
 from tidegate.transport.streams import StreamReceiver
@@ -862,6 +863,39 @@ async def test_a_connection_whose_answer_nobody_reads_ends() -> None:
             assert received.startswith(b"HTTP/1.1 503 ")
         assert received.endswith(bytes(size))
         writer.transport.abort()
+    await server.stop()
+    await tasks.close()
+
+
+@pytest.mark.parametrize(
+    ("sent", "size"),
+    [
+        (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 60000\r\n\r\n" + bytes(60_000), 60_000),
+        (b"GET / HTTP/1.1\r\nHost: a\r\n\r\n" * 2 + b"GET / HTTP/1.1\r\n" * 3000, 20_000),
+    ],
+    ids=["body", "sent ahead"],
+)
+async def test_what_waits_for_the_application_counts_as_memory(sent: bytes, size: int) -> None:
+    """Protects memory: requests whose answers take long may have bodies that nobody reads."""
+
+    async def answer(request: Request) -> Response:
+        await is_answering.wait()
+        return Response()
+
+    is_answering = asyncio.Event()
+    budget = MemoryBudget(1 << 30)
+    application = Starlette(routes=[Route("/", answer, methods=["GET", "POST"])])
+    server, (host, port), tasks = await _serve(application, budget=budget)
+    async with asyncio.timeout(30):
+        reader, writer = await asyncio.open_connection(host, port)
+        writer.write(sent)
+        while budget.statistics().used_bytes < size:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.001)
+        is_answering.set()
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+        while budget.statistics().used_bytes:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.001)
+        writer.close()
     await server.stop()
     await tasks.close()
 

@@ -185,6 +185,29 @@ async def test_a_client_that_reads_too_slowly_is_noticed(tmp_path: Path) -> None
                 await asyncio.sleep(0.001)
 
 
+async def test_a_connection_keeps_little_and_it_counts(tmp_path: Path) -> None:
+    """Protects memory: OpenSSL's pipes never shrink, and thousands may have sent and received much once."""
+    async with serving(tmp_path) as served:
+        await _large_round_trip(served, [bytes(400_000)])
+        echo = served.echoes[0]
+        assert echo.stream.held_bytes == 0  # it has ended
+        with await asyncio.to_thread(served.connect) as client:
+            await asyncio.to_thread(_round_trip, client, bytes(1000))
+            small = served.echoes[1].stream.held_bytes
+            assert 1000 < small < 10_000
+            await asyncio.to_thread(client.sendall, bytes(100_000))
+            while served.echoes[1].received < 101_000:  # noqa: ASYNC110 - the stream tells its receiver, not us
+                await asyncio.sleep(0.001)
+
+            def read() -> None:
+                got = 0
+                while got < 100_000:
+                    got += len(client.recv(1 << 18))
+
+            await asyncio.to_thread(read)
+            assert 30_000 < served.echoes[1].stream.held_bytes < 50_000
+
+
 @pytest.mark.parametrize(
     "sent", [b"AMQP\x03\x01\x00\x00" * 4, b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x00"]
 )

@@ -17,7 +17,6 @@ import contextlib
 import errno
 import logging
 import socket
-import ssl as ssl_module
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -55,20 +54,15 @@ class Listener:
         *,
         admission: Admission,
         face: Face,
-        ssl: ssl_module.SSLContext | None = None,
-        handshake_timeout_s: float | None = None,
     ) -> None:
-        """make_protocol: for a connection with a ticket, which the protocol ends when the connection is lost.
-
-        ssl: for TLS in the event loop; None if the protocol does TLS, or without TLS. HTTP connections over
-        the limits are admitted as Face.HEALTH while there is room for that.
+        """make_protocol: for a connection with a ticket, which the protocol ends when the connection is lost;
+        it does TLS (``tls``). HTTP connections over the limits are admitted as Face.HEALTH while there is
+        room for that.
         """
         self.sockets = tuple(sockets)
         self._make_protocol = make_protocol
         self._admission = admission
         self._face = face
-        self._ssl = ssl
-        self._handshake_timeout_s = handshake_timeout_s
         self._loop = asyncio.get_running_loop()
         self._tasks = TaskOwner(f"listener for {face.value}")
         self._waiting: OrderedDict[object, deque[tuple[socket.socket, Ticket]]] = OrderedDict()
@@ -174,27 +168,18 @@ class Listener:
         self._connect_next()
 
     async def _connect(self, accepted: socket.socket, ticket: Ticket) -> None:
-        """Create the event loop's transport, with TLS if the event loop does it."""
+        """Create the event loop's transport."""
         if accepted.fileno() < 0:
             return  # displaced before it started
-        task = asyncio.current_task()
-        assert task is not None
-        # Without TLS the transport exists in the next turn of the loop, with a way to abort it.
-        ticket.close = (lambda: None) if self._ssl is None else task.cancel
-        timeout_s = None if self._ssl is None else self._handshake_timeout_s
+        ticket.close = lambda: None  # the transport exists in the next turn of the loop
         try:
             protocol = self._make_protocol(ticket)
         except BaseException:
             accepted.close()  # no other owner yet
             raise
         try:
-            transport, _ = await self._loop.connect_accepted_socket(
-                lambda: protocol,
-                accepted,
-                ssl=self._ssl,
-                ssl_handshake_timeout=timeout_s,
-            )
-        except (OSError, TimeoutError) as error:  # ssl.SSLError is an OSError
+            transport, _ = await self._loop.connect_accepted_socket(lambda: protocol, accepted)
+        except OSError as error:
             _logger.info("A connection ended before it began: %s.", error)
             ticket.end()
         else:

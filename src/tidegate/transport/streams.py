@@ -19,7 +19,7 @@ from tidegate.transport.admission import Admission, Face, Ticket
 from tidegate.transport.listener import Listener, listening_sockets
 from tidegate.transport.peers import peer_name_of
 from tidegate.transport.proxy import HttpProxy
-from tidegate.transport.tls import CONNECTED_AT, HANDSHAKE_TIMEOUT_S, TlsServerConnection
+from tidegate.transport.tls import CONNECTED_AT, HANDSHAKE_TIMEOUT_S, TlsServerConnection, held_by
 from tidegate.transport.turns import Turns
 
 READ_BUFFER_BYTES: Final = 256 * 1024
@@ -91,10 +91,10 @@ class ByteStream(ABC):
 
     @property
     def held_bytes(self) -> int:
-        """Bytes kept for the peer: unsent ones, and incomplete input."""
+        """Bytes kept for the peer: unsent ones, incomplete input, and the pipes of TLS."""
         if self._transport is None or self._has_ended:
             return 0
-        return self._transport.get_write_buffer_size()
+        return held_by(self._transport)
 
     @property
     def age_s(self) -> float:

@@ -19,14 +19,26 @@ from tidegate.transport.turns import Share, Turns
 
 _logger = logging.getLogger(__name__)
 
+_Inner = asyncio.BufferedProtocol | asyncio.Protocol
+
 HANDSHAKE_TIMEOUT_S: Final = 10.0
 """A client that has not finished its handshake by then is disconnected; the service may set another time."""
 
 CONNECTED_AT: Final = "connected_at"
 """Extra information of the inner transport: when the client connected, on the event loop's clock."""
 
-_PIECE_BYTES: Final = 64 * 1024
-"""Bytes given to OpenSSL at once: its in-memory pipes never shrink, so a connection may keep this much."""
+_PIPE_BYTES: Final = 16 * 1024
+"""Bytes given to OpenSSL at once, in either direction: its in-memory pipes never shrink, so a connection
+keeps as much, and a third more, of each. Our choice: a record of TLS has at most this much."""
+
+_ROUND_BYTES: Final = 64 * 1024
+"""Received bytes that are decrypted before others may have a turn."""
+
+
+def held_by(transport: asyncio.Transport) -> int:
+    """Bytes that a connection keeps in its transport: unsent ones and, with TLS of this module, others."""
+    unsent = transport.get_write_buffer_size()
+    return unsent + transport.held_bytes if isinstance(transport, TlsServerConnection) else unsent
 
 
 class HandshakeFailures:
@@ -54,20 +66,22 @@ class HandshakeFailures:
 class TlsServerConnection(asyncio.BufferedProtocol, asyncio.Transport):
     """The protocol of a socket's transport, and the transport of an inner protocol without TLS.
 
-    The inner protocol is also a BufferedProtocol, created and connected after the handshake.
+    The inner protocol is created and connected after the handshake.
     """
 
     def __init__(
         self,
         context: ssl.SSLContext,
-        make_protocol: Callable[[], asyncio.BufferedProtocol],
+        make_protocol: Callable[[], _Inner],
         *,
         read_buffer: memoryview,
+        plain_buffer: memoryview | None = None,
         handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
         on_ended: Callable[[], None] | None = None,
         turns: Turns | None = None,
     ) -> None:
         """read_buffer: for encrypted bytes; shared with other connections of the same event loop.
+        plain_buffer: the same for decrypted ones, of protocols without a buffer.
 
         on_ended: called when the socket has closed, even before the handshake is done. turns: for decryption;
         None: decrypt immediately.
@@ -77,9 +91,10 @@ class TlsServerConnection(asyncio.BufferedProtocol, asyncio.Transport):
         self._ssl = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self._make_protocol = make_protocol
         self._buffer = read_buffer
+        self._plain_buffer = plain_buffer
         self._on_ended = on_ended
         self._socket: asyncio.Transport | None = None
-        self._protocol: asyncio.BufferedProtocol | None = None
+        self._protocol: _Inner | None = None
         """None during the handshake."""
         self._handshake_timeout_s = handshake_timeout_s
         self._handshake_deadline: asyncio.TimerHandle | None = None
@@ -89,7 +104,9 @@ class TlsServerConnection(asyncio.BufferedProtocol, asyncio.Transport):
         self._is_closing = False
         self._share = Share(None if turns is None else turns.for_arrivals, self._work)
         self._encrypted = memoryview(b"")  # received, and not given to OpenSSL yet
+        self._round_bytes = 0  # of them, in this round
         self._is_more_decrypted = False
+        self._fed_max = self._flushed_max = 0
 
     # --- the protocol of the socket ---
 
@@ -124,7 +141,7 @@ class TlsServerConnection(asyncio.BufferedProtocol, asyncio.Transport):
     def connection_lost(self, exc: Exception | None) -> None:
         self._is_closing = True
         self._share.close()
-        self._encrypted = memoryview(b"")
+        self._encrypted, self._round_bytes = memoryview(b""), 0
         self._end_handshake()
         if self._on_ended is not None:
             self._on_ended()
@@ -147,8 +164,8 @@ class TlsServerConnection(asyncio.BufferedProtocol, asyncio.Transport):
             return
         view = memoryview(data)
         try:
-            for start in range(0, len(view), _PIECE_BYTES):
-                self._ssl.write(view[start : start + _PIECE_BYTES])
+            for start in range(0, len(view), _PIPE_BYTES):
+                self._ssl.write(view[start : start + _PIPE_BYTES])
                 self._flush()
         except ssl.SSLError as error:
             self._break(error)
@@ -161,14 +178,27 @@ class TlsServerConnection(asyncio.BufferedProtocol, asyncio.Transport):
         """Encrypted bytes that are not sent yet."""
         return self._transport.get_write_buffer_size() + self._outgoing.pending
 
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that are kept beside unsent ones: received ones that wait, and OpenSSL's pipes."""
+        return len(self._encrypted) + (self._fed_max + self._flushed_max) * 4 // 3
+
     def get_extra_info(self, name: str, default: object = None) -> Any:
-        """The socket transport's information, and CONNECTED_AT."""
+        """The socket transport's information, CONNECTED_AT, and the context as asyncio's TLS names it."""
         if name == CONNECTED_AT:
             return self._connected_at
+        if name == "sslcontext":
+            return self._ssl.context
         return self._transport.get_extra_info(name, default)
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self._protocol = cast(_Inner, protocol)
 
     def is_closing(self) -> bool:
         return self._is_closing
+
+    def can_write_eof(self) -> bool:
+        return False
 
     def pause_reading(self) -> None:
         self._is_reading_paused = True
@@ -209,9 +239,7 @@ class TlsServerConnection(asyncio.BufferedProtocol, asyncio.Transport):
         """Decrypt, a piece at a time; returns whether more is left when the time is over."""
         while self._has_work:
             self._is_more_decrypted = False
-            piece, self._encrypted = self._encrypted[:_PIECE_BYTES], self._encrypted[_PIECE_BYTES:]
-            if piece:
-                self._incoming.write(piece)
+            self._round_bytes = min(_ROUND_BYTES, len(self._encrypted))
             self._advance()
             if self._share.is_time_over:
                 break
@@ -254,7 +282,14 @@ class TlsServerConnection(asyncio.BufferedProtocol, asyncio.Transport):
     def _shake_hands(self) -> bool:
         """One step; returns True if it was the last. Raises SSLWantReadError if the client must send next."""
         try:
-            self._ssl.do_handshake()
+            while True:
+                try:
+                    self._ssl.do_handshake()
+                except ssl.SSLWantReadError:
+                    if not self._feed():
+                        raise
+                else:
+                    break
         except ssl.SSLWantReadError:
             raise
         except ssl.SSLError as error:
@@ -269,22 +304,49 @@ class TlsServerConnection(asyncio.BufferedProtocol, asyncio.Transport):
 
     def _hand_on(self) -> None:
         """Pass decrypted bytes to the protocol, a buffer at a time, until more must arrive."""
-        assert self._protocol is not None
         while not self._is_reading_paused and not self._is_closing:
-            buffer = cast(memoryview, self._protocol.get_buffer(-1))
+            protocol, plain = self._protocol, self._plain_buffer  # the protocol may set another
+            if isinstance(protocol, asyncio.BufferedProtocol):
+                buffer = cast(memoryview, protocol.get_buffer(-1))
+            else:
+                assert plain is not None
+                buffer = plain
             filled = 0
             try:
                 while filled < len(buffer):
-                    count = cast(int, self._ssl.read(len(buffer) - filled, buffer[filled:]))
-                    if not count:
-                        raise ssl.SSLZeroReturnError
-                    filled += count
+                    filled += self._read(buffer[filled:])
             finally:
-                if filled:
-                    self._protocol.buffer_updated(filled)
+                if filled and isinstance(protocol, asyncio.BufferedProtocol):
+                    protocol.buffer_updated(filled)
+                elif filled:
+                    cast(asyncio.Protocol, protocol).data_received(bytes(buffer[:filled]))
+
+    def _read(self, buffer: memoryview) -> int:
+        """Decrypt into ``buffer``, or give OpenSSL more. Raises SSLWantReadError if there is no more."""
+        try:
+            count = cast(int, self._ssl.read(len(buffer), buffer))
+        except ssl.SSLWantReadError:
+            if not self._feed():
+                raise
+            return 0
+        if not count:
+            raise ssl.SSLZeroReturnError
+        return count
+
+    def _feed(self) -> bool:
+        """Give OpenSSL the next received bytes of this round; returns whether there were any."""
+        size = min(self._round_bytes, _PIPE_BYTES)
+        if size:
+            self._incoming.write(self._encrypted[:size])
+            self._encrypted = self._encrypted[size:]
+            self._round_bytes -= size
+            self._fed_max = max(self._fed_max, size)
+        return size > 0
 
     def _flush(self) -> None:
-        if self._outgoing.pending and not self._transport.is_closing():
+        pending = self._outgoing.pending
+        if pending and not self._transport.is_closing():
+            self._flushed_max = max(self._flushed_max, pending)
             self._transport.write(self._outgoing.read())
 
     def _break(self, error: ssl.SSLError) -> None:

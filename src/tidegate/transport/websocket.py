@@ -131,8 +131,10 @@ class WebSocketStream(ByteStream, asyncio.Protocol):
 
     @property
     def held_bytes(self) -> int:
-        """Unsent bytes, and those of an incomplete frame."""
-        return 0 if self._has_ended else super().held_bytes + len(self._protocol.reader.buffer)
+        """Those of any stream, and of an incomplete frame."""
+        if self._has_ended:
+            return 0
+        return super().held_bytes + len(self._unparsed) + len(self._protocol.reader.buffer)
 
     def admit_peer(self) -> None:
         super().admit_peer()

@@ -74,6 +74,11 @@ class RequestParser(h11.Connection):
         return self._start < len(self._received)
 
     @property
+    def received_bytes(self) -> int:
+        """Bytes kept of what waits to be parsed."""
+        return len(self._received)
+
+    @property
     def has_rest(self) -> bool:
         """Whether bytes follow the last event."""
         return self.has_received or len(self.trailing_data[0]) > 0

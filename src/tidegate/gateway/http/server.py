@@ -28,7 +28,8 @@ from tidegate.transport.admission import TICKET, Admission, Face, Ticket
 from tidegate.transport.listener import Listener
 from tidegate.transport.memory import MemoryAccount, MemoryBudget
 from tidegate.transport.peers import IpAddress, parse_address, site_of
-from tidegate.transport.streams import StreamReceiver
+from tidegate.transport.streams import StreamReceiver, new_read_buffer
+from tidegate.transport.tls import TlsServerConnection, held_by
 from tidegate.transport.turns import Share, Turns
 from tidegate.transport.websocket import WebSocketStream
 
@@ -44,6 +45,9 @@ _HEALTH_REQUESTS: Final = (b"GET /health ", b"GET /ready ")
 
 WRITE_TIMEOUT_S: Final = 60.0
 """Time that unsent bytes of answers may wait for their reader (our choice)."""
+
+_UNCOUNTED_BYTES: Final = 4096
+"""What may wait on a connection without being counted (our choice: most requests have less)."""
 
 SHUTDOWN_TIMEOUT_S: Final = 5
 """Time for running requests to end when the service stops; then they are aborted (our choice)."""
@@ -93,7 +97,7 @@ class HttpServer(uvicorn.Server):
         """accept_websocket: gives the receiver of a WebSocket whose handshake is done. admits_origin: whether
         a page of that origin may open one, by a request with that Host header. admission: limits connections,
         shared with AMQP; None: one of its own. turns: in which requests are parsed and
-        WebSockets are served; None: as bytes come. budget: counts answers that wait to be read; None: none.
+        WebSockets are served; None: as bytes come. budget: counts what waits to be read; None: nothing.
         """
         self.turns = turns
         self.budget = budget
@@ -108,6 +112,7 @@ class HttpServer(uvicorn.Server):
         self.work: asyncio.Task[None] | None = None
         self.websockets: set[WebSocketStream] = set()
         """Those that are open."""
+        self._encrypted_buffer, self._plain_buffer = new_read_buffer(), new_read_buffer()
         config = uvicorn.Config(
             application,
             http=_HttpProtocol,
@@ -138,8 +143,6 @@ class HttpServer(uvicorn.Server):
             self._make_protocol,
             admission=self.admission,
             face=Face.HTTP,
-            ssl=self.config.ssl,
-            handshake_timeout_s=self.head_timeout_s,
         )
         self._listener = listener
         self.servers = [listener]  # type: ignore[list-item]  # closed as uvicorn closes its own
@@ -159,10 +162,20 @@ class HttpServer(uvicorn.Server):
         for stream in list(self.websockets):
             stream.abort()
 
-    def _make_protocol(self, ticket: Ticket) -> asyncio.Protocol:
+    def _make_protocol(self, ticket: Ticket) -> asyncio.BaseProtocol:
         protocol = _HttpProtocol(self.config, self.server_state, {})
         protocol.owner, protocol.ticket = self, ticket
-        return protocol
+        if self.config.ssl is None:
+            return protocol
+        return TlsServerConnection(
+            self.config.ssl,
+            lambda: protocol,
+            read_buffer=self._encrypted_buffer,
+            plain_buffer=self._plain_buffer,
+            handshake_timeout_s=self.head_timeout_s,
+            on_ended=ticket.end,
+            turns=self.turns,
+        )
 
     def _make_websocket(self, *, app_state: dict[str, object], **_: object) -> WebSocketStream:
         ticket, client = app_state[TICKET], app_state.get(_CLIENT)
@@ -205,8 +218,9 @@ class _HttpProtocol(H11Protocol):
     _is_writing_paused = False
     _head_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
-    _unread: MemoryAccount | None = None
-    """Counts an answer while its reader is slow."""
+    _waiting: MemoryAccount | None = None
+    """Counts what waits, if it is much: answers for their reader, a body for the application, requests sent
+    ahead, and what TLS keeps."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -234,19 +248,14 @@ class _HttpProtocol(H11Protocol):
         super().pause_writing()
         self._is_writing_paused = True
         self._start_write_timer()
-        if self.owner.budget is not None and self._unread is None:
-            transport = self.transport
-            self._unread = self.owner.budget.open_account(
-                transport.get_write_buffer_size, end=transport.abort
-            )
-            self._unread.update()
+        self._count_waiting()
 
     def resume_writing(self) -> None:
         # A closing transport still waits until the rest is read.
         if not self.transport.is_closing():
             self._stop_write_timer()
         self._is_writing_paused = False
-        self._stop_counting()
+        self._count_waiting()
         cycle: RequestResponseCycle | None = self.cycle
         if cycle is None or cycle.response_complete:
             self.ticket.end_request()
@@ -290,6 +299,7 @@ class _HttpProtocol(H11Protocol):
         else:
             self._follow_body()
         self._follow_input()
+        self._count_waiting()
         return self._parser.has_work and not self.transport.is_closing()
 
     def _follow_input(self) -> None:
@@ -306,7 +316,9 @@ class _HttpProtocol(H11Protocol):
     def on_response_complete(self) -> None:
         if not self._is_writing_paused:
             self.ticket.end_request()
+        self.cycle.body.clear()  # what was not read
         super().on_response_complete()
+        self._count_waiting()
         self._limit_closing()
         if self._is_discarding or self.conn.our_state is h11.SEND_RESPONSE:  # the next was sent ahead
             self._follow_body()
@@ -399,10 +411,22 @@ class _HttpProtocol(H11Protocol):
             return  # the token came with the head
         self._refuse(408, f"No complete request came within {self._head_timeout_s:g} s.")
 
+    def _count_waiting(self) -> None:
+        if self._waiting is not None:
+            self._waiting.update()
+        elif self.owner.budget is not None and self._measure_waiting() > _UNCOUNTED_BYTES:
+            self._waiting = self.owner.budget.open_account(self._measure_waiting, end=self.transport.abort)
+            self._waiting.update()
+
+    def _measure_waiting(self) -> int:
+        cycle: RequestResponseCycle | None = self.cycle
+        body_bytes = 0 if cycle is None else len(cycle.body)
+        return held_by(self.transport) + body_bytes + self._parser.received_bytes
+
     def _stop_counting(self) -> None:
-        if self._unread is not None:
-            self._unread.close()
-            self._unread = None
+        if self._waiting is not None:
+            self._waiting.close()
+            self._waiting = None
 
     def _refuse(self, status: int, detail: str) -> None:
         """Answer without a request, and close; only close if an answer was already sent."""
