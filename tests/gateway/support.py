@@ -86,6 +86,8 @@ class Pair:
         self.handler = ConnectionHandler(self.owner, age_s=age_s)
         self.server = Connection(ConnectionConfiguration("service"), role=Role.SERVER, now=now)
         self.handler.attach_driver(cast(AmqpDriver, self), self.server)
+        self.stop_visits = broker.authorizer.add_change_listener(self.handler.on_rights_changed)
+        """Ends what the gateway does after a change of rights."""
         client.setdefault("sasl_mechanism", "ANONYMOUS")
         self.client = Connection(
             ConnectionConfiguration("client", hostname=HOST, **client), role=Role.CLIENT, now=now

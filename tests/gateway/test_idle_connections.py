@@ -89,6 +89,37 @@ async def test_with_a_link_to_a_deleted_hub(broker: Broker, clock: SetClock) -> 
     assert error.condition == "amqp:unauthorized-access"
 
 
+async def test_with_a_token_that_has_expired(broker: Broker, clock: SetClock) -> None:
+    """A token that ran out is none, whatever the client asks since: others need the place."""
+    pair = Pair(broker, clock, idle_limits=IdleLimits(0.05, 600.0))
+    expiry = int(clock.now.timestamp()) + 100
+    assert pair.put_token(broker, f"sb://{HOST}/hub", expiry=expiry).status_code == 202
+    assert not pair.handler.claims.is_empty
+    clock.advance(101)
+    pair.handler.on_rights_changed()  # as the token's timer does
+    assert "50 milliseconds" in await _closed_with(pair)
+
+
+async def test_with_another_token_in_time(broker: Broker, clock: SetClock) -> None:
+    """A client that renews its token a little late keeps its connection."""
+    pair = Pair(broker, clock, idle_limits=IdleLimits(0.05, 600.0))
+    other = Pair(broker, clock, idle_limits=IdleLimits(0.1, 600.0))
+    expiry = int(clock.now.timestamp()) + 100
+    assert pair.put_token(broker, f"sb://{HOST}/hub", expiry=expiry).status_code == 202
+    clock.advance(101)
+    pair.handler.on_rights_changed()
+    assert pair.put_token(broker, f"sb://{HOST}/hub").status_code == 202
+    await _closed_with(other)
+    assert not pair.owner.ended
+
+
+async def test_changes_of_rights_prolong_nothing(broker: Broker, clock: SetClock) -> None:
+    """A manager's changes leave a stranger, or one who has lost a right, no more time."""
+    stranger = Pair(broker, clock, idle_limits=IdleLimits(600.0, 600.0), age_s=599.95)
+    await broker.create_policy("hub", "other", [Claim.SEND])
+    await _closed_with(stranger)
+
+
 @pytest.mark.slow
 async def test_requests_count_as_use(broker: Broker, clock: SetClock) -> None:
     """Whoever asks $management now and then is not let go."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import tracemalloc
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,12 +17,13 @@ from tidegate.amqp.events import ConnectionClosed, DeliveriesSettled, LinkDetach
 from tidegate.amqp.link import ReceiverLink, SenderLink
 from tidegate.amqp.message import Message, MessageId, Properties, decode_message, encode_message
 from tidegate.amqp.performatives import Accepted, Rejected
-from tidegate.broker import Broker, Claim, attempts
+from tidegate.broker import Broker, Claim, Partition, attempts
 from tidegate.gateway.amqp import claims, ingress
 from tidegate.gateway.amqp.idle_guard import IdleLimits
 from tidegate.gateway.amqp.server import AmqpGateway
 from tidegate.model.audience import entity_path
 from tidegate.model.errors import UnauthorizedError
+from tidegate.model.position import EventPosition
 from tidegate.model.sas import make_sas_token
 from tidegate.transport.clock import SystemClock
 from tidegate.transport.memory import MemoryBudget
@@ -357,6 +359,30 @@ async def test_events_that_are_rewritten_count_as_memory(pair: Pair, monkeypatch
     await _fill(pair, 1, events=300, target="hub/Publishers/p")
     assert max(held) - before > 300 * (len(_EVENT) + 160)
     assert _held(pair) == before
+
+
+async def test_attaches_that_wait_for_the_disk_count_with_their_values(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Protects memory while a disk is stuck: decoded properties take twenty times their bytes."""
+    is_answering, resolve = asyncio.Event(), Partition.resolve
+
+    async def late(self: Partition, position: EventPosition, *, is_lost_refused: bool = False) -> int:
+        await is_answering.wait()
+        return await resolve(self, position, is_lost_refused=is_lost_refused)
+
+    monkeypatch.setattr(Partition, "resolve", late)
+    before = pair.held_bytes
+    source = "hub/ConsumerGroups/$Default/Partitions/0"
+    many: dict[str, object] = {"many": [[] for _ in range(3000)]}
+    link = pair.session.attach_receiver("r", source=source, target="client", properties=many)
+    pair.exchange()
+    await asyncio.sleep(0)
+    assert pair.held_bytes - before > 3000 * sys.getsizeof([])
+    is_answering.set()
+    await pair.wait_for(lambda: link.is_open)
+    await asyncio.gather(*pair.owner.tasks)
+    assert pair.held_bytes - before < 1000  # an answer about its rights
 
 
 async def test_a_delayed_refusal_keeps_little_of_its_request(

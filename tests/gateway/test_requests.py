@@ -103,11 +103,11 @@ async def test_expired_token_ends_open_links(stranger: Pair, broker: Broker, clo
     clock.advance(90)
     stranger.put_token(broker, f"sb://{HOST}/hub", expiry=expiry + 100)
     clock.advance(50)
-    stranger.handler._on_claims_expired()
+    stranger.handler.on_rights_changed()
     stranger.exchange()
     assert link.is_open
     clock.advance(100)
-    stranger.handler._on_claims_expired()
+    stranger.handler.on_rights_changed()
     stranger.exchange()
     error = stranger.error_of(link)
     assert error is not None

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tidegate.transport.sliced_work import SlicedWork
+from tidegate.transport.sliced_work import SlicedWork, Visits
 from tidegate.transport.tasks import TaskOwner
 from tidegate.transport.turns import Turns
 
@@ -54,6 +54,22 @@ async def test_others_have_their_turns() -> None:
     assert first == second == list(range(0, 50, 2))
     assert all(abs(order[:end].count("a") - order[:end].count("b")) <= 2 for end in range(len(order)))
     assert turns >= 100
+
+
+async def test_visits_take_turns_with_the_loop_and_leave_nobody_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Many are visited some at a time, and again after another start; those that wait come first."""
+    monkeypatch.setattr("tidegate.transport.sliced_work._VISITED_AT_ONCE", 2)
+    visited: list[int] = []
+    visits = Visits(lambda: range(5), visited.append)
+    visits.start()
+    assert visited == [0, 1]
+    visits.start()  # once more, also for those that were visited
+    assert visited == [0, 1]
+    for _ in range(4):
+        await asyncio.sleep(0)
+    assert visited == [0, 1, 2, 3, 4, 0, 1]
 
 
 async def test_an_address_with_much_work_waits_for_another() -> None:

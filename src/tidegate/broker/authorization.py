@@ -141,6 +141,8 @@ class Authorizer:
         """
         self._host_names = HostNames()
         self._names_version = 0  # see ``Grant.names_version``
+        self.revision = 0
+        """Grows with each change of rights, before the listeners are called."""
         self._is_event_hub = is_event_hub
         self._scopes: dict[str, dict[str, SharedAccessPolicy]] = {_NAMESPACE: {}}
         self._policy_ids: dict[tuple[str, str], object] = {}
@@ -313,6 +315,7 @@ class Authorizer:
 
     def announce_change(self) -> None:
         """Call the listeners, because something else that rights depend on has changed."""
+        self.revision += 1
         self._listeners.call()
 
     def _index_keys(

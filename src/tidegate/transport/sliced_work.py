@@ -7,13 +7,45 @@ ms for it (``sys.getswitchinterval``).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable, Iterator
-from typing import TypeVar
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from itertools import islice
+from typing import Final, Generic, TypeVar
 from weakref import WeakValueDictionary
 
 from tidegate.transport.turns import Share, Turns
 
 T = TypeVar("T")
+H = TypeVar("H", bound=Hashable)
+
+_VISITED_AT_ONCE: Final = 200
+"""Our choice: a connection or a session takes some microseconds."""
+
+
+class Visits(Generic[H]):
+    """Calls a function with each of many, some in each pass of the event loop."""
+
+    def __init__(self, find_all: Callable[[], Iterable[H]], visit: Callable[[H], object]) -> None:
+        """visit: must not raise; may be called with one that was found and has gone since."""
+        self._find_all = find_all
+        self._visit = visit
+        self._waiting: dict[H, None] = {}
+        self._is_running = False
+
+    def start(self) -> None:
+        """Visit all that there are now: some at once. Those that wait from before keep their place, so that
+        frequent starts leave nothing unvisited."""
+        self._waiting |= dict.fromkeys(self._find_all())
+        if not self._is_running:
+            self._work()
+
+    def _work(self) -> None:
+        self._is_running = False
+        for each in list(islice(self._waiting, _VISITED_AT_ONCE)):
+            del self._waiting[each]
+            self._visit(each)
+        if self._waiting:
+            self._is_running = True
+            asyncio.get_running_loop().call_soon(self._work)
 
 
 class SlicedWork:

@@ -31,6 +31,7 @@ from tidegate.model.errors import UnauthorizedError
 from tidegate.model.hosts import split_authority
 from tidegate.transport.admission import authenticate_peer
 from tidegate.transport.peers import TrustedProxies, is_from_this_machine
+from tidegate.transport.sliced_work import Visits
 
 T = TypeVar("T")
 
@@ -97,7 +98,9 @@ class Sessions:
         self._clock = clock
         self._sessions: OrderedDict[str, Session] = OrderedDict()
         self._on_end: Callable[[Session], None] = lambda session: None
-        self._remove_listener = access.add_change_listener(self._end_those_without_rights)
+        # A session without rights can do nothing: the visit ends its streams.
+        visits = Visits(lambda: self._sessions, self._end_without_rights)
+        self._remove_listener = access.add_change_listener(visits.start)
 
     def call_at_end(self, on_end: Callable[[Session], None]) -> None:
         """Call ``on_end`` with each session that ends; it must neither block nor raise."""
@@ -144,8 +147,9 @@ class Sessions:
         authenticate_peer(request.scope)
         return session, rights
 
-    def _end_those_without_rights(self) -> None:
-        for session in list(self._sessions.values()):
+    def _end_without_rights(self, session_id: str) -> None:
+        session = self._sessions.get(session_id)
+        if session is not None:
             self.rights(session)
 
     def _is_local(self, request: HTTPConnection) -> bool:

@@ -1,9 +1,9 @@
 """The rights of one connection: the tokens it has presented, checked at each use.
 
 Expiry is enforced twice: ``require`` refuses an expired token, and the owner is called back when the next
-token expires, to check the links that are already open. The same holds when a policy, a key or a publisher is
-removed. Tokens are checked again before their next use, not within the change: it reaches all connections,
-and each may have thousands.
+token expires, to check the links that are already open. When a policy, a key or a publisher is removed,
+tokens are checked again before their next use, not within the change: it reaches all connections, and each
+may have thousands.
 """
 
 from __future__ import annotations
@@ -44,26 +44,25 @@ class ConnectionClaims:
         clock: Clock,
         on_loss: Callable[[], None],
         *,
-        on_first: Callable[[], None] | None = None,
+        on_admitted: Callable[[], None] = lambda: None,
         find_peer: Callable[[], Peer] = lambda: UNKNOWN_PEER,
         add_held: Callable[[int], None] = lambda change: None,
     ) -> None:
-        """on_loss: called on the event loop when a grant has expired, or may have been revoked. on_first:
-        called when the first token or key was accepted. find_peer: returns who presents the tokens. add_held:
-        counts bytes that are held for the client.
+        """on_loss: called on the event loop when a grant has expired. on_admitted: called when a token or key
+        is accepted while none is valid. find_peer: returns who presents the tokens. add_held: counts bytes
+        that are held for the client.
         """
         self._add_held = add_held
         self._find_peer = find_peer
         self._broker = broker
         self._clock = clock
         self._on_loss = on_loss
-        self._on_first = on_first
+        self._on_admitted = on_admitted
         self._grants: dict[Audience, Grant] = {}
         self._index: _Index | None = None  # None: the grants have changed
-        self._is_change_unseen = False  # of policies, since the grants were checked
+        self._revision = broker.authorizer.revision  # for which the grants were checked
         # Paths of grants whose key or policy is gone, for the error of a later request.
         self._lost: set[EntityPath] = set()
-        self._remove_listener: Callable[[], None] | None = None
         # Cached answers of ``require``, which is called for every batch: until when (path, claim) is
         # permitted.
         self._permitted_until: dict[tuple[EntityPath, Claim | None], int] = {}
@@ -77,9 +76,11 @@ class ConnectionClaims:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no token or key was accepted yet: the client is unauthenticated."""
+        """Whether no accepted token or key is valid: the client is not, or no longer, authenticated."""
         self._see_change()
-        return not self._grants
+        now = self._clock.now_utc().timestamp()
+        # The last one is put last by most clients.
+        return not any(now < grant.expiry for grant in reversed(self._grants.values()))
 
     def put_token(self, token: str, *, token_type: str, audience: str) -> None:
         """Verify a token presented for ``audience`` and keep what it allows, in place of an earlier one.
@@ -137,6 +138,7 @@ class ConnectionClaims:
 
         token: presented with the request, and valid only for it.
         """
+        self._see_change()
         now_utc = self._clock.now_utc()
         if now_utc.timestamp() < self._permitted_until.get((path, claim), 0):
             return
@@ -194,14 +196,11 @@ class ConnectionClaims:
     def close(self) -> None:
         """Forget everything, including the owner."""
         peer = self._find_peer()  # requests that are not finished yet are still recorded as its own
-        self._on_first, self._find_peer = None, lambda: peer
-        self._on_loss = lambda: None
+        self._find_peer = lambda: peer
+        self._on_loss = self._on_admitted = lambda: None
         self._forget(list(self._grants))
         self._changed()
         self._add_held = lambda change: None
-        if self._remove_listener is not None:
-            self._remove_listener()
-            self._remove_listener = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -222,19 +221,16 @@ class ConnectionClaims:
         self._answers_bytes = 0
 
     def _keep(self, grants: Mapping[Audience, Grant]) -> None:
-        self._see_change()
+        was_empty = self.is_empty
         self._require_room(grants)
+        if was_empty:
+            self._on_admitted()
         self._forget(grants)
         self._grants.update(grants)
         self._add_held(sum(_held_bytes(audience, grant) for audience, grant in grants.items()))
-        if self._on_first is not None:
-            self._on_first()
-            self._on_first = None
         self._lost.difference_update(audience.path for audience in grants)
         self._changed()
         self._set_timer()
-        if self._remove_listener is None:
-            self._remove_listener = self._broker.authorizer.add_change_listener(self._on_change)
 
     def _require_room(self, grants: Mapping[Audience, Grant]) -> None:
         if self._count_with(grants) > GRANTS_MAX:
@@ -258,17 +254,14 @@ class ConnectionClaims:
             if grant is not None:
                 self._add_held(-_held_bytes(audience, grant))
 
-    def _on_change(self) -> None:
-        self._is_change_unseen = True
-        self._forget_answers()
-        self._on_loss()
-
     def _see_change(self) -> None:
         """Drop the grants that are no longer valid, if policies have changed since the last call."""
-        if not self._is_change_unseen:
+        authorizer = self._broker.authorizer
+        if self._revision == authorizer.revision:
             return
-        self._is_change_unseen = False
-        is_in_force = self._broker.authorizer.is_in_force
+        self._revision = authorizer.revision
+        self._forget_answers()
+        is_in_force = authorizer.is_in_force
         gone = [audience for audience, grant in self._grants.items() if not is_in_force(grant)]
         if gone:
             self._forget(gone)

@@ -22,6 +22,7 @@ from typing import Any, Protocol, TypeVar
 from tidegate.amqp import events
 from tidegate.amqp.connection import Connection
 from tidegate.amqp.errors import CONNECTION_FORCED, ResourceLimitError
+from tidegate.amqp.limits import value_bytes
 from tidegate.amqp.link import Link, SenderLink
 from tidegate.amqp.performatives import Attach, Error
 from tidegate.broker import Broker, Door, Peer
@@ -65,7 +66,7 @@ _CONGESTED_BYTES = 16 * 1024
 choice)."""
 
 _WAITING_ATTACH_BYTES = 16 * 1024
-"""Memory of an attach that waits for the log, beside its link (measured: 5,000 hold 80 MB)."""
+"""Memory of an attach that waits for the log, beside its link and its values (measured: 5,000 hold 80 MB)."""
 
 _JUDGED_AT_ONCE = 50
 _TOLD_AT_ONCE = 20
@@ -115,8 +116,8 @@ class ConnectionHandler:
         self.claims = ConnectionClaims(
             owner.broker,
             owner.clock,
-            self._on_claims_expired,
-            on_first=self._on_admitted,
+            self.on_rights_changed,
+            on_admitted=self._on_admitted,
             find_peer=self._find_peer,
             add_held=self.add_held,
         )
@@ -132,6 +133,7 @@ class ConnectionHandler:
             owner.idle_limits, lambda: not self.claims.is_empty, self._on_idle, age_s=age_s
         )
         self._is_stalled_by_window = False
+        self._is_admitted = False
         self._anonymous_links = 0
         self._unacknowledged_bytes = 0
         self._is_reading_paused = False
@@ -141,8 +143,10 @@ class ConnectionHandler:
         self._unjudged: dict[Link, None] = {}
         """Links to check again before anything is sent on them; the first has waited longest."""
         self._are_all_unjudged = False
-        """Whether the next turn adds all links to them: a change of rights reaches all connections in one
-        step."""
+        """Whether the next turn adds all links to them."""
+        self._judged_revision = owner.broker.authorizer.revision
+        """Of the rights for which links were checked, or are in ``_unjudged``: a turn may come before
+        ``on_rights_changed``."""
         self._losers: dict[Link, TidegateError] = {}
         """Links that may no longer be used: their nodes are closed, and they wait to be detached with the
         reason."""
@@ -206,9 +210,13 @@ class ConnectionHandler:
         While links wait to be checked or detached, every other turn sends: policies of others may change
         faster than thousands of links are checked.
         """
-        if self._are_all_unjudged:
-            self._are_all_unjudged = False
+        revision = self._owner.broker.authorizer.revision
+        if self._are_all_unjudged or self._judged_revision != revision:
+            self._are_all_unjudged, self._judged_revision = False, revision
             self._unjudged |= dict.fromkeys(self._nodes)
+            if self._is_admitted and self.claims.is_empty:
+                self._is_admitted = False
+                self._idle_guard.note_loss()
         pump = next(iter(self._pumps), None)
         if pump is not None and (self._is_sending_next or not (self._unjudged or self._losers)):
             self._is_sending_next = False
@@ -317,6 +325,13 @@ class ConnectionHandler:
 
     # -- for the gateway
 
+    def on_rights_changed(self) -> None:
+        """A token expired, a policy changed, or an event hub was deleted: check all tokens and links, and
+        detach those that may no longer be used, in this connection's turns: there may be thousands."""
+        if self._is_admitted and self._driver is not None:
+            self._are_all_unjudged = True
+            self._driver.request_turn()
+
     def stop(self) -> None:
         """The service stops: close the connection once all received data is durable and acknowledged."""
         self._is_stopping = True
@@ -357,7 +372,8 @@ class ConnectionHandler:
             self.start_task(self._finish_attaching(link, attach, opened), "attach")
 
     async def _finish_attaching(self, link: Link, attach: Attach, opening: Awaitable[OpenedNode]) -> None:
-        self.add_held(_WAITING_ATTACH_BYTES)
+        held_bytes = _WAITING_ATTACH_BYTES + value_bytes(attach)
+        self.add_held(held_bytes)
         try:
             opened = await opening
             # Again: a policy may have changed meanwhile.
@@ -373,7 +389,7 @@ class ConnectionHandler:
             else:  # The client, or the connection, has gone meanwhile.
                 opened.node.close()
         finally:
-            self.add_held(-_WAITING_ATTACH_BYTES)
+            self.add_held(-held_bytes)
         self.schedule_flush()
 
     def _refuse(self, link: Link, attach: Attach, error: Exception) -> None:
@@ -408,6 +424,7 @@ class ConnectionHandler:
             self._drop(link)
 
     def _on_admitted(self) -> None:
+        self._is_admitted = True
         if self._driver is not None:
             self._driver.admit_peer()
 
@@ -427,13 +444,6 @@ class ConnectionHandler:
             if _is_for_events(node):
                 self._idle_guard.remove_link()
         self._wake_stalled()
-
-    def _on_claims_expired(self) -> None:
-        """A token expired, a policy changed, or an event hub was deleted: check all links, and detach those
-        that may no longer be used, in this connection's turns, because there may be thousands."""
-        if self._nodes and self._driver is not None:
-            self._are_all_unjudged = True
-            self._driver.request_turn()
 
     def _judge(self, link: Link) -> None:
         """Close a link that may no longer be used; its detach follows."""
@@ -513,7 +523,7 @@ class ConnectionHandler:
         return self._driver.peer_name if self._driver is not None else "a client"
 
     def _on_over(self) -> None:
-        self._is_over = True
+        self._is_over, self._is_admitted = True, False
         self.claims.close()
         for link in list(self._nodes):
             self._drop(link)

@@ -3,6 +3,7 @@
     no token accepted yet        unauthorized_s from when the client has connected
     no link for events           linkless_s since there was one, or since $management was asked
     a link for events            unlimited
+    no token valid any longer    unauthorized_s from the loss of the last one
 
 Source of the times and the message: the service's closes in MicrosoftDocs/azure-docs#90372 (60,000 ms; our
 default is less) and in Azure/azure-sdk-for-java#15926 and #42987 (300,000 ms, while links to $cbs and
@@ -69,6 +70,12 @@ class IdleGuard:
         """The connection was used without a link for events. Without a token, this changes nothing."""
         if self._is_authorized():
             self._since = self._loop.time()
+
+    def note_loss(self) -> None:
+        """No token is valid any longer: another one is waited for as long as for the first."""
+        self._since = self._loop.time()
+        if self._link_count == 0:
+            self._arm()
 
     def delay_s(self, wanted_s: float) -> float:
         """How long an answer may wait: ``wanted_s``, or less if the connection would end first."""

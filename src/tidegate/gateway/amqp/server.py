@@ -28,7 +28,7 @@ from tidegate.model.limits import EVENT_BYTES_MAX
 from tidegate.transport.admission import Admission
 from tidegate.transport.driver import AmqpDriver, AmqpServer, EventHandler
 from tidegate.transport.memory import MemoryBudget
-from tidegate.transport.sliced_work import SlicedWork
+from tidegate.transport.sliced_work import SlicedWork, Visits
 from tidegate.transport.streams import ByteStream, StreamReceiver
 from tidegate.transport.tasks import TaskOwner
 
@@ -100,10 +100,13 @@ class AmqpGateway:
         """The turns in which connections are served."""
         self.sliced_work = SlicedWork(self.turns)
         """Runs long work of all clients, whatever their protocol."""
+        self.capture_statistics = capture_statistics
         self.management = ManagementService(broker, self.sliced_work, capture_statistics)
         self._is_stopping = False
         self._opened_connections = 0
         self._handlers: set[ConnectionHandler] = set()
+        visits = Visits(lambda: self._handlers, lambda handler: handler.on_rights_changed())
+        self._stop_visits = broker.authorizer.add_change_listener(visits.start)
         self._is_waiting_for_disk = False
         self._waiting_for_disk: dict[ConnectionHandler, None] = {}
         self._all_over = asyncio.Event()
@@ -145,6 +148,7 @@ class AmqpGateway:
             except TimeoutError:
                 _log.warning("%d connections did not end in time and are cut off", len(self._handlers))
         await self._server.close(timeout_s=1.0)
+        self._stop_visits()
         await self._tasks.close()
 
     # -- for connections (``connection_handler.ConnectionOwner``)
