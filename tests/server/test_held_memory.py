@@ -273,10 +273,7 @@ async def test_publishing_is_refused_when_memory_is_exhausted(tmp_path: Path) ->
     budget = MemoryBudget(1000)
     amqp = AmqpGateway(broker, clock=SystemClock(), unacknowledged_bytes_max=1 << 20, budget=budget)
     http = HttpGateway(
-        broker,
-        clock=SystemClock(),
-        amqp=amqp,
-        capture_statistics=dict,
+        amqp,
         is_ready=lambda: True,
         origins=AllowedOrigins.parse(()),
         proxies=TrustedProxies(),

@@ -297,10 +297,7 @@ class TidegateServer:
             # Closed after the HTTP server: a request may still be answered.
             stack.push_async_callback(letters.close)
         http = HttpGateway(
-            broker,
-            clock=self._clock,
-            amqp=amqp,
-            capture_statistics=capture.statistics,
+            amqp,
             is_ready=lambda: self._is_serving,
             origins=AllowedOrigins.parse(settings.allowed_origins),
             proxies=proxies,

@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from tidegate.amqp.errors import INTERNAL_ERROR, NOT_ALLOWED, NOT_FOUND
-from tidegate.broker import Actor, Broker, Claim, acting_as
+from tidegate.broker import Actor, Claim, acting_as
 from tidegate.gateway.administration.dead_letters import DeadLetterKeeper
 from tidegate.gateway.administration.operations import PREFIX
 from tidegate.gateway.amqp.server import AmqpGateway
@@ -36,8 +36,6 @@ from tidegate.gateway.http.publish import Publishing
 from tidegate.gateway.http.server import HttpServer, listening_socket
 from tidegate.gateway.metrics import DiskSpace, MetricsPage, Sources, StoredGroup
 from tidegate.model.audience import NAMESPACE
-from tidegate.model.capture import CaptureStatistics
-from tidegate.model.clock import Clock
 from tidegate.model.errors import ServerBusyError, UnauthorizedError
 from tidegate.transport.peers import TrustedProxies, is_from_this_machine, site_at
 from tidegate.transport.reused import Reused
@@ -49,11 +47,8 @@ class HttpGateway:
 
     def __init__(
         self,
-        broker: Broker,
-        *,
-        clock: Clock,
         amqp: AmqpGateway,
-        capture_statistics: Callable[[], Mapping[str, CaptureStatistics]],
+        *,
         is_ready: Callable[[], bool],
         origins: AllowedOrigins,
         proxies: TrustedProxies,
@@ -65,68 +60,29 @@ class HttpGateway:
         disk_space: Callable[[], DiskSpace | None] = lambda: None,
         dead_letters: DeadLetterKeeper | None = None,
     ) -> None:
-        """amqp: serves AMQP over WebSockets; close it first, so that it ends them in order.
-
-        capture_statistics: of each hub that is captured now, by name. is_ready: whether every port is open
-        and the service is not stopping. origins: of pages that may open WebSockets. proxies: trusted to
-        report their clients' addresses. further_routes: serve all other paths (the console). hsts_max_age_s:
-        sent to browsers that use HTTPS; None: not sent. tls_handshake_failures: since the service started.
-        development_account: who may use it. read_stored_groups: those of the database, for metrics; None
-        while they cannot be read: those of before are shown. disk_space: as last seen. dead_letters: None
-        without a database.
+        """amqp: serves AMQP over WebSockets; close it first, so that it ends them in order. is_ready: whether
+        every port is open and the service is not stopping. origins: of pages that may open WebSockets.
+        proxies: trusted to report their clients' addresses. further_routes: serve all other paths (the
+        console). hsts_max_age_s: sent to browsers that use HTTPS; None: not sent. tls_handshake_failures:
+        since the service started. development_account: who may use it. read_stored_groups: those of the
+        database, for metrics; None while they cannot be read: those of before are shown. disk_space: as last
+        seen. dead_letters: None without a database.
         """
-        self._broker = broker
+        self._broker = broker = amqp.broker
         self._amqp = amqp
         self._is_ready = is_ready
         self._origins = origins
         self._proxies = proxies
-        self._authorizer = RequestAuthorizer(broker, clock)
+        self._authorizer = RequestAuthorizer(broker, amqp.clock)
         self._read_stored_groups = read_stored_groups
         self._stored_groups: Sequence[StoredGroup] = ()
-        self._metrics = MetricsPage(
-            Sources(
-                broker,
-                amqp.connection_counts,
-                capture_statistics,
-                amqp.budget.statistics,
-                amqp.admission.statistics,
-                tls_handshake_failures,
-                disk_space,
-                lambda: self._stored_groups,
-            ),
-            clock,
-        )
+        self._metrics = MetricsPage(self._sources(tls_handshake_failures, disk_space), amqp.clock)
         self._tasks = TaskOwner("HTTP gateway")
         self._servers: list[HttpServer] = []
         self._hsts_max_age_s = hsts_max_age_s
         # Anyone may ask for it, and a thousand partitions take a millisecond.
         self._health_report: Reused[Mapping[str, object]] = Reused()
-        self._sliced_work = sliced_work = amqp.sliced_work
-        administration = Administration(
-            broker,
-            clock=clock,
-            capture_statistics=capture_statistics,
-            sliced_work=sliced_work,
-            budget=amqp.budget,
-            dead_letters=dead_letters,
-        )
-        blobs = BlobDoor(
-            broker, clock=clock, sliced_work=sliced_work, proxies=proxies, development=development_account
-        )
-        self._application = _application(
-            [
-                Route("/health", self._health, methods=["GET"]),
-                Route("/ready", self._ready, methods=["GET"]),
-                Route("/metrics", self._show_metrics, methods=["GET"]),
-                blobs,
-                *administration.routes(),
-                *Publishing(broker, clock=clock, budget=amqp.budget, sliced_work=sliced_work).routes(),
-                *further_routes,
-                *AtomAdministration(
-                    broker, clock=clock, sliced_work=sliced_work, budget=amqp.budget
-                ).routes(),
-            ]
-        )
+        self._application = _application(self._routes(dead_letters, development_account, further_routes))
 
     async def listen(
         self, host: str, port: int, *, ssl_context: ssl.SSLContext | None = None
@@ -159,6 +115,51 @@ class HttpGateway:
         for server in self._servers:
             await server.stop()
         await self._tasks.close()
+
+    def _sources(
+        self, tls_handshake_failures: Callable[[], int], disk_space: Callable[[], DiskSpace | None]
+    ) -> Sources:
+        amqp = self._amqp
+        return Sources(
+            amqp.broker,
+            amqp.connection_counts,
+            amqp.capture_statistics,
+            amqp.budget.statistics,
+            amqp.admission.statistics,
+            tls_handshake_failures,
+            disk_space,
+            lambda: self._stored_groups,
+        )
+
+    def _routes(
+        self,
+        dead_letters: DeadLetterKeeper | None,
+        development_account: DevelopmentAccount,
+        further_routes: Sequence[BaseRoute],
+    ) -> list[BaseRoute]:
+        broker, clock, budget = self._broker, self._amqp.clock, self._amqp.budget
+        sliced_work = self._amqp.sliced_work
+        administration = Administration(
+            broker,
+            clock=clock,
+            capture_statistics=self._amqp.capture_statistics,
+            sliced_work=sliced_work,
+            budget=budget,
+            dead_letters=dead_letters,
+        )
+        proxies = self._proxies
+        return [
+            Route("/health", self._health, methods=["GET"]),
+            Route("/ready", self._ready, methods=["GET"]),
+            Route("/metrics", self._show_metrics, methods=["GET"]),
+            BlobDoor(
+                broker, clock=clock, sliced_work=sliced_work, proxies=proxies, development=development_account
+            ),
+            *administration.routes(),
+            *Publishing(broker, clock=clock, budget=budget, sliced_work=sliced_work).routes(),
+            *further_routes,
+            *AtomAdministration(broker, clock=clock, sliced_work=sliced_work, budget=budget).routes(),
+        ]
 
     def _admits_origin(self, origin: str, host: str) -> bool:
         return self._origins.admits(origin, host, self._broker.authorizer.host_names)
@@ -200,7 +201,7 @@ class HttpGateway:
         if self._read_stored_groups is not None:
             found = await self._read_stored_groups()
             self._stored_groups = self._stored_groups if found is None else found
-        return await self._metrics.render(accept, self._sliced_work, address=address)
+        return await self._metrics.render(accept, self._amqp.sliced_work, address=address)
 
 
 def _application(routes: Sequence[BaseRoute]) -> Starlette:
