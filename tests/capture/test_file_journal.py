@@ -74,6 +74,30 @@ def test_a_journal_tells_the_latest_files(
         assert kept <= _BYTES_MAX + torn_bytes
 
 
+def test_the_list_is_read_once_for_all_that_look_at_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Protects the disk and the loop: live pages ask every second, and the list may have megabytes."""
+    journal = FileJournal(tmp_path)
+    read, reads = FileJournal._read, 0
+
+    def counted(self: FileJournal) -> list[bytes]:
+        nonlocal reads
+        reads += 1
+        return read(self)
+
+    monkeypatch.setattr(FileJournal, "_read", counted)
+    for number in range(3):
+        journal.append(_file(number), is_again=False)
+        for _ in range(5):
+            assert journal.newest(start=0, count=2)[0][0] == _file(number)
+            assert journal.newest(start=1, count=2)[1] == number + 1
+    assert reads == 3 * 2
+    for start in range(100):
+        journal.newest(start=start, count=2)
+    assert len(journal._answers) <= 8
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
 from types import FrameType, SimpleNamespace
-from typing import NoReturn, cast
+from typing import Any, NoReturn, cast
 
 import pytest
 from hypothesis import given, settings
@@ -495,6 +495,38 @@ def test_other_threads_run_while_a_property_is_written() -> None:
     finally:
         sys.setprofile(None)
     assert steps > 5_000
+
+
+def test_only_what_is_shown_of_a_property_is_written() -> None:
+    """Protects the two threads that pages share: a row shows forty characters of a list of millions."""
+    values = (
+        ["ab", {"c": ()}] * 9,
+        Described(Symbol("d"), [1]),
+        b"\x00\xff" * 9,
+        "text",
+        17,
+        None,
+        True,
+        1.5,
+    )
+    for value in values:
+        whole = property_text(value)
+        assert all(property_text(value, most) == whole[:most] for most in range(len(whole) + 2))
+    many: Any = [True] * 100_000
+    contents = EventContents(b"", properties={"many": many})
+    event = ExploredEvent(EventPlace(0, 0, 7), 100_000, contents)
+    steps = 0
+
+    def count(frame: FrameType, *_: object) -> None:
+        nonlocal steps
+        steps += "values.py" in frame.f_code.co_filename
+
+    sys.setprofile(count)
+    try:
+        assert event_rows([event])[0]["properties"] == ["many=[True, True, True, True, True, True, Tru"[:40]]
+    finally:
+        sys.setprofile(None)
+    assert steps < 1_000
 
 
 @pytest.mark.parametrize("text", [b"a" * 500_000, rb"\n" * 250_000], ids=["plain", "escapes"])

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tidegate.console.frame import live
+from tidegate.console.frame import live, pages
 from tidegate.console.frame.live import LiveStreams
+from tidegate.console.frame.pages import Drawn, Pages
 from tidegate.transport.tasks import TaskOwner
 
 
@@ -74,3 +76,40 @@ async def test_what_live_pages_find_takes_of_the_same_tenth(monkeypatch: pytest.
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
+
+
+async def test_a_page_finds_its_values_in_that_tenth(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a live page reads for its values counts as much as drawing them."""
+
+    class Streams:
+        """Those of a console, with what was charged to them."""
+
+        charged_count = 0
+        render: Callable[[], Awaitable[Mapping[str, str] | None]]
+
+        async def charged(self, work: Coroutine[Any, Any, Mapping[str, Any]]) -> Mapping[str, Any]:
+            self.charged_count += 1
+            return await work
+
+        async def draw(self, render: Callable[[], Mapping[str, str]]) -> Mapping[str, str]:
+            return render()
+
+        def stream(self, request: object, render: Any, *, every_s: float) -> None:
+            self.render = render
+
+    async def find(request: object) -> Mapping[str, Any]:
+        assert streams.charged_count == 1
+        return {"value": 7}
+
+    async def ask(key: object, draw: Callable[[], Awaitable[Drawn]], *, at_most_s: float | None) -> Drawn:
+        return await draw()
+
+    for name in ("rights_of", "session_of"):
+        monkeypatch.setattr(pages, name, lambda request: None)
+    monkeypatch.setattr(pages, "is_personal", lambda template: False)
+    monkeypatch.setattr(pages, "fragments", lambda request, parts, values: {"part": str(values["value"])})
+    streams, request = Streams(), SimpleNamespace(scope={"path": "/x"}, url=SimpleNamespace(query=""))
+    console: Any = SimpleNamespace(streams=streams, drawn=SimpleNamespace(ask=ask))
+    Pages(console).live(request, find, {"part": "x.html"})  # type: ignore[arg-type]
+    assert await streams.render() == {"part": "7"}
+    assert streams.charged_count == 1

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Awaitable, Iterator
+from typing import Any, cast
 
 from starlette.applications import Starlette
 from starlette.types import Message
@@ -11,6 +12,7 @@ from tests.gateway.support import HOST
 from tests.support.clocks import SetClock
 
 from tidegate.broker import Broker
+from tidegate.gateway.administration.operations import OPERATIONS, Call
 from tidegate.gateway.http.admin import Administration
 from tidegate.model.sas import make_sas_token
 from tidegate.transport.memory import MemoryBudget
@@ -61,3 +63,24 @@ async def test_bodies_that_do_not_end_count(broker: Broker, clock: SetClock) -> 
         tasks.start(ask(), name="second")
         assert await answers.get() == 429
         assert budget.statistics().used_bytes == 600
+
+
+async def test_statistics_of_the_namespace_are_counted_in_slices(broker: Broker) -> None:
+    """Protects the loop: each partition of each event hub takes some microseconds."""
+    for number in range(3):
+        await broker.create_event_hub(f"other{number}", partition_count=1)
+    steps: list[object] = []
+
+    class Slices(SlicedWork):
+        """Work, and what each of its steps returned."""
+
+        async def collect(self, items: Iterator[Any], *, address: object = None) -> list[Any]:
+            found = list(items)
+            steps.extend(found)
+            return found
+
+    operation = next(each for each in OPERATIONS if each.operation_id == "readStatistics")
+    call = Call(broker, dict, {}, None, is_manager=True, sliced_work=Slices(), encode_row=str)
+    answer = await cast("Awaitable[dict[str, int]]", operation.handler(call))
+    assert answer["incoming_events"] == 0
+    assert len(steps) == (1 + 4) + 4  # counts, of the deleted ones together, and sizes

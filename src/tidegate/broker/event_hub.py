@@ -331,16 +331,11 @@ class EventHub:
 
     def statistics(self) -> EventHubStatistics:
         """Counts since the service started."""
-        appended = [partition.appended for partition in self.partitions]
-        delivered = [partition.delivered for partition in self.partitions]
-        return EventHubStatistics(
-            incoming_events=sum(events for events, _ in appended),
-            incoming_bytes=sum(size for _, size in appended),
-            outgoing_events=sum(events for events, _ in delivered),
-            outgoing_bytes=sum(size for _, size in delivered),
-            incoming_requests=sum(partition.incoming_requests for partition in self.partitions),
-            throttled_requests=sum(partition.throttled_requests for partition in self.partitions),
+        counts = (
+            (*each.appended, *each.delivered, each.incoming_requests, each.throttled_requests)
+            for each in self.partitions
         )
+        return EventHubStatistics(*map(sum, zip(*counts, strict=True)))
 
     def _check_may_add_partitions(self) -> None:
         """Raise UnauthorizedError unless the actor has Manage on the namespace, or is the service itself.

@@ -498,7 +498,13 @@ class Broker:
 
     def statistics(self) -> EventHubStatistics:
         """Counts of all event hubs since the service started, including deleted ones."""
-        return sum((hub.statistics() for hub in self.list_event_hubs()), self._statistics_of_deleted)
+        return sum(self.each_statistics(), EventHubStatistics())
+
+    def each_statistics(self) -> Iterator[EventHubStatistics]:
+        """Those of the deleted event hubs, and of each one that there is when the first is taken."""
+        event_hubs = self.list_event_hubs()
+        yield self._statistics_of_deleted
+        yield from (hub.statistics() for hub in event_hubs)
 
     @property
     def is_congested(self) -> bool:

@@ -25,6 +25,9 @@ from tidegate.files import make_private_directory, open_private
 from tidegate.model.capture import CapturedFile
 from tidegate.model.limits import CAPTURE_FILES_LISTED_BYTES_MAX
 
+_ANSWERS_MAX: Final = 8
+"""Answers that are kept for a hub (our choice: some kilobytes each)."""
+
 _NUMBER_UNTIL: Final = 2**63
 _TIME_UNTIL_MS: Final = 253_402_300_800_000
 """The year 10000, which no datetime reaches."""
@@ -39,6 +42,8 @@ class FileJournal:
         self._before: Final = directory / "files.before.jsonl"
         self._half_bytes: Final = bytes_max // 2
         self._lock = threading.Lock()
+        self._answers: dict[tuple[int, int], tuple[list[CapturedFile], int]] = {}
+        """Of ``newest`` since the last file: live pages ask every second, and each answer reads megabytes."""
 
     def append(self, file: CapturedFile, *, is_again: bool) -> None:
         """Add a file. is_again: it may be listed already, from before a restart; it is then not added again.
@@ -49,6 +54,7 @@ class FileJournal:
         with self._lock:
             if is_again and any(_place(file) in data for data in self._read()):
                 return
+            self._answers.clear()
             make_private_directory(self.path.parent)
             if _size(self.path) + len(line) > self._half_bytes:
                 self.path.replace(self._before)
@@ -65,10 +71,16 @@ class FileJournal:
         Invalid lines are omitted. Raises OSError.
         """
         with self._lock:
+            if (start, count) in self._answers:
+                return self._answers[start, count]
             lines = [line for data in self._read() for line in data.splitlines() if line]
-        until = max(0, len(lines) - start)
-        wanted = lines[max(0, until - count) : until]
-        return [file for line in reversed(wanted) if (file := _parse(line)) is not None], len(lines)
+            until = max(0, len(lines) - start)
+            wanted = lines[max(0, until - count) : until]
+            answer = [file for line in reversed(wanted) if (file := _parse(line)) is not None], len(lines)
+            if len(self._answers) == _ANSWERS_MAX:
+                self._answers.clear()
+            self._answers[start, count] = answer
+            return answer
 
     def _read(self) -> list[bytes]:
         """The lines of both files, the older one first."""

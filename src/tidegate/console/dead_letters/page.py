@@ -346,7 +346,7 @@ def event_texts(event: LetterEvent) -> EventTexts:
     """Pure; runs in threads, because some events take long."""
     contents = event.contents
     properties = [
-        (name[:PROPERTY_CHARACTERS_MAX], property_text(value)[:PROPERTY_CHARACTERS_MAX])
+        (name[:PROPERTY_CHARACTERS_MAX], property_text(value, PROPERTY_CHARACTERS_MAX))
         for name, value in islice(contents.properties.items(), PROPERTIES_SHOWN_MAX)
     ]
     return EventTexts(
@@ -363,7 +363,7 @@ def event_texts(event: LetterEvent) -> EventTexts:
 def _body_texts(contents: EventContents) -> dict[str, str]:
     body = contents.body
     if contents.body_value is not None and not body:
-        return {"text": property_text(contents.body_value)[:BODY_SHOWN_MAX]}
+        return {"text": property_text(contents.body_value, BODY_SHOWN_MAX)}
     found = {"hex": hex_lines(body[:HEX_SHOWN_MAX], 0)}
     try:
         text = body.decode()

@@ -291,7 +291,7 @@ def _row(event: ExploredEvent) -> Mapping[str, Any]:
     body, is_text = (event.problem, True) if contents is None else preview(contents)
     properties = [] if contents is None else list(contents.properties.items())
     shown = [
-        f"{name}={property_text(value)}"[:_PROPERTY_CHARACTERS]
+        f"{name}={property_text(value, _PROPERTY_CHARACTERS)}"[:_PROPERTY_CHARACTERS]
         for name, value in properties[:_PROPERTIES_SHOWN]
     ]
     return {
@@ -342,7 +342,10 @@ def _properties(detail: EventDetail) -> Mapping[str, tuple[str, str]]:
         return {}
     types = {} if detail.message is None else detail.message.application_properties
     return {
-        name: (_cut(property_text(value)), type_name(types[name]) if name in types else "")
+        name: (
+            _cut(property_text(value, PROPERTY_CHARACTERS_MAX + 1)),
+            type_name(types[name]) if name in types else "",
+        )
         for name, value in _shown(detail.event.contents.properties)
     }
 

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from enum import Enum
+from itertools import islice
 from typing import Final, NamedTuple
 
 from tidegate.amqp.message import Message
@@ -131,17 +132,19 @@ class EventFilter:
         return self.body_text.encode("utf-8", "replace").lower() in contents.body.lower()
 
 
-def property_text(value: object) -> str:
-    """A property's value, as shown and as filters compare it."""
+def property_text(value: object, characters_max: int | None = None) -> str:
+    """A property's value, as shown and as filters compare it, or only its first characters: a list may have
+    millions."""
     if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
+        return {None: "null", True: "true", False: "false"}[value][:characters_max]
     if isinstance(value, bytes):
-        return value.hex()
+        return value[:characters_max].hex()[:characters_max]
     if isinstance(value, datetime):
-        return value.isoformat()
+        return value.isoformat()[:characters_max]
     if isinstance(value, _CONTAINERS):
-        return "".join(_pieces(value))
-    return str(value)
+        # No piece but the empty one has less than a character.
+        return "".join(islice(filter(None, _pieces(value)), characters_max))[:characters_max]
+    return str(value)[:characters_max]
 
 
 _CONTAINERS: Final = (list, tuple, dict, Array, Described)

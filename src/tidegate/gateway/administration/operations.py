@@ -7,7 +7,7 @@ between plain values and one call of the broker. ``$management`` carries the sam
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from itertools import islice
@@ -239,6 +239,13 @@ async def _regenerate_key(call: Call) -> object:
     return _policy(policy, call)
 
 
+async def _namespace_statistics(call: Call) -> object:
+    counts = await in_slices(call.broker.each_statistics(), call.sliced_work)
+    sizes = (hub.stored_bytes for hub in call.broker.list_event_hubs())
+    stored_bytes = sum(await in_slices(sizes, call.sliced_work))
+    return _statistics(sum(counts, EventHubStatistics()), stored_bytes)
+
+
 async def _list_partitions(call: Call) -> object:
     async def row(partition: Partition) -> object:
         return call.encode_row(await _partition(partition))
@@ -347,7 +354,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "GET", "/statistics", "readStatistics",
         "Counts of the namespace since the service started, and its size.",
         Needs.SEE,
-        lambda call: _statistics(call.broker.statistics(), call.broker.list_event_hubs()),
+        _namespace_statistics,
         answer=shapes.Statistics,
     ),
     Operation(
@@ -397,7 +404,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     Operation(
         "GET", f"{_HUB}/statistics", "readEventHubStatistics",
         "Counts of an event hub since the service started, and its size.", Needs.SEE,
-        lambda call: _statistics(call.event_hub.statistics(), [call.event_hub]),
+        lambda call: _statistics(call.event_hub.statistics(), call.event_hub.stored_bytes),
         answer=shapes.Statistics,
     ),
     Operation(
@@ -499,8 +506,8 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
 """Every operation there is."""
 
 
-def _statistics(counts: EventHubStatistics, event_hubs: Sequence[EventHub]) -> dict[str, int]:
-    return {**asdict(counts), "stored_bytes": sum(hub.stored_bytes for hub in event_hubs)}
+def _statistics(counts: EventHubStatistics, stored_bytes: int) -> dict[str, int]:
+    return {**asdict(counts), "stored_bytes": stored_bytes}
 
 
 def _audit_record(record: AuditRecord) -> dict[str, object]:
