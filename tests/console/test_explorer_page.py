@@ -465,6 +465,33 @@ def _live_load(service: HubService, hub: str) -> Iterator[None]:
         thread.join()
 
 
+def test_an_event_opens_below_its_row(service: HubService, hub: str, console_page: Page) -> None:
+    """And closes again; a narrow page shows rows as cards, with the names of the chosen columns."""
+    bodies = [json.dumps({"carrier": carrier, "delay": delay}) for carrier, delay in (("LH", 3), ("BA", 20))]
+    send_events(service, hub, *(EventData(body.encode()) for body in bodies))
+    page = console_page
+    page.goto(f"/hubs/{hub}/explorer")
+    page.get_by_label("JSON path", exact=True).fill("$.delay > 10")
+    page.get_by_text("Columns", exact=True).click()
+    for name in ("Key", "Properties", "Size", "Body"):
+        page.get_by_label(name, exact=True).uncheck()
+    page.get_by_label("JSON paths").fill("$.carrier")
+    page.get_by_role("button", name="Show").click()
+    page.get_by_text("Looked at 2 events: 1 fits.").wait_for()
+    assert page.locator("tbody tr").inner_text().split()[-1] == "BA"
+    page.get_by_role("link", name="1", exact=True).click()
+    page.locator("tr.opened pre", has_text='"delay": 20').wait_for()
+    page.set_viewport_size({"width": 390, "height": 800})
+    cell = page.locator("tbody tr td").last
+    head = page.locator("tbody tr:first-child td:last-child")
+    assert head.evaluate("cell => getComputedStyle(cell, '::before').content") == '".carrier"'
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    assert cell.evaluate("cell => getComputedStyle(cell.closest('tr')).display") == "block"
+    assert_accessible(page)
+    page.get_by_role("link", name="1", exact=True).click()
+    assert page.locator("tr.opened").count() == 0
+
+
 def test_a_walk_under_live_load(service: HubService, hub: str, console_page: Page) -> None:
     """Events come by themselves, are found, opened, and sent again; each page is accessible."""
     page = console_page

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Final
 
 import orjson
 
 from tidegate.model.errors import InvalidArgumentError
 
 _STEP = re.compile(r"\.([A-Za-z_][A-Za-z0-9_-]*)|\[(\d{1,9})\]|\[\"([^\"]*)\"\]")
+
+MISSING: Final = object()
+"""There is no value: not even null."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +26,14 @@ class JsonPath:
     @classmethod
     def parse(cls, text: str) -> JsonPath:
         """Parse ``.name``, ``[index]`` and ``["any name"]`` steps; raises InvalidArgumentError otherwise."""
+        path, rest = cls.parse_start(text)
+        if rest:
+            raise _invalid(text)
+        return path
+
+    @classmethod
+    def parse_start(cls, text: str) -> tuple[JsonPath, str]:
+        """Parse as many steps as there are, at least one; returns the path, and what follows it."""
         steps: list[str | int] = []
         position = 0
         while position < len(text):
@@ -31,12 +43,20 @@ class JsonPath:
             name, index, quoted = match.groups()
             steps.append(int(index) if index is not None else quoted if quoted is not None else name)
             position = match.end()
-        if not steps or position < len(text):
-            raise InvalidArgumentError(
-                f"{text!r} is not a valid JSON path.",
-                next_step='Write it like .carrier, .device.id, .items[0].name or ["any name"].',
-            )
-        return cls(text, tuple(steps))
+        if not steps:
+            raise _invalid(text)
+        return cls(text[:position], tuple(steps)), text[position:]
+
+    def value_in(self, value: object) -> object:
+        """The value at this path of a parsed document; MISSING if there is none."""
+        for step in self.steps:
+            if isinstance(step, str) and isinstance(value, dict):
+                value = value.get(step, MISSING)
+            elif isinstance(step, int) and isinstance(value, list) and step < len(value):
+                value = value[step]
+            else:
+                return MISSING
+        return value
 
     def text_in(self, document: bytes) -> str:
         """The value at this path of a JSON document, as a string (numbers as in JSON).
@@ -47,15 +67,16 @@ class JsonPath:
             value: object = orjson.loads(document)
         except orjson.JSONDecodeError as error:
             raise InvalidArgumentError(f"Invalid JSON: {error}.") from error
-        for step in self.steps:
-            if isinstance(step, str) and isinstance(value, dict):
-                value = value.get(step)
-            elif isinstance(step, int) and isinstance(value, list) and step < len(value):
-                value = value[step]
-            else:
-                value = None
+        value = self.value_in(value)
         if isinstance(value, str):
             return value
         if isinstance(value, bool | int | float):
             return orjson.dumps(value).decode()
         raise InvalidArgumentError(f"There is no string or number at {self.text}.")
+
+
+def _invalid(text: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"{text!r} is not a valid JSON path.",
+        next_step='Write it like .carrier, .device.id, .items[0].name or ["any name"].',
+    )

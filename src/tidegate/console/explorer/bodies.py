@@ -17,6 +17,8 @@ from enum import Enum
 from json.scanner import py_make_scanner  # type: ignore[attr-defined]  # not in typeshed
 from typing import Final
 
+import orjson
+
 from tidegate.console.explorer.values import property_text
 from tidegate.model.events import EventContents
 
@@ -33,6 +35,8 @@ HEX_BYTES: Final = 8192
 """Bytes of a body on one page."""
 
 _HEX_LINE: Final = 16
+_PARSED_AT_ONCE_BYTES: Final = 64 * 1024
+"""Parsed by C code, which holds up other threads for less than a millisecond."""
 _INDENT_DEPTH_MAX: Final = 20
 # Possessive, since each repetition that could be taken back would be kept: some 100 bytes for a character.
 _TOKEN = re.compile(r'"(?:[^"\\]++|\\.)*+"|[{}\[\],:]|[^\s{}\[\],:"]+', re.DOTALL)
@@ -130,6 +134,16 @@ def value_text(value: object) -> str:
         return "".join(_ENCODER.iterencode(_plain(value, 0)))
     except ValueError:
         return str(value)
+
+
+def json_value(body: bytes) -> object:
+    """A body's JSON; of a large one by Python code, which lets other threads run. Raises ValueError."""
+    if len(body) <= _PARSED_AT_ONCE_BYTES:
+        return orjson.loads(body)
+    try:
+        return _Decoder().decode(body.decode())
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
 
 
 def pretty_json(text: str) -> str | None:

@@ -30,8 +30,9 @@ from tidegate.console.explorer.bodies import (
 )
 from tidegate.console.explorer.codec import system_properties
 from tidegate.console.explorer.events import BrokerEvents
+from tidegate.console.explorer.json_test import column_texts
 from tidegate.console.explorer.properties import type_name
-from tidegate.console.explorer.query import COUNTS, STARTS, ExplorerForm
+from tidegate.console.explorer.query import COLUMNS, COUNTS, STARTS, Columns, ExplorerForm
 from tidegate.console.explorer.values import (
     PROPERTIES_SHOWN_MAX,
     PROPERTY_CHARACTERS_MAX,
@@ -64,6 +65,8 @@ _DOWNLOADS_MAX: Final = 2
 """Pages that are turned into JSON at once. Our choice: 16 MB of control characters become 100 MB."""
 _PROPERTIES_SHOWN = 3
 _PROPERTY_CHARACTERS = 40
+_VALUE_CHARACTERS = 80
+_ALL_COLUMNS: Final = Columns()
 _AROUND = 10
 _ROWS_PER_DRAW: Final = 20
 """Rows of live pages drawn in one step of the event loop: about a millisecond of work."""
@@ -84,7 +87,9 @@ class ExplorerPages(Pages):
         context = self._context(form)
         found: EventPage | None = None
         problem: TidegateError | None = None
+        columns = Columns()
         try:
+            columns = form.columns
             form = form.fixed(now_utc=request.state.now)
             found = await self._read(request, form)
         except (InvalidArgumentError, PositionOutOfRangeError) as error:
@@ -92,8 +97,8 @@ class ExplorerPages(Pages):
         rows: Sequence[Markup] = ()
         if found is not None:
             shown = tuple(reversed(found.events)) if form.fields["from"] == "newest" else tuple(found.events)
-            made = await asyncio.to_thread(event_rows, shown)
-            rows = await in_slices(request, (_drawn(form.hub, row) for row in made))
+            made = await asyncio.to_thread(event_rows, shown, columns)
+            rows = await in_slices(request, (_drawn(form.hub, row, columns) for row in made))
         return problem_page(
             request,
             "explorer/page.html",
@@ -102,6 +107,7 @@ class ExplorerPages(Pages):
             pager=form,
             found=found,
             rows=rows,
+            columns=columns,
             same=_cursor_of(found, form),
             key_partition=self._key_partition(form),
         )
@@ -122,7 +128,7 @@ class ExplorerPages(Pages):
         context = self._context(form)
         problem: TidegateError | None = None
         try:
-            form.query(now_utc=request.state.now)
+            _ = form.query(now_utc=request.state.now), form.columns
         except InvalidArgumentError as error:
             problem = error
         return problem_page(request, "explorer/live.html", problem, **context)
@@ -130,8 +136,8 @@ class ExplorerPages(Pages):
     @get("/console/live/hubs/{hub}/explorer")
     async def stream(self, request: Request) -> Response:
         form = self._form(request)
-        query = form.query(now_utc=request.state.now)
-        tail = self.events.tail(query, _live_rows)
+        query, columns = form.query(now_utc=request.state.now), form.columns
+        tail = self.events.tail(query, _LiveRows(columns))
         draw = self.console.streams.draw
         is_over = False
         last_seen: int | None = None
@@ -152,11 +158,16 @@ class ExplorerPages(Pages):
             rows = tail.shown
             waiting = [row for row in rows if row.html is None]
             for start in range(0, len(waiting), _ROWS_PER_DRAW):
-                await draw(partial(_draw_rows, form.hub, waiting[start : start + _ROWS_PER_DRAW]))
+                await draw(partial(_draw_rows, form.hub, waiting[start : start + _ROWS_PER_DRAW], columns))
             return await draw(
                 lambda: {
                     "events": fragment(
-                        request, "explorer/rows.html", hub=form.hub, rows=[row.html for row in rows]
+                        request,
+                        "explorer/rows.html",
+                        hub=form.hub,
+                        rows=[row.html for row in rows],
+                        columns=columns,
+                        column_names=COLUMNS,
                     ),
                     "counts": fragment(request, "explorer/counts.html", state=tail),
                 }
@@ -183,9 +194,12 @@ class ExplorerPages(Pages):
         message = detail.message
         system = {} if message is None else await asyncio.to_thread(system_properties, message)
         properties = await asyncio.to_thread(_properties, detail)
+        # A list opens it below its row.
+        is_in_place = request.query_params.get("in") == "place"
         return page(
             request,
-            "explorer/event.html",
+            "explorer/event_parts.html" if is_in_place else "explorer/event.html",
+            is_in_place=is_in_place,
             hub=request.path_params["hub"],
             event=detail.event,
             detail=detail,
@@ -238,6 +252,8 @@ class ExplorerPages(Pages):
             "partition_ids": self.events.broker.event_hub(form.hub).description.partition_ids,
             "starts": STARTS,
             "counts": COUNTS,
+            "column_names": COLUMNS,
+            "shown_columns": form.fields["columns"].split(",") if form.fields["columns"] else list(COLUMNS),
         }
 
     def _key_partition(self, form: ExplorerForm) -> str | None:
@@ -267,26 +283,36 @@ class _LiveRow:
     html: Markup | None = None
 
 
-def _live_rows(events: Sequence[ExploredEvent]) -> list[_LiveRow]:
-    return [_LiveRow(row) for row in event_rows(events)]
+@dataclass(frozen=True, slots=True)
+class _LiveRows:
+    """Makes rows; equal ones share what they make."""
+
+    columns: Columns
+
+    def __call__(self, events: Sequence[ExploredEvent]) -> list[_LiveRow]:
+        return [_LiveRow(row) for row in event_rows(events, self.columns)]
 
 
-def _draw_rows(hub: str, rows: Sequence[_LiveRow]) -> None:
+def _draw_rows(hub: str, rows: Sequence[_LiveRow], columns: Columns) -> None:
     for row in rows:
         if row.html is None:
-            row.html = _drawn(hub, row.values)
+            row.html = _drawn(hub, row.values, columns)
 
 
-def _drawn(hub: str, row: Mapping[str, Any]) -> Markup:
-    return rendered("explorer/row.html", {"hub": hub, "row": row})
+def _drawn(hub: str, row: Mapping[str, Any], columns: Columns) -> Markup:
+    return rendered("explorer/row.html", {"hub": hub, "row": row, "columns": columns})
 
 
-def event_rows(events: Sequence[ExploredEvent]) -> list[Mapping[str, Any]]:
+def event_rows(events: Sequence[ExploredEvent], columns: Columns = _ALL_COLUMNS) -> list[Mapping[str, Any]]:
     """Events as rows of a table."""
-    return [_row(event) for event in events]
+    return [_row(event) | {"values": _values(event, columns)} for event in events]
 
 
-def _row(event: ExploredEvent) -> Mapping[str, Any]:
+def _values(event: ExploredEvent, columns: Columns) -> list[str]:
+    return column_texts(columns.paths, event.contents, _VALUE_CHARACTERS)
+
+
+def _row(event: ExploredEvent) -> dict[str, Any]:
     contents = event.contents
     body, is_text = (event.problem, True) if contents is None else preview(contents)
     properties = [] if contents is None else list(contents.properties.items())

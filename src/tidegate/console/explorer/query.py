@@ -8,10 +8,14 @@ from datetime import datetime
 from typing import Final
 from urllib.parse import quote, urlencode
 
+from starlette.datastructures import QueryParams
+
+from tidegate.console.explorer.json_test import JsonTest, parse_paths
 from tidegate.console.explorer.values import EVENTS_PER_PAGE_MAX, EventCursor, EventFilter, EventQuery
 from tidegate.console.frame.forms import digits_of, sequence_number_of
 from tidegate.console.frame.paging import PAGE_SIZE
 from tidegate.model.errors import InvalidArgumentError
+from tidegate.model.json_path import JsonPath
 from tidegate.model.position import EventPosition, parse_time
 
 STARTS: Final = {
@@ -25,9 +29,29 @@ STARTS: Final = {
 
 COUNTS: Final = (25, PAGE_SIZE, 100, 250, EVENTS_PER_PAGE_MAX)
 
-_FIELDS: Final = ("partition", "from", "value", "key", "property", "text", "count")
+COLUMNS: Final = {
+    "partition": "Partition",
+    "enqueued": "Enqueued",
+    "key": "Key",
+    "properties": "Properties",
+    "size": "Size",
+    "body": "Body",
+}
+"""The columns besides the sequence number, by name in a URL."""
+
+_FILTERS: Final = ("key", "property", "text", "json")
+_FIELDS: Final = ("partition", "from", "value", *_FILTERS, "count", "columns", "paths")
 _TEXT_CHARACTERS_MAX = 1000
 _COUNT_DIGITS_MAX: Final = len(str(EVENTS_PER_PAGE_MAX))
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """What rows of a list show besides the sequence number."""
+
+    names: tuple[str, ...] = tuple(COLUMNS)
+    paths: tuple[JsonPath, ...] = ()
+    """Values of JSON bodies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +70,10 @@ class ExplorerForm:
         fields["text"] = parameters.get("text", "")[:_TEXT_CHARACTERS_MAX]  # its blanks may be meant
         fields["from"] = fields["from"] or "newest"
         fields["count"] = fields["count"] or str(PAGE_SIZE)
+        # The form repeats the parameter, the URLs of pages do not.
+        given = parameters.getlist("columns") if isinstance(parameters, QueryParams) else [fields["columns"]]
+        chosen = {each for one in given for each in one.split(",")}
+        fields["columns"] = "" if chosen >= set(COLUMNS) else ",".join(filter(chosen.__contains__, COLUMNS))
         return cls(hub, fields, parameters.get("at", ""))
 
     def query(self, *, now_utc: datetime) -> EventQuery:
@@ -62,7 +90,11 @@ class ExplorerForm:
             _position(fields["from"], fields["value"], now_utc),
             fields["from"] == "newest",
             EventFilter(
-                fields["key"] or None, name or None, value if has_value else None, fields["text"] or None
+                fields["key"] or None,
+                name or None,
+                value if has_value else None,
+                fields["text"] or None,
+                JsonTest.parse(fields["json"]) if fields["json"] else None,
             ),
             _count(fields["count"]),
         )
@@ -75,7 +107,13 @@ class ExplorerForm:
     @property
     def is_filtered(self) -> bool:
         """Whether the form filters events."""
-        return any(self.fields[name] for name in ("key", "property", "text"))
+        return any(self.fields[name] for name in _FILTERS)
+
+    @property
+    def columns(self) -> Columns:
+        """What rows show. Raises InvalidArgumentError."""
+        names = [each for each in self.fields["columns"].split(",") if each]
+        return Columns(tuple(names or COLUMNS), parse_paths(self.fields["paths"]))
 
     def address(self, *, page: str = "", cursor: EventCursor | None = None, **changed: str) -> str:
         """The URL of the same query, except for ``changed``. page: below the explorer's path."""

@@ -109,11 +109,14 @@ class EventFilter:
     """In the format of ``property_text``; None: the property must exist, with any value."""
     body_text: str | None = None
     """Text in the body; letters a to z match in either case."""
+    json: Callable[[EventContents], bool] | None = None
+    """A condition on the JSON of the body, such as a ``JsonTest``; equal ones are shared."""
 
     @property
     def is_empty(self) -> bool:
         """Whether every event matches."""
-        return self.partition_key is None and self.property_name is None and self.body_text is None
+        is_plain = self.property_name is None and self.body_text is None
+        return self.partition_key is None and is_plain and self.json is None
 
     def matches(self, contents: EventContents) -> bool:
         """Whether an event matches."""
@@ -125,11 +128,14 @@ class EventFilter:
             value = contents.properties[self.property_name]
             if self.property_value is not None and property_text(value) != self.property_value:
                 return False
-        if self.body_text is None:
-            return True
-        if contents.body_value is not None:
-            return self.body_text.lower() in property_text(contents.body_value).lower()
-        return self.body_text.encode("utf-8", "replace").lower() in contents.body.lower()
+        is_text_in = self.body_text is None or _is_text_in(contents, self.body_text)
+        return is_text_in and (self.json is None or self.json(contents))
+
+
+def _is_text_in(contents: EventContents, text: str) -> bool:
+    if contents.body_value is not None:
+        return text.lower() in property_text(contents.body_value).lower()
+    return text.encode("utf-8", "replace").lower() in contents.body.lower()
 
 
 def property_text(value: object, characters_max: int | None = None) -> str:

@@ -1,0 +1,98 @@
+"""Conditions on the JSON of events' bodies, and columns of its values."""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+
+import pytest
+
+from tidegate.console.explorer.json_test import JsonTest, column_texts, parse_paths
+from tidegate.model.errors import InvalidArgumentError
+from tidegate.model.events import EventContents
+
+BODY = (
+    b'{"carrier": "LH", "delay": 15, "late": true, "gate": null, "legs": [{"to": "FRA"}], "a b": 1.5, '
+    b'"no": "12"}'
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "fits"),
+    [
+        ("$.carrier", True),
+        (".carrier = LH", True),
+        ('$.carrier="LH"', True),
+        ("$.carrier != LH", False),
+        ("$.carrier ~ l", True),
+        ("$.carrier > A", True),
+        ("$.delay >= 15", True),
+        ("$.delay>15", False),
+        ("$.delay == 15.0", True),
+        ("$.delay > x", False),
+        ("$.delay ~ 15", False),
+        ("$.no = 12", True),
+        ("$.late = true", True),
+        ("$.late = 1", False),
+        ("$.late > 0", False),
+        ("$.gate", True),
+        ("$.gate = null", True),
+        ("$.legs[0].to = FRA", True),
+        ("$.legs[1].to", False),
+        ("$.legs.to", False),
+        ('$["a b"] < 2', True),
+        ("$.none != 1", False),
+        ("$.legs[0] = x", False),
+    ],
+)
+def test_a_condition_fits(text: str, fits: bool) -> None:
+    """Numbers as numbers, other values as they are written; what is not there fits nothing."""
+    assert JsonTest.parse(text)(EventContents(BODY)) is fits
+
+
+@pytest.mark.parametrize("text", ["$", "carrier", "$.a >", "$.a == ", "$.a b", "$..a", "$.a[x]", "$.*"])
+def test_a_wrong_condition_is_the_users_error(text: str) -> None:
+    """With what to write instead."""
+    with pytest.raises(InvalidArgumentError) as caught:
+        JsonTest.parse(text)
+    assert caught.value.next_step
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 100_000, b"[" * 10, b"9" * 70_000])
+def test_what_is_not_json_fits_nothing(body: bytes) -> None:
+    """Also what is nested too deeply, in small and large bodies."""
+    assert not JsonTest.parse("$.a")(EventContents(body))
+
+
+def test_values_of_amqp_are_looked_into() -> None:
+    """A body that is a map."""
+    assert JsonTest.parse("$.a = 1")(EventContents(b"", body_value={"a": 1}))
+
+
+def test_a_large_body_is_read_by_code_that_others_can_interrupt() -> None:
+    """Protects the event loop: C code would hold all threads up until its end."""
+    calls = 0
+
+    def count(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event == "call" and "scan_once" in frame.f_code.co_name
+
+    body = b'{"rest": [' + b"[],[],[],[]," * 6_000 + b'1], "a": 2}'
+    sys.setprofile(count)
+    try:
+        assert JsonTest.parse("$.a = 2")(EventContents(body))
+    finally:
+        sys.setprofile(None)
+    assert calls > 20_000
+
+
+def test_columns() -> None:
+    """Empty where there is nothing, shortened where there is much; not more than fit."""
+    paths = parse_paths("$.carrier, .delay,$.legs")
+    assert column_texts(paths, EventContents(BODY), 12) == ["LH", "15", '[{"to": "FRA']
+    assert column_texts(paths, None, 9) == column_texts(paths, EventContents(b"x"), 9) == ["", "", ""]
+    assert column_texts(paths, EventContents(b" " * 70_000), 9) == ["too large"] * 3
+    assert parse_paths("") == ()
+    for text in ("a", "$.a $.b", "$.a;", ",".join(["$.a"] * 7)):
+        with pytest.raises(InvalidArgumentError):
+            parse_paths(text)
