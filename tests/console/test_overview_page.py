@@ -80,6 +80,35 @@ def test_figures_follow_the_load(service: HubService, console_page: Page) -> Non
     console_page.wait_for_function("() => parseFloat(document.getElementById('events-in').textContent) === 0")
 
 
+def test_the_last_day_in_the_chosen_zone_and_theme(console_page: Page) -> None:
+    """Charts of 24 hours have the newest values in their legends; what is chosen under Display stays."""
+    values = [None] * 1_000 + [1_234.5] * 440
+    series = [{"label": "in", "values": values}, {"label": "out", "values": [None] * 1_440}]
+    chart = {"start": 1_795_000_020, "step": 60, "series": series, "unit": "events/s"}
+    charts = {"events": chart, "bytes": chart}
+    console_page.route("**/console/charts", lambda route: route.fulfill(json=charts))
+    session = console_page.context.new_cdp_session(console_page)
+    session.send("Emulation.setTimezoneOverride", {"timezoneId": "Asia/Kolkata"})
+    console_page.goto("/?range=day")
+    legend = console_page.locator("#day-events .u-legend")
+    legend.get_by_text("1,234.5 events/s").wait_for()
+    assert "11:06" in legend.inner_text()
+    console_page.get_by_text("Display", exact=True).click()
+    console_page.get_by_label("Theme").select_option("dark")
+    console_page.get_by_label("Times").select_option("local")
+    legend.get_by_text("16:36").wait_for()
+    console_page.goto("/console/about")
+    assert console_page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(18, 24, 30)"
+    assert "+05:30" in console_page.locator("main time").first.inner_text()
+    console_page.keyboard.press("g")
+    console_page.keyboard.press("h")
+    console_page.wait_for_url("**/hubs")
+    console_page.keyboard.press("/")
+    console_page.keyboard.type("none of that name")
+    console_page.keyboard.press("Enter")
+    console_page.get_by_text("Nothing that you may see").wait_for()
+
+
 def test_live_figures_can_be_held_still(service: HubService, console_page: Page) -> None:
     """Whoever reads may stop the clock: nothing changes until it goes on."""
     hub = service.create_hub()

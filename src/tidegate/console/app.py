@@ -22,6 +22,7 @@ from starlette.routing import BaseRoute, Match, Mount, NoMatchFound, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tidegate.console.about.page import AboutPages
 from tidegate.console.audit.page import AuditPages
 from tidegate.console.consumers.page import ConsumerPages
 from tidegate.console.explorer.page import ExplorerPages
@@ -41,12 +42,14 @@ from tidegate.console.frame.sessions import (
 )
 from tidegate.console.frame.shared_answers import SharedAnswers
 from tidegate.console.hubs.capture import CapturePages
+from tidegate.console.hubs.charts import ChartPages
 from tidegate.console.hubs.hub import HubPages
 from tidegate.console.hubs.page import HubListPages
 from tidegate.console.hubs.publishers import PublisherPages
 from tidegate.console.jobs.page import JobPages
 from tidegate.console.overview.page import OverviewPages
 from tidegate.console.pipelines.page import PipelinePages
+from tidegate.console.search.page import SearchPages
 from tidegate.console.sign_in.page import SignInPages, address_of_sign_in
 from tidegate.console.views import Views
 from tidegate.model.clock import Clock
@@ -144,15 +147,18 @@ def page_routes(console: Console, views: Views) -> list[Route]:
     pages: list[Pages] = [
         HubListPages(console, namespace),
         HubPages(console, namespace),
+        ChartPages(console, namespace),
         PublisherPages(console, namespace),
         CapturePages(console, namespace),
         ExplorerPages(console, events),
         SendPages(console, events, views.sender),
         PipelinePages(console, views.pipelines),
         SignInPages(console),
-        AuditPages(console, views.trail),
+        AuditPages(console, views.trail, namespace.has_hub),
+        AboutPages(console),
+        SearchPages(console, namespace, views.consumers, views.pipelines),
         OverviewPages(console, namespace, views.consumers, views.letters),
-        ConsumerPages(console, views.consumers, jobs),
+        ConsumerPages(console, namespace, views.consumers, jobs),
     ]
     if views.letters is None:
         pages += [AbsentPages(console)]

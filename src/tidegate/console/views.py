@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tidegate.broker import AuditTrail
+from tidegate.console.consumers.lags import find_lags
 from tidegate.console.explorer.events import BrokerEvents
 from tidegate.console.explorer.sending import EventSender
 from tidegate.console.frame.parts import ConsoleParts
@@ -75,5 +76,8 @@ async def open_views(parts: ConsoleParts) -> AsyncIterator[Views]:
             stack.push_async_callback(opened.close)
             return opened
 
+        namespace.recorder.find_lags = lambda: find_lags(
+            broker, consumers, has_database=bool(parts.databases)
+        )
         events = BrokerEvents(broker)
         yield Views(access, broker.audit, namespace, events, sender, pipelines, jobs, consumers, letters)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -27,6 +28,8 @@ class AuditPages(Pages):
     """The audit trail."""
 
     trail: AuditTrail
+    is_hub: Callable[[str], bool]
+    """Whether there is an event hub of that name."""
 
     @get("/audit")
     async def show(self, request: Request) -> Response:
@@ -43,6 +46,7 @@ class AuditPages(Pages):
             "actions": [action.value for action in Action],
             "time_of": lambda record: datetime.fromisoformat(record.time),
             "text_of": _text,
+            "is_hub": self.is_hub,
         }
         return page(request, "audit/page.html", **context | listing(request, "/audit", found, **given))
 

@@ -25,9 +25,11 @@ from tidegate.console.frame.sessions import (
     require_manage,
     rights_of,
 )
+from tidegate.console.hubs.day_charts import lag_context
+from tidegate.console.hubs.namespace import Namespace
 from tidegate.console.jobs.jobs import Jobs
 from tidegate.console.jobs.page import follow_job
-from tidegate.model.errors import InvalidArgumentError, NotFoundError, TidegateError
+from tidegate.model.errors import InvalidArgumentError, NotFoundError, ServerBusyError, TidegateError
 from tidegate.model.position import EventPosition, PositionKind, parse_time
 
 if TYPE_CHECKING:
@@ -62,6 +64,11 @@ def group_address(hub: str, group: str) -> str:
     return f"/consumers/{quote(hub, safe='')}/{quote(group, safe='')}"
 
 
+def host_address(name: str) -> str:
+    """The page of a host. No event hub can have the name ``-``."""
+    return f"/consumers/-/host?{urlencode({'name': name})}"
+
+
 def names_of(request: Request) -> tuple[str, str]:
     """Event hub and consumer group of a URL. Raises NotFoundError for names that no database can hold."""
     hub, group = request.path_params["hub"], request.path_params["group"]
@@ -74,6 +81,7 @@ def names_of(request: Request) -> tuple[str, str]:
 class ConsumerPages(Pages):
     """Consumer groups, their lag, and moves of their checkpoints."""
 
+    namespace: Namespace
     open_consumers: Callable[[], Consumers]
     jobs: Jobs
 
@@ -141,11 +149,39 @@ class ConsumerPages(Pages):
         """The database of the group, if there are several."""
         return group.database if self._databases["databases"] else ""
 
+    @get("/consumers/-/host")
+    async def show_host(self, request: Request) -> Response:
+        """What a host, or another reader of that name, has leases of."""
+        rights, name = rights_of(request), request.query_params.get("name", "")
+        require_listen(request, rights.hub)
+        found = await self.consumers.groups(rights, at_most_s=LIVE_WAIT_S)
+        if found is None:
+            raise ServerBusyError("The database does not answer.", next_step="Reload the page.")
+        leases = [
+            (group.summary, each)
+            for group in found.groups
+            if rights.may_listen(group.summary.event_hub)
+            for each in group.partitions
+            if each.owner == name
+        ]
+        shown = page_at(leases, start_of(request.query_params.get("start")))
+        context = listing(request, "/consumers/-/host", shown, name=name) | {"problems": found.problems}
+        return page(request, "consumers/host.html", address_of=self._address_of, **context)
+
     @get("/consumers/{hub}/{group}")
     async def show(self, request: Request) -> Response:
         hub, _ = names_of(request)
         require_listen(request, hub)
-        return page(request, "consumers/consumer.html", **await self._one(request))
+        context = await self._one(request)
+        return page(request, "consumers/consumer.html", **context, **self._charts(context["summary"]))
+
+    def _charts(self, group: GroupSummary) -> dict[str, Any]:
+        """Those of its lag, if it has a hub and a lag is noted."""
+        if not (group.is_hub_here and group.is_begun):
+            return {"charts": ()}
+        hub_id = self.namespace.hub(group.event_hub).description.hub_id
+        address = f"/console/charts/{quote(group.event_hub)}/{quote(group.consumer_group, safe='')}"
+        return lag_context(self.namespace.recorder.day, hub_id, group.consumer_group, address)
 
     @get("/console/live/consumers/{hub}/{group}")
     async def stream(self, request: Request) -> Response:

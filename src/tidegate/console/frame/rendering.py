@@ -134,6 +134,7 @@ def environment() -> jinja2.Environment:
         "ago": ago,
         "duration": duration,
         "utc": utc,
+        "short": short,
         "sparkline": sparkline,
         "for_users": for_users,
         "exact": escape,
@@ -228,7 +229,12 @@ def utc(value: datetime | int | None) -> Markup:
     if value is None:
         return Markup(ABSENT)
     value = _moment(value)
-    return _time(value, f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC")
+    return _time(value, f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC", form="full")
+
+
+def short(value: datetime) -> Markup:
+    """``11-22 07:25``, in UTC, for axes."""
+    return _time(value, f"{value.astimezone(UTC):%m-%d %H:%M}", form="short")
 
 
 def sparkline(values: Sequence[float], label: str, *, width: int = 120, height: int = 28) -> Markup:
@@ -280,6 +286,8 @@ def _moment(value: datetime | int) -> datetime:
     return value if isinstance(value, datetime) else time_of(value)
 
 
-def _time(value: datetime, text: str) -> Markup:
+def _time(value: datetime, text: str, form: str = "") -> Markup:
+    """form: how ``display.js`` writes it in another time zone; empty: only its tooltip."""
     exact = value.astimezone(UTC).isoformat(timespec="milliseconds")
-    return Markup('<time datetime="{}" title="{}">{}</time>').format(exact, exact, escape(text))
+    kind = Markup(' data-form="{}"').format(form) if form else ""
+    return Markup('<time datetime="{}" title="{}"{}>{}</time>').format(exact, exact, kind, escape(text))

@@ -24,6 +24,7 @@ from tidegate.console.frame.forms import (
 from tidegate.console.frame.pages import Pages, done, get, post, see_other
 from tidegate.console.frame.paging import listing, page_at
 from tidegate.console.frame.sessions import form_of, require_listen, require_manage, rights_of
+from tidegate.console.hubs.day_charts import load_context
 from tidegate.console.hubs.namespace import Hub, Namespace
 from tidegate.console.hubs.setting_fields import changed_settings, setting_fields, setting_texts
 from tidegate.model.errors import NotFoundError, TidegateError, UnauthorizedError
@@ -92,7 +93,12 @@ class HubPages(NamespacePages):
         rights = rights_of(request)
         if rights.may_send(name) and not rights.may_listen(name):
             return see_other(f"/hubs/{quote(name, safe='')}/explorer/send")
-        return self.hub_page(request, "hubs/hub.html", "partitions", **await self._partitions(request))
+        context = await self._partitions(request)
+        hub: Hub = context["hub"]
+        context |= load_context(
+            self.namespace.recorder.day, hub.description.hub_id, f"/console/charts/{hub.name}"
+        )
+        return self.hub_page(request, "hubs/hub.html", "partitions", **context)
 
     @get("/console/live/hubs/{hub}")
     async def stream(self, request: Request) -> Response:

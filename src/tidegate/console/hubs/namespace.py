@@ -11,8 +11,10 @@ from weakref import WeakKeyDictionary
 from tidegate.broker import EventHub, EventHubDescription, Partition, PublisherActivity
 from tidegate.console.frame.paging import PAGE_SIZE, Page, page_at, page_of
 from tidegate.console.frame.parts import ConsoleParts
+from tidegate.console.hubs.recorder import ChartRecorder
 from tidegate.console.hubs.sampler import HubSamples, Sampler
 from tidegate.model.capture import CapturedFile, CaptureProgress, CaptureStatistics
+from tidegate.model.errors import NotFoundError
 from tidegate.transport.reused import Reused
 from tidegate.transport.tasks import TaskOwner
 
@@ -147,15 +149,19 @@ class Namespace:
         self.connection_count = parts.connection_count
         """AMQP connections that are open, over all transports."""
         self.sampler = Sampler(parts.broker, parts.clock, parts.data_dir)
+        path = parts.data_dir / "console" / "charts"
+        self.recorder = ChartRecorder(parts.broker, self.sampler, parts.clock, path)
         self._tasks = TaskOwner("console")
         self._held: WeakKeyDictionary[EventHub, Reused[Held]] = WeakKeyDictionary()
 
     async def __aenter__(self) -> Self:
         self._tasks.start(self.sampler.run(), name="sampler")
+        self._tasks.start(self.recorder.run(), name="recorder")
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         await self._tasks.close()
+        await self.recorder.save()
 
     def failing_captures(self) -> list[str]:
         """The names of the hubs whose capture is failing."""
@@ -183,6 +189,14 @@ class Namespace:
     def hub(self, name: str) -> Hub:
         """One event hub."""
         return self._hub(self.broker.event_hub(name), self._capture.statistics())
+
+    def has_hub(self, name: str) -> bool:
+        """Whether there is an event hub of that name."""
+        try:
+            self.broker.event_hub(name)
+        except NotFoundError:
+            return False
+        return True
 
     def partition_rates(self, event_hub: EventHub) -> Callable[[Partition], float | None]:
         """Recent incoming events per second of its partitions (None: not known yet), which are measured for a

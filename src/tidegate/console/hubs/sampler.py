@@ -126,7 +126,7 @@ class Sampler:
             samples = self._hubs[event_hub] = known.get(event_hub) or HubSamples()
             self._look_at_hub(event_hub, samples, now, seconds)
         if seconds > 0.0:
-            rates = _sum(samples.rates for samples in self._hubs.values())
+            rates = sum_of(samples.rates for samples in self._hubs.values())
             self.history.append(Sample(self._clock.now_utc(), rates))
         self._looked_at = now
 
@@ -162,7 +162,7 @@ class Sampler:
     def _look_at_hub(self, event_hub: EventHub, samples: HubSamples, now: float, seconds: float) -> None:
         counts = event_hub.statistics()
         if seconds > 0.0:
-            samples.rates = _rates(samples.counts, counts, seconds)
+            samples.rates = rates_between(samples.counts, counts, seconds)
             samples.recent.append(samples.rates.incoming_events)
         samples.counts = counts
         if now < samples.watched_until:
@@ -193,12 +193,14 @@ class Sampler:
         self.disk = await asyncio.to_thread(look)
 
 
-def _sum(rates: Iterable[Rates]) -> Rates:
+def sum_of(rates: Iterable[Rates]) -> Rates:
+    """Their sum."""
     busy = [each for each in rates if each is not NO_RATES]
     return Rates(*map(sum, zip(*busy, strict=True)))
 
 
-def _rates(before: EventHubStatistics, after: EventHubStatistics, seconds: float) -> Rates:
+def rates_between(before: EventHubStatistics, after: EventHubStatistics, seconds: float) -> Rates:
+    """The means of the time between two counts."""
     if after == before:
         return NO_RATES
     return Rates(*((getattr(after, name) - getattr(before, name)) / seconds for name in Rates._fields))

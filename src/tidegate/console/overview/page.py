@@ -16,6 +16,7 @@ from tidegate.console.frame.pages import Pages, get, see_other
 from tidegate.console.frame.rendering import ABSENT, bytes_text, duration, listed, number, page
 from tidegate.console.frame.sessions import require_listen, rights_of
 from tidegate.console.frame.shared_answers import SharedAnswers
+from tidegate.console.hubs.day_charts import load_context
 from tidegate.console.hubs.namespace import Namespace
 from tidegate.console.hubs.sampler import Disk, Rates, Sample
 from tidegate.model.errors import TidegateError
@@ -91,12 +92,17 @@ class OverviewPages(Pages):
             return see_other(f"/hubs/{rights.hub}")
         if not rights.can_listen:
             return see_other("/hubs")
-        return page(request, "overview/page.html", **await self._context(request))
+        context = await self._context(request)
+        context |= load_context(self.namespace.recorder.day, "", "/console/charts")
+        return page(request, "overview/page.html", is_day=_is_day(request), **context)
 
     @get("/console/live/overview")
     async def stream(self, request: Request) -> Response:
         require_listen(request)
-        return self.live(request, self._context, _PARTS)
+        # The day's charts ask for their values, once a minute.
+        without = {"load"} if _is_day(request) else set()
+        parts = {name: template for name, template in _PARTS.items() if name not in without}
+        return self.live(request, self._context, parts)
 
     async def _context(self, request: Request) -> dict[str, Any]:
         namespace, sampler, processing = self.namespace, self.namespace.sampler, await self._processing()
@@ -135,6 +141,11 @@ class OverviewPages(Pages):
         elif clock.monotonic() - self._last_at_s > _SILENCE_S:
             return _unknown(_NO_ANSWER)
         return self._last
+
+
+def _is_day(request: Request) -> bool:
+    """Whether the charts show the last 24 hours."""
+    return request.query_params.get("range") == "day"
 
 
 def _unknown(words: str) -> ProcessingFigures:

@@ -84,7 +84,7 @@ class PipelinePages(Pages):
 
     async def _list_context(self, request: Request) -> dict[str, Any]:
         search, after = request.query_params.get("search", "").strip(), request.query_params.get("after", "")
-        found = _seen_by(request, await self.pipelines.pipelines())
+        found = seen_by(request, await self.pipelines.pipelines())
         shown = _page_of([entry for entry in found.entries if _matches(entry, search)], after)
         return {
             "entries": [_shown(entry) for entry in shown.items],
@@ -194,7 +194,8 @@ def _with_own_history(rights: Rights, entry: PipelineEntry) -> PipelineEntry:
     return replace(entry, history=[each for each in entry.history if rights.is_theirs(each.at)])
 
 
-def _seen_by(request: Request, found: PipelineList) -> PipelineList:
+def seen_by(request: Request, found: PipelineList) -> PipelineList:
+    """Those that the user may see."""
     rights = rights_of(request)
     return PipelineList(
         [_with_own_history(rights, each) for each in found.entries if _is_seen(rights, each.status)],

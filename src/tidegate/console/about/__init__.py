@@ -1,0 +1,1 @@
+"""``/console/about``: version, parts of others, and shortcuts."""

@@ -1,0 +1,1 @@
+"""``/console/search``: finds what has a page by its name."""
