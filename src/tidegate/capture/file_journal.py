@@ -43,7 +43,9 @@ class FileJournal:
         self._half_bytes: Final = bytes_max // 2
         self._lock = threading.Lock()
         self._answers: dict[tuple[int, int], tuple[list[CapturedFile], int]] = {}
-        """Of ``newest`` since the last file: live pages ask every second, and each answer reads megabytes."""
+        """Of ``newest``: live pages ask every second, and each answer reads megabytes."""
+        self._answered: tuple[object, ...] = ()
+        """The state of the files that they are of."""
 
     def append(self, file: CapturedFile, *, is_again: bool) -> None:
         """Add a file. is_again: it may be listed already, from before a restart; it is then not added again.
@@ -54,7 +56,6 @@ class FileJournal:
         with self._lock:
             if is_again and any(_place(file) in data for data in self._read()):
                 return
-            self._answers.clear()
             make_private_directory(self.path.parent)
             if _size(self.path) + len(line) > self._half_bytes:
                 self.path.replace(self._before)
@@ -71,14 +72,16 @@ class FileJournal:
         Invalid lines are omitted. Raises OSError.
         """
         with self._lock:
+            state = _state(self._before), _state(self.path)
+            if state != self._answered or len(self._answers) == _ANSWERS_MAX:
+                self._answers.clear()
+                self._answered = state
             if (start, count) in self._answers:
                 return self._answers[start, count]
             lines = [line for data in self._read() for line in data.splitlines() if line]
             until = max(0, len(lines) - start)
             wanted = lines[max(0, until - count) : until]
             answer = [file for line in reversed(wanted) if (file := _parse(line)) is not None], len(lines)
-            if len(self._answers) == _ANSWERS_MAX:
-                self._answers.clear()
             self._answers[start, count] = answer
             return answer
 
@@ -107,7 +110,13 @@ def _parse(line: bytes) -> CapturedFile | None:
 
 
 def _size(path: Path) -> int:
+    return _state(path)[1]
+
+
+def _state(path: Path) -> tuple[int, int]:
+    """Changes with a file: its time, and its size."""
     try:
-        return path.stat().st_size
+        found = path.stat()
     except FileNotFoundError:
-        return 0
+        return 0, 0
+    return found.st_mtime_ns, found.st_size

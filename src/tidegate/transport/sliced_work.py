@@ -8,44 +8,47 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from itertools import islice
 from typing import Final, Generic, TypeVar
 from weakref import WeakValueDictionary
 
 from tidegate.transport.turns import Share, Turns
 
 T = TypeVar("T")
-H = TypeVar("H", bound=Hashable)
 
 _VISITED_AT_ONCE: Final = 200
 """Our choice: a connection or a session takes some microseconds."""
 
 
-class Visits(Generic[H]):
+class Visits(Generic[T]):
     """Calls a function with each of many, some in each pass of the event loop."""
 
-    def __init__(self, find_all: Callable[[], Iterable[H]], visit: Callable[[H], object]) -> None:
+    def __init__(self, find_all: Callable[[], Iterable[T]], visit: Callable[[T], object]) -> None:
         """visit: must not raise; may be called with one that was found and has gone since."""
         self._find_all = find_all
         self._visit = visit
-        self._waiting: dict[H, None] = {}
-        self._is_running = False
+        self._waiting: list[T] = []
+        self._is_started_again = False
 
     def start(self) -> None:
-        """Visit all that there are now: some at once. Those that wait from before keep their place, so that
-        frequent starts leave nothing unvisited."""
-        self._waiting |= dict.fromkeys(self._find_all())
-        if not self._is_running:
+        """Visit all that there are now: some at once. While a round is under way, another one follows it, so
+        that frequent starts leave nothing unvisited."""
+        if self._waiting:
+            self._is_started_again = True
+        else:
+            self._waiting = list(self._find_all())
             self._work()
 
     def _work(self) -> None:
-        self._is_running = False
-        for each in list(islice(self._waiting, _VISITED_AT_ONCE)):
-            del self._waiting[each]
-            self._visit(each)
+        waiting = self._waiting
+        visited = waiting[-_VISITED_AT_ONCE:]
+        del waiting[-_VISITED_AT_ONCE:]
+        if not waiting and self._is_started_again:
+            self._is_started_again = False
+            self._waiting = list(self._find_all())
         if self._waiting:
-            self._is_running = True
             asyncio.get_running_loop().call_soon(self._work)
+        for each in visited:
+            self._visit(each)
 
 
 class SlicedWork:
