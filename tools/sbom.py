@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,14 +16,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from tools.floors import LOCK_FILE, PROJECT_FILE, ROOT
+from tools.lock import ENTRY, PROJECT, asked_by, closure
 
 VENDOR_FILE: Final = ROOT / "src/tidegate/console/static/vendor/vendor.json"
-
-_ENTRY = re.compile(
-    r"^(?P<name>[\w.-]+)==(?P<version>[^\s;]+)(?P<rest>[^\n]*\n(?:[ ][^\n]*\n?)*)", re.MULTILINE
-)
-_VIA = re.compile(r"^ +# +(?:via +)?(?P<name>[\w.-]+)(?: \((?P<place>[^)]+)\))?$", re.MULTILINE)
-_ROOT: Final = "tidegate"
 
 Component = dict[str, Any]
 
@@ -85,17 +79,8 @@ def npm_component(package: Mapping[str, Any]) -> Component:
 
 def development_only(lock: str) -> set[str]:
     """The packages that no installation has, by the lock file's comments on what requires each."""
-    asked_by: dict[str, set[str]] = {}
-    for entry in _ENTRY.finditer(lock):
-        asked_by.setdefault(entry["name"], set()).update(
-            # With the group, as in tidegate (pyproject.toml:dev), only development requires it.
-            f"{via['name']}:dev" if ":" in (via["place"] or "") else via["name"]
-            for via in _VIA.finditer(entry["rest"])
-        )
-    installed = {_ROOT}
-    while grown := {name for name, askers in asked_by.items() if askers & installed} - installed:
-        installed |= grown
-    return set(asked_by) - installed
+    asked = asked_by(lock)
+    return set(asked) - closure(asked, [PROJECT])
 
 
 def missing_in(bom: Mapping[str, Any], lock: str, manifest: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -105,7 +90,7 @@ def missing_in(bom: Mapping[str, Any], lock: str, manifest: Sequence[Mapping[str
         for component in bom["components"]
         if _hashes(component) and component.get("version")
     }
-    wanted = {f"pkg:pypi/{entry['name']}@{entry['version']}" for entry in _ENTRY.finditer(lock)}
+    wanted = {f"pkg:pypi/{entry['name']}@{entry['version']}" for entry in ENTRY.finditer(lock)}
     wanted |= {f"pkg:npm/{package['name']}@{package['version']}" for package in manifest}
     return sorted(wanted - found)
 
