@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import tidegate
@@ -21,14 +21,29 @@ class ApiPage:
     """The package whose ``__all__`` is on the page."""
     modules: tuple[str, ...] = ()
     """Modules whose public classes and functions are on the page, each in its own section."""
+    internals: tuple[str, ...] = ()
+    """Names, and members as ``Class.name``, that only Tidegate's other packages and its tests use: not on the
+    page."""
 
 
 API_PAGES: Final[Mapping[str, ApiPage]] = {
     "python-client.md": ApiPage(
         "Python: tidegate.client",
         "Producer, consumer and administrator, for Tidegate and for Azure Event Hubs. All are asynchronous, "
-        "except `run_blocking` and `BlockingConsumer`.",
+        "except `run_blocking`, `BlockingProducer` and `BlockingConsumer`.",
         "client",
+        internals=(
+            *("FetchedRange", "RepeatableProducer", "RepeatableWork", "ProducerIdentity", "HubLayout"),
+            "BlockingConsumer.read_together",
+            *(
+                f"PartitionReceiver.{name}"
+                for name in (
+                    *("on_attached", "on_detached", "on_credit", "on_deliveries", "on_settled"),
+                    *("changed", "receive_parts", "check_history", "go_on", "estimate_skip_bytes"),
+                    *("close_nowait", "start"),
+                )
+            ),
+        ),
     ),
     "python-processor.md": ApiPage(
         "Python: tidegate.processor",
@@ -40,6 +55,10 @@ API_PAGES: Final[Mapping[str, ApiPage]] = {
         "Rows, dead letters and checkpoint in one transaction; needs no Spark. How it holds: "
         "[exactly once](../concepts/exactly-once.md).",
         "sql",
+        internals=(
+            *("UnitOfWork", "RowsRefusedError", "process_partition_batch", "BatchResult", "NewDeadLetter"),
+            *("DeadLetters.add", "read_group_views"),
+        ),
     ),
     "python-spark.md": ApiPage(
         "Python: tidegate.spark",
@@ -61,6 +80,7 @@ API_PAGES: Final[Mapping[str, ApiPage]] = {
             "tidegate.testing.checkpoints",
             "tidegate.testing.dead_letters",
         ),
+        internals=("acquire", "make_failed", "HubService.call", "HubService.ask"),
     ),
     "python-model.md": ApiPage(
         "Python: tidegate.model",
@@ -71,9 +91,9 @@ API_PAGES: Final[Mapping[str, ApiPage]] = {
             "tidegate.model.partition_key",
             "tidegate.model.connection_string",
             "tidegate.model.capture",
-            "tidegate.model.pipeline_status",
             "tidegate.model.clock",
         ),
+        internals=("parse_time", "parse_position", "partition_key_hash"),
     ),
 }
 """By file name."""
@@ -85,22 +105,24 @@ def api_pages(made: str) -> dict[str, str]:
 
 
 def page_entries(page: ApiPage) -> Iterator[Entry]:
-    """Every public name on the page."""
-    if page.package:
-        yield from exported_entries(page.package)
-    for module in page.modules:
-        yield from module_entries(module)
+    """Every name on the page, without its internals and the tests of suites."""
+    found = exported_entries(page.package) if page.package else iter(())
+    for entry in (*found, *(each for module in page.modules for each in module_entries(module))):
+        if entry.name not in page.internals:
+            members = (
+                member
+                for member in entry.members
+                if f"{entry.name}.{member.name}" not in page.internals and not member.name.startswith("test_")
+            )
+            yield replace(entry, members=tuple(members))
 
 
 def _page_lines(page: ApiPage, made: str) -> Iterator[str]:
     yield from (f"# {page.title}", "", made, "", page.introduction)
     if page.package:
         yield from ("", f"Import them from `tidegate.{page.package}`.")
-        for entry in exported_entries(page.package):
-            yield from _entry_lines(entry)
-    for module in page.modules:
-        for entry in module_entries(module):
-            yield from _entry_lines(entry, module)
+    for entry in page_entries(page):
+        yield from _entry_lines(entry, "" if page.package else entry.module)
 
 
 def _entry_lines(entry: Entry, module: str = "") -> Iterator[str]:

@@ -76,7 +76,7 @@ def _class_entry(found: griffe.Class) -> Entry:
     text, words = f"class {found.name}", _words(found)
     bases = [str(base) for base in found.bases if not str(base).startswith("_")]
     constructor = members.pop("__init__", None)
-    if constructor is not None:
+    if constructor is not None and not constructor.words.startswith("For `"):  # others make it for the user
         text = constructor.text.replace("def __init__", found.name, 1).removesuffix(" -> None")
         words += constructor.words and f"\n\n{constructor.words}"
     elif bases and "dataclass" not in found.labels and not bases[0].endswith("Enum"):
