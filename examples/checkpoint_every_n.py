@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from tidegate import EventHubConsumer, EventPosition, ReceivedEvent
@@ -28,9 +29,10 @@ def main() -> None:
     parser.add_argument("--from", dest="kind", choices=_FIELDS, default="sequence-number")
     parser.add_argument("--events", type=int, default=None, help="end after so many; else never")
     arguments = parser.parse_args()
-    asyncio.run(
-        consume(arguments.hub, arguments.partition, arguments.every, arguments.kind, arguments.events)
-    )
+    with suppress(KeyboardInterrupt):  # Ctrl-C
+        asyncio.run(
+            consume(arguments.hub, arguments.partition, arguments.every, arguments.kind, arguments.events)
+        )
 
 
 async def consume(hub: str, partition_id: str, every: int, kind: str, events_max: int | None) -> None:

@@ -192,6 +192,7 @@ def _running(service: HubService, workplace: Path, program: str, *options: str) 
         yield output
         process.send_signal(signal.SIGINT)
         process.wait(_DEADLINE_S)
+        assert "Traceback" not in output.read_text(), output.read_text()
     finally:
         process.kill()
         process.wait()
@@ -313,7 +314,10 @@ def test_the_host_of_the_debian_page_is_a_service(workplace: Path, monkeypatch: 
 @pytest.mark.slow
 def test_the_handler_of_its_own_statements_runs(workplace: Path) -> None:
     """shipping.py, in the host of orders.py: rows by its own statements, one event put aside by itself."""
-    driver = "import asyncio, orders, shipping\norders.pipeline = shipping.ship\nasyncio.run(orders.main())\n"
+    driver = (
+        "import asyncio, contextlib, orders, shipping\norders.pipeline = shipping.ship\n"
+        "with contextlib.suppress(KeyboardInterrupt):\n    asyncio.run(orders.main())\n"
+    )
     (workplace / "driver.py").write_text(driver)
     with HubService() as service:
         service.create_hub("orders", partition_count=1)

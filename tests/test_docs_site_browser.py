@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import http.server
+import re
 import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -59,10 +60,19 @@ def test_the_search_finds_and_leads_to_the_place(page: Page) -> None:
     """With the index that was built, in a worker of the page's own."""
     page.goto("index.html")
     # Key by key: the page looks at the field when a key comes up, and only a millisecond after it is focused.
-    page.get_by_role("textbox", name="Search").press_sequentially("LedgerMismatchError")
+    page.get_by_role("textbox", name="Search").press_sequentially("BlockingConsumer")
     page.locator(".md-search-result__link").first.click()
     page.wait_for_url("**/reference/**")
-    assert "LedgerMismatchError" in page.locator("article.md-content__inner").inner_text()
+    assert "BlockingConsumer" in page.locator("article.md-content__inner").inner_text()
+
+
+def test_the_search_finds_guides_before_the_reference(page: Page) -> None:
+    """What a reader can follow is the first result."""
+    for words in ("dead+letters", "certificate", "checkpoint"):
+        page.goto(f"index.html?q={words}")
+        first = page.locator(".md-search-result__link").first
+        first.wait_for(state="attached")
+        assert re.search("/(guides|concepts)/", str(first.get_attribute("href"))), words
 
 
 @pytest.mark.parametrize("name", ["index.html", "reference/states.html", "tutorial.html"])
