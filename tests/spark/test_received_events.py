@@ -1,4 +1,4 @@
-"""What a handler per event is given in a task: the same events as everywhere, bodies found beforehand."""
+"""What a handler per event is given in a task: the same events as everywhere."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 import pyarrow as pa
 
 from tidegate.amqp.message import Message, encode_message
-from tidegate.columns.batches import encoded_bodies, event_batch
+from tidegate.columns.batches import event_batch
 from tidegate.columns.schema import ENCODED_EVENT_ARROW_SCHEMA
 from tidegate.model.events import EventData
 from tidegate.spark.sql_sink.commits import received_events
@@ -26,13 +26,10 @@ def _messages(seed: int) -> list[bytes]:
     return [rng.choice(shapes)() for _ in range(200)]
 
 
-def test_bodies_found_beforehand_are_those_that_decoding_gives() -> None:
+def test_events_are_those_that_decoding_gives() -> None:
     """For events of any shape, from the middle of a column, too."""
     for seed in range(20):
         messages = _messages(seed)
-        column = pa.array(messages, pa.binary())
-        for found, message in zip(encoded_bodies(column.slice(7, 150)), messages[7:157], strict=True):
-            assert found is None or found == decode_event(message).body, f"seed {seed}"
         events = EncodedEvents(range(7, 207), [5] * 200, [*map(str, range(7, 207))], messages)
         batch = event_batch("3", events, ENCODED_EVENT_ARROW_SCHEMA.names)
         batches = [batch.slice(0, 90), batch.slice(90)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC
@@ -208,3 +209,11 @@ def test_received_events(events: list[EventData]) -> None:
 
 def _slots(event: ReceivedEvent) -> list[object]:
     return [getattr(event, name) for name in ReceivedEvent.__slots__]
+
+
+def test_the_garbage_collector_does_not_visit_them() -> None:
+    """Thousands are in hand at once, and none is in a cycle."""
+    (event,) = received_events("0", [1], ["1"], [2], [encode_event(EventData(b"body", {"n": 1}))])
+    assert event.properties == {"n": 1}
+    assert not gc.is_tracked(event)
+    assert not gc.is_tracked(event.contents)

@@ -74,24 +74,6 @@ def event_batches(
         yield batch
 
 
-def encoded_bodies(messages: pa.Array[Any]) -> list[bytes | None]:
-    """The bodies of a column of encoded events; None for events of an unusual shape."""
-    if not len(messages):
-        return []
-    offsets_buffer, data = messages.buffers()[1:3]
-    assert offsets_buffer is not None
-    assert data is not None
-    offsets = np.frombuffer(memoryview(offsets_buffer), dtype=np.int32)
-    ends = offsets[messages.offset : messages.offset + len(messages) + 1].astype(np.int64)
-    payload = data.slice(int(ends[0]), int(ends[-1] - ends[0])).to_pybytes()
-    ends -= ends[0]
-    starts = locate_bodies(payload, ends[:-1], ends[1:]).body_starts
-    return [
-        payload[start:end] if start >= 0 else None
-        for start, end in zip(starts.tolist(), ends[1:].tolist(), strict=True)
-    ]
-
-
 def binary_column(values: Sequence[bytes | memoryview]) -> Column:
     """Concatenate values in one buffer; together less than 2 GiB."""
     lengths = np.fromiter(map(len, values), dtype=np.int64, count=len(values))

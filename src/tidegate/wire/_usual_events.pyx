@@ -270,6 +270,9 @@ def decode_usual(object encoded):
 
 
 # --- values with slots -----------------------------------------------------------------------------------
+#
+# They are not tracked by the garbage collector, which would visit each several times while a batch is in
+# hand: what they hold are plain values and functions of modules, so they are in no cycle.
 
 cdef extern from *:
     """
@@ -291,6 +294,7 @@ cdef extern from *:
     Py_ssize_t slot_of(object type, object name) except -1
     void set_slot(object value, Py_ssize_t slot, object content)
     object PyType_GenericAlloc(type kind, Py_ssize_t count)
+    void PyObject_GC_UnTrack(object value)
 
 cdef type CONTENTS = EventContents, RECEIVED = ReceivedEvent
 cdef Py_ssize_t BODY = slot_of(CONTENTS, "body"), PROPERTIES = slot_of(CONTENTS, "properties")
@@ -310,6 +314,7 @@ cdef object new_contents(object body, object properties, object partition_key):
     set_slot(contents, MESSAGE_ID, None)
     set_slot(contents, CORRELATION_ID, None)
     set_slot(contents, BODY_VALUE, None)
+    PyObject_GC_UnTrack(contents)
     return contents
 
 
@@ -341,5 +346,6 @@ def received_events(
         set_slot(event, slots[6], decode_body)
         set_slot(event, slots[7], None)
         set_slot(event, slots[8], None)
+        PyObject_GC_UnTrack(event)
         events.append(event)
     return events

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tidegate.columns.batches import encoded_bodies
 from tidegate.model.events import ReceivedEvent
 from tidegate.spark.source.hub import HubReader
 from tidegate.spark.sql_sink.accounting import SequenceNumbers, sequence_numbers_of
@@ -29,7 +28,7 @@ from tidegate.sql.handlers.batches import (
     SEQUENCE_NUMBER_COLUMN,
 )
 from tidegate.sql.handlers.outages import OutageWatch
-from tidegate.wire.event_codec import decode_event, event_body
+from tidegate.wire import event_codec
 
 ENCODED_EVENT_COLUMN = "encodedEvent"
 _POSITION_COLUMNS = (PARTITION_COLUMN, SEQUENCE_NUMBER_COLUMN, OFFSET_COLUMN, ENQUEUED_TIME_COLUMN)
@@ -105,30 +104,14 @@ def rare_collections() -> Iterator[None]:
 
 
 def received_events(partition_id: str, rows: pa.Table) -> list[ReceivedEvent]:
-    """Rows of ``ENCODED_EVENT_SCHEMA`` as events that decode lazily; usual bodies are found all at once."""
-    encoded = rows.column(ENCODED_EVENT_COLUMN)
-    bodies = [body for chunk in encoded.chunks for body in encoded_bodies(chunk)]
-    return [
-        ReceivedEvent(
-            partition_id,
-            number,
-            offset,
-            enqueued_time_ms,
-            message,
-            decode_event,
-            event_body,
-            None,
-            body,
-        )
-        for number, offset, enqueued_time_ms, message, body in zip(
-            sequence_numbers_of(rows).tolist(),
-            _values(rows.column(OFFSET_COLUMN)),
-            _times_ms(rows),
-            _values(encoded),
-            bodies,
-            strict=True,
-        )
-    ]
+    """Rows of ``ENCODED_EVENT_SCHEMA`` as events that decode lazily."""
+    return event_codec.received_events(
+        partition_id,
+        sequence_numbers_of(rows).tolist(),
+        _values(rows.column(OFFSET_COLUMN)),
+        _times_ms(rows),
+        _values(rows.column(ENCODED_EVENT_COLUMN)),
+    )
 
 
 def _values(column: pa.ChunkedArray[Any]) -> list[Any]:
