@@ -140,7 +140,7 @@ async def test_a_receiver_that_is_silent_is_noticed(
     is_silent = True
 
     async def silent_once(
-        self: PartitionReceiver, max_events: int = 1000, max_wait_s: float | None = None
+        self: PartitionReceiver, max_events: int = 1000, max_wait_s: float | None = None, **named: Any
     ) -> list[ReceivedEvent]:
         nonlocal is_silent
         if is_silent:
@@ -175,7 +175,7 @@ async def test_a_question_that_hangs_hides_no_other_partition(
         return await ask(self, partition_id)
 
     async def silent_once(
-        self: PartitionReceiver, max_events: int = 1000, max_wait_s: float | None = None
+        self: PartitionReceiver, max_events: int = 1000, max_wait_s: float | None = None, **named: Any
     ) -> list[ReceivedEvent]:
         if self.partition_id not in silenced:
             silenced.add(self.partition_id)

@@ -107,6 +107,30 @@ async def test_rows_and_checkpoint_are_committed_together(
         await store.close()
 
 
+@pytest.mark.parametrize(("events_max", "transaction_count"), [(8000, 1), (1, 3)])
+async def test_calls_of_a_partition_that_is_behind_share_a_transaction(
+    hub_service: HubService, hub: str, database: Database, events_max: int, transaction_count: int
+) -> None:
+    """Up to ``max_transaction_events``; a call still gets no more than ``max_batch_size``."""
+    calls: list[int] = []
+    transactions: list[object] = []
+
+    def write(context: TransactionContext, events: Sequence[ReceivedEvent]) -> None:
+        calls.append(len(events))
+        transactions.append(context.connection.get_transaction())
+        _write(context, events)
+
+    store = SqlStore(database)
+    await publish(hub_service, hub, 10)
+    subject = Subject(
+        hub_service, hub, store, transactional=True, max_batch_size=4, max_transaction_events=events_max
+    )
+    async with subject.host.running(write):
+        await until(lambda: _rows(database) == list(range(10)))
+    assert (calls, len(set(transactions))) == ([4, 4, 2], transaction_count)
+    await store.close()
+
+
 async def test_an_outage_of_what_a_handler_calls_pauses_its_partition(
     hub_service: HubService, hub: str, database: Database
 ) -> None:
@@ -160,7 +184,7 @@ async def test_the_threads_of_sessions_that_ended_are_gone(
     receive, failures = PartitionReceiver.receive, iter([BrokenError("Cut."), BrokenError("Cut again.")])
 
     async def break_twice(
-        self: PartitionReceiver, max_events: int = 1000, max_wait_s: float | None = None
+        self: PartitionReceiver, max_events: int = 1000, max_wait_s: float | None = None, **named: Any
     ) -> list[ReceivedEvent]:
         for failure in failures:
             raise failure

@@ -51,6 +51,7 @@ def transactions_of(
     epoch: int = 1,
     policy: FailurePolicy | None = None,
     event_hub_created_at_ms: int | None = None,
+    max_batch_size: int | None = None,
 ) -> SqlTransactions:
     """What a host with this epoch's lease would get for partition 0."""
     lease = lease_of(epoch)
@@ -62,6 +63,7 @@ def transactions_of(
         Partition(lease),
         policy=policy or FailurePolicy(),
         event_hub_created_at_ms=event_hub_created_at_ms,
+        max_batch_size=max_batch_size,
     )
 
 

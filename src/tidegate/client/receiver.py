@@ -147,21 +147,28 @@ class PartitionReceiver(LinkHandler, EventIteration):
     # --- receiving ----------------------------------------------------------------------------------------
 
     async def receive(
-        self, max_events: int = EVENTS_PER_CALL, max_wait_s: float | None = None
+        self,
+        max_events: int = EVENTS_PER_CALL,
+        max_wait_s: float | None = None,
+        *,
+        bytes_max: float = math.inf,
     ) -> list[ReceivedEvent]:
         """Up to ``max_events`` events as soon as there is one; [] if none arrives within ``max_wait_s``.
 
-        max_wait_s: seconds; None waits forever. Contents are decoded when first accessed.
+        max_wait_s: seconds; None waits forever. bytes_max: no more of what has arrived together after so many
+        bytes. Contents are decoded when first accessed.
         Raises ReceiverStolenError immediately; after the buffered events, PositionOutOfRangeError (retention
         overtook this reader), LogDivergedError (a backup was restored, which does not have what this reader
         has read, and has grown since) and the final error of a reconnection.
         Cancellation: no event is lost; the next call returns it.
         """
-        return self._left_over(max_events) or await self._take(max_events, max_wait_s)
+        return self._left_over(max_events) or await self._take(max_events, max_wait_s, bytes_max)
 
-    async def _take(self, max_events: int, max_wait_s: float | None) -> list[ReceivedEvent]:
+    async def _take(
+        self, max_events: int, max_wait_s: float | None, bytes_max: float = math.inf
+    ) -> list[ReceivedEvent]:
         events: list[ReceivedEvent] = []
-        for encoded in await self.receive_parts(max_events, max_wait_s):
+        for encoded in await self._receive(max_events, max_wait_s, bytes_max):
             events += received_events(
                 self.partition_id,
                 encoded.sequence_numbers,

@@ -28,6 +28,9 @@ class EventProcessorOptions:
 
     max_batch_size: int = 500
     """Events per call, at most (our choice; the classic host's 10 pays too much per event)."""
+    max_transaction_events: int = 8000
+    """With ``transactional=True``: events of the calls that share a transaction at most, while a partition is
+    behind (our choice: then most of the time goes into rows). Slow calls are fewer: half a second's."""
     prefetch_count: int = 3000
     """Events fetched ahead per partition; at least ``max_batch_size`` (our choice: PREFETCH_EVENTS)."""
     prefetch_bytes: int = PREFETCH_BYTES
@@ -61,6 +64,7 @@ class EventProcessorOptions:
                 next_step="Raise prefetch_count, or lower max_batch_size.",
             )
         for name in (
+            "max_transaction_events",
             "prefetch_bytes",
             "receive_timeout_s",
             "close_timeout_s",

@@ -39,7 +39,7 @@ class TransactionOutcome:
     """Events that an earlier transaction had already committed."""
     next_sequence_number: int
     """The new resume point: the first event not yet processed, before ``until`` if the handler's
-    ``checkpoint`` left events to the next call."""
+    ``checkpoint``, or the time that its calls took, left events to the next transaction."""
 
 
 class PartitionTransactions(Protocol):
@@ -61,11 +61,12 @@ class PartitionTransactions(Protocol):
         until_sequence_number: int,
         is_gap_allowed: bool = False,
         history_id: str | None = None,
+        is_one_history: bool = False,
     ) -> TransactionOutcome:
         """Run the handler over events in ``[start, until)`` and commit its effects, dead letters, checkpoint.
 
         is_gap_allowed: the events between the checkpoint and ``start`` are known to be lost. history_id: of
-        the last event, for the checkpoint.
+        the last event, for the checkpoint. is_one_history: whether it is that of the others as well.
         Raises FencedError (a newer owner has committed: nothing was written), ``PartitionStoppedError`` (the
         policy is to stop), PartitionPausedError (an outage, or too many dead letters: run the same batch
         again later, from the error's ``next_sequence_number``), DatabaseUnavailableError (nothing was written
@@ -108,11 +109,13 @@ class TransactionalStore(Protocol):
         *,
         policy: FailurePolicy,
         event_hub_created_at_ms: int | None,
+        max_batch_size: int | None = None,
         dead_letters: DeadLetterManager | None = None,
     ) -> PartitionTransactions:
         """Transactions for one owned partition. form: from ``form_of``.
 
-        dead_letters: gets dead letters before each commit, instead of this store's own table. Raises
+        max_batch_size: events per call of the handler, at most: a batch may need several calls; None: no
+        limit. dead_letters: gets dead letters before each commit, instead of this store's own table. Raises
         HandlerRefusedError if the policy needs that.
         """
         ...

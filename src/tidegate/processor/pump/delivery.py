@@ -65,6 +65,7 @@ class TransactionalDelivery:
         *,
         policy: FailurePolicy,
         event_hub_created_at_ms: int,
+        max_batch_size: int,
         totals: HostTotals,
         dead_letters: DeadLetterManager | None,
     ) -> None:
@@ -80,6 +81,7 @@ class TransactionalDelivery:
             context,
             policy=policy,
             event_hub_created_at_ms=event_hub_created_at_ms,
+            max_batch_size=max_batch_size,
             **others,
         )
 
@@ -97,12 +99,15 @@ class TransactionalDelivery:
         start: the resume point; None if only the events show it. Numbers between it and the first event were
         never assigned: otherwise the receiver would have reported them as lost.
         """
+        first, last = events[0].sequence_number, events[-1].sequence_number
+        history_id = self._context.history_of(last)
         try:
             outcome = await self._transactions.process(
                 events,
-                start_sequence_number=events[0].sequence_number if start is None else start,
-                until_sequence_number=events[-1].sequence_number + 1,
-                history_id=self._context.history_of(events[-1].sequence_number),
+                start_sequence_number=first if start is None else start,
+                until_sequence_number=last + 1,
+                history_id=history_id,
+                is_one_history=history_id == self._context.history_of(first),
             )
         except (PartitionPausedError, PartitionStoppedError) as error:
             self._totals.dead_letters += error.dead_letters

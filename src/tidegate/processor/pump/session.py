@@ -17,11 +17,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import random as random_module
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Final
 
 from tidegate.client import EventHubConsumer, EventHubProperties, PartitionEnds, PartitionReceiver
 from tidegate.model.clock import Clock
@@ -72,6 +74,8 @@ from tidegate.transport.tasks import TaskOwner
 
 _logger = logging.getLogger(__name__)
 
+_TRANSACTION_BYTES_MAX: Final = 4 * 1024 * 1024
+"""A transaction gets no more events after so many bytes (our choice: it holds them besides the prefetch)."""
 _ENDS_SESSION = (FencedError, PartitionStoppedError, EventHubReplacedError, CheckpointGapError)
 """Errors that running the same batch again cannot fix."""
 
@@ -261,6 +265,7 @@ class PartitionSession:
             context,
             policy=environment.options.failure_policy,
             event_hub_created_at_ms=self._event_hub_created_at_ms,
+            max_batch_size=environment.options.max_batch_size,
             totals=environment.totals,
             dead_letters=environment.dead_letters,
         )
@@ -377,11 +382,16 @@ class PartitionSession:
     async def _receive_and_deliver(self, delivery: Delivery) -> None:
         clock, options = self._environment.clock, self._environment.options
         idle_until = clock.monotonic() + options.receive_timeout_s
+        events_max, bytes_max = options.max_batch_size, math.inf
+        if self._environment.registration.is_transactional:
+            events_max, bytes_max = max(events_max, options.max_transaction_events), _TRANSACTION_BYTES_MAX
         while True:
             self._check_stopping()
             assert self._receiver is not None
             try:
-                events = await self._receiver.receive(options.max_batch_size, self._wait_s(idle_until))
+                events = await self._receiver.receive(
+                    events_max, self._wait_s(idle_until), bytes_max=bytes_max
+                )
             except PositionOutOfRangeError as error:
                 await self._open_receiver_again(error, delivery)
                 continue

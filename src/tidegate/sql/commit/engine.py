@@ -46,10 +46,17 @@ class BatchScope:
     """Recorded in dead letters."""
     history_id: str | None = None
     """Of the log, in which the batch's last event was read; None: unknown."""
+    is_one_history: bool = False
+    """Whether its other events were read in the same one."""
 
     def __post_init__(self) -> None:
         if self.until < self.start:
             raise InvalidArgumentError(f"The batch [{self.start}, {self.until}) ends before it starts.")
+
+    def history_at(self, until: int) -> str | None:
+        """The history of the last event before ``until``; None: unknown."""
+        # An earlier event may be of another: the service may have started again between them.
+        return self.history_id if self.is_one_history or until == self.until else None
 
     def check_events(self, events: Sequence[ReceivedEvent]) -> None:
         """Raises InvalidArgumentError unless ``events`` ascend and are within the batch."""
@@ -118,8 +125,7 @@ class Share:
             offset=None if self.last is None else self.last.offset,
             enqueued_time_ms=None if self.last is None else self.last.enqueued_time_ms,
             event_hub_created_at_ms=self.scope.event_hub_created_at_ms,
-            # An earlier event may be of another history: the service may have started again between them.
-            history_id=self.scope.history_id if self.until == self.scope.until else None,
+            history_id=self.scope.history_at(self.until),
         )
 
 

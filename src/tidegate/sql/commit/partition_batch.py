@@ -13,7 +13,7 @@ from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.events import ReceivedEvent
 from tidegate.sql.commit.engine import BatchScope
 from tidegate.sql.core.values import EventPlace, NewDeadLetter, PlaceOf, place_of
-from tidegate.sql.handlers.handling import handle_events
+from tidegate.sql.handlers.handling import Calls, handle_events
 from tidegate.sql.handlers.pipeline import Pipeline
 
 if TYPE_CHECKING:
@@ -47,10 +47,12 @@ def handled_batch(
     events: Sequence[ReceivedEvent],
     *,
     on_failure: Callable[[BaseException, int], None] | None = None,
+    calls: Calls | None = None,
 ) -> PartitionBatch:
     """Run the pipeline's handler over ``events``; those for which it fails become dead letters.
 
-    events: ascending, within ``scope``, not necessarily all of it. on_failure: see ``handle_events``.
+    events: ascending, within ``scope``, not necessarily all of it. on_failure: see ``handle_events``. calls:
+    may end the batch earlier; None: a batch handler gets all events at once.
     Raises InvalidArgumentError (events out of order or range), BatchResultError (see ``ArrowHandler``).
     """
     scope.check_events(events)
@@ -60,7 +62,14 @@ def handled_batch(
     def fail(event: ReceivedEvent, error: BaseException) -> None:
         letters.append(NewDeadLetter.from_exception(event, error, is_payload_copied=copied))
 
-    groups = handle_events(pipeline, events, fail, on_failure=on_failure)
+    groups: list[RowGroup] = []
+    until = 0
+    for low, until in [(0, len(events))] if calls is None else calls.ranges(len(events)):
+        groups += handle_events(pipeline, events[low:until], fail, on_failure=on_failure)
+    if until < len(events):
+        number = events[until].sequence_number
+        scope = replace(scope, until=number, history_id=scope.history_at(number))
+        events = events[:until]
 
     def find_place(number: int) -> EventPlace:
         event = events[bisect_left(events, number, key=lambda each: each.sequence_number)]

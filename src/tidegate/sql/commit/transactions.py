@@ -10,6 +10,9 @@ tries one event, and the others only if the outage is over. If the first event f
 succeeds, the first is at fault, not an outage.
 
 A ``Pipeline`` whose failed events simply become dead letters runs before anything is locked (``batch``).
+
+A batch may need several calls of the handler; after a while no more are made, and the rest is for the next
+transaction (``handling.Calls``).
 """
 
 from __future__ import annotations
@@ -53,6 +56,7 @@ from tidegate.sql.handlers.event_runs import (
     repeat_carefully,
 )
 from tidegate.sql.handlers.forms import HandlerForm
+from tidegate.sql.handlers.handling import Calls
 from tidegate.sql.handlers.outages import DeadLetterBudget, OutageError, OutageWatch
 from tidegate.sql.handlers.pipeline import Pipeline
 from tidegate.sql.outbox.writer import Outbox
@@ -80,12 +84,14 @@ class SqlTransactions:
         budget: DeadLetterBudget | None = None,
         store_failed: StoreFailed | None = None,
         outbox: Outbox | None = None,
+        max_batch_size: int | None = None,
     ) -> None:
         """policy: a pipeline's own policy takes precedence. event_hub_created_at_ms: which hub of this name;
         None: not checked. random_: for the jitter of retries; None: the process's. budget: of this partition,
         if it outlives these transactions. store_failed: gets dead letters as the last step before they would
         be written; None: they are, to this database's own table. outbox: of the
-        process; None: no relay runs here. Raises HandlerRefusedError.
+        process; None: no relay runs here. max_batch_size: events of a call of the handler, at most; None: a
+        batch is one call. Raises HandlerRefusedError.
         """
         self._database = database
         self._consumer = consumer
@@ -105,6 +111,7 @@ class SqlTransactions:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"tidegate partition {lease.partition_id}")
         self._budget = budget or DeadLetterBudget(self._policy.dead_letters_per_minute)
         self._outbox = outbox or Outbox(database)
+        self._calls = None if max_batch_size is None else Calls(max_batch_size, database.clock)
         self._has_outage = False
         self._done_until = 0
         """One past the last sequence number that was committed here."""
@@ -126,6 +133,7 @@ class SqlTransactions:
         until_sequence_number: int,
         is_gap_allowed: bool = False,
         history_id: str | None = None,
+        is_one_history: bool = False,
     ) -> TransactionOutcome:
         """See ``PartitionTransactions``.
 
@@ -145,6 +153,7 @@ class SqlTransactions:
             self._lease.epoch,
             self._form.name,
             history_id,
+            is_one_history,
         )
         scope.check_events(events)
         dead_letters_before = self._dead_letters
@@ -318,7 +327,7 @@ class SqlTransactions:
         if pipeline.is_payload_copied != self._is_payload_copied:
             pipeline = replace(pipeline, is_payload_copied=self._is_payload_copied)
         watch = OutageWatch(self._policy)
-        batch = handled_batch(pipeline, scope, events, on_failure=watch.failed)
+        batch = handled_batch(pipeline, scope, events, on_failure=watch.failed, calls=self._calls)
         left = self._budget.left(self._database.clock.monotonic())
         if left is not None and len(batch.dead_letters) > left:
             return None
@@ -327,7 +336,7 @@ class SqlTransactions:
         self._dead_letters += result.dead_letters
         self._budget.spend(result.dead_letters, self._database.clock.monotonic())
         skipped = _index_of(events, result.start_sequence_number)
-        processed = len(events) - skipped - result.dead_letters
+        processed = _index_of(events, batch.scope.until) - skipped - result.dead_letters
         return TransactionOutcome(processed, result.dead_letters, 0, skipped, result.until_sequence_number)
 
     def _run(
@@ -437,6 +446,7 @@ class SqlTransactions:
             failures_max=failures_max,
             outages=outages,
             may_end_early=True,
+            calls=self._calls,
         )
 
     @property

@@ -1,17 +1,17 @@
 """Runs events through a handler inside an open transaction, isolating those that fail.
 
-Theory of operation. A call runs behind a savepoint. ``run_whole`` makes one call; after any failure it raises
-EventsFailedError, and the caller rolls the transaction back (and may wait before a retry). ``run_carefully``
-halves what fails: the savepoint undoes it, and both halves run in order, until each failing event is isolated
-and its effects undone. A handler that catches a refused statement and reports its event keeps its reason. An
-event that must wait for its key (``KeyOrder``) is held: left out of every call. An error of the database
-itself is not an event's fault and ends the run.
+Theory of operation. A call runs behind a savepoint. ``run_whole`` makes one call, or several (``Calls``);
+after any failure it raises EventsFailedError, and the caller rolls the transaction back (and may wait before
+a retry). ``run_carefully`` halves what fails: the savepoint undoes it, and both halves run in order, until
+each failing event is isolated and its effects undone. A handler that catches a refused statement and reports
+its event keeps its reason. An event that must wait for its key (``KeyOrder``) is held: left out of every
+call. An error of the database itself is not an event's fault and ends the run.
 """
 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -28,6 +28,7 @@ from tidegate.sql.core.parked_keys import KeyOrder
 from tidegate.sql.core.unit_of_work import RowsRefusedError, UnitOfWork
 from tidegate.sql.core.values import NewDeadLetter
 from tidegate.sql.handlers.context import DeadLettered, TransactionCall, TransactionGuard, misused
+from tidegate.sql.handlers.handling import Calls
 from tidegate.sql.handlers.outages import OutageError, OutageWatch
 from tidegate.sql.outbox.writer import Outbox, OutboxWriter
 
@@ -89,8 +90,8 @@ class RunOutcome:
     stopped_by: DeadLettered | None = None
     """The failed event before which the run ended (``failures_max``)."""
     until: int | None = None
-    """The event before which the run ended, by ``stopped_by`` or the handler's ``checkpoint``; None: it ran
-    all."""
+    """The event before which the run ended: ``stopped_by``, or by the handler's ``checkpoint`` or its time;
+    None: it ran all."""
 
 
 class EventRun:
@@ -108,13 +109,15 @@ class EventRun:
         failures_max: int | None = None,
         outages: OutageWatch | None = None,
         may_end_early: bool = False,
+        calls: Calls | None = None,
     ) -> None:
         """outbox: for events that are published. order: keeps the order of each key; None: events are
         independent.
 
         failures_max: stop before the next event that fails, instead of dead-lettering it. outages: gets
         each failure, and may end the run with OutageError. may_end_early: whether the handler's
-        ``checkpoint`` may leave events to a later transaction; False: they get calls of their own.
+        ``checkpoint`` may leave events to a later transaction; False: they get calls of their own. calls:
+        None: one call for all events.
         """
         self._unit = unit
         self._handler = handler
@@ -124,17 +127,20 @@ class EventRun:
         self._failures_left = failures_max
         self._outages = outages
         self._may_end_early = may_end_early
+        self._calls = calls
         self._guard = TransactionGuard(unit.connection)
         self.published = OutboxWriter(outbox, unit, context.partition_id)
         self._outcome = RunOutcome()
 
     def run_whole(self, events: Sequence[ReceivedEvent], *, is_failure_accepted: bool) -> RunOutcome:
-        """Make one call. Raises EventsFailedError if it fails or needs smaller calls.
+        """Make the calls. Raises EventsFailedError if one fails or needs smaller calls.
 
         is_failure_accepted: False: failures that the handler reported per event also fail the call.
         """
-        runnable = self._runnable(events)
-        if runnable:
+        for low, until in self._ranges(events, len(events)):
+            runnable = self._runnable(events[low:until])
+            if not runnable:
+                continue
             call = self._call(runnable, is_checked=False)
             if not is_failure_accepted and any(each.is_failure for each in call.dead_lettered.values()):
                 raise EventsFailedError
@@ -165,10 +171,20 @@ class EventRun:
                 else:
                     self._fail(runnable[0], failed.__cause__ or failed)
 
-        middle = (len(events) + 1) // 2  # the whole has failed already
-        for low, until in ((0, middle), (middle, len(events))):
+        for low, until in self._ranges(events, (len(events) + 1) // 2):  # the whole has failed already
             assert not list(failures_of(attempt, low, until, EventsFailedError))
         return self._outcome
+
+    def _ranges(self, events: Sequence[ReceivedEvent], size: int) -> Iterator[tuple[int, int]]:
+        """The calls until the run ends; notes where it does if its time is up. size: of a call, at most."""
+        count, until = len(events), 0
+        all_at_once = [(low, min(low + size, count)) for low in range(0, count, size or 1)]
+        for low, until in all_at_once if self._calls is None else self._calls.ranges(count, size):
+            yield low, until
+            if self._outcome.until is not None:
+                return
+        if until < count:
+            self._outcome.until = events[until].sequence_number
 
     def _runnable(self, events: Sequence[ReceivedEvent]) -> list[ReceivedEvent]:
         if self._order is None:

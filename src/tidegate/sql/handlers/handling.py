@@ -6,12 +6,14 @@ can refuse.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from operator import itemgetter
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from sqlalchemy import Table
 
+from tidegate.model.clock import Clock
 from tidegate.model.events import ReceivedEvent
 from tidegate.sql.core.values import PartitionRows
 from tidegate.sql.handlers.dataclass_tables import is_row, mapping_of
@@ -19,6 +21,31 @@ from tidegate.sql.handlers.pipeline import Handler, Pipeline
 
 if TYPE_CHECKING:
     from tidegate.sql.core.row_groups import RowGroup
+
+_CALLS_S_MAX: Final = 0.5
+"""A transaction makes no further call after this time (our choice: a partition that is closed, and on SQLite
+all writers, wait for its end)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """How a transaction's events are divided into calls of the handler."""
+
+    events_max: int
+    """Events of a call, at most."""
+    clock: Clock
+
+    def ranges(self, event_count: int, size: int | None = None) -> Iterator[tuple[int, int]]:
+        """The first event and the end of each call; fewer than all if they take too long.
+
+        size: fewer events per call.
+        """
+        over_at = self.clock.monotonic() + _CALLS_S_MAX
+        step = min(self.events_max, size or self.events_max)
+        for low in range(0, event_count, step):
+            if low and self.clock.monotonic() >= over_at:
+                return
+            yield low, min(low + step, event_count)
 
 
 class HandlerResultError(TypeError):

@@ -167,6 +167,7 @@ class SqlStore:
         *,
         policy: FailurePolicy,
         event_hub_created_at_ms: int | None,
+        max_batch_size: int | None = None,
         dead_letters: DeadLetterManager | None = None,
     ) -> SqlTransactions:
         """As in ``TransactionalStore``; dead letters that are of this database join the transaction."""
@@ -181,6 +182,7 @@ class SqlStore:
             event_hub_created_at_ms=event_hub_created_at_ms,
             store_failed=self._storing(dead_letters),
             outbox=self._outbox,
+            max_batch_size=max_batch_size,
         )
 
     def open_relay(
