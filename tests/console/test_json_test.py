@@ -8,6 +8,7 @@ from types import FrameType
 import pytest
 
 from tidegate.console.explorer.json_test import JsonTest, column_texts, parse_paths
+from tidegate.console.explorer.values import EventPlace, ExploredEvent
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.events import EventContents
 
@@ -88,11 +89,17 @@ def test_a_large_body_is_read_by_code_that_others_can_interrupt() -> None:
 
 def test_columns() -> None:
     """Empty where there is nothing, shortened where there is much; not more than fit."""
-    paths = parse_paths("$.carrier, .delay,$.legs")
-    assert column_texts(paths, EventContents(BODY), 12) == ["LH", "15", '[{"to": "FRA']
-    assert column_texts(paths, None, 9) == column_texts(paths, EventContents(b"x"), 9) == ["", "", ""]
-    assert column_texts(paths, EventContents(b" " * 70_000), 9) == ["too large"] * 3
+    assert _texts(EventContents(BODY)) == ["LH", "15", '[{"to": "FRA']
+    assert _texts(None) == _texts(EventContents(b"x")) == ["", "", ""]
+    assert _texts(EventContents(b"", body_value={"delay": [1, 2]})) == ["", "[1, 2]", ""]
+    # A value of AMQP has no body whose length would say so.
+    assert _texts(EventContents(b"", body_value={"delay": 1}), size_bytes=70_000) == ["too large"] * 3
     assert parse_paths("") == ()
     for text in ("a", "$.a $.b", "$.a;", ",".join(["$.a"] * 7)):
         with pytest.raises(InvalidArgumentError):
             parse_paths(text)
+
+
+def _texts(contents: EventContents | None, *, size_bytes: int = 100) -> list[str]:
+    event = ExploredEvent(EventPlace(0, 0, 0), size_bytes, contents)
+    return column_texts(parse_paths("$.carrier, .delay,$.legs"), event, 12)

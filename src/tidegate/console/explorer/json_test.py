@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
 import orjson
 
 from tidegate.console.explorer.bodies import json_value, value_text
+from tidegate.console.explorer.values import ExploredEvent
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.events import EventContents
 from tidegate.model.json_path import MISSING, JsonPath
@@ -22,7 +24,7 @@ from tidegate.model.json_path import MISSING, JsonPath
 PATHS_MAX: Final = 6
 """Columns of one page. Our choice."""
 COLUMN_BYTES_MAX: Final = 64 * 1024
-"""Larger bodies have no such columns: a page may have 500 of them."""
+"""Larger events have no such columns: a page may have 500 of them."""
 
 _CONDITION: Final = re.compile(r"\s*(!=|<=|>=|==?+|<|>|~)\s*(.+?)\s*", re.DOTALL)
 _ORDERS: Final[dict[str, Callable[[Any, Any], bool]]] = {
@@ -120,18 +122,15 @@ def value_at(path: JsonPath, contents: EventContents) -> object:
     return path.value_in(body)
 
 
-def column_texts(
-    paths: tuple[JsonPath, ...], contents: EventContents | None, characters_max: int
-) -> list[str]:
+def column_texts(paths: Sequence[JsonPath], event: ExploredEvent, characters_max: int) -> list[str]:
     """What columns of the paths show of an event: empty where there is nothing."""
-    if contents is None or not paths:
-        return [""] * len(paths)
-    if contents.body_value is None and len(contents.body) > COLUMN_BYTES_MAX:
+    contents = event.contents
+    if contents is not None and paths and event.size_bytes > COLUMN_BYTES_MAX:
         return ["too large"] * len(paths)
-    try:
-        body = json_value(contents.body) if contents.body_value is None else contents.body_value
-    except ValueError:
-        return [""] * len(paths)
+    body: object = MISSING
+    if contents is not None and paths:
+        with suppress(ValueError):
+            body = json_value(contents.body) if contents.body_value is None else contents.body_value
     values = [path.value_in(body) for path in paths]
     return ["" if each is MISSING else value_text(each)[:characters_max] for each in values]
 

@@ -309,7 +309,7 @@ def event_rows(events: Sequence[ExploredEvent], columns: Columns = _ALL_COLUMNS)
 
 
 def _values(event: ExploredEvent, columns: Columns) -> list[str]:
-    return column_texts(columns.paths, event.contents, _VALUE_CHARACTERS)
+    return column_texts(columns.paths, event, _VALUE_CHARACTERS)
 
 
 def _row(event: ExploredEvent) -> dict[str, Any]:
