@@ -15,7 +15,6 @@ import pytest
 from sqlalchemy import Table, select
 from tests.spark.driver_process import driver_process
 from tests.spark.ledger_driver import UPSERTS, final_minutes, minutes
-from tests.support.postgresql import PostgresqlServer
 
 from tidegate.sql import Database
 from tidegate.sql.core.schema import ledger_query
@@ -73,24 +72,31 @@ def has_done(database_url: str, batches: int) -> bool:
     return next_batch(database_url) >= batches
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(3, marks=pytest.mark.repeats)])
+@pytest.mark.parametrize(
+    ("database", "kills"),
+    [
+        ("postgresql", 1),
+        pytest.param("postgresql", 3, marks=pytest.mark.repeats),
+        pytest.param("mariadb", 3, marks=pytest.mark.repeats),
+    ],
+)
 def test_killed_drivers_leave_the_aggregates_exact(
-    postgresql: PostgresqlServer, sqlite_url: str, tmp_path: Path, kills: int
+    request: pytest.FixtureRequest, sqlite_url: str, tmp_path: Path, database: str, kills: int
 ) -> None:
     """SIGKILL at random moments: windows with a watermark are what the readings come to, each row once.
 
-    Upserts in update mode go to PostgreSQL, staged by tasks; closed windows in append mode to SQLite, into a
+    Upserts in update mode go to a server, staged by tasks; closed windows in append mode to SQLite, into a
     table without a key, where a batch that is written twice shows.
     """
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")
     rng = random.Random(seed)
     expected = write_readings(tmp_path / "readings", rng)
-    postgresql_url = postgresql.create_schema()
+    update_url: str = request.getfixturevalue(f"{database}_url")
     arguments = {
         "readings": str(tmp_path / "readings"),
         "checkpoints": str(tmp_path),
-        "update_url": postgresql_url,
+        "update_url": update_url,
         "append_url": sqlite_url,
     }
     driver_words = ("-m", "tests.spark.ledger_driver", json.dumps(arguments))
@@ -99,14 +105,14 @@ def test_killed_drivers_leave_the_aggregates_exact(
     for _ in range(kills):
         wanted = done + 1 + rng.randrange(_FILES // 3 - 2)
         with driver_process(log, *driver_words) as driver:
-            driver.wait_until(functools.partial(has_done, postgresql_url, wanted), poll_s=0.2)
+            driver.wait_until(functools.partial(has_done, update_url, wanted), poll_s=0.2)
             time.sleep(rng.random() * 0.2)
             driver.check_running()
-        done = next_batch(postgresql_url)
+        done = next_batch(update_url)
     assert done < _FILES
     with driver_process(log, *driver_words) as driver:
         driver.wait_done()
-    assert stored(postgresql_url, minutes) == expected
+    assert stored(update_url, minutes) == expected
     # Windows within the watermark of the last reading are still open.
     last = max(minute for minute, _ in expected)
     found = stored(sqlite_url, final_minutes)

@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from sqlalchemy import BigInteger, Column, MetaData, String, Table, func, select
 from tests.spark.support import assert_exact, has_reached, make_pipeline, outcome_of, publish, readings
+from tests.support.mariadb import MariadbServer, required_mariadb
 from tests.support.ports import free_ports
 from tests.support.postgresql import PostgresqlServer, required_postgresql
 
@@ -36,10 +37,14 @@ counted = Table(
 )
 
 
-@pytest.fixture
-def server() -> Iterator[PostgresqlServer]:
+@pytest.fixture(
+    params=["postgresql", pytest.param("mariadb", marks=[pytest.mark.faults, pytest.mark.repeats])]
+)
+def server(request: pytest.FixtureRequest) -> Iterator[PostgresqlServer | MariadbServer]:
     """A server of the test's own, which it stops."""
-    with required_postgresql() as server:
+    server: PostgresqlServer | MariadbServer
+    server = required_mariadb() if request.param == "mariadb" else required_postgresql()
+    with server:
         yield server
 
 
@@ -68,7 +73,7 @@ def stopped_at_end(query: StreamingQuery) -> Iterator[StreamingQuery]:
 
 
 def test_the_database_is_stopped_under_a_pipeline(
-    spark: SparkSession, hub_service: HubService, server: PostgresqlServer, tmp_path: Path
+    spark: SparkSession, hub_service: HubService, server: PostgresqlServer | MariadbServer, tmp_path: Path
 ) -> None:
     """Commits, and the plans of micro-batches, wait for it: the same query writes each event once."""
     hub = hub_service.create_hub(partition_count=4)
@@ -96,7 +101,7 @@ def test_the_database_is_stopped_under_a_pipeline(
 def test_the_database_is_stopped_under_aggregates(
     spark: SparkSession,
     hub_service: HubService,
-    server: PostgresqlServer,
+    server: PostgresqlServer | MariadbServer,
     tmp_path: Path,
     driver_bytes_max: int,
 ) -> None:

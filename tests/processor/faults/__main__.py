@@ -15,16 +15,10 @@ from typing import Final
 
 from tests.processor.faults.chaos import ChaosSettings, Fault
 from tests.processor.faults.runs import ChaosResult, run_chaos
-from tests.processor.faults.surroundings import SEED_VARIABLE, chosen_seed
+from tests.processor.faults.surroundings import SEED_VARIABLE, SERVERS, chosen_seed
 from tests.processor.faults.work import PARTITION_COUNT
-from tests.support.mariadb import MariadbServer
-from tests.support.postgresql import PostgresqlServer
 
-_SERVERS: Final[dict[str, type[PostgresqlServer | MariadbServer]]] = {
-    "postgresql": PostgresqlServer,
-    "mariadb": MariadbServer,
-}
-_DATABASES: Final = ("sqlite", *_SERVERS)
+_DATABASES: Final = ("sqlite", *SERVERS)
 
 
 def main() -> int:
@@ -59,8 +53,8 @@ def main() -> int:
 def _run(database: str, settings: ChaosSettings) -> ChaosResult:
     with ExitStack() as stack:
         url = None
-        if database in _SERVERS:
-            server = _SERVERS[database]()
+        if database in SERVERS:
+            server = SERVERS[database]()
             stack.enter_context(server)
             url = server.create_database()
         return asyncio.run(run_chaos(settings, url, tell=lambda line: print(line, flush=True)))

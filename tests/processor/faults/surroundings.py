@@ -12,16 +12,25 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from sqlalchemy.engine import make_url
 from tests.processor.faults.host_process import Breakage, HostSettings
 from tests.processor.faults.work import PARTITION_COUNT, committed_calls, sink
+from tests.support.mariadb import MariadbServer
+from tests.support.postgresql import PostgresqlServer
 
 from tidegate.sql import Database
 from tidegate.testing.hub import HubProcess
 from tidegate.testing.proxy import CuttingProxy
 
 SEED_VARIABLE = "TIDEGATE_SEED"
+
+SERVERS: Final[dict[str, type[PostgresqlServer | MariadbServer]]] = {
+    "postgresql": PostgresqlServer,
+    "mariadb": MariadbServer,
+}
+"""Databases that can be killed."""
 
 
 def chosen_seed() -> int:

@@ -33,6 +33,7 @@ from tests.processor.faults.publisher import Publisher
 from tests.processor.faults.work import consumer_of
 from tests.spark.faults.checker import read_totals
 from tests.spark.faults.driver import ENDED_MARK
+from tests.support.mariadb import MariadbServer
 from tests.support.postgresql import PostgresqlServer
 from tests.support.spark_cluster import SparkCluster
 
@@ -93,7 +94,7 @@ class SparkSurroundings:
 
     service: HubProcess
     event_hub: str
-    server: PostgresqlServer
+    server: PostgresqlServer | MariadbServer
     database: Database
     database_url: str
     cluster: SparkCluster

@@ -10,11 +10,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.processor.faults.surroundings import SERVERS
 from tests.processor.faults.work import PARTITION_COUNT, sink
 from tests.spark.faults.chaos import SparkChaosReport, SparkChaosRun, SparkChaosSettings, SparkSurroundings
 from tests.spark.faults.checker import Totals, check_aggregates_work, check_partitions_work, read_totals
 from tests.spark.faults.work import aggregates
-from tests.support.postgresql import PostgresqlServer
 from tests.support.spark_cluster import SparkCluster
 
 from tidegate.sql import Database
@@ -31,10 +31,17 @@ class SparkChaosResult:
 
 
 def run_chaos(
-    settings: SparkChaosSettings, cluster: SparkCluster, *, tell: Callable[[str], None] = print
+    settings: SparkChaosSettings,
+    cluster: SparkCluster,
+    database: str,
+    *,
+    tell: Callable[[str], None] = print,
 ) -> SparkChaosResult:
-    """One run with a service and a PostgreSQL of its own, which it kills; the cluster survives it."""
-    with _surroundings(cluster) as around:
+    """One run with a service and a database server of its own, which it kills; the cluster survives it.
+
+    database: which of SERVERS.
+    """
+    with _surroundings(cluster, database) as around:
         run = SparkChaosRun(settings, around, tell=tell)
         try:
             report = asyncio.run(run.run())
@@ -47,11 +54,12 @@ def run_chaos(
 
 
 @contextmanager
-def _surroundings(cluster: SparkCluster) -> Iterator[SparkSurroundings]:
+def _surroundings(cluster: SparkCluster, database_server: str) -> Iterator[SparkSurroundings]:
     with ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="tidegate-spark-faults-"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        server = stack.enter_context(PostgresqlServer())
+        server = SERVERS[database_server]()
+        stack.enter_context(server)
         service = HubProcess()
         stack.callback(service.close)
         event_hub = service.create_hub(partition_count=PARTITION_COUNT)

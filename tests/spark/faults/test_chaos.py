@@ -11,11 +11,19 @@ from tests.spark.faults.chaos import Fault, SparkChaosSettings
 from tests.spark.faults.runs import run_chaos
 from tests.support.spark_cluster import SparkCluster
 
-pytestmark = [pytest.mark.postgresql, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 
-@pytest.mark.parametrize("work", ["partitions", "aggregates"])
-def test_faults_leave_each_event_once(spark_cluster: SparkCluster, work: str) -> None:
+@pytest.mark.parametrize(
+    ("work", "database"),
+    [
+        ("partitions", "postgresql"),
+        ("aggregates", "postgresql"),
+        ("partitions", "mariadb"),
+        pytest.param("aggregates", "mariadb", marks=pytest.mark.repeats),
+    ],
+)
+def test_faults_leave_each_event_once(spark_cluster: SparkCluster, work: str, database: str) -> None:
     """Rows + dead letters = events, none twice; aggregates are what the log gives. Speculation is on."""
     kinds = tuple(Fault) if work == "partitions" else (Fault.EXECUTOR_KILL, Fault.DRIVER_KILL)
     settings = SparkChaosSettings(
@@ -28,7 +36,7 @@ def test_faults_leave_each_event_once(spark_cluster: SparkCluster, work: str) ->
         faults_until_share=0.1,
         faults=kinds,
     )
-    result = run_chaos(settings, spark_cluster)
+    result = run_chaos(settings, spark_cluster, database)
     assert result.findings == []
     assert result.totals.rows + result.totals.dead_letters == settings.events
     assert result.report.faults.keys() == set(kinds)
