@@ -218,6 +218,7 @@ def test_what_spark_tells_late_is_heard_all_the_same(place: Place) -> None:
     assert (status.state, status.events_total, status.lag_events) == (PipelineState.ENDED, event_count, 0)
 
 
+@pytest.mark.programs
 @pytest.mark.spark
 @pytest.mark.timeout(300)
 def test_a_step_that_raises_is_named_by_its_line(place: Place) -> None:

@@ -578,6 +578,7 @@ def test_what_is_shipped_is_what_npm_has() -> None:
         assert any("LICENSE" in file["file"] for file in package["files"])
 
 
+@pytest.mark.programs
 def test_signing_in_with_a_browser(console_page: Page) -> None:
     """From a page, through the form, back to that page, by keyboard; a wrong key is told."""
     console_page.goto("/?wanted")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
 from tests.console.support import assert_accessible
 
 from tidegate.testing.hub import HubService
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 
+@pytest.mark.programs
 def test_the_page_with_a_browser(service: HubService, console_page: Page) -> None:
     """It is found from the navigation, is searched by its fields, and is accessible, empty or not."""
     service.create_hub("audited")

@@ -147,6 +147,7 @@ def _sending(target: SdkTarget, hub: str) -> Iterator[None]:
         assert not thread.is_alive()
 
 
+@pytest.mark.programs
 @pytest.mark.sdk
 def test_capture_under_load_with_a_browser(service: HubService, console_page: Page, tmp_path: Path) -> None:
     """Files come into the open page as they are written, closed by size; they are there still after a

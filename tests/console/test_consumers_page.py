@@ -432,6 +432,7 @@ def _host(service: HubService, database: Database, group: str) -> Iterator[None]
         assert not thread.is_alive()
 
 
+@pytest.mark.programs
 def test_in_a_browser(
     service: HubService, database: Database, console_page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -647,6 +647,7 @@ def test_a_redrive_ends_with_the_service(
     assert _numbers(letters, DeadLetterStatus.OPEN) == [3, 5, 8]
 
 
+@pytest.mark.programs
 def test_in_a_browser(letters: DeadLetters, console_page: Page, place: Place) -> None:
     """Sums follow what fails, and leave focus, selection and scroll position; one dead letter is redriven on
     its page; every page is accessible."""

@@ -193,6 +193,7 @@ def test_a_copy_is_received_as_the_event_is(
         ]
 
 
+@pytest.mark.programs
 @pytest.mark.sdk
 def test_a_browser_sends_the_same_copy(service: HubService, hub: str, console_page: Page) -> None:
     """Its text areas change no line and no blank; the form with all its words is accessible."""

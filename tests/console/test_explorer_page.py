@@ -465,6 +465,7 @@ def _live_load(service: HubService, hub: str) -> Iterator[None]:
         thread.join()
 
 
+@pytest.mark.programs
 def test_an_event_opens_below_its_row(service: HubService, hub: str, console_page: Page) -> None:
     """And closes again; a narrow page shows rows as cards, with the names of the chosen columns."""
     bodies = [json.dumps({"carrier": carrier, "delay": delay}) for carrier, delay in (("LH", 3), ("BA", 20))]
@@ -492,6 +493,7 @@ def test_an_event_opens_below_its_row(service: HubService, hub: str, console_pag
     assert page.locator("tr.opened").count() == 0
 
 
+@pytest.mark.programs
 def test_a_walk_under_live_load(service: HubService, hub: str, console_page: Page) -> None:
     """Events come by themselves, are found, opened, and sent again; each page is accessible."""
     page = console_page

@@ -195,6 +195,7 @@ def test_a_file_of_lines(hub: str, plain_browser: PlainBrowser) -> None:
     assert "17,825,792" in words_of(answer)
 
 
+@pytest.mark.programs
 def test_a_set_is_watched_and_stopped(hub: str, console_page: Page) -> None:
     """Its progress comes by itself, its end, too; the button stops it."""
     page = console_page

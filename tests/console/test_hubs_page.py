@@ -292,6 +292,7 @@ def test_who_may_only_send_is_led_to_sending(service: HubService) -> None:
     assert browser.get(f"/hubs/{hub}").headers["location"] == f"/hubs/{hub}/explorer/send"
 
 
+@pytest.mark.programs
 def test_making_and_deleting_a_hub_with_a_browser(service: HubService, console_page: Page) -> None:
     """From the list to the new hub, its rates live, and away again; each page is accessible."""
     console_page.goto("/hubs")

@@ -65,6 +65,7 @@ def test_without_scripts_everything_is_there(service: HubService, plain_browser:
         assert words in page.text
 
 
+@pytest.mark.programs
 def test_figures_follow_the_load(service: HubService, console_page: Page) -> None:
     """Rates rise while events come in and fall afterwards, without a reload; it is accessible meanwhile."""
     hub = service.create_hub("busy-hub")
@@ -80,6 +81,7 @@ def test_figures_follow_the_load(service: HubService, console_page: Page) -> Non
     console_page.wait_for_function("() => parseFloat(document.getElementById('events-in').textContent) === 0")
 
 
+@pytest.mark.programs
 def test_the_last_day_in_the_chosen_zone_and_theme(console_page: Page) -> None:
     """Charts of 24 hours have the newest values in their legends; what is chosen under Display stays."""
     values = [None] * 1_000 + [1_234.5] * 440
@@ -109,6 +111,7 @@ def test_the_last_day_in_the_chosen_zone_and_theme(console_page: Page) -> None:
     console_page.get_by_text("Nothing that you may see").wait_for()
 
 
+@pytest.mark.programs
 def test_live_figures_can_be_held_still(service: HubService, console_page: Page) -> None:
     """Whoever reads may stop the clock: nothing changes until it goes on."""
     hub = service.create_hub()

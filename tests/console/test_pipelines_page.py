@@ -335,6 +335,7 @@ def test_a_pipeline_is_asked_to_stop_once(
     ]
 
 
+@pytest.mark.programs
 def test_a_browser_sees_it_live_and_stops_it(files: PipelineFiles, console_page: Page) -> None:
     """Figures change without a reload, a killed process is told by itself; both pages are accessible."""
     with running(files, "lively") as process:

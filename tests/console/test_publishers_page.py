@@ -183,6 +183,7 @@ def _publishing(target: SdkTarget, hub: str, names: Iterable[str]) -> Iterator[d
             assert not thread.is_alive()
 
 
+@pytest.mark.programs
 @pytest.mark.sdk
 def test_publishers_under_load_with_a_browser(service: HubService, console_page: Page) -> None:
     """Named publishers come into the open page, with counts that grow; one is revoked on its own page, and

@@ -85,6 +85,7 @@ class _Unlucky:
         return _score_arrow(batch)
 
 
+@pytest.mark.programs
 def test_a_function_over_batches_is_exactly_once(
     spark: SparkSession, hub_service: HubService, database_url: str, tmp_path: Path
 ) -> None:

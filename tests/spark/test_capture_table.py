@@ -65,6 +65,7 @@ def captured_hub(hub_service: HubService, tmp_path_factory: pytest.TempPathFacto
     return hub, path
 
 
+@pytest.mark.programs
 @pytest.mark.sdk
 def test_captured_events_are_the_live_ones(
     spark: SparkSession, hub_service: HubService, captured_hub: tuple[str, Path]

@@ -135,6 +135,7 @@ def test_a_retried_task_repeats_nothing(run: _Run, tmp_path: Path) -> None:
     assert_exact(run.database_url, _COUNT)
 
 
+@pytest.mark.programs
 def test_a_lost_checkpoint_directory_loses_nothing(run: _Run) -> None:
     """The SQL checkpoint says where to go on; the same holds for a directory that lags behind."""
     run.publish(_COUNT // 2)

@@ -165,6 +165,7 @@ def test_what_cannot_be_written_is_refused_by_name(
     assert _bodies(hub_service, hub) == []
 
 
+@pytest.mark.programs
 def test_a_micro_batch_that_is_run_again_stores_nothing_twice(
     spark: SparkSession, hub_service: HubService, tmp_path: Path
 ) -> None:

@@ -130,6 +130,7 @@ def test_what_is_wrong_is_said_before_the_query_starts(spark: SparkSession, hub:
         mapped_events(spark, _options(hub), ArrowStep(locked, "body binary"), columns=["body"])
 
 
+@pytest.mark.programs
 def test_what_the_function_yields_and_raises_is_said(spark: SparkSession, hub: str, tmp_path: Path) -> None:
     """Rows that are not what was declared end the query with one sentence, as does an error of its own."""
 

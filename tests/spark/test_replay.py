@@ -60,6 +60,7 @@ def _replay(
     query.awaitTermination(_DRIVER_TIMEOUT_S)
 
 
+@pytest.mark.programs
 def test_a_handler_goes_over_capture_and_then_live(
     spark: SparkSession, hub_service: HubService, database_url: str, tmp_path: Path
 ) -> None:

@@ -132,6 +132,7 @@ def judged(events: DataFrame) -> DataFrame:
     )
 
 
+@pytest.mark.programs
 def test_policies_and_files(
     spark: SparkSession, hub_service: HubService, tmp_path: Path, sqlite_url: str
 ) -> None:
