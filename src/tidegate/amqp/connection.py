@@ -128,11 +128,7 @@ class Connection:
         self._local_error: Error | None = None
         self._final_event: ConnectionClosed | ConnectionFailed | None = None  # after those of the sessions
 
-        self._silence = Silence(
-            now=now,
-            handshake_timeout_s=configuration.handshake_timeout_s,
-            idle_timeout_s=configuration.idle_timeout_s,
-        )
+        self._silence = Silence(now, configuration.handshake_timeout_s, configuration.idle_timeout_s)
 
     def __repr__(self) -> str:
         peer = f"{self.remote_open.container_id if self.remote_open else None!r}"

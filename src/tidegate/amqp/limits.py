@@ -156,7 +156,7 @@ class Silence:
         "received_at",
     )
 
-    def __init__(self, *, now: float, handshake_timeout_s: float, idle_timeout_s: float) -> None:
+    def __init__(self, now: float, handshake_timeout_s: float, idle_timeout_s: float) -> None:
         """idle_timeout_s: as advertised; 0: the peer may be silent."""
         self.received_at = now
         """When the peer was heard last, or is taken to be."""
