@@ -350,6 +350,32 @@ def test_a_function_of_ones_own_gives_a_frame_for_each_table_once(
     assert rows_of(sqlite_url, alarms) == [(1, 95)]
 
 
+def test_a_function_of_ones_own_may_leave_batches_out(
+    readings: Readings, sqlite_url: str, tmp_path: Path
+) -> None:
+    """Within a run; a batch that follows some that another run left out could also follow a lost database."""
+    sink = LedgerSink(name="alarms", database_url=sqlite_url, table=alarms, mode=WriteMode.APPEND)
+
+    def write(rows: DataFrame, batch_id: int) -> None:
+        if not rows.isEmpty():
+            sink.write(rows, batch_id)
+
+    def run(*loudness: int) -> StreamingQuery:
+        for reading in loudness:
+            readings.add({"home": 1, "reading": reading})
+        stream = readings.stream("home LONG, reading INT").where("reading > 90")
+        writer = stream.writeStream.foreachBatch(write)
+        return (
+            writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+
+    finish(run(91, 1, 2, 92, 3))
+    assert rows_of(sqlite_url, alarms) == [(1, 91), (1, 92)]
+    assert "let it call write for each micro-batch" in refusal(lambda: run(93))
+
+
 def test_a_row_that_a_staging_task_cannot_write_is_named(
     readings: Readings, database_url: str, tmp_path: Path, driver_bytes_max: int
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -34,6 +35,13 @@ def test_the_next_batch_is_written_and_the_same_one_again_is_not() -> None:
     assert decide_batch(known(5), micro_batch(5)) is Decision.WRITE
     assert decide_batch(known(5, 4, "offsets 4"), micro_batch(4)) is Decision.SKIP
     assert decide_batch(known(5, 2, "offsets 2"), micro_batch(2)) is Decision.SKIP
+
+
+def test_batches_that_a_run_itself_left_out_are_no_gap() -> None:
+    """A function of the user's that gives the sink nothing for a batch without rows."""
+    assert decide_batch(replace(known(3), is_same_run=True), micro_batch(5)) is Decision.WRITE
+    with pytest.raises(LedgerMismatchError, match="let it call write for each micro-batch"):
+        decide_batch(known(3), micro_batch(5))
 
 
 def test_without_fingerprints_only_the_last_batch_may_come_again() -> None:

@@ -64,6 +64,8 @@ class LedgerState:
     """Whether the ledger still has a row for this batch number and query id."""
     fingerprint: str | None = None
     """Of that row."""
+    is_same_run: bool = False
+    """Whether the run that asks is the one that last claimed the query: it has seen all batches since."""
 
 
 class Decision(Enum):
@@ -84,7 +86,7 @@ def decide_batch(state: LedgerState | None, batch: MicroBatch, adoption: str | N
     """
     trouble = _trouble(state, batch)
     if trouble is None:
-        is_next = state is None or batch.batch_id == state.next_batch_id
+        is_next = state is None or batch.batch_id >= state.next_batch_id
         return Decision.WRITE if is_next else Decision.SKIP
     if adoption == batch.adoption:
         return Decision.ADOPT
@@ -97,6 +99,12 @@ def decide_batch(state: LedgerState | None, batch: MicroBatch, adoption: str | N
     )
 
 
+_SKIPPED: Final = (
+    "If a function of yours gave the sink nothing for them, let it call write for each micro-batch, also for "
+    "one without rows."
+)
+
+
 def _trouble(state: LedgerState | None, batch: MicroBatch) -> tuple[str, str] | None:
     """What is wrong with this batch, and the remedy; None: nothing."""
     number = batch.batch_id
@@ -107,7 +115,7 @@ def _trouble(state: LedgerState | None, batch: MicroBatch) -> tuple[str, str] | 
             f"The first batch that the ledger sees of this query is number {number}: the {number} before it "
             "were written elsewhere, or the database was replaced.",
             "Start with a new checkpoint directory to begin from the source's start, or restore the "
-            "database.",
+            f"database. {_SKIPPED}",
         )
     if state.query_id != batch.query_id:
         return (
@@ -118,11 +126,13 @@ def _trouble(state: LedgerState | None, batch: MicroBatch) -> tuple[str, str] | 
             "lost, empty the target tables before you continue.",
         )
     if number > state.next_batch_id:
+        if state.is_same_run:
+            return None  # a function of the user's gave the sink nothing for those between
         return (
             f"Batch {number} was started, and the ledger expects {state.next_batch_id}: what Spark's "
             "checkpoint records as done is not in this database, as after restoring a backup of it.",
             "Restore the checkpoint directory of the same time, or empty the target tables and start with "
-            "a new checkpoint directory.",
+            f"a new checkpoint directory. {_SKIPPED}",
         )
     if number == state.next_batch_id:
         return None
@@ -275,7 +285,13 @@ class BatchLedger:
         entry = connection.execute(
             select(batch_ledger.c.fingerprint).where(self._is_batch(batch))
         ).one_or_none()
-        state = LedgerState(query_id, next_batch_id, entry is not None, None if entry is None else entry[0])
+        state = LedgerState(
+            query_id,
+            next_batch_id,
+            entry is not None,
+            None if entry is None else entry[0],
+            run_id == batch.run_id,
+        )
         return state, run_id, epoch
 
     def _update(self, unit: UnitOfWork, changes: dict[str, object]) -> None:
