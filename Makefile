@@ -14,7 +14,7 @@ READY = mkdir -p build; test -e build/compiled || $(BIN)/python -m pytest --coll
 # Compiled modules are kept even where the environment forbids it: else each process compiles what it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test quick long upgrade release damage crashes check docs site bench floods screenshots chaos chaos-hosts chaos-spark interop lock audit sbom clean npm vendor
+.PHONY: demo test quick long upgrade release damage crashes check docs site bench floods screenshots chaos chaos-hosts chaos-spark spark-matrix interop lock audit sbom clean npm vendor
 
 demo: $(DEMO)  ## set up what it needs, and run the main job: real flights through the log and Spark into SQL
 	$(BIN)/python -m examples.flights $(ARGS)
@@ -90,6 +90,10 @@ chaos-hosts: $(STAMP)  ## hosts that are killed, paused and cut off; on each dat
 chaos-spark: $(STAMP)  ## executors, driver, service and database killed, speculation on; per event and aggregated
 	TIDEGATE_KILLS=10 $(BIN)/python -m pytest -q tests/spark/test_crashes.py
 	$(BIN)/python -m tests.spark.faults $(ARGS)
+
+# VERSION=4.1 for one of them. Environments of about 1 GB each, below build/.
+spark-matrix: $(STAMP)  ## each version of PySpark, also with Spark Connect: installs them and runs a program; ~20 min
+	$(BIN)/python -m tests.spark.matrix $(VERSION:%=--version %) $(ARGS)
 
 interop: $(STAMP) $(NPM)  ## official and generic clients against a real service; fetches them from their registries
 	$(BIN)/python -m tests.interop.suites $(ARGS)

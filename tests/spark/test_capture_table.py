@@ -151,7 +151,7 @@ def test_times_partitions_and_filters(spark: SparkSession, tmp_path: Path) -> No
         retentionHours="1",
     )
     assert _numbers(bounded) == sorted([*range(23, 32)] * 2)
-    table = _capture(spark, tmp_path)
+    table = _capture(spark, tmp_path, pushFilters="true")
     assert _numbers(table.where("partition = '1' and sequenceNumber between 8 and 11")) == [8, 9, 10, 11]
     later = f"enqueuedTime >= timestamp '{start.isoformat()}' and partition in ('0', '2')"
     assert len(_numbers(table.where(later))) == 34

@@ -287,12 +287,30 @@ def test_a_transformation_may_shuffle_skip_and_drop_bookkeeping(sqlite_run: _Run
     assert (outcome.dead_letters, outcome.position) == (1, 400)
 
 
-@pytest.mark.parametrize("condition", ["sequenceNumber != 5", "sequenceNumber < 95", "partition != '2'"])
-def test_a_filtered_event_is_an_error(sqlite_run: _Run, condition: str) -> None:
-    """Dropped in the middle, at the end, or a whole partition: nothing behind it is committed as done."""
+_KEPT = "sequenceNumber != 5 AND sequenceNumber < 95 AND partition != '2'"
+
+
+def test_a_filtered_event_has_no_row(sqlite_run: _Run) -> None:
+    """In the middle, at the end, or a whole partition: the checkpoints pass it, and later events follow."""
+    sqlite_run.publish(400)
+    sqlite_run.drain(transform=lambda rows: _parsed(rows.where(_KEPT)), max_events_per_trigger=150)
+    outcome = outcome_of(sqlite_run.database_url)
+    assert (outcome.rows + outcome.dead_letters, outcome.distinct_rows) == (3 * 94, outcome.rows)
+    assert outcome.position == 400
+    sqlite_run.publish(40)
+    sqlite_run.drain(transform=lambda rows: _parsed(rows.where("partition = '0'")))
+    after = outcome_of(sqlite_run.database_url)
+    assert after.rows + after.dead_letters - outcome.rows - outcome.dead_letters == 10
+    assert after.position == 440
+
+
+def test_an_event_that_is_filtered_before_a_shuffle_is_an_error(sqlite_run: _Run) -> None:
+    """It may as well have come to another task: nothing behind it is committed as done."""
     sqlite_run.publish(400)
     with pytest.raises(PySparkException) as caught:
-        sqlite_run.drain(transform=lambda rows: _parsed(rows.where(condition)))
+        sqlite_run.drain(
+            transform=lambda rows: _parsed(rows.where("sequenceNumber != 5")).repartition(2, "partition")
+        )
     sentence = explain(caught.value)
     assert "did not come out of the query" in sentence
     assert "`_skip`" in sentence

@@ -15,9 +15,10 @@ from tests.spark.support import publish
 
 from tidegate.client import EventHubProducer
 from tidegate.model.events import EventData
-from tidegate.spark import explain
+from tidegate.spark import explain, register
 from tidegate.spark.progress.lag import partition_lags, partition_losses
 from tidegate.spark.runtime.session import task_options
+from tidegate.spark.source.offsets import StreamOffset
 from tidegate.spark.source.options import SourceOptions
 from tidegate.spark.source.reader import EventHubsBatchReader, EventHubsStreamReader
 from tidegate.testing.hub import HubService
@@ -101,10 +102,54 @@ def test_a_filtered_read_is_the_whole_read_filtered(spark: SparkSession, filled_
     columns = "partition STRING, sequenceNumber LONG, enqueuedTime TIMESTAMP, partitionKey STRING"
     whole = spark.createDataFrame(_read(spark, filled_hub, columns).collect(), columns)
     for condition in [*_TAKEN_WHOLE, *_LEFT_TO_SPARK]:
-        filtered = _read(spark, filled_hub, columns).where(condition)
+        filtered = _read(spark, filled_hub, columns, pushFilters="true").where(condition)
         assert sorted(filtered.collect()) == sorted(whole.where(condition).collect()), condition
         plan = filtered._jdf.queryExecution().executedPlan().toString()  # type: ignore[operator,unused-ignore]
         assert (") Filter " not in plan) == (condition in _TAKEN_WHOLE), plan
+
+
+def test_a_query_after_a_filtered_one_has_all_rows(spark: SparkSession, filled_hub: str) -> None:
+    """Spark keeps a plan that a source has filtered for later queries of the same DataFrame."""
+    rows = _read(spark, filled_hub)
+    assert rows.where("partition = '1' AND sequenceNumber < 3").count() == 3
+    assert rows.count() == _COUNT
+
+
+def test_a_plain_session_needs_nothing_else(spark: SparkSession, filled_hub: str) -> None:
+    """Spark refuses a reader that takes filters unless they are on; by default, they are not."""
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "false")
+    try:
+        assert _read(spark, filled_hub).where("partition = '1'").count() == _COUNT // 3
+        register(spark)
+        rows = _read(spark, filled_hub, pushFilters="true")
+        assert rows.where("partition = '1'").count() == _COUNT // 3
+    finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+
+
+def test_a_spark_that_gives_no_limit_is_given_one_from_the_second_micro_batch_on(
+    hub_service: HubService, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before 4.2, an end is asked for without its start, which only planned micro-batches then say."""
+    hub = hub_service.create_hub(partition_count=2)
+    publish(hub_service.connection_string, hub, 40)
+    options = SourceOptions.parse(
+        {"connectionString": hub_service.hub_connection_string(hub), "maxEventsPerTrigger": "10"}
+    )
+    reader = EventHubsStreamReader(options)
+    ends = [reader.latestOffset()]
+    assert "does not limit the first micro-batch" in caplog.text
+    reader.partitions(reader.initialOffset(), ends[0])
+    publish(hub_service.connection_string, hub, 30)
+    for _ in range(2):
+        ends.append(reader.latestOffset())
+        reader.partitions(ends[-2], ends[-1])
+    restarted = EventHubsStreamReader(options)
+    restarted.partitions(ends[-2], ends[-1])  # the last micro-batch, repeated
+    ends += [restarted.latestOffset(), restarted.latestOffset()]
+    assert [StreamOffset.from_json(end).partitions for end in ends] == [
+        {"0": read, "1": read} for read in (20, 25, 30, 35, 35)
+    ]
 
 
 def test_a_skewed_partition_is_read_by_several_tasks(spark: SparkSession, hub_service: HubService) -> None:

@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.spark.runtime.pickled import PLAN_OPTION
 from tidegate.spark.runtime.workers import freeze_loaded_modules
-from tidegate.spark.source.options import SourceOptions
+from tidegate.spark.source.options import COMMITS_OPTION, SourceOptions
 
 if TYPE_CHECKING:
     from tidegate.spark.capture.reader import CaptureReader
@@ -45,21 +45,29 @@ class EventHubsDataSource(_Format):
 
     def schema(self) -> StructType:
         """All columns, unless ``.schema(…)`` names some; also checks the options."""
-        return _event_schema(SourceOptions.parse(self.options))
+        return _event_schema(self._source_options())
 
     def reader(self, schema: StructType) -> EventHubsBatchReader:
         """The reader of a batch query, with the columns that ``.schema(…)`` names."""
-        from tidegate.spark.source.reader import EventHubsBatchReader
+        from tidegate.spark.source.reader import EventHubsBatchReader, FilteringBatchReader
 
         options = SourceOptions.parse(self.options)
-        return EventHubsBatchReader(options, _chosen(schema, _event_schema(options)))
+        kind = FilteringBatchReader if options.push_filters else EventHubsBatchReader
+        return kind(options, _chosen(schema, _event_schema(options)))
 
     def streamReader(self, schema: StructType) -> EventHubsStreamReader:  # noqa: N802 - Spark's name
         """The reader of a stream, with the columns that ``.schema(…)`` names."""
         from tidegate.spark.source.reader import EventHubsStreamReader
 
-        options = SourceOptions.parse(self.options)
-        return EventHubsStreamReader(options, _chosen(schema, _event_schema(options)))
+        options = self._source_options()
+        columns = _chosen(schema, _event_schema(options))
+        return EventHubsStreamReader(options, columns, is_committing=COMMITS_OPTION in self.options)
+
+    def _source_options(self) -> SourceOptions:
+        # run_pipeline adds the option to its stream.
+        return SourceOptions.parse(
+            {name: value for name, value in self.options.items() if name.lower() != COMMITS_OPTION}
+        )
 
     def writer(self, schema: StructType, overwrite: bool) -> HubWriter:
         """The writer of ``df.write.format("eventhubs").mode("append")``."""
@@ -89,7 +97,7 @@ class ProcessedDataSource(_Format):
 
     def streamReader(self, schema: StructType) -> ProcessingStreamReader:  # noqa: N802 - Spark's name
         """The reader that processes events."""
-        from tidegate.spark.source.processing import COMMITS_OPTION, ProcessingStreamReader
+        from tidegate.spark.source.processing import ProcessingStreamReader
 
         options = {**self.options}
         plan, commits = options.pop(PLAN_OPTION, None), options.pop(COMMITS_OPTION, None)
@@ -121,11 +129,12 @@ class CaptureDataSource(_Format):
     def reader(self, schema: StructType) -> CaptureReader:
         """The reader of a batch query, with the columns that ``.schema(…)`` names."""
         from tidegate.spark.capture.options import CaptureOptions
-        from tidegate.spark.capture.reader import CaptureReader
+        from tidegate.spark.capture.reader import CaptureReader, FilteringCaptureReader
         from tidegate.spark.source.schema import EVENT_SCHEMA
 
-        columns = _chosen(schema, EVENT_SCHEMA)
-        return CaptureReader(CaptureOptions.parse(self.options), columns)
+        options = CaptureOptions.parse(self.options)
+        kind = FilteringCaptureReader if options.push_filters else CaptureReader
+        return kind(options, _chosen(schema, EVENT_SCHEMA))
 
     def streamReader(self, schema: StructType) -> NoReturn:  # noqa: N802 - Spark's name
         """Raises InvalidArgumentError: files appear late, so they are only a table."""
@@ -211,10 +220,14 @@ def _chosen(schema: StructType, available: StructType) -> list[str]:
 def register(spark: SparkSession) -> None:
     """Register Tidegate's formats with a session: ``eventhubs``, ``eventhubs-capture``, ``eventhubs-files``,
     and the internal ones of pipelines.
+
+    spark: any session, also a notebook's or one of Spark Connect. The setting that the option
+    ``pushFilters`` needs is set in it.
     """
-    from tidegate.spark.runtime.session import share_python_path
+    from tidegate.spark.runtime.session import FILTER_SETTING, share_python_path
 
     share_python_path()
+    spark.conf.set(FILTER_SETTING, "true")
     for source in (
         EventHubsDataSource,
         ProcessedDataSource,

@@ -8,8 +8,10 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from pyspark import SparkContext
 from pyspark.errors import PySparkRuntimeError
 
 from tidegate.model.errors import InvalidArgumentError
@@ -137,6 +139,21 @@ def test_a_master_with_executors_is_a_cluster(
         else:
             with pytest.raises(InvalidArgumentError, match="SQLite is a file on one machine"):
                 session.refuse_sqlite_on_cluster(url)
+
+
+@pytest.mark.parametrize(
+    ("host", "master", "is_elsewhere"),
+    [("localhost", "local[2]", False), ("localhost", "spark://h:7077", True), ("h", "local[2]", True)],
+)
+def test_a_server_of_spark_connect_elsewhere_is_a_cluster(
+    host: str, master: str, is_elsewhere: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files are not those of this process, and where it has executors, not those of the server either."""
+    found = SimpleNamespace(client=SimpleNamespace(host=host), conf={"spark.master": master})
+    monkeypatch.setattr(SparkContext, "_active_spark_context", None)
+    monkeypatch.setattr(session, "connect_session", lambda: found)
+    assert session.is_on_cluster() is is_elsewhere
+    assert session.checkpoint_path("a") == ("a" if is_elsewhere else os.path.abspath("a"))
 
 
 def test_another_version_of_python_is_said() -> None:

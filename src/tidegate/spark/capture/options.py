@@ -72,6 +72,8 @@ class CaptureOptions:
     )
     """The greatest age of an event when its file is named; see ``names``."""
     is_bad_file_skipped: bool = option(flag(False), "skipBadFiles")
+    push_filters: bool = option(flag(False), "pushFilters")
+    """Whether a query's conditions limit what is read, which binds the DataFrame to one query."""
     tasks_max: int | None = option(positive_integer, "tasksMax")
     """Most Spark tasks per query, if no partition is worth splitting; None: as many as cores."""
     storage_options: Mapping[str, object] = option(storage_options, *STORAGE_OPTIONS, is_secret=True)

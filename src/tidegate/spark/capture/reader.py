@@ -8,11 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from io import SEEK_END, BytesIO
-from typing import BinaryIO, Final
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from tidegate.model.errors import EventHubReplacedError
 from tidegate.spark.capture.columns import CaptureRows, capture_batch, capture_rows, fields_for
@@ -38,6 +38,9 @@ from tidegate.spark.capture.seen import OtherHubError, SeenNumbers
 from tidegate.spark.runtime.session import usable_core_count
 from tidegate.spark.runtime.workers import freeze_loaded_modules
 from tidegate.spark.source.pushdown import RowBounds, narrow
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import Filter
 
 _BATCH_ROWS: Final = 16_384
 """Our choice: about as many rows as in Spark's other Arrow batches."""
@@ -67,11 +70,6 @@ class CaptureReader(DataSourceReader):
         self._options = options
         self._columns = tuple(columns)
         self._bounds = RowBounds(options.partition_ids, times_ms=options.times_ms)
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        """Use filters on partition, sequence number and time; Spark applies all of them as well."""
-        self._bounds = self._bounds.narrowed(narrow(filters)[0])
-        return filters
 
     def partitions(self) -> Sequence[InputPartition]:
         """List the files, exclude by name those that cannot matter, and distribute the rest over tasks.
@@ -119,6 +117,15 @@ class CaptureReader(DataSourceReader):
                     _logger.warning("Skipped, wholly or in part: %s", error.message)
         if skipped_count:
             _logger.warning("%d capture files of this task could not be read completely.", skipped_count)
+
+
+class FilteringCaptureReader(CaptureReader):
+    """The same, reading only what a query's filters need; ``FilteringBatchReader`` says why not always."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
+        """Use filters on partition, sequence number and time; Spark applies all of them as well."""
+        self._bounds = self._bounds.narrowed(narrow(filters)[0])
+        return filters
 
 
 def read_rows(

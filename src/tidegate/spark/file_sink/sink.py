@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from tidegate.spark.file_sink.commits import FileCommits, StagedFile
@@ -20,6 +20,7 @@ from tidegate.spark.file_sink.files import TaskFiles
 from tidegate.spark.file_sink.options import FileSinkOptions
 from tidegate.spark.file_sink.storage import SinkFolder
 from tidegate.spark.runtime.options import check_appends
+from tidegate.spark.runtime.versions import ArrowWriter
 from tidegate.spark.runtime.workers import TaskIdentity, freeze_loaded_modules
 
 
@@ -37,7 +38,7 @@ def file_writer(
     return FileWriter(FileSinkOptions.parse(options, schema), None if is_stream else str(uuid.uuid4()))
 
 
-class FileWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
+class FileWriter(ArrowWriter):
     """Stages files in tasks, and commits them on the driver. A batch query is a single micro-batch."""
 
     def __init__(self, options: FileSinkOptions, write: str | None) -> None:

@@ -26,7 +26,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from tidegate.client import HubLayout, ProducerIdentity, RepeatableProducer, RepeatableWork
@@ -34,6 +34,7 @@ from tidegate.model.errors import ProducerEpochStolenError, RepeatDiffersError
 from tidegate.spark.hub_sink.batches import BatchCutter, HubBatch
 from tidegate.spark.hub_sink.options import HubSinkOptions, check_columns
 from tidegate.spark.runtime.options import check_appends
+from tidegate.spark.runtime.versions import ArrowWriter
 from tidegate.spark.runtime.workers import TaskIdentity, freeze_loaded_modules
 from tidegate.spark.source.hub import make_credential, ssl_context_of
 from tidegate.tracing import DIAGNOSTIC_ID, TRACE_PARENT, TRACE_STATE, TraceContext, find_tracing
@@ -69,7 +70,7 @@ def hub_writer(
     return HubWriter(parsed, str(uuid.uuid4()) if parsed.write_id is None else f"write\0{parsed.write_id}")
 
 
-class HubWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
+class HubWriter(ArrowWriter):
     """Sends rows in tasks. A batch query is a single micro-batch."""
 
     def __init__(self, options: HubSinkOptions, write: str | None) -> None:

@@ -2,25 +2,29 @@
 
 Spark passes the function only the batch's number. The ids of query and run are properties of the calling
 thread, and the offsets that fix the batch's content are in a file in the checkpoint directory (read with
-Spark 4.3: ``StreamExecution``, ``OffsetSeqLog``).
+Spark 4.3: ``StreamExecution``, ``OffsetSeqLog``). With Spark Connect, the function is called in a process of
+its own for each run, in which only the checkpoint directory says which query it is.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
+from pathlib import Path
 from typing import Any
 
 from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame
 
 from tidegate.model.errors import InvalidArgumentError
+from tidegate.spark.source.journal import local_path
 from tidegate.sql.ledger.ledger import MicroBatch
 
 
 def current_batch(rows: DataFrame, batch_id: int) -> MicroBatch:
     """The micro-batch of ``rows``.
 
-    Raises InvalidArgumentError outside a ``foreachBatch`` function of a classic (not Spark Connect) session.
+    Raises InvalidArgumentError outside a ``foreachBatch`` function.
     """
     try:
         context = rows.sparkSession.sparkContext
@@ -36,8 +40,28 @@ def current_batch(rows: DataFrame, batch_id: int) -> MicroBatch:
 def _no_batch_error() -> InvalidArgumentError:
     return InvalidArgumentError(
         "A ledger sink writes micro-batches of a streaming query, and this call is not one.",
-        next_step="Give the sink to writeStream.foreachBatch, in a session that is not Spark Connect.",
+        next_step="Give the sink to writeStream.foreachBatch.",
     )
+
+
+def batch_of_connect(rows: DataFrame, batch_id: int, run_id: str, checkpoint_location: str) -> MicroBatch:
+    """The same with Spark Connect. run_id: unique to this process, which serves one run."""
+    query = json.loads(_text(rows, f"{checkpoint_location}/metadata"))
+    offsets = _text(rows, f"{checkpoint_location}/offsets/{batch_id}")
+    return MicroBatch(query["id"], run_id, batch_id, _digest(offsets))
+
+
+def _text(rows: DataFrame, location: str) -> str:
+    """A file of the checkpoint directory: from this machine, which is the driver's, or by Spark."""
+    path = local_path(location) or Path()
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    (row,) = rows.sparkSession.read.text(location, wholetext=True).collect()
+    return str(row[0])
+
+
+def _digest(offsets: str) -> str:
+    return hashlib.sha256(offsets.encode()).hexdigest()
 
 
 def _fingerprint(rows: DataFrame, query_id: str, batch_id: int) -> str | None:
@@ -60,4 +84,4 @@ def _fingerprint(rows: DataFrame, query_id: str, batch_id: int) -> str | None:
             file.close()
     except Py4JError:
         return None
-    return hashlib.sha256(text.encode()).hexdigest()
+    return _digest(text)

@@ -11,9 +11,10 @@ Keep Spark's checkpoint directory: it holds the state, and the ledger identifies
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -23,10 +24,11 @@ from sqlalchemy import Table
 
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.processor.policies import FailureAction
-from tidegate.spark.ledger.batch import current_batch
+from tidegate.spark.ledger.batch import batch_of_connect, current_batch
 from tidegate.spark.ledger.columns import check_columns
-from tidegate.spark.ledger.tasks import PART_SCHEMA, TaskPlan, TaskRows, add_parts
+from tidegate.spark.ledger.tasks import PART_SCHEMA, TABLE_COLUMN, TaskPlan, TaskRows, add_parts
 from tidegate.spark.runtime.arrow_step import ArrowStep
+from tidegate.spark.runtime.connect import is_connect
 from tidegate.spark.runtime.patience import patiently
 from tidegate.spark.runtime.session import checkpoint_path, refuse_sqlite_on_cluster
 from tidegate.spark.runtime.trigger import AS_SOON_AS_POSSIBLE, Trigger
@@ -100,6 +102,12 @@ class LedgerSink:
         self._is_refused_dead_lettered = on_refused_row is FailureAction.DEAD_LETTER
         self._epochs: dict[str, int] = {}
         self._done: tuple[str, int] | None = None
+        self._run_id = ""
+        self._checkpoint_location: str | None = None
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """In the process that Spark Connect's server starts for one run of the query."""
+        self.__dict__.update(state, _run_id=str(uuid.uuid4()))
 
     def __repr__(self) -> str:
         return f"<LedgerSink {self.name} → {', '.join(self.tables)}>"
@@ -124,10 +132,17 @@ class LedgerSink:
         InvalidArgumentError if ``rows`` does not fit the tables, DatabaseError.
         """
         self._check(rows.schema)
+        if is_connect(rows.sparkSession) and self._on_written is not None:
+            raise InvalidArgumentError(
+                f"The sink {self.name!r} has on_written, which Spark Connect would call in a process of its "
+                "server.",
+                next_step="Leave it out; query.lastProgress and the ledger's tables say what was written.",
+            )
+        self._checkpoint_location = checkpoint_path(checkpoint_location)
         writer = (
             rows.writeStream.queryName(self.name)
             .outputMode(output_mode)
-            .option("checkpointLocation", checkpoint_path(checkpoint_location))
+            .option("checkpointLocation", self._checkpoint_location)
             .foreachBatch(self)
         )
         return trigger.applied_to(writer).start()
@@ -147,7 +162,7 @@ class LedgerSink:
             frames[None] = rows
         else:
             frames.update(rows.items())
-        batch = current_batch(next(iter(frames.values())), batch_id)
+        batch = self._batch(next(iter(frames.values())), batch_id)
         if self._done == (batch.run_id, batch_id):
             raise InvalidArgumentError(
                 f"The sink {self.name!r} was given batch {batch_id} twice in one run; the second part would "
@@ -160,6 +175,17 @@ class LedgerSink:
         result = patiently(lambda: self._write(frames, batch), f"Micro-batch {batch_id} of {self.name}")
         self._done = (batch.run_id, batch_id)
         return result
+
+    def _batch(self, rows: DataFrame, batch_id: int) -> MicroBatch:
+        if not is_connect(rows.sparkSession):
+            return current_batch(rows, batch_id)
+        if not self._run_id or self._checkpoint_location is None:
+            raise InvalidArgumentError(
+                f"With Spark Connect, the sink {self.name!r} cannot know which query calls it.",
+                next_step="Start the query with the sink's own start(rows, checkpoint_location=…); rows for "
+                f"several tables then have the column {TABLE_COLUMN}.",
+            )
+        return batch_of_connect(rows, batch_id, self._run_id, self._checkpoint_location)
 
     def _write(self, frames: Mapping[str | None, DataFrame], batch: MicroBatch) -> LedgerResult:
         database = Database.shared(self._database_url)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -150,15 +150,21 @@ def claim_checkpoint(location: str, identity: PipelineIdentity, spark: SparkSess
     say whose it is, and EventHubReplacedError if it refers to a deleted hub.
     """
     path = local_path(location)
-    if path is not None:
-        check_directory(_LocalDirectory(path), location, identity)
-    elif spark is not None:
-        check_directory(HadoopDirectory(spark, location), location, identity)
+    if spark is None:
+        if path is not None:
+            check_directory(_LocalDirectory(path), location, identity)
+        return
+    from tidegate.spark.runtime.connect import is_connect, is_server_here
+
+    directory: _Directory
+    if path is not None and (not is_connect(spark) or is_server_here(spark)):
+        directory = _LocalDirectory(path)
+    else:
+        directory = (_ConnectDirectory if is_connect(spark) else HadoopDirectory)(spark, location)
+    check_directory(directory, location, identity)
 
 
-def check_directory(
-    directory: _LocalDirectory | HadoopDirectory, location: str, identity: PipelineIdentity
-) -> None:
+def check_directory(directory: _Directory, location: str, identity: PipelineIdentity) -> None:
     """``claim_checkpoint`` over any storage."""
     text = directory.read(FILE_NAME)
     if text is not None:
@@ -180,6 +186,14 @@ def _unknown(location: str, why: str) -> TidegateError:
     )
 
 
+class _Directory(Protocol):
+    """A checkpoint directory; ``HadoopDirectory`` says what its methods do."""
+
+    def read(self, name: str) -> str | None: ...
+
+    def write(self, name: str, text: str) -> None: ...
+
+
 class _LocalDirectory:
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -193,6 +207,29 @@ class _LocalDirectory:
     def write(self, name: str, text: str) -> None:
         self._path.mkdir(parents=True, exist_ok=True)
         replace_file(self._path / name, text.encode(), mode=0o666)
+
+
+class _ConnectDirectory:
+    """The same through Spark Connect, which has files only as the parts of tables: each is a folder."""
+
+    def __init__(self, spark: SparkSession, location: str) -> None:
+        self._spark = spark
+        self._location = location.rstrip("/")
+
+    def read(self, name: str) -> str | None:
+        from pyspark.errors import PySparkException
+
+        try:
+            row = self._spark.read.text(f"{self._location}/{name}", wholetext=True).first()
+        except PySparkException as error:
+            if error.getCondition() == "PATH_NOT_FOUND":
+                return None
+            raise
+        return None if row is None else str(row[0])
+
+    def write(self, name: str, text: str) -> None:
+        rows = self._spark.createDataFrame([(text,)], "value string").coalesce(1)
+        rows.write.text(f"{self._location}/{name}")
 
 
 class HadoopDirectory:

@@ -7,11 +7,14 @@ query.awaitTermination()
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import replace
 from functools import partial
+from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -30,14 +33,21 @@ from tidegate.spark.formats import (
 )
 from tidegate.spark.pipelines.identity import hub_options
 from tidegate.spark.pipelines.stream_pipeline import MAX_EVENTS_PER_TRIGGER, HubSource
+from tidegate.spark.runtime.connect import is_connect
 from tidegate.spark.runtime.pickled import PLAN_OPTION
-from tidegate.spark.runtime.session import checkpoint_path, refuse_sqlite_on_cluster, task_options
+from tidegate.spark.runtime.session import (
+    checkpoint_path,
+    is_on_cluster,
+    refuse_sqlite_on_cluster,
+    task_options,
+)
 from tidegate.spark.runtime.trigger import AS_SOON_AS_POSSIBLE, Trigger
 from tidegate.spark.source.hub import HubReader
-from tidegate.spark.source.options import SourceOptions
+from tidegate.spark.source.journal import local_path
+from tidegate.spark.source.options import COMMITS_OPTION, SourceOptions
 from tidegate.spark.source.ownership import claim_checkpoints
 from tidegate.spark.source.positions import CHECKPOINT_PREFIX
-from tidegate.spark.source.processing import COMMITS_OPTION, ReadingPlan
+from tidegate.spark.source.processing import ReadingPlan
 from tidegate.spark.source.schema import schema_of
 from tidegate.spark.sql_sink.commits import needed_columns
 from tidegate.spark.sql_sink.plan import SinkPlan, policy_of
@@ -53,6 +63,23 @@ TRANSACTION_ROWS_MAX = 50_000
 to PostgreSQL holds the rows of two transactions."""
 TRANSACTION_BYTES_MAX = 32 * 1024 * 1024
 """Most bytes of a transaction's rows in Arrow."""
+
+_NODE = re.compile(r"^[ :|+-]*[~!']?([A-Z]\w+)", re.MULTILINE)
+"""A node's line in a plan as text."""
+_PARTITION_KEEPING: Final = frozenset(
+    (
+        "CollectMetrics",
+        "EventTimeWatermark",
+        "Filter",
+        "Generate",
+        "MapInArrow",
+        "MapInPandas",
+        "Project",
+        "StreamingRelationV2",
+        "SubqueryAlias",
+    )
+)
+"""The nodes that leave rows in the task that has them, in their order."""
 
 _COMMITTED = StructType([StructField("committed", BooleanType())])
 """The columns of rows from tasks that commit where they read: one, always null."""
@@ -178,6 +205,9 @@ def start_query(
         rows = _load(reader, replay, columns)
         if transform is not None:
             rows = _checked(transform(rows), pipeline, is_replayed=replay is not None)
+            is_end_known = local_path(str(checkpoint_location)) is not None and not is_on_cluster()
+            may_filter = is_end_known and replay is None and _PARTITION_KEEPING.issuperset(_nodes(rows))
+            plan = replace(plan, may_filter=may_filter)
         writer = rows.writeStream.format(SqlSinkDataSource.name()).option(PLAN_OPTION, plan.to_text())
     writer = writer.queryName(pipeline.name).outputMode("append")
     writer = writer.option("checkpointLocation", checkpoint_path(checkpoint_location))
@@ -261,7 +291,7 @@ def _committing(plan: SinkPlan) -> dict[str, str]:
 def _load(reader: DataStreamReader, replay: Mapping[str, str] | None, columns: Sequence[str]) -> DataFrame:
     """The hub's events, or those of a replay. columns: empty: the format's own."""
     if replay is None:
-        return reader.format(EventHubsDataSource.name()).load()
+        return reader.format(EventHubsDataSource.name()).option(COMMITS_OPTION, "true").load()
     reader = reader.format(ReplayDataSource.name()).options(**replay)
     if columns:
         reader = reader.schema(schema_of(columns))
@@ -306,7 +336,7 @@ def _checked(rows: DataFrame, pipeline: Pipeline, *, is_replayed: bool) -> DataF
                 next_step=f"It returned {', '.join(rows.columns)}. Select the column, or give it a default "
                 "in the table (FetchedValue() where a trigger fills it).",
             )
-    if _streaming_input_count(rows) > 1:
+    if sum(name.startswith("StreamingRelation") for name in _nodes(rows)) > 1:
         raise InvalidArgumentError(
             "The transformation reads the stream more than once (a union or a join with itself), so the rows "
             "of an event would come to different tasks and transactions.",
@@ -317,7 +347,13 @@ def _checked(rows: DataFrame, pipeline: Pipeline, *, is_replayed: bool) -> DataF
     return rows
 
 
-def _streaming_input_count(rows: DataFrame) -> int:
-    java_rows: Any = rows._jdf  # type: ignore[operator,unused-ignore]
-    leaves = java_rows.queryExecution().analyzed().collectLeaves()
-    return sum(leaves.apply(index).isStreaming() for index in range(leaves.size()))
+def _nodes(rows: DataFrame) -> list[str]:
+    """The names of the nodes of a DataFrame's analyzed plan."""
+    if is_connect(rows.sparkSession):
+        with redirect_stdout(StringIO()) as printed:
+            rows.explain(extended=True)
+        text = printed.getvalue().partition("== Analyzed")[2].partition("\n== ")[0]
+    else:
+        java_rows: Any = rows._jdf  # type: ignore[operator,unused-ignore]
+        text = java_rows.queryExecution().analyzed().toString()
+    return _NODE.findall(text)

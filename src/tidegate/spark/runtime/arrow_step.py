@@ -9,10 +9,10 @@ from functools import cached_property
 from typing import TypeAlias
 
 import pyarrow as pa
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import DataType, StructType
 
 from tidegate.model.errors import InvalidArgumentError
+from tidegate.spark.runtime.versions import arrow_schema_of
 
 ArrowFunction: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
@@ -50,7 +50,7 @@ class ArrowStep:
     @property
     def arrow_schema(self) -> pa.Schema:
         """``schema`` as Spark's Arrow schema."""
-        return to_arrow_schema(self.schema, timezone="UTC")
+        return arrow_schema_of(self.schema)
 
     def in_tasks(self) -> ArrowFunction:
         """The function for tasks, which also checks its rows against the schema.

@@ -21,10 +21,13 @@ from urllib.parse import urlparse
 
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.limits import PARTITIONS_MAX
+from tidegate.spark.runtime.connect import connect_session, is_connect, is_server_here
 from tidegate.spark.runtime.java import find_java
+from tidegate.spark.runtime.versions import PYSPARK
 
 TASK_ATTEMPTS_MAX = 4
 """Attempts per task. Plain ``local[N]`` gives each task one: a single transient error ends the query."""
@@ -44,7 +47,13 @@ REDACTION_PATTERN = (
 """Names of options and variables whose values Spark redacts in plans and in its UI: connection strings,
 database URLs, and the plan of a source or sink, which may hold both."""
 
+_MANY_ROWS: Final = 10_000
+"""More than there are cores."""
+
 _JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
+
+FILTER_SETTING: Final = "spark.sql.python.filterPushdown.enabled"
+"""Without it, Spark refuses to read from a Python source that takes filters (``pushFilters``)."""
 
 PYTHON_NAME = f"python{sys.version_info.major}.{sys.version_info.minor}"
 """What executors start unless ``PYSPARK_PYTHON`` is set: a name, because they may not have the driver's
@@ -133,9 +142,16 @@ def is_local_master(master: str) -> bool:
 
 
 def is_on_cluster() -> bool:
-    """Whether this process's Spark has executors in other processes; also False without Spark."""
+    """Whether this process's Spark has executors in other processes, or is a Spark Connect server on another
+    machine; also False without Spark.
+    """
     context = SparkContext._active_spark_context
-    return context is not None and not is_local_master(context.master or "")
+    if context is not None:
+        return not is_local_master(context.master or "")
+    session = connect_session()
+    if session is None:
+        return False
+    return not (is_server_here(session) and is_local_master(session.conf.get("spark.master", "")))
 
 
 def task_options(spark: SparkSession) -> dict[str, str]:
@@ -144,10 +160,17 @@ def task_options(spark: SparkSession) -> dict[str, str]:
     On one machine, as many as cores. On a cluster, a small micro-batch has as many as the first executors
     have cores; a larger one has more, for executors that join later.
     """
-    cores = spark.sparkContext.defaultParallelism
+    cores = _parallelism(spark)
     if not is_on_cluster():
         return {"eventhubs.tasksMax": str(cores)}
     return {"eventhubs.tasksMin": str(cores), "eventhubs.tasksMax": str(max(cores, CLUSTER_TASKS_MAX))}
+
+
+def _parallelism(spark: SparkSession) -> int:
+    if not is_connect(spark):
+        return spark.sparkContext.defaultParallelism
+    # Spark Connect does not say it, but divides a range by it.
+    return spark.range(_MANY_ROWS).select(F.spark_partition_id()).distinct().count()
 
 
 def refuse_sqlite_on_cluster(database_url: str) -> None:
@@ -157,10 +180,10 @@ def refuse_sqlite_on_cluster(database_url: str) -> None:
     driver writes, because a driver restarted on another machine would not find its file. ``local-cluster`` is
     also refused, because it stands for a cluster.
     """
-    if is_on_cluster() and database_url.lower().startswith("sqlite"):
+    if database_url.lower().startswith("sqlite") and is_on_cluster():
         raise InvalidArgumentError(
-            "SQLite is a file on one machine, but this Spark runs on a cluster: its executors, and a driver "
-            "that restarts elsewhere, would each write their own.",
+            "SQLite is a file on one machine, but this Spark runs on a cluster or another machine: its "
+            "executors, and a driver that restarts elsewhere, would each write their own.",
             next_step="Use PostgreSQL, or run on one machine (without a master, or with local[N]).",
         )
 
@@ -175,7 +198,7 @@ def share_python_path() -> None:
     context = SparkContext._active_spark_context
     place = Path(__file__).parents[3]
     if context is None or not place.is_file():
-        return  # another process's Spark (Connect), or installed and so found
+        return  # Spark Connect's server runs elsewhere; or installed, and so found
     paths = context.environment.get("PYTHONPATH", "")
     if str(place) not in paths.split(os.pathsep):
         context.environment["PYTHONPATH"] = os.pathsep.join(filter(None, (paths, str(place))))
@@ -212,7 +235,7 @@ def _settings(
         # Loopback TCP between the JVM and Python suffers Nagle and delayed acknowledgements: 553 → 143 ms for
         # a small micro-batch of 16 partitions, together with the frozen garbage collector of the reader.
         "spark.python.unix.domain.socket.enabled": "true",
-        "spark.sql.python.filterPushdown.enabled": "true",
+        FILTER_SETTING: "true",
         "spark.sql.session.timeZone": "UTC",
         # A driver killed while it wrote its first offsets leaves a temporary file, for which Spark refused
         # the checkpoint directory at every later start (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY).
@@ -239,8 +262,9 @@ def _settings(
         settings["spark.task.maxFailures"] = str(CLUSTER_TASK_ATTEMPTS_MAX)
     if local_checkpoints:
         # The default manager forks readlink and chmod for every file: 211 → 171 ms (p99) per micro-batch.
+        package = "checkpointing." if PYSPARK >= (4, 1) else ""
         settings["spark.sql.streaming.checkpointFileManagerClass"] = (
-            "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+            f"org.apache.spark.sql.execution.streaming.{package}FileSystemBasedCheckpointFileManager"
         )
     return settings
 

@@ -33,6 +33,9 @@ from tidegate.spark.source.positions import (
 
 _logger = logging.getLogger(__name__)
 
+COMMITS_OPTION: Final = "commits"
+"""The internal option of a stream whose query moves the SQL checkpoints; its value does not matter."""
+
 # Options of the JVM connector (azure-eventhubs-spark 2.3.22) that have no counterpart here.
 WITHOUT_EFFECT: Final = {
     "useexclusivereceiver": "this source takes no owner level, so its receivers never push others out",
@@ -88,6 +91,8 @@ class SourceOptions:
     string has a key or signature."""
     split_partitions: bool | None = option(flag(None), "eventhubs.splitPartitions")
     """Whether one partition may be read by several tasks; None: batch queries may, streams may not."""
+    push_filters: bool = option(flag(False), "eventhubs.pushFilters")
+    """Whether a batch query's conditions limit what is read, which binds the DataFrame to one query."""
     without_effect: tuple[str, ...] = field(default=(), compare=False)
     """The given options of ``WITHOUT_EFFECT``, by their names there."""
 

@@ -23,9 +23,6 @@ from tidegate.spark.runtime.pickled import unpickled
 from tidegate.spark.source.options import SourceOptions
 from tidegate.spark.source.reader import EventHubsStreamReader, RangesInputPartition, read_ranges
 
-COMMITS_OPTION: Final = "commits"
-"""The option that says that the function commits what it gets; its value does not matter."""
-
 ENDS_KEY: Final = b"tidegate.ends"
 """Metadata of the batches that the function gets: JSON of partition id → (until sequence number, history)."""
 

@@ -9,23 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Final
-
-from pyspark.sql.datasource import (
-    EqualNullSafe,
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
-    IsNotNull,
-    LessThan,
-    LessThanOrEqual,
-)
+from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.columns.schema import NEVER_NULL
 from tidegate.model.times import milliseconds_of, time_of
+from tidegate.spark.runtime.versions import filter_kinds
 from tidegate.spark.source.offsets import PartitionRange
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import Filter
 
 TIME_MARGIN: Final = timedelta(seconds=60)
 """How far the service's clock may have stepped back between two events of a partition (our choice)."""
@@ -99,27 +91,31 @@ def narrow(filters: Iterable[Filter]) -> tuple[RowBounds, list[Filter]]:
     return bounds, left
 
 
-_LESS: Final = (LessThan, LessThanOrEqual)
-_GREATER: Final = (GreaterThan, GreaterThanOrEqual)
-_EQUAL: Final = (EqualTo, EqualNullSafe, In)
+_LESS: Final = filter_kinds("LessThan", "LessThanOrEqual")
+_GREATER: Final = filter_kinds("GreaterThan", "GreaterThanOrEqual")
+_STRICT: Final = filter_kinds("LessThan", "GreaterThan")
+_IN: Final = filter_kinds("In")
+_EQUAL: Final = filter_kinds("EqualTo", "EqualNullSafe", "In")
+_NOT_NULL: Final = filter_kinds("IsNotNull")
 
 
-def _allowed(item: Filter) -> tuple[RowBounds, bool]:
+def _allowed(item: object) -> tuple[RowBounds, bool]:
     """What one filter allows, and whether it allows all of that, so that Spark need not apply it."""
     path: tuple[str, ...] = getattr(item, "attribute", ())
     column = path[0] if len(path) == 1 else None
-    if isinstance(item, IsNotNull):
+    if isinstance(item, _NOT_NULL):
         return RowBounds(), column in NEVER_NULL
     if not isinstance(item, (*_LESS, *_GREATER, *_EQUAL)):
         return RowBounds(), False
     # A null in a list makes no further row true.
-    values = [each for each in item.value if each is not None] if isinstance(item, In) else [item.value]
+    value: Any = getattr(item, "value")  # noqa: B009 - mypy does not see which kinds of filters these are
+    values = [each for each in value if each is not None] if isinstance(item, _IN) else [value]
     if column == "partition" and isinstance(item, _EQUAL) and all(isinstance(each, str) for each in values):
         return RowBounds(frozenset(values)), True
     if column == "sequenceNumber" and values and all(type(each) is int for each in values):
         # Several values leave gaps between them, which a range cannot express.
         is_exact = max(values) - min(values) + 1 == len(set(values))
-        is_strict = isinstance(item, LessThan | GreaterThan)
+        is_strict = isinstance(item, _STRICT)
         return RowBounds(numbers=_range(item, values, is_strict=is_strict)), is_exact
     if column == "enqueuedTime" and values and all(map(_is_instant, values)):
         times_ms = [milliseconds_of(each) for each in values]
@@ -132,7 +128,7 @@ def _is_instant(value: object) -> bool:
     return isinstance(value, datetime) and value.tzinfo is not None
 
 
-def _range(item: Filter, values: Sequence[int], *, is_strict: bool) -> Bounds:
+def _range(item: object, values: Sequence[int], *, is_strict: bool) -> Bounds:
     """The numbers from the least to the greatest value, or on one side of them; without them if strict."""
     start = None if isinstance(item, _LESS) else min(values) + is_strict
     return Bounds(start, None if isinstance(item, _GREATER) else max(values) + (not is_strict))

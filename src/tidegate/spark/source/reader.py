@@ -16,17 +16,11 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Filter, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
 from tidegate.columns.batches import event_batch, event_batches
 from tidegate.columns.names import EVENT_COLUMNS
@@ -43,6 +37,14 @@ from tidegate.model.position import EventPosition
 from tidegate.processor.lease import SHADOW_MARK
 from tidegate.spark.runtime.patience import Patience, patiently
 from tidegate.spark.runtime.session import usable_core_count
+from tidegate.spark.runtime.versions import (
+    HAS_LIMITS,
+    PYSPARK,
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
 from tidegate.spark.runtime.workers import freeze_loaded_modules
 from tidegate.spark.source.hub import HubDescription, HubReader, with_group_named
 from tidegate.spark.source.offsets import (
@@ -65,6 +67,9 @@ from tidegate.spark.source.offsets import (
 from tidegate.spark.source.options import SourceOptions
 from tidegate.spark.source.pushdown import RowBounds, narrow
 from tidegate.wire.encoded_events import EncodedEvents
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import Filter
 
 T = TypeVar("T")
 
@@ -210,11 +215,6 @@ class EventHubsBatchReader(DataSourceReader):
         self._columns = tuple(columns)
         self._bounds = RowBounds()
 
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        """Accept filters on partition, sequence number and time; returns those that Spark must apply."""
-        self._bounds, left = narrow(filters)
-        return left
-
     def partitions(self) -> Sequence[InputPartition]:
         """Plan the tasks; events enqueued afterwards are not read."""
         options, hub = self._options, HubReader(self._options)
@@ -238,6 +238,19 @@ class EventHubsBatchReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The events of one task."""
         return read_ranges(self._options, partition, self._columns)
+
+
+class FilteringBatchReader(EventHubsBatchReader):
+    """The same, reading only what a query's filters need.
+
+    Spark (4.3, measured) keeps a filtered plan with the DataFrame that ``load`` returned: a later query of it
+    without filters would get the filtered rows. So ``eventhubs.pushFilters`` has to ask for it.
+    """
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
+        """Accept filters on partition, sequence number and time; returns those that Spark must apply."""
+        self._bounds, left = narrow(filters)
+        return left
 
 
 def task_layout(
@@ -311,6 +324,11 @@ class EventHubsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
                 "The option eventhubs.endingPosition is for batch queries; a stream has no end.",
                 next_step="Use trigger(availableNow=True) for a stream that stops at the present end.",
             )
+        if not HAS_LIMITS and SHADOW_MARK in options.consumer_group:
+            raise InvalidArgumentError(
+                "A shadow of a pipeline ends where the live one is, which PySpark before 4.2 cannot do.",
+                next_step='Run it with a newer one: `pip install "pyspark>=4.2"`.',
+            )
         self._options = options
         self._columns = tuple(columns)
         self._initial: StreamOffset | None = None
@@ -320,6 +338,8 @@ class EventHubsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._is_committing = is_committing
         self._compared: StreamOffset | None = None
         """The offset that was last compared with SQL."""
+        self._last_end: StreamOffset | None = None
+        """Of the last micro-batch that was planned here, for a Spark that does not give it."""
 
     # Spark asks for these names.
 
@@ -353,14 +373,22 @@ class EventHubsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             ends = {key: min(end, live.get(key, 0)) for key, end in ends.items()}
         self._available_now_until = ends
 
-    def latestOffset(self, start: JsonObject, limit: ReadLimit) -> JsonObject:  # noqa: N802
+    def latestOffset(  # noqa: N802
+        self, start: JsonObject | None = None, limit: ReadLimit | None = None
+    ) -> JsonObject:
         """Where the next micro-batch ends: at all available events, or at a fair share of them in ``limit``.
 
+        start, limit: None: PySpark before 4.2, which gives neither. The start is then known from the second
+        micro-batch on, and limited by ``maxEventsPerTrigger``.
         Raises EventHubReplacedError if the offsets refer to another hub, LogDivergedError if a log was
         restored and no longer has what the query has read, and PositionOutOfRangeError if it has lost events
         that are to be read or were already read; with ``failOnDataLoss`` off these last are counted in the
         offset instead.
         """
+        if start is None:
+            if self._last_end is None:
+                return self._first_end().to_json()
+            start, limit = self._last_end.to_json(), self.getDefaultReadLimit()
         offset = StreamOffset.from_json(start)
         description = self._planned(lambda: self._describe(offset.partitions))
         offset = self._offset_in(offset, description)
@@ -389,6 +417,18 @@ class EventHubsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         layout = task_layout(self._options, ranges, is_split_default=False)
         return msgspec.structs.replace(end, layout=layout).to_json()
 
+    def _first_end(self) -> StreamOffset:
+        """All that there is: where this query continues is said only when the micro-batch is planned."""
+        self._options.warn_of_those_without_effect()
+        if self._options.max_events_per_trigger is not None:
+            _logger.warning(
+                "The option eventhubs.maxEventsPerTrigger does not limit the first micro-batch: PySpark %s "
+                "does not say where a stream continues, PySpark 4.2 does.",
+                ".".join(map(str, PYSPARK)),
+            )
+        self._last_description = self._describe({})
+        return self._last_description.end_offset()
+
     def reportLatestOffset(self) -> JsonObject | None:  # noqa: N802
         """The hub's end when last seen, for the query's status."""
         if self._last_description is None:
@@ -398,6 +438,7 @@ class EventHubsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     def partitions(self, start: JsonObject, end: JsonObject) -> Sequence[InputPartition]:
         """The tasks of a micro-batch. Raises PositionOutOfRangeError if some of its events are gone."""
         start_offset, end_offset = StreamOffset.from_json(start), StreamOffset.from_json(end)
+        self._last_end = end_offset
         if self._last_description is None:
             # A restarted query repeats its last micro-batch without asking for the latest offset first.
             self._options.warn_of_those_without_effect()

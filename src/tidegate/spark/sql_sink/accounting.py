@@ -1,8 +1,8 @@
 """Accounts for every event: splits rows by hub partition and finds gaps between them.
 
 Pure functions over Arrow batches. They serve one rule: a partition's SQL checkpoint moves past an event only
-if the query returned that event, as rows, a dead letter or skipped on purpose. So an event that a
-transformation filtered out is found here, before anything is committed.
+if the query returned that event, as rows, a dead letter or skipped on purpose, or certainly filtered it
+(``SinkPlan.may_filter``). Any other event that did not come out is found here, before anything is committed.
 """
 
 from __future__ import annotations
@@ -71,6 +71,8 @@ class PendingRows:
     rows_max: int
     """From this many rows on, ``take_ready`` returns some."""
     bytes_max: int
+    are_gaps_filtered: bool = False
+    """True: rows need not be contiguous to be in order."""
     _batches: list[pa.RecordBatch] = field(default_factory=list)
     _row_count: int = 0
     _byte_count: int = 0
@@ -94,7 +96,7 @@ class PendingRows:
         table = pa.Table.from_batches(self._batches)
         numbers = sequence_numbers_of(table)
         steps = np.diff(numbers)
-        if np.any((steps < 0) | (steps > 1)):
+        if np.any((steps < 0) | ((steps > 1) & (not self.are_gaps_filtered))):
             self._is_ordered = False
             return None
         ready_count = int(np.searchsorted(numbers, numbers[-1]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tidegate.processor.policies import FailurePolicy
@@ -10,6 +11,10 @@ from tidegate.spark.source.offsets import StreamOffset
 from tidegate.spark.source.options import SourceOptions
 from tidegate.spark.source.ownership import Claim, checkpoint_positions, note_histories
 from tidegate.sql import Database, Pipeline
+from tidegate.sql.commit.batch import commit_batches
+from tidegate.sql.commit.engine import BatchScope
+from tidegate.sql.commit.partition_batch import computed_batch
+from tidegate.sql.core.values import EventPlace
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +32,9 @@ class SinkPlan:
     transaction_rows_max: int
     """Rows after which a task commits what it has of a partition, and continues."""
     transaction_bytes_max: int
+    may_filter: bool = False
+    """True: events that did not come out of the transformation were filtered by it, because it leaves each
+    partition's events in the task that reads them."""
 
     def checkpoints(self) -> dict[str, int]:
         """Hub partition → its next event to process. Raises DatabaseError, EventHubReplacedError."""
@@ -35,6 +43,30 @@ class SinkPlan:
             self.pipeline.consumer,
             event_hub_created_at_ms=self.claim.event_hub_created_at_ms,
         )
+
+    def pass_filtered(self, reached: Mapping[str, int], end: Mapping[str, int]) -> None:
+        """Move the checkpoints behind the last events of a micro-batch, which the transformation filtered.
+
+        Raises DatabaseError, FencedError.
+        """
+        claim, pipeline = self.claim, self.pipeline
+        scopes = [
+            BatchScope(
+                pipeline.consumer,
+                partition_id,
+                reached.get(partition_id, 0),
+                until,
+                claim.event_hub_created_at_ms,
+                owner=claim.owner,
+                lease_epoch=claim.lease_epoch,
+                pipeline_name=pipeline.name,
+            )
+            for partition_id, until in end.items()
+            if reached.get(partition_id, 0) < until
+        ]
+        if scopes:
+            batches = [computed_batch(pipeline.table, scope, (), positions=_no_place) for scope in scopes]
+            commit_batches(Database.shared(self.database_url), batches)
 
     def note_histories(self, offset: StreamOffset) -> None:
         """Keep the histories of a committed micro-batch's end with the checkpoints. Raises DatabaseError."""
@@ -51,6 +83,10 @@ class SinkPlan:
     def pickled(self, value: object) -> str:
         """``value``, which holds this plan, as one option's value. Raises InvalidArgumentError."""
         return pickled(value, self.pipeline.function, subject=f"The pipeline {self.pipeline.name}")
+
+
+def _no_place(sequence_number: int) -> EventPlace:
+    raise AssertionError(f"There is no row of event {sequence_number}.")
 
 
 def policy_of(pipeline: Pipeline) -> FailurePolicy:

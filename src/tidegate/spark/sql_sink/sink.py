@@ -8,18 +8,19 @@ authoritative; Spark's own may be lost.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.spark.runtime.options import OPTIONS_OF_SPARK, check_appends
 from tidegate.spark.runtime.patience import patiently
 from tidegate.spark.runtime.pickled import PLAN_OPTION
+from tidegate.spark.runtime.versions import ArrowWriter
 from tidegate.spark.runtime.workers import freeze_loaded_modules
 from tidegate.spark.source.journal import journalled_offset
 from tidegate.spark.sql_sink.accounting import Gap
@@ -67,7 +68,7 @@ class TaskCommitMessage(WriterCommitMessage):
     """What it waited for SQLite's other writers."""
 
 
-class SqlSinkWriter(DataSourceStreamArrowWriter):
+class SqlSinkWriter(ArrowWriter):
     """Runs ``TaskWriter`` in tasks, and checks on the driver that no event is missing."""
 
     def __init__(self, plan_text: str, checkpoint_location: str | None) -> None:
@@ -81,7 +82,7 @@ class SqlSinkWriter(DataSourceStreamArrowWriter):
         writer = TaskWriter(load_plan(self._plan_text))
         return TaskCommitMessage(writer.write(iterator), writer.wait)
 
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int = 0) -> None:  # noqa: N803
         """Report what the tasks could not see: a hub partition in two of them, and events in none.
 
         Keeps the histories of the micro-batch's end with the checkpoints. Raises InvalidArgumentError for the
@@ -99,12 +100,16 @@ class SqlSinkWriter(DataSourceStreamArrowWriter):
         end = journalled_offset(self._checkpoint_location, batchId)
         if end is None:
             return
-        reached = patiently(plan.checkpoints, f"The end of micro-batch {batchId}")
-        for partition_id, until in end.partitions.items():
-            position = reached.get(partition_id, 0)
-            if position < until:
-                check_lost(plan, partition_id, Gap(position, until))
-        patiently(lambda: plan.note_histories(end), f"The end of micro-batch {batchId}")
+        what = f"The end of micro-batch {batchId}"
+        reached = patiently(plan.checkpoints, what)
+        if plan.may_filter:
+            patiently(lambda: plan.pass_filtered(reached, end.partitions), what)
+        else:
+            for partition_id, until in end.partitions.items():
+                position = reached.get(partition_id, 0)
+                if position < until:
+                    check_lost(plan, partition_id, Gap(position, until))
+        patiently(lambda: plan.note_histories(end), what)
 
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int = 0) -> None:  # noqa: N803
         """Do nothing: what tasks have committed stays, and the micro-batch is repeated without it."""

@@ -133,7 +133,9 @@ class TaskWriter:
                 pending = self._pending.get(partition_id)
                 if pending is None:
                     pending = self._pending[partition_id] = PendingRows(
-                        self._plan.transaction_rows_max, self._plan.transaction_bytes_max
+                        self._plan.transaction_rows_max,
+                        self._plan.transaction_bytes_max,
+                        are_gaps_filtered=self._plan.may_filter,
                     )
                 pending.add(part)
                 ready = pending.take_ready()
@@ -174,7 +176,7 @@ class TaskWriter:
         for partition_id, table in rows.items():
             self._check_whole(partition_id, table)
             self._passed[partition_id] = int(sequence_numbers_of(table)[-1]) + 1
-        prepared = self._prepared(rows)
+        prepared = self._prepared(rows, is_gap_allowed=self._plan.may_filter)
         self._settle()
         if prepared is None:
             for partition_id, table in rows.items():
@@ -202,7 +204,7 @@ class TaskWriter:
         first = int(numbers[0])
         if first < self._passed.get(partition_id, 0):
             raise split_error(partition_id, "after those of later events")
-        for gap in find_gaps(numbers):
+        for gap in () if self._plan.may_filter else find_gaps(numbers):
             check_lost(self._plan, partition_id, gap)
 
     def _behind_gap(self, rows: Mapping[str, pa.Table], attempt: _Attempt) -> dict[str, int]:
@@ -308,7 +310,8 @@ def check_lost(plan: SinkPlan, partition_id: str, gap: Gap) -> None:
     raise CheckpointGapError(
         f"Partition {partition_id} of {plan.pipeline.consumer}: {gap} did not come out of the query, so "
         "nothing after it was written.",
-        next_step="The transformation must return every event: instead of filtering one, set `_skip` to true "
+        next_step="A transformation that shuffles, or runs on a cluster, must return every event: instead of "
+        "filtering one, set `_skip` to true "
         "(it writes no row) or `_error` to a reason (it becomes a dead letter). After a shuffle, repartition "
         "by `partition`."
         if plan.is_transformed
