@@ -39,9 +39,15 @@ def test_the_next_batch_is_written_and_the_same_one_again_is_not() -> None:
 
 def test_batches_that_a_run_itself_left_out_are_no_gap() -> None:
     """A function of the user's that gives the sink nothing for a batch without rows."""
-    assert decide_batch(replace(known(3), is_same_run=True), micro_batch(5)) is Decision.WRITE
+    assert decide_batch(known(3), replace(micro_batch(5), previous_id=2)) is Decision.WRITE
     with pytest.raises(LedgerMismatchError, match="let it call write for each micro-batch"):
         decide_batch(known(3), micro_batch(5))
+
+
+def test_a_database_restored_under_a_run_is_a_gap() -> None:
+    """The run has written batch 3, which a backup of the database lacks."""
+    with pytest.raises(LedgerMismatchError, match="after restoring a backup"):
+        decide_batch(known(3), replace(micro_batch(4), previous_id=3))
 
 
 def test_without_fingerprints_only_the_last_batch_may_come_again() -> None:

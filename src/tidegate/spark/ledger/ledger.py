@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -177,6 +178,12 @@ class LedgerSink:
         return result
 
     def _batch(self, rows: DataFrame, batch_id: int) -> MicroBatch:
+        batch = self._identified(rows, batch_id)
+        if self._done is None or self._done[0] != batch.run_id:
+            return batch
+        return replace(batch, previous_id=self._done[1])
+
+    def _identified(self, rows: DataFrame, batch_id: int) -> MicroBatch:
         if not is_connect(rows.sparkSession):
             return current_batch(rows, batch_id)
         if not self._run_id or self._checkpoint_location is None:

@@ -47,6 +47,8 @@ class MicroBatch:
     batch_id: int
     fingerprint: str | None
     """Of the offsets that fix its contents; None: they could not be read."""
+    previous_id: int | None = None
+    """The batch that this run gave the ledger last; None: this is its first one."""
 
     @property
     def adoption(self) -> str:
@@ -64,8 +66,6 @@ class LedgerState:
     """Whether the ledger still has a row for this batch number and query id."""
     fingerprint: str | None = None
     """Of that row."""
-    is_same_run: bool = False
-    """Whether the run that asks is the one that last claimed the query: it has seen all batches since."""
 
 
 class Decision(Enum):
@@ -126,7 +126,7 @@ def _trouble(state: LedgerState | None, batch: MicroBatch) -> tuple[str, str] | 
             "lost, empty the target tables before you continue.",
         )
     if number > state.next_batch_id:
-        if state.is_same_run:
+        if batch.previous_id == state.next_batch_id - 1:
             return None  # a function of the user's gave the sink nothing for those between
         return (
             f"Batch {number} was started, and the ledger expects {state.next_batch_id}: what Spark's "
@@ -285,13 +285,7 @@ class BatchLedger:
         entry = connection.execute(
             select(batch_ledger.c.fingerprint).where(self._is_batch(batch))
         ).one_or_none()
-        state = LedgerState(
-            query_id,
-            next_batch_id,
-            entry is not None,
-            None if entry is None else entry[0],
-            run_id == batch.run_id,
-        )
+        state = LedgerState(query_id, next_batch_id, entry is not None, None if entry is None else entry[0])
         return state, run_id, epoch
 
     def _update(self, unit: UnitOfWork, changes: dict[str, object]) -> None:
