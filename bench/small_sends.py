@@ -19,6 +19,7 @@ import socket
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -70,6 +71,8 @@ class Case:
     """Events that a receiver takes at a time."""
     is_link_shared: bool = False
     """Whether the senders of a connection have one link."""
+    message: bytes = _MESSAGE
+    """What a sender sends at a time."""
 
 
 CASES: Final = (
@@ -138,6 +141,7 @@ class _Peer:
         self._engine.open()
         session = self._engine.begin_session()
         senders = range(number, case.senders, case.connections)
+        self._message = case.message
         self._unsent: dict[SenderLink, int] = {}
         """The senders of each link, until it has credit."""
         for index in senders[:1] if case.is_link_shared else senders:
@@ -183,14 +187,28 @@ class _Peer:
 
     def _send(self, link: SenderLink, count: int) -> None:
         for _ in range(count):
-            link.send(_MESSAGE, message_format=BATCH_MESSAGE_FORMAT)
+            link.send(self._message, message_format=BATCH_MESSAGE_FORMAT)
 
 
-def measure(service: HubProcess, hub: str, case: Case, seconds: float) -> Cost:
-    """Run a case for so long, or until a receiver could have read everything."""
-    target = ConnectionString.parse(service.connection_string)
+def run_case(
+    connection_string: str,
+    hub: str,
+    case: Case,
+    seconds: float,
+    *,
+    filled: int = _FILLED,
+    begin_s: float = 0.0,
+    on_warm: Callable[[], None] = lambda: None,
+) -> tuple[int, float]:
+    """Run a case for so long, or until a receiver could have read everything.
+
+    filled: events of each partition. begin_s: warm up until then, by ``time.monotonic``, which all processes
+    of a machine share; half a second at least. on_warm: is called then.
+    Returns the messages that were acknowledged (or, without senders, received) from then on, and the seconds.
+    """
+    target = ConnectionString.parse(connection_string)
     peers = [_Peer(target, hub, case, number) for number in range(case.connections)]
-    most = sys.maxsize if case.senders else case.receivers * _FILLED * 9 // 10
+    most = sys.maxsize if case.senders else case.receivers * filled * 9 // 10
     try:
         with selectors.DefaultSelector() as selector:
             for peer in peers:
@@ -204,12 +222,23 @@ def measure(service: HubProcess, hub: str, case: Case, seconds: float) -> Cost:
                     done = sum(peer.done for peer in peers)
                 return done
 
-            warm = work(_WARM_UP_S)
-            meter = _Meter(service)
-            return meter.cost(work(seconds) - warm)
+            warm = work(max(_WARM_UP_S, begin_s - time.monotonic()))
+            on_warm()
+            started_s = time.perf_counter()
+            done = work(seconds) - warm
+            return done, time.perf_counter() - started_s
     finally:
         for peer in peers:
             peer.socket.close()
+
+
+def measure(service: HubProcess, hub: str, case: Case, seconds: float) -> Cost:
+    """The cost of a case."""
+    meters: list[_Meter] = []
+    done, _ = run_case(
+        service.connection_string, hub, case, seconds, on_warm=lambda: meters.append(_Meter(service))
+    )
+    return meters[0].cost(done)
 
 
 def measure_sdk(service: HubProcess, hub: str, seconds: float) -> Cost:
