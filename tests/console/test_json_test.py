@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from types import FrameType
 
 import pytest
 
+from tidegate.amqp.types import Array
+from tidegate.console.explorer.bodies import preview, value_text
 from tidegate.console.explorer.json_test import JsonTest, column_texts, parse_paths
 from tidegate.console.explorer.values import EventPlace, ExploredEvent
 from tidegate.model.errors import InvalidArgumentError
@@ -72,19 +75,9 @@ def test_values_of_amqp_are_looked_into() -> None:
 
 def test_a_large_body_is_read_by_code_that_others_can_interrupt() -> None:
     """Protects the event loop: C code would hold all threads up until its end."""
-    calls = 0
-
-    def count(frame: FrameType, event: str, argument: object) -> None:
-        nonlocal calls
-        calls += event == "call" and "scan_once" in frame.f_code.co_name
-
     body = b'{"rest": [' + b"[],[],[],[]," * 6_000 + b'1], "a": 2}'
-    sys.setprofile(count)
-    try:
-        assert JsonTest.parse("$.a = 2")(EventContents(body))
-    finally:
-        sys.setprofile(None)
-    assert calls > 20_000
+    fits = JsonTest.parse("$.a = 2")
+    assert _calls_of(lambda: fits(EventContents(body)), "scan_once") > 20_000
 
 
 def test_columns() -> None:
@@ -98,6 +91,44 @@ def test_columns() -> None:
     for text in ("a", "$.a $.b", "$.a;", ",".join(["$.a"] * 7)):
         with pytest.raises(InvalidArgumentError):
             parse_paths(text)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [[0] * 20_000, [[]] * 20_000, {"a": [[0] * 50] * 400}, Array.of(int, [1] * 20_000), [b"x"] * 20_000],
+)
+def test_only_what_is_shown_of_a_value_is_written(value: object) -> None:
+    """A page may have 500 events with six columns each: writing all of them took minutes."""
+    whole = value_text(value)
+    calls = _calls_of(lambda: value_text(value, 80))
+    assert value_text(value, 80) == whole[:80]
+    assert calls < 1_000
+    body = EventContents(b"", body_value=value)
+    assert _calls_of(lambda: preview(body)) < 4_000
+    assert preview(body)[0].rstrip("…") == " ".join(whole.split())[:200]
+
+
+def test_columns_write_only_what_they_show() -> None:
+    """Whatever the path leads to."""
+    legs = b'{"legs": [' + b"0," * 20_000 + b"0]}"
+    assert _calls_of(lambda: _texts(EventContents(legs))) < 1_000
+    assert _texts(EventContents(legs))[2] == "[0, 0, 0, 0,"
+
+
+def _calls_of(work: Callable[[], object], name: str = "") -> int:
+    """How often functions with that in their names are called, or continued."""
+    calls = 0
+
+    def count(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event == "call" and name in frame.f_code.co_name
+
+    sys.setprofile(count)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return calls
 
 
 def _texts(contents: EventContents | None, *, size_bytes: int = 100) -> list[str]:

@@ -15,6 +15,7 @@ from tidegate.console.consumers import groups as consumers
 from tidegate.console.hubs.recorder import ChartRecorder
 from tidegate.server.app import TidegateServer
 from tidegate.testing.hub import HubService
+from tidegate.transport.sliced_work import SlicedWork
 
 RECORDERS: Final[list[ChartRecorder]] = []
 """That of the service, once it has started."""
@@ -68,6 +69,25 @@ def test_names_are_found_by_those_who_may_see_them(
     sender = signed_in(service, hub, Claim.SEND)
     for path in ("/console/search?q=o", "/consumers/-/host?name=official-1", f"/console/charts/{hub}"):
         assert sender.get(path).status == 403
+
+
+def test_many_leases_are_looked_at_in_turns(
+    service: HubService, hub: str, plain_browser: PlainBrowser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There may be a hundred thousand, which nobody else waits for; each host is found once."""
+    looked_at: list[object] = []
+    collect = SlicedWork.collect
+
+    async def watched(self: SlicedWork, items: Iterator[object], *, address: object = None) -> list[object]:
+        steps = list(items)
+        looked_at.extend(steps)
+        return await collect(self, iter(steps), address=address)
+
+    monkeypatch.setattr(SlicedWork, "collect", watched)
+    assert f"{hub} official 0" in text_of(plain_browser.get("/consumers/-/host?name=official-1").text)
+    assert len(looked_at) >= 2  # partitions
+    assert plain_browser.get("/console/search?q=official-").text.count("name=official-1") == 1
+    assert looked_at.count(("official-1", "", "/consumers/-/host?name=official-1")) == 1
 
 
 def test_charts_are_of_those_who_may_see_the_hub(

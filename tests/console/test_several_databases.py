@@ -70,6 +70,7 @@ def test_each_database_is_shown(tmp_path: Path) -> None:
         assert "The database second cannot be read." in found
         assert "At least 1 open dead letter" in found
         assert "a database does not answer" in words("/")
+        assert "The database second cannot be read." in words("/consumers/-/host?name=nobody")
 
         _fill(second, "$Default", 2, 3)
         _fill(second, "reports", 4)

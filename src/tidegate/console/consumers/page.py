@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -18,13 +18,16 @@ from tidegate.console.frame.forms import sequence_number_of, start_of
 from tidegate.console.frame.pages import Pages, get, post
 from tidegate.console.frame.paging import listing, page_at
 from tidegate.console.frame.rendering import listed, page
+from tidegate.console.frame.rights import Rights
 from tidegate.console.frame.sessions import (
     actor_of,
     form_of,
     require_listen,
     require_manage,
+    require_session,
     rights_of,
 )
+from tidegate.console.frame.slices import in_slices
 from tidegate.console.hubs.day_charts import lag_context
 from tidegate.console.hubs.namespace import Namespace
 from tidegate.console.jobs.jobs import Jobs
@@ -35,7 +38,7 @@ from tidegate.model.position import EventPosition, PositionKind, parse_time
 if TYPE_CHECKING:
     from tidegate.console.consumers.groups import Consumers
     from tidegate.console.consumers.moves import KeptPlan, MoveRequest
-    from tidegate.console.consumers.progress import GroupProgress, GroupSummary
+    from tidegate.console.consumers.progress import GroupProgress, GroupSummary, PartitionProgress
 
 LIVE_EVERY_S = 2.0
 FIRST_PAINT_S = 0.15
@@ -157,16 +160,12 @@ class ConsumerPages(Pages):
         found = await self.consumers.groups(rights, at_most_s=LIVE_WAIT_S)
         if found is None:
             raise ServerBusyError("The database does not answer.", next_step="Reload the page.")
-        leases = [
-            (group.summary, each)
-            for group in found.groups
-            if rights.may_listen(group.summary.event_hub)
-            for each in group.partitions
-            if each.owner == name
-        ]
+        leases = await in_slices(request, _leases_of(name, found.groups, rights))
+        require_session(request)  # it may have waited for others
         shown = page_at(leases, start_of(request.query_params.get("start")))
-        context = listing(request, "/consumers/-/host", shown, name=name) | {"problems": found.problems}
-        return page(request, "consumers/host.html", address_of=self._address_of, **context)
+        context = listing(request, "/consumers/-/host", shown, name=name) | self._databases
+        context |= {"problems": found.problems, "address_of": self._address_of}
+        return page(request, "consumers/host.html", **context)
 
     @get("/consumers/{hub}/{group}")
     async def show(self, request: Request) -> Response:
@@ -280,6 +279,16 @@ class ConsumerPages(Pages):
         if kind is PositionKind.SEQUENCE_NUMBER:
             return EventPosition.from_sequence_number(sequence_number_of(value))
         return EventPosition.earliest() if kind is PositionKind.EARLIEST else EventPosition.latest()
+
+
+def _leases_of(
+    name: str, groups: Sequence[GroupProgress], rights: Rights
+) -> Iterator[tuple[GroupSummary, PartitionProgress] | None]:
+    """The leases of a host; None for each of others."""
+    for group in groups:
+        if rights.may_listen(group.summary.event_hub):
+            for each in group.partitions:
+                yield (group.summary, each) if each.owner == name else None
 
 
 def _fields_of(request: MoveRequest) -> dict[str, str]:

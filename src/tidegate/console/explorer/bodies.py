@@ -11,9 +11,10 @@ import codecs
 import json
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import islice, repeat
 from json.scanner import py_make_scanner  # type: ignore[attr-defined]  # not in typeshed
 from typing import Final
 
@@ -79,7 +80,7 @@ class BodyView:
 def preview(contents: EventContents) -> tuple[str, bool]:
     """A body in one line, and whether it is text; other bytes are in hexadecimal."""
     if contents.body_value is not None:
-        return _one_line(value_text(contents.body_value)[: PREVIEW_CHARACTERS * 2]), True
+        return _one_line(value_text(contents.body_value, PREVIEW_CHARACTERS * 2)), True
     start = contents.body[: PREVIEW_CHARACTERS * 4]
     text = _text_of(start, is_whole=len(start) == len(contents.body))
     if text is None:
@@ -126,14 +127,18 @@ def body_bytes(contents: EventContents) -> bytes:
     return value_text(contents.body_value).encode("utf-8", "replace")
 
 
-def value_text(value: object) -> str:
-    """An AMQP value as JSON, including types that JSON does not have."""
+def value_text(value: object, characters_max: int | None = None) -> str:
+    """An AMQP value as JSON, including types that JSON does not have; or only its first characters, whatever
+    follows."""
     if isinstance(value, str):
-        return value
+        return value[:characters_max]
+    # Each item has at least one character.
+    items = repeat(None) if characters_max is None else repeat(None, characters_max)
     try:
-        return "".join(_ENCODER.iterencode(_plain(value, 0)))
+        pieces = _ENCODER.iterencode(_plain(value, 0, items, characters_max))
+        return "".join(islice(pieces, characters_max))[:characters_max]
     except ValueError:
-        return str(value)
+        return str(value)[:characters_max]
 
 
 def json_value(body: bytes) -> object:
@@ -223,15 +228,19 @@ def _new_line(depth: int) -> str:
     return "\n" + "  " * min(depth, _INDENT_DEPTH_MAX)
 
 
-def _plain(value: object, depth: int) -> object:
+def _plain(value: object, depth: int, items: Iterator[None], characters_max: int | None) -> object:
+    """items: one for each item of a list or map, of all depths, that is taken."""
     if depth > 100:
         return "…"
     if isinstance(value, dict):
-        return {property_text(name): _plain(item, depth + 1) for name, item in value.items()}
+        return {
+            property_text(name, characters_max): _plain(item, depth + 1, items, characters_max)
+            for (name, item), _ in zip(value.items(), items, strict=False)
+        }
     if isinstance(value, list | tuple):
-        return [_plain(item, depth + 1) for item in value]
+        return [_plain(item, depth + 1, items, characters_max) for item, _ in zip(value, items, strict=False)]
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int | float):
         return int(value) if isinstance(value, int) else float(value)
-    return property_text(value)
+    return property_text(value, characters_max)

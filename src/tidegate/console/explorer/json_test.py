@@ -26,7 +26,7 @@ PATHS_MAX: Final = 6
 COLUMN_BYTES_MAX: Final = 64 * 1024
 """Larger events have no such columns: a page may have 500 of them."""
 
-_CONDITION: Final = re.compile(r"\s*(!=|<=|>=|==?+|<|>|~)\s*(.+?)\s*", re.DOTALL)
+_CONDITION: Final = re.compile(r"\s*(!=|<=|>=|==?+|<|>|~)\s*(.+)", re.DOTALL)
 _ORDERS: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "<": operator.lt,
     "<=": operator.le,
@@ -132,7 +132,7 @@ def column_texts(paths: Sequence[JsonPath], event: ExploredEvent, characters_max
         with suppress(ValueError):
             body = json_value(contents.body) if contents.body_value is None else contents.body_value
     values = [path.value_in(body) for path in paths]
-    return ["" if each is MISSING else value_text(each)[:characters_max] for each in values]
+    return ["" if each is MISSING else value_text(each, characters_max) for each in values]
 
 
 def _is_number(value: object) -> bool:

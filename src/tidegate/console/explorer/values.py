@@ -125,8 +125,8 @@ class EventFilter:
         if self.property_name is not None:
             if self.property_name not in contents.properties:
                 return False
-            value = contents.properties[self.property_name]
-            if self.property_value is not None and property_text(value) != self.property_value:
+            value, wanted = contents.properties[self.property_name], self.property_value
+            if wanted is not None and property_text(value, len(wanted) + 1) != wanted:
                 return False
         is_text_in = self.body_text is None or _is_text_in(contents, self.body_text)
         return is_text_in and (self.json is None or self.json(contents))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from heapq import nsmallest
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
@@ -56,7 +57,7 @@ class SearchPages(Pages):
         found = {
             "Event hubs": await in_slices(request, self._hubs(rights, wanted)),
             "Consumer groups": await in_slices(request, _groups(groups, rights, wanted)),
-            "Hosts": sorted(set(await in_slices(request, _hosts(groups, rights, wanted)))),
+            "Hosts": await in_slices(request, _hosts(groups, rights, wanted)),
             "Pipelines": [
                 (each.name, each.status.event_hub, f"/pipelines/{quote(each.name, safe='')}")
                 for each in seen_by(request, await self.pipelines.pipelines()).entries
@@ -64,7 +65,10 @@ class SearchPages(Pages):
             ],
         }
         require_session(request)  # it may have waited for others
-        context |= {"found": found, "is_whole": groups is not None and not groups.problems}
+        counts = {kind: len(results) for kind, results in found.items()}
+        found["Hosts"] = nsmallest(SHOWN_MAX, found["Hosts"])  # there may be too many to sort in one step
+        context |= {"found": found, "counts": counts}
+        context |= {"is_whole": groups is not None and not groups.problems}
         return page(request, "search/page.html", **context)
 
     def _hubs(self, rights: Rights, wanted: str) -> Iterator[Result | None]:
@@ -90,9 +94,11 @@ def _group(hub: str, group: str, rights: Rights, wanted: str) -> Result | None:
 
 
 def _hosts(found: FoundGroups | None, rights: Rights, wanted: str) -> Iterator[Result | None]:
+    seen: set[str | None] = {None}
     for group in () if found is None else found.groups:
         if rights.may_listen(group.summary.event_hub):
-            for each in group.partitions:
-                owner = each.owner
-                is_found = owner is not None and wanted.lower() in owner.lower()
+            for owner in (each.owner for each in group.partitions):
+                is_new = owner not in seen
+                seen.add(owner)
+                is_found = is_new and owner is not None and wanted.lower() in owner.lower()
                 yield (owner, "", host_address(owner)) if owner is not None and is_found else None
