@@ -91,6 +91,12 @@ def test_a_restart_is_a_line_with_its_reason(output_format: OutputFormat) -> Non
     assert errors.getvalue() == "delays  No database. Restart 1 of 5.\n"
 
 
+def test_an_error_does_not_control_the_terminal() -> None:
+    """It may quote an event."""
+    starting = replace(BATCH, state=PipelineState.STARTING, error="bad event \x1b[2J\n\u202e")
+    assert progress_line(starting) == "delays  bad event \\x1b[2J\\n\\u202e"
+
+
 def test_programs_get_records() -> None:
     """One per micro-batch; --json is one whole array at the end, --nl a line each."""
     for output_format in (OutputFormat.JSON, OutputFormat.NL):

@@ -165,6 +165,14 @@ def frames_of(lines: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> list[str
     return [first, second]
 
 
+def test_a_note_does_not_control_the_terminal() -> None:
+    """It may quote what the service says of an error."""
+    stream = Terminal()
+    frames = Frames(Output(OutputFormat.TABLE, stream=stream))
+    frames.show(lambda out: frames.note(out)("Error: \x1b]0;title\x07"))
+    assert "Error: \\x1b]0;title\\x07" in stream.getvalue()
+
+
 def test_a_frame_fits_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing scrolls: the screen is cleared once, then lines are written over those before."""
     first, second = frames_of([f"line {number}" for number in range(30)], monkeypatch)

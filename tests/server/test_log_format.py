@@ -41,7 +41,7 @@ def _log(log_format: LogFormat) -> list[str]:
     logging.getLogger("other").info("not of note, either")
     logging.getLogger("other").warning("of note")
     try:
-        raise ValueError("unexpected")
+        raise ValueError(f"unexpected: {_AWKWARD}")
     except ValueError:
         log.exception("a failure")
     return stream.getvalue().splitlines()
@@ -54,7 +54,9 @@ def test_a_line_of_text_stays_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[0].endswith('peer said "no"\\nInjected: line\\r\\x1b[31m\\u2028\\x85\\u202e')
     assert "WARNING other: of note" in lines[1]
     assert "ERROR tidegate.test: a failure" in lines[2]
-    assert lines[-1] == "ValueError: unexpected"
+    assert lines[-2] == '  ValueError: unexpected: peer said "no"'
+    assert lines[-1] == "  Injected: line\\r\\x1b[31m\\u2028\\x85\\u202e"
+    assert all(line.startswith("  ") for line in lines[3:])
     assert capsys.readouterr().err == ""
 
 
@@ -66,7 +68,7 @@ def test_each_line_is_one_json_object() -> None:
     assert first["time"].endswith("Z")
     assert (first["event_hub"], first["partitions"]) == ("telemetry", 4)
     assert set(second) == {"time", "level", "logger", "message"}
-    assert third["exception"].endswith("ValueError: unexpected")
+    assert third["exception"].endswith(f"ValueError: unexpected: {_AWKWARD}")
 
 
 def test_starting_again_replaces_the_format() -> None:

@@ -12,6 +12,7 @@ import logging
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
+from textwrap import indent
 from typing import Final, TextIO
 
 from tidegate.model.clock import Clock
@@ -32,6 +33,7 @@ _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asc
 """Attributes of every record; others came with ``extra``."""
 
 _CONTROLS: Final = VISIBLE_CONTROLS | {0x2028: "\\u2028", 0x2029: "\\u2029"}
+_CONTROLS_IN_LINES: Final = {code: text for code, text in _CONTROLS.items() if chr(code) != "\n"}
 
 
 _CLIENT_LOGGERS: Final = (
@@ -122,7 +124,11 @@ class TextFormatter(logging.Formatter):
             message += f" {json.dumps(audit)}"
         time = time_text(datetime.fromtimestamp(record.created, UTC))
         line = f"{time} {record.levelname} {record.name}: {message}"
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        if not record.exc_info:
+            return line
+        # An error may quote a peer or an event: its lines are indented, so that none passes for another line.
+        traceback = self.formatException(record.exc_info).translate(_CONTROLS_IN_LINES)
+        return f"{line}\n{indent(traceback, '  ')}"
 
 
 class JsonFormatter(logging.Formatter):

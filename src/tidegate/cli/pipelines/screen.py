@@ -7,7 +7,7 @@ import sys
 import threading
 from typing import Final, TextIO
 
-from tidegate.cli.shell.render import Output, RecordStream, attributes, columns_of
+from tidegate.cli.shell.render import Output, RecordStream, attributes, cell_text, columns_of
 from tidegate.model.pipeline_status import PipelineState, PipelineStatus
 
 _ATTRIBUTES: Final = columns_of(
@@ -66,7 +66,7 @@ def batch_record(status: PipelineStatus) -> dict[str, object]:
 def progress_line(status: PipelineStatus) -> str:
     """The pipeline now, for people."""
     if _is_restarting(status):
-        return f"{status.name}  {status.error}"
+        return f"{status.name}  {cell_text(status.error)}"  # which may quote an event
     if status.batch_id is None:
         words = {PipelineState.STARTING: "starting Spark …", PipelineState.RUNNING: "waiting for events …"}
         return f"{status.name}  {words.get(status.state, status.state.value)}"

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Callable
 from typing import Final
 
-from tidegate.cli.shell.render import Output, remark
+from tidegate.cli.shell.render import Output, cell_text, remark
 
 _HOME: Final = "\x1b[H"
 _CLEAR_SCREEN: Final = f"{_HOME}\x1b[2J"
@@ -50,7 +50,7 @@ class Frames:
     def note(self, frame: Output) -> Callable[[str], None]:
         """Shows a sentence beside the result: in the frame if that covers the terminal."""
         width = shutil.get_terminal_size().columns
-        return (lambda text: frame.line(textwrap.fill(text, width))) if self.is_redrawn else remark
+        return (lambda text: frame.line(textwrap.fill(cell_text(text), width))) if self.is_redrawn else remark
 
     def show(self, write: Callable[..., None], *values: object) -> None:
         """Show what ``write`` writes, called with an output and ``values``; on a terminal as much as fits."""
