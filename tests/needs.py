@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path, PurePath
 from types import FrameType
 from typing import Final
@@ -68,12 +69,17 @@ def add_markers(item: pytest.Item) -> None:
         wanted |= {
             server for server in ("postgresql", "mariadb", "azurite") if server in parameters.params.values()
         }
-    folder = item.path.parent.relative_to(_ROOT).as_posix() if item.path.is_relative_to(_ROOT) else ""
-    wanted |= {marker for place, marker in _OF_FOLDER.items() if f"{folder}/".startswith(f"{place}/")}
+    wanted |= _markers_of_folder(item.path.parent)
     if getattr(item, "originalname", "") in _SLOW_OF_THE_KIT:
         wanted.add("slow")
     for name in sorted(wanted):
         item.add_marker(name)
+
+
+@cache
+def _markers_of_folder(path: Path) -> frozenset[str]:
+    folder = path.relative_to(_ROOT).as_posix() if path.is_relative_to(_ROOT) else ""
+    return frozenset(marker for place, marker in _OF_FOLDER.items() if f"{folder}/".startswith(f"{place}/"))
 
 
 def markers_of(item: pytest.Item) -> frozenset[str]:
