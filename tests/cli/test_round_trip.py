@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from datetime import UTC, datetime
 from pathlib import Path
 from uuid import UUID
@@ -21,6 +22,7 @@ PROPERTIES: dict[str, PropertyValue] = {
     "text": "21.5",
     "int": -3,
     "float": 2.0,
+    "infinite": -math.inf,
     "yes": True,
     "none": None,
     "bytes": b"\x00\xff",
@@ -89,12 +91,13 @@ def test_what_is_received_can_be_sent(hub: str, hub_service: HubService, environ
     [
         ("no json", "Invalid JSON"),
         ("[]", "not a JSON object"),
+        ('{"device": "a1"}', "neither body nor body_base64"),
         ('{"body": 3}', "body must be a string"),
         ('{"body_base64": "?"}', "not of its type"),
-        ('{"properties": {"a": []}}', "must be a string, a number"),
-        ('{"properties": [1]}', "must be objects"),
-        ('{"properties": {"a": "x"}, "property_types": {"a": "uuid"}}', "not of its type"),
-        ('{"properties": {"a": "x"}, "property_types": {"a": "no"}}', "not of its type"),
+        ('{"properties": {"a": []}, "body": ""}', "must be a string, a number"),
+        ('{"properties": [1], "body": ""}', "must be objects"),
+        ('{"properties": {"a": "x"}, "property_types": {"a": "uuid"}, "body": ""}', "not of its type"),
+        ('{"properties": {"a": "x"}, "property_types": {"a": "no"}, "body": ""}', "not of its type"),
     ],
 )
 def test_what_is_no_record(line: str, words: str) -> None:
@@ -158,6 +161,7 @@ def test_templates(hub: str, environment: dict[str, str]) -> None:
 def test_count_and_rate(hub_service: HubService, environment: dict[str, str]) -> None:
     """As many as asked for, of an input that has more, and not faster: the last of 4 waits for 3 of 10 ms."""
     name = hub_service.create_hub(partition_count=1)
+    assert "Partition 0: the log has no events; reading" in _receive(name, "-v", environment=environment).err
     lines = b"x\n" * 1_000
     options = ("--count", "4", "--rate", "100", "-v")
     sent = run_tidegate("send", name, *options, environment=environment, input_bytes=lines)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import math
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Final, NamedTuple
@@ -36,6 +37,7 @@ _PARSERS: Final[Mapping[str, Callable[[str], PropertyValue]]] = {
     "binary": lambda text: base64.b64decode(text, validate=True),
     "timestamp": datetime.fromisoformat,
     "uuid": UUID,
+    "double": float,
 }
 
 
@@ -51,6 +53,12 @@ def event_record(event: ReceivedEvent) -> Record:
         for name, value in contents.properties.items()
         if type(value) in _TYPE_NAMES
     }
+    record = contents.record()
+    # JSON has null for these, which is another value.
+    texts = {name: str(value) for name, value in contents.properties.items() if _is_no_number(value)}
+    if texts:
+        types |= dict.fromkeys(texts, "double")
+        record["properties"] = {**contents.properties, **texts}
     return {
         "partition": event.partition_id,
         "sequence_number": event.sequence_number,
@@ -60,8 +68,12 @@ def event_record(event: ReceivedEvent) -> Record:
         "correlation_id": contents.correlation_id,
         "content_type": contents.content_type,
         "property_types": types or None,
-        **contents.record(),
+        **record,
     }
+
+
+def _is_no_number(value: PropertyValue) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 class ParsedRecord(NamedTuple):
@@ -83,6 +95,11 @@ def parse_record(line: bytes) -> ParsedRecord:
         raise InvalidArgumentError(f"Invalid JSON: {error}.") from error
     if not isinstance(record, dict):
         raise InvalidArgumentError("This is not a JSON object, as `receive --nl` writes it.")
+    if not {"body", "body_base64"} & record.keys():
+        raise InvalidArgumentError(
+            "There is neither body nor body_base64, as `receive --nl` writes them.",
+            next_step="Without --nl, `send` sends each line as it is.",
+        )
     properties = record.get("properties") or {}
     types = record.get("property_types") or {}
     if not isinstance(properties, dict) or not isinstance(types, dict):

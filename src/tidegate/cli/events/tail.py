@@ -135,9 +135,10 @@ class _Tail:
 
 
 def _remark_ends(ends: PartitionEnds, position: EventPosition) -> None:
+    first, last = ends.begin_sequence_number, ends.last_enqueued_sequence_number
+    held = "no events" if last < first else f"events {first} to {last}"
     remark(
-        f"Partition {ends.partition_id}: the log has events {ends.begin_sequence_number} to "
-        f"{ends.last_enqueued_sequence_number}; reading from {position.kind.value} "
+        f"Partition {ends.partition_id}: the log has {held}; reading from {position.kind.value} "
         f"{'' if position.value is None else position.value}".rstrip()
     )
 
