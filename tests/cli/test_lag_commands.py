@@ -20,7 +20,7 @@ from tests.gateway.blob_client import BlobClient
 from tests.support.azurite import AzuriteServer
 from tests.support.blob_storage import OwnStorage
 
-from tidegate.client import BlockingConsumer
+from tidegate.client import BlockingConsumer, EventHubConsumer
 from tidegate.model.events import ReceivedEvent
 from tidegate.model.hub_properties import PartitionEnds
 from tidegate.processor.checkpoint import ProcessorCheckpoint
@@ -304,6 +304,7 @@ def test_groups_that_the_service_keeps(
     first, second = json.loads(shown.out)
     assert (first["consumer_group"], first["owner"], first["checkpoint"]) == ("$default", "one", 6)
     assert (first["lag_events"], second["lag_events"], second["owner"]) == (3, 0, None)
+    assert (first["epoch"], second["epoch"]) == (None, None)  # official processors have none
     there = f"Consumer groups of {hub}: $Default. The service keeps checkpoints of $default in "
     for words in (("--group", "alarms"), ("--group", "alarms", *sql_place.store_options)):
         missing = run_tidegate("lag", hub, *words, environment=environment)
@@ -312,6 +313,24 @@ def test_groups_that_the_service_keeps(
             f"has no lease and no checkpoint of alarms of {hub}. {there}blob{container} as localhost."
             in missing.err
         )
+
+
+def test_of_a_group_without_anything_no_total_is_zero(
+    hub_service: HubService, environment: dict[str, str]
+) -> None:
+    """The service keeps another group; of this one nothing is known, which is not that nothing is left."""
+    hub = hub_service.create_hub(partition_count=1)
+    assert run_tidegate("group", "create", hub, "reports", environment=environment).code == 0
+
+    async def report() -> None:
+        string = hub_service.hub_connection_string(hub)
+        async with EventHubConsumer.from_connection_string(string) as consumer:
+            await consumer.report("host", {"0": 5})
+
+    asyncio.run(report())
+    shown = run_tidegate("lag", hub, "--group", "reports", environment=environment)
+    assert (shown.code, "no lease and no checkpoint of reports" in shown.err) == (0, True)
+    assert {*shown.out.splitlines()[-1].split()} == {"total", "all", "-"}
 
 
 @pytest.mark.slow

@@ -412,9 +412,9 @@ class Broker:
         """Keep what a host reports of partitions whose leases and checkpoints are in a store elsewhere.
 
         owner: the host's name. sequence_numbers: by each partition that it owns, of the last processed event;
-        None: unknown. released: partitions that it owns no longer. Unknown partitions are ignored. collect:
-        see ``keep_report``. Durable on return. Raises NotFoundError (the group), QuotaExceededError,
-        ServerBusyError, LogFullError.
+        None: unknown. released: partitions that it owns no longer; a number of one is its last. Unknown
+        partitions are ignored. collect: see ``keep_report``. Durable on return. Raises NotFoundError (the
+        group), QuotaExceededError, ServerBusyError, LogFullError.
         """
         group = event_hub.find_consumer_group(consumer_group).lower()
         indexed = self._indexed(event_hub, {group})

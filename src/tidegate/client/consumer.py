@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from typing import Final, Self, Unpack, cast
+from typing import Final, Self, Unpack
 
 from tidegate.client.closing import AsyncClosing
 from tidegate.client.connector import Connector
@@ -91,21 +91,24 @@ class EventHubConsumer(AsyncClosing):
         """Report to the service, for owners and lag of a group whose leases and checkpoints are elsewhere.
 
         owner: the host's name. sequence_numbers: by each partition that it owns, of the last processed event;
-        None: none is known. released: what it owns no longer. Azure does not have this. Raises NotFoundError,
-        UnauthorizedError, InvalidArgumentError, QuotaExceededError, BrokenError, OperationTimeoutError.
+        None: none is known. released: what it owns no longer; its number, if given as well, is the last one.
+        Azure does not have this. Raises NotFoundError, UnauthorizedError, InvalidArgumentError,
+        QuotaExceededError, BrokenError, OperationTimeoutError.
         """
-        rows: list[tuple[str, object]] = [
-            *(("released", each) for each in released),
-            *(
-                ("partitions", {"partition_id": each, "sequence_number": number})
-                for each, number in sequence_numbers.items()
-            ),
-        ]
+        gone = dict.fromkeys(released)
+        ids = [*gone, *(each for each in sequence_numbers if each not in gone)]
         parameters = {"hub": self.event_hub, "group": self.consumer_group}
-        for start in range(0, len(rows), _ROWS_TOGETHER):
-            values: dict[str, object] = {"owner": owner, "partitions": [], "released": []}
-            for field, row in rows[start : start + _ROWS_TOGETHER]:
-                cast(list[object], values[field]).append(row)
+        for start in range(0, len(ids), _ROWS_TOGETHER):
+            some = ids[start : start + _ROWS_TOGETHER]
+            values: dict[str, object] = {
+                "owner": owner,
+                "partitions": [
+                    {"partition_id": each, "sequence_number": sequence_numbers[each]}
+                    for each in some
+                    if each in sequence_numbers
+                ],
+                "released": [each for each in some if each in gone],
+            }
             request = AdministrationRequest("reportConsumer", parameters, values)
             await ask(self._connector, self._hub_audience, request, lambda answer: None)
 

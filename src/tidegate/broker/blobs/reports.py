@@ -46,7 +46,8 @@ class ConsumerReport:
     sequence_numbers: Mapping[str, int | None]
     """By each partition that it owns: of the last processed event; None: unknown."""
     released: Collection[str]
-    """Partitions that it owns no longer; what another host has reported of them stays."""
+    """Partitions that it owns no longer; what another host has reported of them stays. One that is in
+    ``sequence_numbers`` as well has its last number."""
 
 
 Change = tuple[str, dict[str, str]]
@@ -109,16 +110,25 @@ def _changes(blobs: BlobStore, hub: IndexedHub, report: ConsumerReport) -> Itera
         name, kept = _kept(blobs, hub, report, RecordKind.OWNERSHIP, partition_id)
         if kept is not None and kept.metadata == claimed:
             yield name, released
-    for partition_id, number in report.sequence_numbers.items():
+            yield from _moved(blobs, hub, report, partition_id)
+    for partition_id in report.sequence_numbers:
         yield None
+        if partition_id in report.released:
+            continue
         name, kept = _kept(blobs, hub, report, RecordKind.OWNERSHIP, partition_id)
         if kept is None or kept.metadata != claimed or kept.modified_at_ms < renewed_after_ms:
             yield name, claimed
-        if number is not None:
-            checkpoint = {"sequencenumber": str(number)}
-            name, kept = _kept(blobs, hub, report, RecordKind.CHECKPOINT, partition_id)
-            if kept is None or kept.metadata != checkpoint:
-                yield name, checkpoint
+        yield from _moved(blobs, hub, report, partition_id)
+
+
+def _moved(blobs: BlobStore, hub: IndexedHub, report: ConsumerReport, partition_id: str) -> Iterator[Change]:
+    """The checkpoint of a partition, if one is reported and it has changed."""
+    number = report.sequence_numbers.get(partition_id)
+    if number is not None:
+        checkpoint = {"sequencenumber": str(number)}
+        name, kept = _kept(blobs, hub, report, RecordKind.CHECKPOINT, partition_id)
+        if kept is None or kept.metadata != checkpoint:
+            yield name, checkpoint
 
 
 def _kept(

@@ -252,7 +252,7 @@ def _write(
     partitions: Sequence[PartitionEnds],
     frames: Frames | None = None,
 ) -> None:
-    from tidegate.processor.group_view import total_of
+    from tidegate.processor.group_view import UNKNOWN_LAG, total_of
 
     note = remark if frames is None else frames.note(output)
     created_at_ms = milliseconds_of(properties.created_at)
@@ -280,10 +280,11 @@ def _write(
                 )
     if output.is_table:
         total: dict[str, Any] = {"consumer_group": "total", "partition": "all"}
-        total |= attributes(total_of(lags), _LAG_ATTRIBUTES)
+        # Of no partition at all nothing is known.
+        total |= attributes(total_of(lags) if lags else UNKNOWN_LAG, _LAG_ATTRIBUTES)
         for name in _LETTERS:
             counts = [each[name] for each in records]
-            total[name] = None if None in counts else sum(counts)
+            total[name] = None if None in counts or not counts else sum(counts)
         records.append(total)
     first = "partition lag_events consumer_group lag_s owner open_dead_letters lost_events checkpoint"
     first += " end_of_log"
@@ -301,5 +302,5 @@ def _lease_record(group: str, view: GroupView, partition_id: str) -> dict[str, o
         "acquired": owned and owned.acquired_at,
         "offset": checkpoint and checkpoint.offset,
         "lease_age_s": owned and view.lease_age_s(partition_id),
-        "epoch": lease and lease.epoch,
+        "epoch": (lease and lease.epoch) or None,  # 0: what keeps the lease has none
     }

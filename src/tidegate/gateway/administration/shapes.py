@@ -101,7 +101,9 @@ class ConsumerReport(Shape):
         list[ConsumerPartition], Meta(max_length=PARTITIONS_MAX), _says("What it owns.")
     ] = []
     released: Annotated[
-        list[str], Meta(max_length=PARTITIONS_MAX), _says("Ids of partitions that it owns no longer.")
+        list[str],
+        Meta(max_length=PARTITIONS_MAX),
+        _says("Ids of partitions that it owns no longer; a number in partitions is then its last one."),
     ] = []
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from tidegate.client import EventHubConsumer
-from tidegate.model.errors import InvalidArgumentError, TidegateError
+from tidegate.model.errors import InvalidArgumentError
 from tidegate.processor.checkpoint import ProcessorCheckpoint
 from tidegate.processor.pump.shared_reads import CheckpointReads
 
@@ -60,10 +60,13 @@ class ServiceReports:
                 _logger.debug("A report of host %s failed: %r", self._host_name, error)
 
     async def end(self) -> None:
-        """Report that the host has released its partitions, unless that takes longer than a report may."""
-        with contextlib.suppress(TidegateError, TimeoutError):
+        """Report the partitions that the host has released, with their last checkpoints, unless that takes
+        longer than a report may."""
+        with contextlib.suppress(Exception):  # as in ``run``
             async with asyncio.timeout(_LAST_S):
-                await self._consumer.report(self._host_name, {}, released=sorted(self._reported))
+                checkpoints = await self._checkpoints.read() if self._reported else {}
+                numbers = {each: self._number(checkpoints, each) for each in sorted(self._reported)}
+                await self._consumer.report(self._host_name, numbers, released=sorted(self._reported))
 
     async def _report(self) -> None:
         owned = sorted(self._owned())
