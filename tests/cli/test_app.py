@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 from tests.cli.support import run_tidegate
@@ -14,6 +15,7 @@ from tools.reference.pages import iter_commands
 from tidegate import __version__
 from tidegate.cli import app as program
 from tidegate.cli.app import app
+from tidegate.cli.shell.contents import ContentsGroup
 from tidegate.cli.shell.render import remark
 from tidegate.model.errors import PartitionStoppedError
 
@@ -160,3 +162,21 @@ def test_errors_and_remarks_do_not_steer_a_terminal(
     assert capsys.readouterr().err == f"Error: partition 0 number 7: {shown}"
     remark("Skipped \x1b[8m")
     assert capsys.readouterr().err == "Skipped \\x1b[8m\n"
+
+
+@pytest.mark.parametrize(("answer", "code"), [(KeyboardInterrupt, 130), ("n", 1)])
+def test_ctrl_c_at_a_question_is_ctrl_c(
+    monkeypatch: pytest.MonkeyPatch, answer: str | type[KeyboardInterrupt], code: int
+) -> None:
+    """Not the code of a failure, as the answer "no" has it."""
+
+    def asked(_: str) -> str:
+        if isinstance(answer, str):
+            return answer
+        raise answer
+
+    monkeypatch.setattr(click.termui, "visible_prompt_func", asked)
+    command = click.Command("ask", callback=lambda: click.confirm("Delete it?", abort=True))
+    with pytest.raises(SystemExit) as ended:
+        ContentsGroup("tidegate", contents=[("All", [command])]).main(["ask"])
+    assert ended.value.code == code

@@ -61,6 +61,21 @@ def test_what_fails_is_named_and_nothing_is_created(lonely: dict[str, str], tmp_
     assert "secret" not in str(found)
 
 
+def test_the_service_of_another_profile_is_not_mixed_with_the_last_started_one(
+    hub_service: HubService, lonely: dict[str, str]
+) -> None:
+    """The one that was started last has ended; the one that the commands use answers."""
+    ended = replace(hub_service.ready, amqp="127.0.0.1:1", amqps=None, http="127.0.0.1:1", https=None)
+    write_profile(ended, lonely)
+    _, found = _results("--connection-string", hub_service.connection_string, environment=lonely)
+    assert [found[name]["result"] for name in ("service", "health", "clock", "certificate")] == [
+        "ok",
+        "skipped",
+        "skipped",
+        "skipped",
+    ]
+
+
 @pytest.mark.slow
 def test_a_terminal_of_80_columns_shows_all_of_the_advice(lonely: dict[str, str]) -> None:
     """Continued on further lines, between words."""

@@ -29,6 +29,7 @@ from tidegate.cli.shell.stores import DATABASE_VARIABLE, database_url
 from tidegate.extras import install_step, not_installed
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import InvalidArgumentError, TidegateError
+from tidegate.model.hosts import is_loopback
 
 if TYPE_CHECKING:
     from tidegate.server.ready import ReadyInformation
@@ -61,6 +62,11 @@ class Found:
     result: Result
     found: str
     advice: str = ""
+
+
+_ANOTHER: Final = Found(
+    Result.SKIPPED, "commands use another service than the one that this user started last"
+)
 
 
 @click.command()
@@ -165,9 +171,9 @@ def _checks(
     yield "versions", _versions
     yield "descriptors", _descriptors
     yield "service", partial(_service, service)
-    yield "health", partial(_health, profile)
-    yield "clock", partial(_clock, profile)
-    yield "certificate", partial(_certificate, profile)
+    is_another = profile is not None and _is_another(service, profile)
+    for name, check in (("health", _health), ("clock", _clock), ("certificate", _certificate)):
+        yield name, (lambda: _ANOTHER) if is_another else partial(check, profile)
     yield "disk space", partial(_disk_space, directory)
     yield "disk sync", partial(_disk_sync, directory)
     yield "database", partial(_database, database)
@@ -180,6 +186,18 @@ def _places(data_dir: Path | None) -> tuple[ReadyInformation | None, Path | None
 
     profile = read_profile(os.environ)
     return profile, data_dir or (None if profile is None else Path(profile.data_dir))
+
+
+def _is_another(service: Service, profile: ReadyInformation) -> bool:
+    """Whether the commands connect to another service than the profile's, by their address."""
+    try:
+        used = ConnectionString.parse(service.connection().connection_string)
+    except NoConnectionError:
+        return False
+    listens = (profile.amqp, profile.amqps, profile.http, profile.https)
+    ports = {int(each.rpartition(":")[2]) for each in listens if each is not None}
+    own = ConnectionString.parse(profile.connection_string).host
+    return used.effective_port not in ports or not (used.host == own or is_loopback(used.host))
 
 
 def _versions() -> Found:

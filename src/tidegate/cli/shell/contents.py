@@ -68,6 +68,12 @@ class ContentsGroup(CommandGroup):
                 sys.stdout.flush()
         except KeyboardInterrupt:
             raise click.exceptions.Exit(_INTERRUPTED) from None
+        except click.Abort as error:
+            # A prompt raises the same for Ctrl-C and for "no".
+            if not isinstance(error.__context__, KeyboardInterrupt):
+                raise
+            click.echo(err=True)
+            raise click.exceptions.Exit(_INTERRUPTED) from None
         except BrokenPipeError:
             # The buffer's rest has no reader: the interpreter's last flush must not complain.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

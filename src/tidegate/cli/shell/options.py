@@ -64,7 +64,7 @@ def life_s(life: str) -> int:
     from tidegate.model.position import parse_time
     from tidegate.transport.clock import SystemClock
 
-    if life[-1:] not in ("s", "m", "h", "d"):
+    if life[-1:] not in ("s", "m", "h", "d") or not life[:-1].strip("0"):
         raise InvalidArgumentError(
             f"Invalid value {life[:40]!r} for --life.", next_step="Use 90s, 15m, 2h, 7d."
         )
