@@ -14,7 +14,7 @@ from tidegate.amqp.events import (
     SessionEnded,
 )
 from tidegate.amqp.link import ReceiverLink
-from tidegate.amqp.performatives import ROLE_RECEIVER, Attach, Detach, End, Flow, Source, Target
+from tidegate.amqp.performatives import ROLE_RECEIVER, Attach, Detach, End, Error, Flow, Source, Target
 from tidegate.amqp.session import Session
 
 
@@ -80,9 +80,12 @@ def test_nothing_more_comes_on_the_older_link() -> None:
 def test_a_link_that_was_not_answered_yet_can_be_stolen() -> None:
     """Protects attaches that take time: the older one is refused, the newer one answered."""
     peer = RawPeer()
-    for handle in (0, 1):
-        peer.send(Attach("same", handle, ROLE_RECEIVER, source=Source("hub"), target=Target()))
+    peer.send(Attach("same", 0, ROLE_RECEIVER, source=Source("hub"), target=Target()))
+    older = peer.link()
+    peer.send(Attach("same", 1, ROLE_RECEIVER, source=Source("hub"), target=Target()))
     peer.link().accept()
+    older.accept()  # its owner has not seen yet that it ended
+    older.refuse(Error(condition=STOLEN))
     refused, detach, accepted = peer.received()[-3:]
     assert isinstance(refused, Attach)
     assert (refused.handle, refused.source) == (0, None)

@@ -196,7 +196,7 @@ class Link:
         false).
         Raises LocalProtocolError if the link was already answered.
         """
-        if self._is_over():
+        if self.has_ended:
             return
         remote = self.remote_attach
         answer = Attach(
@@ -222,7 +222,7 @@ class Link:
 
     def refuse(self, error: Error) -> None:
         """Answer the peer's attach with null source and target, then detach with ``error``."""
-        if self._is_over():
+        if self.has_ended:
             return
         self._send_refusing_attach()
         self._forget_details()
