@@ -138,7 +138,9 @@ async def test_charts_survive_a_restart(broker: Broker, clock: SetClock, tmp_pat
     await again.load()
     for of in (hub_id, ""):
         assert load_charts(again.day, of)["events"]["series"][0]["values"][-1] == 2.0
-    assert "in 2 events" in load_context(again.day, hub_id, "")["day_words"]
+    words = load_context(again.day, hub_id, "")["day_words"]
+    assert "in 2 events" in words
+    assert "out" not in words  # nothing went out
     assert "7 events" in lag_context(again.day, hub_id, "$default", "")["day_words"]
     await broker.delete_event_hub("hub")
     made = await broker.create_event_hub("hub", partition_count=1)

@@ -217,6 +217,8 @@ def test_dead_letters_are_found_and_seen_whole(letters: DeadLetters, plain_brows
         assert words in shown
     assert "{&#34;celsius&#34;: null}" in page
     assert "7b 22 63 65" in page
+    assert 'href="/pipelines/' not in page  # a host's pipeline has no page
+    assert '<a href="">reload it</a>' in page  # whatever its address asks for
     body = plain_browser.get(f"{address}/body")
     assert (body.body, body.headers["content-type"]) == (b'{"celsius": null}', "application/octet-stream")
     assert "attachment" in body.headers["content-disposition"]

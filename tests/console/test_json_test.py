@@ -54,7 +54,9 @@ def test_a_condition_fits(text: str, fits: bool) -> None:
     assert JsonTest.parse(text)(EventContents(BODY)) is fits
 
 
-@pytest.mark.parametrize("text", ["$", "carrier", "$.a >", "$.a == ", "$.a b", "$..a", "$.a[x]", "$.*"])
+@pytest.mark.parametrize(
+    "text", ["$", "carrier", "$.a >", "$.a >=", "$.a == ", "$.a b", "$..a", "$.a[x]", "$.*"]
+)
 def test_a_wrong_condition_is_the_users_error(text: str) -> None:
     """With what to write instead."""
     with pytest.raises(InvalidArgumentError) as caught:

@@ -29,6 +29,9 @@ def test_the_worst_group_counts_and_unknown_is_not_zero() -> None:
     assert oldest_lag_of([READ, LATE, elsewhere]) == ("1 min 30 s", "late of h, 7 events")
     assert oldest_lag_of([READ, LOST]) == ("unknown", "not known of lost of h")
     assert oldest_lag_of([LOST, LATE, LOST]) == ("at least 1 min 30 s", "not known of lost of h and 1 more")
+    # There may be more groups in a database that is away.
+    assert oldest_lag_of([], "away") == oldest_lag_of([READ], "away") == ("unknown", "away")
+    assert oldest_lag_of([READ, LATE, LOST], "away") == ("at least 1 min 30 s", "away")
 
 
 async def test_figures_do_not_outlast_a_database_that_hangs() -> None:

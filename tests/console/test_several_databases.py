@@ -69,7 +69,7 @@ def test_each_database_is_shown(tmp_path: Path) -> None:
         found = words("/dead-letters")
         assert "The database second cannot be read." in found
         assert "At least 1 open dead letter" in found
-        assert "a database does not answer" in words("/")
+        assert "Open dead letters 1 at least; a database does not answer" in words("/")
         assert "The database second cannot be read." in words("/consumers/-/host?name=nobody")
 
         _fill(second, "$Default", 2, 3)

@@ -166,7 +166,7 @@ def page_routes(console: Console, views: Views) -> list[Route]:
         # With them comes SQLAlchemy: a service without a database starts faster, and is smaller.
         from tidegate.console.dead_letters.page import DeadLetterPages
 
-        pages += [DeadLetterPages(console, views.letters, jobs), JobPages(console, jobs)]
+        pages += [DeadLetterPages(console, views.letters, jobs, views.pipelines), JobPages(console, jobs)]
     return [route for each in pages for route in each.routes()]
 
 

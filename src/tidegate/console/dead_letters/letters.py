@@ -139,14 +139,13 @@ class DeadLetterView:
 
         return await self._pages.ask((filter, database, behind, limit), read, at_most_s=at_most_s)
 
-    async def open_count(self) -> int:
-        """How many are open; at most a second old."""
+    async def open_count(self) -> tuple[int, Mapping[str, TidegateError]]:
+        """How many are open, at most a second old; and why databases, by name, could not be read."""
         counts, problems = await ask_each(
             self.databases,
             lambda each: each.ask(lambda opened: DeadLetters(opened).count(DeadLetterFilter())),
         )
-        require_each(problems)
-        return sum(counts.values())
+        return sum(counts.values()), problems
 
     async def sums(self, filter: DeadLetterFilter, database: str, *, at_most_s: float) -> LetterSums | None:
         """Sums; None if counting takes longer than ``at_most_s`` seconds; it continues, call again."""

@@ -42,6 +42,8 @@ from tidegate.console.frame.sessions import (
 )
 from tidegate.console.jobs.jobs import Jobs
 from tidegate.console.jobs.page import follow_job
+from tidegate.console.pipelines.page import seen_by
+from tidegate.console.pipelines.reported import ReportedPipelines
 from tidegate.model.errors import InvalidArgumentError, NotFoundError, TidegateError
 from tidegate.model.events import EventContents
 from tidegate.sql import AuditEntry, ConsumerKey, DeadLetter, DeadLetterFilter, DeadLetterStatus
@@ -69,6 +71,7 @@ class DeadLetterPages(Pages):
 
     letters: DeadLetterView
     jobs: Jobs
+    pipelines: ReportedPipelines
 
     # --- all ----------------------------------------------------------------------------------------------
 
@@ -290,9 +293,12 @@ class DeadLetterPages(Pages):
         except TidegateError as error:
             missing = error
         parts = request.path_params
+        reported = seen_by(request, await self.pipelines.pipelines()).entries
         return page(
             request,
             "dead_letters/dead_letter.html",
+            # A host's pipeline has no page.
+            is_pipeline_reported=any(each.name == letter.pipeline for each in reported),
             letter=letter,
             history=history,
             event=event,

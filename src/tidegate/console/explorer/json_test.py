@@ -26,7 +26,7 @@ PATHS_MAX: Final = 6
 COLUMN_BYTES_MAX: Final = 64 * 1024
 """Larger events have no such columns: a page may have 500 of them."""
 
-_CONDITION: Final = re.compile(r"\s*(!=|<=|>=|==?+|<|>|~)\s*(.+)", re.DOTALL)
+_CONDITION: Final = re.compile(r"\s*((?>!=|<=|>=|==?|<|>|~))\s*(.+)", re.DOTALL)
 _ORDERS: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "<": operator.lt,
     "<=": operator.le,

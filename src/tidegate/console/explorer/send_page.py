@@ -112,8 +112,6 @@ class SendPages(Pages):
             partition_id, number = await self.sender.send(
                 hub, body, message, _target(fields), may_go_on=may_send
             )
-        except NotFoundError:
-            raise
         except TidegateError as error:
             return self._form(request, fields, problem=error, is_single=True)
         where = f"events/{partition_id}/{number}" if rights_of(request).may_listen(hub) else "send"
@@ -147,8 +145,6 @@ class SendPages(Pages):
                 _number(fields["rate"], "events per second"),
             )
             run = await self.sender.start_run(plan, may_go_on=self._may_send(request, hub))
-        except NotFoundError:
-            raise
         except TidegateError as error:
             return self._form(request, fields, problem=error, is_single=False)
         finally:

@@ -41,8 +41,11 @@ def load_context(day: Day, hub_id: str, address: str) -> dict[str, Any]:
     if events_in is not None:
         words = (
             f"At most in the last 24 hours, as means of a minute: in {number(events_in)} events and "
-            f"{bytes_text(bytes_in)}, out {number(events_out)} events and {bytes_text(bytes_out)} per second."
+            f"{bytes_text(bytes_in)}"
         )
+        if events_out is not None:
+            words += f", out {number(events_out)} events and {bytes_text(bytes_out)}"
+        words += " per second."
     return {"charts_address": address, "charts": _LOAD_CHARTS, "day_words": words}
 
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tidegate.console.frame.databases import require_each
 from tidegate.console.frame.pages import Pages, get, see_other
 from tidegate.console.frame.rendering import ABSENT, bytes_text, duration, listed, number, page
 from tidegate.console.frame.sessions import require_listen, rights_of
@@ -156,39 +155,48 @@ async def _ask(consumers: Consumers, letters: DeadLetterView | None) -> Processi
     try:
         found = await consumers.groups(None, at_most_s=None)
         assert found is not None
-        require_each(found.problems)
-        open_count = None if letters is None else await letters.open_count()
+        open_count, problems = (None, {}) if letters is None else await letters.open_count()
     except TidegateError as error:
         _log.info("the overview cannot ask the database: %s", error)
-        return _unknown("a database does not answer" if len(consumers.databases) > 1 else _NO_ANSWER)
+        return _unknown(_NO_ANSWER)
+    problems = {**found.problems, **problems}
+    for why in problems.values():
+        _log.info("the overview cannot ask a database: %s", why)
     groups = [each.summary for each in found.groups]
     if letters is None:
         letter_words = "no database was given"
     else:
         letter_words = "redrive or discard them" if open_count else "none is waiting"
-    oldest_lag, lag_words = oldest_lag_of(groups)
+    problem = ""
+    if problems:
+        problem = _NO_ANSWER if len(consumers.databases) == 1 else "a database does not answer"
+        letter_words = f"at least; {problem}" if open_count else problem
+    oldest_lag, lag_words = oldest_lag_of(groups, problem)
     return ProcessingFigures(
         oldest_lag=oldest_lag,
         lag_words=lag_words,
         stalled=sum(group.stalled_count for group in groups),
-        open_dead_letters=open_count,
+        open_dead_letters=(open_count or None) if problem else open_count,
         dead_letter_words=letter_words,
     )
 
 
-def oldest_lag_of(groups: Sequence[GroupSummary]) -> tuple[str, str]:
-    """The most lag in time of a group of this service's hubs, and whose it is; not less than it may be."""
+def oldest_lag_of(groups: Sequence[GroupSummary], problem: str = "") -> tuple[str, str]:
+    """The most lag in time of a group of this service's hubs, and whose it is; not less than it may be.
+
+    problem: why there may be more groups; empty: these are all.
+    """
     here = [(group.lag.seconds, group) for group in groups if group.is_hub_here]
     if not here:
-        return ABSENT, "no consumer group keeps a checkpoint"
+        return (UNKNOWN, problem) if problem else (ABSENT, "no consumer group keeps a checkpoint")
     unknown = [group for seconds, group in here if seconds is None]
     worst_s, worst = max(((each or 0.0, group) for each, group in here), key=itemgetter(0))
-    if unknown:
+    if unknown or problem:
         names = listed([f"{each.consumer_group} of {each.event_hub}" for each in unknown], 1)
-        return f"at least {duration(worst_s)}" if worst_s else UNKNOWN, f"not known of {names}"
-    return duration(
-        worst_s
-    ), f"{worst.consumer_group} of {worst.event_hub}, {number(worst.lag.events)} events"
+        words = problem or f"not known of {names}"
+        return f"at least {duration(worst_s)}" if worst_s else UNKNOWN, words
+    words = f"{worst.consumer_group} of {worst.event_hub}, {number(worst.lag.events)} events"
+    return duration(worst_s), words
 
 
 def list_notices(
