@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
+import click
 import pytest
 from sqlalchemy import BigInteger, Column, MetaData, Table, Text, delete, insert
-from tests.cli.support import Result, run_tidegate
+from tests.cli.support import Result, run_on_terminal, run_tidegate
 
 from tidegate.client import BlockingConsumer
 from tidegate.sql import ConsumerKey, Database, NewDeadLetter, Pipeline, UnitOfWork, process_partition_batch
@@ -101,6 +102,15 @@ def test_a_sound_table(processed_url: str, event_hub: str, environment: dict[str
     lines = _audit(event_hub, processed_url, "--csv", environment=environment).out.splitlines()
     assert lines[0].startswith("partition,start,checkpoint,log_end,events,rows,dead_letters")
     assert lines[1] == "0,0,10,10,10,9,1,0,0,0,0,0,0,0,[]"
+
+
+def test_a_terminal_of_80_columns_shows_gaps_and_duplicates(
+    processed_url: str, event_hub: str, environment: dict[str, str]
+) -> None:
+    """What an audit is run for does not drop out first."""
+    words = ("audit", event_hub, "--database", processed_url, "--table", "reading")
+    shown = click.unstyle(run_on_terminal(*words, environment=environment).out)
+    assert {"gaps", "duplicates", "rows", "discarded"} <= {*shown[: shown.index("───")].split()}
 
 
 def test_what_is_wrong_is_named(processed_url: str, event_hub: str, environment: dict[str, str]) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.cli.support import run_tidegate
+from tests.cli.support import run_on_terminal, run_tidegate
 
 from tidegate.model.errors import DirectoryInUseError, InvalidArgumentError, NotFoundError
 from tidegate.model.pipeline_status import PipelineState, PipelineStatus, ProcessIdentity
@@ -115,6 +115,15 @@ def test_who_is_gone_without_a_word_was_killed(tmp_path: Path) -> None:
     assert files.read("delays").state is PipelineState.STOPPED
     files.write(replace(STATUS, process=replace(gone, host="elsewhere")))
     assert files.read("delays").state is PipelineState.RUNNING
+
+
+def test_a_terminal_of_80_columns_shows_dead_letters_and_errors(tmp_path: Path) -> None:
+    """Rates drop out before what is wrong."""
+    failed = replace(STATUS, state=PipelineState.FAILED, error="Nothing answers.", dead_letters_open=4_711)
+    PipelineFiles(tmp_path).write(failed)
+    environment = os.environ | {"TIDEGATE_STATE_DIR": str(tmp_path)}
+    shown = run_on_terminal("pipeline", "status", environment=environment).out
+    assert ("4711" in shown, "Nothing" in shown) == (True, True)
 
 
 def test_one_bad_file_does_not_hide_the_others(tmp_path: Path) -> None:

@@ -22,6 +22,10 @@ _ATTRIBUTES: Final = columns_of(
     "discarded=dead_letters_discarded gaps duplicates rows_and_dead_letters beyond_checkpoint beyond_log"
 )
 _COLUMNS = (*_ATTRIBUTES, "stray_rows")
+_FIRST: Final = (
+    "partition gaps duplicates rows dead_letters events checkpoint discarded rows_and_dead_letters "
+    "beyond_checkpoint beyond_log"
+)
 _FINDING_ATTRIBUTES: Final = columns_of("kind from=start_sequence_number until=until_sequence_number events")
 
 
@@ -126,7 +130,7 @@ def _write(output: Output, audit: Audit, title: str) -> None:
     if not output.is_table:
         output.records(records, columns=(*_COLUMNS, "findings"))
         return
-    output.records(records, columns=_COLUMNS, title=title)
+    output.records(records, columns=_COLUMNS, title=title, first=_FIRST)
     findings = [
         {"partition": partition.partition_id} | attributes(finding, _FINDING_ATTRIBUTES)
         for partition in audit.partitions

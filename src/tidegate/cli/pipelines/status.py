@@ -20,6 +20,7 @@ _ATTRIBUTES: Final = columns_of(
     "pipeline=name state since=started_at batch=batch_id input_events_per_s processed_events_per_s batch_ms "
     "lag_events events=events_total dead_letters_open error"
 )
+_FIRST: Final = "pipeline state dead_letters_open lag_events since error events"
 _POLL_S = 0.1
 
 
@@ -47,7 +48,8 @@ def status(output: Output, name: str | None) -> None:
     files = PipelineFiles.of_user(os.environ)
     if name is None:
         found = files.read_all()
-        output.records((_summary(item) for item in found), columns=tuple(_ATTRIBUTES), title="Pipelines")
+        records = (_summary(item) for item in found)
+        output.records(records, columns=tuple(_ATTRIBUTES), title="Pipelines", first=_FIRST)
         return
     one = files.read(name)
     if output.format is OutputFormat.JSON or output.format is OutputFormat.NL:
