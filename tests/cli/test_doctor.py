@@ -105,6 +105,10 @@ def test_a_policy_of_one_event_hub_is_enough(hub_service: HubService, lonely: di
     _, found = _results("--connection-string", made["primary_connection_string"], environment=lonely)
     assert found["service"]["result"] == "ok", found["service"]
     assert found["service"]["found"] == f"answers; event hub {hub} has 2 partitions"
+    refused = run_tidegate(
+        "hub", "list", environment=service | {"TIDEGATE_CONNECTION_STRING": made["primary_connection_string"]}
+    )
+    assert (refused.code, "this needs a policy of the namespace" in refused.err) == (3, True), refused.err
 
 
 def test_health_is_asked_over_tls_if_there_is_no_other_port(

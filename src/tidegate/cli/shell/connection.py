@@ -37,6 +37,7 @@ from tidegate.cli.shell.profiles import (
     load_profile,
 )
 from tidegate.model.connection_string import ConnectionString
+from tidegate.model.errors import UnauthorizedError
 from tidegate.server.ready import profile_path
 
 if TYPE_CHECKING:
@@ -72,7 +73,18 @@ class Service:
             async with open_administrator(connection) as administrator:
                 return await act(administrator)
 
-        return run_interruptible(work())
+        try:
+            return run_interruptible(work())
+        except UnauthorizedError as error:
+            hub = ConnectionString.parse(connection.connection_string).entity_path
+            if hub is None or "InvalidSignature" not in error.message:
+                raise
+            # The service looks for the policy among the namespace's, and cannot know of which hub it is.
+            raise UnauthorizedError(
+                error.message,
+                next_step=f"The string names the event hub {hub}: if its policy is of that hub, the key is "
+                "right, but this needs a policy of the namespace.",
+            ) from error
 
 
 def _remember(context: click.Context, parameter: click.Parameter, value: object) -> None:
