@@ -257,7 +257,10 @@ def test_checkpoints_are_listed(place: Place) -> None:
     (listed,) = place.json("checkpoint", "list", place.hub)
     assert (listed["partition"], listed["checkpoint"], listed["offset"]) == ("0", 4, event.offset)
     assert datetime.fromisoformat(str(listed["enqueued_time"])) == event.enqueued_time
-    assert place.json("checkpoint", "list", place.hub, "--group", "other") == []
+    for words in (("checkpoint", "list"), ("lease", "list")):
+        found = place.run(*words, place.hub, "--group", "other", "--json")
+        assert (found.code, found.out.strip()) == (0, "[]")
+        assert f"has no lease and no checkpoint of other of {place.hub}, but of $default." in found.err
 
 
 def test_lists_of_a_database_need_no_service(sql_place: Place, lonely: dict[str, str]) -> None:

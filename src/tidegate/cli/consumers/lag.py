@@ -23,7 +23,7 @@ from tidegate.cli.shell.frames import Frames
 from tidegate.cli.shell.interrupt import run_interruptible
 from tidegate.cli.shell.options import groups_option, hub_argument, interval_option, with_output, with_store
 from tidegate.cli.shell.render import Output, OutputFormat, attributes, columns_of, remark
-from tidegate.cli.shell.stores import DATABASE_VARIABLE, StoreChoice, view_groups
+from tidegate.cli.shell.stores import DATABASE_VARIABLE, StoreChoice, missing_words, view_groups
 from tidegate.model.errors import InvalidArgumentError, NotFoundError, TidegateError
 from tidegate.model.times import milliseconds_of
 
@@ -221,9 +221,8 @@ async def _remark_missing(
     *,
     there: Sequence[str] = (),
 ) -> None:
-    what = f"has no lease and no checkpoint of {', '.join(missing)} of {hub}"
-    what += f", but of {', '.join(there)}." if there else "."
-    words = f"{where[0].upper()}{where[1:]} {what} {await _existing(administrator, hub)}".rstrip()
+    words = missing_words(where, missing, hub, there)
+    words = f"{words} {await _existing(administrator, hub)}".rstrip()
     names: list[str] = []
     with suppress(TidegateError):  # Azure does not say
         names = [each.lower() for each in await administrator.list_consumer_groups(hub)]

@@ -17,6 +17,7 @@ from tidegate.cli.shell.connection import CONNECTION_STRING_VARIABLE, Service, i
 from tidegate.cli.shell.decorators import require_at_most_one
 from tidegate.cli.shell.interrupt import run_interruptible
 from tidegate.cli.shell.profiles import LOCAL, chosen_profile, load_profile
+from tidegate.cli.shell.render import remark
 from tidegate.model.errors import InvalidArgumentError, NotFoundError, StoreError
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
 
@@ -161,12 +162,16 @@ class StoreChoice:
         return GroupKey.of(found, group, host=namespace.host, authority=namespace.authority)
 
     def read(self, service: Service, hub: str, groups: Sequence[str]) -> list[tuple[str, GroupView]]:
-        """See ``view_groups``; opens the store and closes it."""
+        """See ``view_groups``; opens the store and closes it. Remarks which of them are not there."""
 
         async def work() -> list[tuple[str, GroupView]]:
             key = await self.key(service, hub)
             async with self.open() as store:
-                return await view_groups(store, key, groups)
+                views = await view_groups(store, key, groups)
+                if missing := [name for name, view in views if not view.partition_ids]:
+                    there = [each.consumer_group for each in await store.groups_of(hub)]
+                    remark(missing_words(self.kind, missing, hub, there))
+                return views
 
         return run_interruptible(work())
 
@@ -206,6 +211,12 @@ async def view_groups(
 
     names = groups or [DEFAULT_CONSUMER_GROUP]
     return [(name, await view_group(store, replace(key, consumer_group=name))) for name in names]
+
+
+def missing_words(where: str, missing: Sequence[str], hub: str, there: Sequence[str]) -> str:
+    """Which groups are not in a place, and which are."""
+    what = f"has no lease and no checkpoint of {', '.join(missing)} of {hub}"
+    return f"{where[0].upper()}{where[1:]} {what}" + (f", but of {', '.join(there)}." if there else ".")
 
 
 def default_actor() -> str:
