@@ -36,6 +36,8 @@ from sqlalchemy import BigInteger, Column, Integer, MetaData, String, Table
 
 from tidegate.broker import EMULATOR_KEY
 from tidegate.client import EventHubProducer
+from tidegate.console.hubs.day import MINUTES, Day, SeriesKey
+from tidegate.console.hubs.recorder import CHARTED, lag_name
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.events import EventData
 from tidegate.model.pipeline_status import PipelineState, PipelineStatus
@@ -48,9 +50,11 @@ from tidegate.transport.status_files import PipelineFiles, this_process
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
+    from tidegate.server.app import TidegateServer
+
 IMAGES: Final = Path(__file__).resolve().parent.parent / "docs" / "images"
 PICTURE_BYTES_MAX: Final = 150 * 1024
-SIZE: Final = (1200, 700)
+SIZE: Final = (1280, 680)
 SEED: Final = 7
 HUBS: Final = {"orders": 4, "payments": 8, "telemetry": 16}
 """Hubs and how many partitions they have."""
@@ -131,15 +135,40 @@ def take_console_pictures() -> None:
             "redrive_pipelines": ["bench.screenshots:pipeline"],
         }
         settings.write_text(json.dumps(given))
+        write_past(directory / "data")
         service = stack.enter_context(HubService(directory / "data", is_http_used=True, config=settings))
-        for hub, partition_count in HUBS.items():
-            service.create_hub(hub, partition_count=partition_count)
         stack.enter_context(in_background(lambda over: produce(service.connection_string, over)))
         stack.enter_context(in_background(lambda over: process(service.connection_string, url, over)))
         stack.enter_context(in_background(report_pipelines))
         threading.Event().wait(LOAD_S)
         assert service.ready.console is not None
         photograph(service.ready.console)
+
+
+def write_past(data: Path) -> None:
+    """Event hubs, and a day before the pictures in their charts."""
+    with HubService(data) as service:
+        for hub, partition_count in HUBS.items():
+            service.create_hub(hub, partition_count=partition_count)
+
+        async def hub_ids(server: TidegateServer) -> list[str]:
+            return [server.broker.event_hub(hub).description.hub_id for hub in HUBS]
+
+        ids = service.call(hub_ids)
+    day, chance, now = Day(), random.Random(SEED), int(SystemClock().now_utc().timestamp() / 60)
+    for minute in range(now - MINUTES + 1, now + 1):
+        busy = 120 + 90 * math.sin((minute % MINUTES) / MINUTES * 2 * math.pi - 2) + chance.random() * 25
+        lag = max(0.0, busy - 190) * 9
+        values = {SeriesKey(ids[0], lag_name("events", "$Default")): lag}
+        values[SeriesKey(ids[0], lag_name("seconds", "$Default"))] = lag / busy
+        for hub_id in ("", *ids):
+            for name in CHARTED:
+                size = 58 if name.endswith("bytes") else 1
+                values[SeriesKey(hub_id, name)] = busy * size * (4 if hub_id == "" else 1)
+        day.note(minute, values, hub_ids=ids)
+    charts = data / "console" / "charts"
+    charts.parent.mkdir(mode=0o700, exist_ok=True)
+    charts.write_bytes(day.encode())
 
 
 @contextmanager
