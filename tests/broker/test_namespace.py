@@ -113,7 +113,7 @@ async def test_consumer_groups_have_receivers_of_their_own(broker: Broker) -> No
     partition.open_receiver("$DEFAULT", name=None, owner_level=5, on_stolen=lambda _: None)
     assert not first.is_open
     assert len(partition.receivers()) == 2
-    with pytest.raises(NotFoundError, match="could not be found"):
+    with pytest.raises(NotFoundError, match=r"could not be found. .*: tidegate group create hub NAME"):
         partition.open_receiver("nobody", name=None, owner_level=None, on_stolen=lambda _: None)
     for _ in range(4):
         partition.open_receiver("other", name=None, owner_level=None, on_stolen=lambda _: None)

@@ -56,7 +56,7 @@ def test_an_azure_string_means_tls_and_its_key_may_hold_equal_signs() -> None:
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("", "Endpoint"),
+        ("", "environment variable"),
         ("SharedAccessKeyName=a;SharedAccessKey=secret", "Endpoint"),
         ("Endpoint=http://x/;SharedAccessKeyName=a;SharedAccessKey=secret", "Endpoint"),
         ("Endpoint=sb://x:notaport/;SharedAccessKeyName=a;SharedAccessKey=secret", "notaport"),

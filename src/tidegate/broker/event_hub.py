@@ -395,7 +395,7 @@ class EventHub:
                 return group
         raise NotFoundError(
             f"The messaging entity '{self.name}/consumergroups/{name[:80]}' could not be found.",
-            next_step="Create the consumer group first.",
+            next_step=f"Create the consumer group first: tidegate group create {self.name} NAME.",
         )
 
     def __repr__(self) -> str:

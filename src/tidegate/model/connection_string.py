@@ -60,11 +60,13 @@ class ConnectionString:
 
         Raises ConnectionStringError, whose message names the offending part and never a secret.
         """
-        if not isinstance(text, str):
+        if not text:  # None, from os.environ.get
             raise ConnectionStringError(
-                f"A connection string is a string, not {type(text).__name__}.",
-                next_step="Is the environment variable set that it is read from?" if text is None else "",
+                "The connection string is empty.",
+                next_step="Is the environment variable set that it is read from?",
             )
+        if not isinstance(text, str):
+            raise ConnectionStringError(f"A connection string is a string, not {type(text).__name__}.")
         parts = _split_parts(text)
         host, port = _parse_endpoint(parts.pop("endpoint", ""))
         key_name = parts.pop("sharedaccesskeyname", None)

@@ -31,6 +31,8 @@ def top(
     or container: the groups that keep their checkpoints in the service, and those of hosts, which report to
     it; with one, also those in it.
 
+    Requires Manage: on the namespace, or on the event hub that the connection string names.
+
     A terminal is redrawn in place and shows what fits. Elsewhere each refresh is a plain snapshot, or with
     --json one object.
 
