@@ -9,6 +9,7 @@ import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,6 +18,7 @@ from tidegate.server.certificates import ensure_server_certificate
 from tidegate.transport.admission import Admission
 from tidegate.transport.clock import SystemClock
 from tidegate.transport.streams import SocketStream, serve_streams
+from tidegate.transport.tls import TlsServerConnection
 
 _DEADLINE_S = 60.0
 
@@ -183,6 +185,38 @@ async def test_a_client_that_reads_too_slowly_is_noticed(tmp_path: Path) -> None
             assert await asyncio.to_thread(read, written) == written
             while not stream.is_writable:  # noqa: ASYNC110 - the stream tells its receiver, not us
                 await asyncio.sleep(0.001)
+
+
+async def test_what_is_written_at_once_is_sent_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each call may be one of the system, which takes as long as to encrypt a piece."""
+    sent: list[int] = []
+    async with serving(tmp_path) as served:
+        with await asyncio.to_thread(served.connect) as client:
+            await asyncio.to_thread(_round_trip, client, b"hello")
+            connection = served.echoes[0].stream._transport
+            assert isinstance(connection, TlsServerConnection)
+            below = connection._socket
+            assert below is not None
+
+            def writelines(pieces: list[bytes]) -> None:
+                sent.append(sum(map(len, pieces)))
+                below.writelines(pieces)
+
+            watched = SimpleNamespace(is_closing=below.is_closing, writelines=writelines)
+            monkeypatch.setattr(connection, "_socket", watched)
+            connection.write(b"y" * 100_000)
+            monkeypatch.setattr(connection, "_socket", below)
+            assert len(sent) == 1
+            assert sent[0] > 100_000
+
+            def read() -> None:
+                got = 0
+                while got < 100_000:
+                    got += len(client.recv(1 << 18))
+
+            await asyncio.to_thread(read)
 
 
 async def test_a_connection_keeps_little_and_it_counts(tmp_path: Path) -> None:

@@ -163,12 +163,16 @@ class TlsServerConnection(asyncio.BufferedProtocol, asyncio.Transport):
         if self._is_closing:
             return
         view = memoryview(data)
+        sealed: list[bytes] = []
         try:
             for start in range(0, len(view), _PIPE_BYTES):
                 self._ssl.write(view[start : start + _PIPE_BYTES])
-                self._flush()
+                sealed.append(self._take_outgoing())
         except ssl.SSLError as error:
             self._break(error)
+            return
+        if sealed and not self._transport.is_closing():
+            self._transport.writelines(sealed)  # at once: each call may be one of the system
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         """Limits of the socket's transport, in encrypted bytes."""
@@ -344,10 +348,12 @@ class TlsServerConnection(asyncio.BufferedProtocol, asyncio.Transport):
         return size > 0
 
     def _flush(self) -> None:
-        pending = self._outgoing.pending
-        if pending and not self._transport.is_closing():
-            self._flushed_max = max(self._flushed_max, pending)
-            self._transport.write(self._outgoing.read())
+        if self._outgoing.pending and not self._transport.is_closing():
+            self._transport.write(self._take_outgoing())
+
+    def _take_outgoing(self) -> bytes:
+        self._flushed_max = max(self._flushed_max, self._outgoing.pending)
+        return self._outgoing.read()
 
     def _break(self, error: ssl.SSLError) -> None:
         _logger.info("TLS with %s failed: %s.", self.get_extra_info("peername"), error.reason or error)
