@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import re
 import signal
 import subprocess
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import fields
+from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
@@ -74,12 +78,50 @@ def test_first_start_prints_what_people_need(tmp_path: Path, lonely: dict[str, s
         assert str(ready[name]) in text, name
     assert ready["https"] is None
     assert "First start" in text
+    assert "sign-in?link=" not in text  # no terminal
     assert "--tier Standard" in text
     plain = ConnectionString.parse(str(ready["connection_string_plain"]))
     assert plain.use_development_emulator
     assert plain.shared_access_key
     assert plain.shared_access_key not in err.decode()
     assert not ready_file.exists()
+
+
+@pytest.mark.slow
+def test_a_terminal_gets_a_link_that_signs_in_once(tmp_path: Path, lonely: dict[str, str]) -> None:
+    """Its first GET is signed in; asking by HEAD uses nothing up; a JSON log comes without a link."""
+    ready_file = tmp_path / "ready.json"
+    options = ["--data-dir", str(tmp_path / "data"), "--amqp-port", "0", "--http-port", "0"]
+    for log_format in ("text", "json"):
+        terminal, side = pty.openpty()
+        command = [*COMMAND, "serve", *options, "--ready-file", str(ready_file), "--log-format", log_format]
+        with subprocess.Popen(command, env=lonely, stdout=side, stderr=subprocess.PIPE) as process:
+            try:
+                ready = _wait_for(ready_file, process)
+                if log_format == "text":
+                    shown = b""
+                    while not (found := re.search(rb"(/console/sign-in\?link=\S{43})\s", shown)):
+                        shown += os.read(terminal, 4096)
+                    link, other = found[1].decode(), found[1][:-1].decode() + "!"
+                    asked = [("HEAD", link), ("GET", other), ("GET", link), ("GET", link)]
+                    answers = [_ask(str(ready["http"]), *each) for each in asked]
+                    assert [status for status, _ in answers] == [200, 403, 303, 403]
+                    assert [cookie is not None for _, cookie in answers] == [False, False, True, False]
+                    cookie = answers[2][1]
+                    assert _ask(str(ready["http"]), "GET", "/hubs", cookie)[0] == 200
+                    assert _ask(str(ready["http"]), "GET", "/hubs")[0] == 303
+            finally:
+                process.terminate()
+                _, err = process.communicate(timeout=60)
+        os.close(side)
+        os.set_blocking(terminal, False)
+        try:
+            rest = os.read(terminal, 4096)
+        except OSError:
+            rest = b""
+        os.close(terminal)
+        assert b"link=" not in err
+        assert log_format == "text" or b"link=" not in rest
 
 
 @pytest.mark.slow
@@ -293,3 +335,13 @@ def _make_group(ready: dict[str, object], hub: str, name: str) -> None:
     )
     with urllib.request.urlopen(asked, timeout=60) as answer:
         assert answer.status == 201
+
+
+def _ask(http: str, method: str, path: str, cookie: str | None = None) -> tuple[int, str | None]:
+    """Status and cookie of an answer; redirects are not followed."""
+    with closing(HTTPConnection(http, timeout=60)) as connection:
+        connection.request(method, path, headers={} if cookie is None else {"Cookie": cookie})
+        answer = connection.getresponse()
+        answer.read()
+        given = answer.getheader("set-cookie")
+        return answer.status, None if given is None else given.partition(";")[0]

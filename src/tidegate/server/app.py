@@ -89,9 +89,12 @@ T = TypeVar("T")
 class TidegateServer:
     """One service: ``await start()`` once, then ``await close()``."""
 
-    def __init__(self, settings: ServerSettings, *, clock: Clock | None = None) -> None:
-        """clock: None uses the system's."""
+    def __init__(
+        self, settings: ServerSettings, *, clock: Clock | None = None, link_secret: str | None = None
+    ) -> None:
+        """clock: None uses the system's. link_secret: signs in to the console once, soon after the start."""
         self.settings = settings
+        self._link_secret = link_secret
         self._clock = clock if clock is not None else SystemClock()
         self._exit_stack = AsyncExitStack()
         self._broker: Broker | None = None
@@ -283,6 +286,8 @@ class TidegateServer:
             )
             views = await stack.enter_async_context(open_views(parts))
             consumers = None if views.letters is None else views.consumers()
+            if self._link_secret is not None:
+                views.access.allow_link(self._link_secret)
             console = ConsoleApp(
                 views, clock=self._clock, proxies=proxies, budget=amqp.budget, sliced_work=amqp.sliced_work
             )
@@ -476,16 +481,20 @@ async def _give_memory_back(budget: MemoryBudget) -> None:
 
 
 async def run_server(
-    settings: ServerSettings, *, on_ready: Callable[[ReadyInformation], None] | None = None
+    settings: ServerSettings,
+    *,
+    on_ready: Callable[[ReadyInformation], None] | None = None,
+    link_secret: str | None = None,
 ) -> None:
     """Run a service until this coroutine is cancelled, then stop it in order; no acknowledged event is lost.
 
-    on_ready: called once clients can connect. Raises what ``TidegateServer.start`` raises.
+    on_ready: called once clients can connect. link_secret: as of ``TidegateServer``.
+    Raises what ``TidegateServer.start`` raises.
     """
     keep_freed_memory()
     allow_open_files()
     share_interpreter()
-    server = TidegateServer(settings)
+    server = TidegateServer(settings, link_secret=link_secret)
     ready = await server.start()
     try:
         with start_kept_from_collections():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import sys
 import tempfile
 from dataclasses import replace
@@ -180,6 +181,11 @@ def serve(
     is_new = temporary is not None or not settings.data_dir.exists()
     is_first_start = is_new and temporary is None
 
+    # Only a person at a terminal gets the link: what else takes the output may be a log.
+    link_secret = None
+    if log_format == LogFormat.TEXT.value and sys.stdout.isatty():
+        link_secret = secrets.token_urlsafe(32)
+
     def announce(ready: ReadyInformation) -> None:
         # The message contains a key. A log for programs usually shares its destination with this stream.
         if log_format == LogFormat.TEXT.value:
@@ -188,12 +194,13 @@ def serve(
                 is_first_start=is_first_start,
                 is_tier_told=is_new and settings.declared.tier is None,
                 is_profile_written=settings.is_profile_written,
+                link_secret=link_secret,
             )
 
     async def serve_until_stopped() -> None:
         # A service ordinarily ends by being stopped.
         with contextlib.suppress(asyncio.CancelledError):
-            await run_server(settings, on_ready=announce)
+            await run_server(settings, on_ready=announce, link_secret=link_secret)
 
     with temporary or contextlib.nullcontext():
         run_interruptible(serve_until_stopped())
@@ -226,7 +233,12 @@ def read_settings(
 
 
 def _announce(
-    ready: ReadyInformation, *, is_first_start: bool, is_tier_told: bool, is_profile_written: bool
+    ready: ReadyInformation,
+    *,
+    is_first_start: bool,
+    is_tier_told: bool,
+    is_profile_written: bool,
+    link_secret: str | None,
 ) -> None:
     rows = [
         ("data", ready.data_dir),
@@ -251,6 +263,9 @@ def _announce(
     if ready.connection_string_plain not in (None, ready.connection_string):
         lines.append("Without TLS, for clients on this machine:")
         lines.append(f"  {ready.connection_string_plain}")
+    if link_secret is not None and ready.console is not None:
+        lines.append("Open the console and be signed in (once, within ten minutes):")
+        lines.append(f"  {ready.console}console/sign-in?link={link_secret}")
     if is_profile_written:
         lines.append(
             "Other commands of this user find the service automatically, e.g.: tidegate hub create NAME"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Final
 
 from tidegate.broker import (
     EMULATOR_KEY,
@@ -22,6 +24,9 @@ from tidegate.broker import (
 from tidegate.model.clock import Clock
 from tidegate.model.errors import ServerBusyError, UnauthorizedError
 from tidegate.model.times import time_of
+
+LINK_S: Final = 600.0
+"""Seconds after the start in which its link signs in. Our choice: a person is there, and opens it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +78,29 @@ class Access:
     def __init__(self, broker: Broker, clock: Clock) -> None:
         self._broker = broker
         self._clock = clock
+        self._link: tuple[bytes, float] | None = None
+        """The secret of the link that signs in once, and until when; None: there is none any more."""
+
+    def allow_link(self, secret: str) -> None:
+        """Let a link with this secret sign in once, within LINK_S from now."""
+        self._link = secret.encode(), self._clock.monotonic() + LINK_S
+
+    def sign_in_by_link(self, secret: str, *, address: str) -> Grant:
+        """The root policy's grant, for the secret of the link. Raises UnauthorizedError."""
+        link, policy = self._link, self._broker.authorizer.policy(ROOT_POLICY_NAME)
+        is_right = link is not None and hmac.compare_digest(link[0], secret.encode())
+        if link is None or not is_right or self._clock.monotonic() > link[1] or policy is None:
+            message = "The link has been used, or is more than ten minutes old."
+            self._broker.audit.record_refused_sign_in(ROOT_POLICY_NAME, address, message)
+            raise UnauthorizedError(
+                message,
+                next_step="Sign in with a policy's key; a service that is started again prints another link.",
+            )
+        self._link = None
+        (grant, *_) = self._broker.authorizer.authorize_key(ROOT_POLICY_NAME, policy.key)
+        with self.acting(grant, address):
+            self._broker.audit.record(Action.SIGN_IN)
+        return grant
 
     async def sign_in(self, policy_name: str, key: str, hub: str | None, *, address: str) -> Grant:
         """Check a policy's name and key. hub: the policy's (None: the namespace's policy, else the only one).

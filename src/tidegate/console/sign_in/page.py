@@ -11,12 +11,16 @@ from starlette.responses import Response
 from tidegate.console.frame.form_reading import read_form
 from tidegate.console.frame.pages import Pages, get, post, see_other
 from tidegate.console.frame.rendering import page
-from tidegate.console.frame.sessions import address_of, form_of, set_cookie
+from tidegate.console.frame.sessions import Session, address_of, form_of, set_cookie
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import ConnectionStringError, ServerBusyError, UnauthorizedError
 
 _FORM_BYTES_MAX: Final = 16 * 1024
 """Enough for a connection string and a URL; small because the sender is not signed in yet."""
+
+
+LINK: Final = "link"
+"""The parameter with the secret that signs in once."""
 
 
 def address_of_sign_in(wanted: str) -> str:
@@ -30,7 +34,25 @@ class SignInPages(Pages):
     @get("/console/sign-in")
     async def ask(self, request: Request) -> Response:
         wanted = _own_address(request.query_params.get("next", "/"))
-        return page(request, "sign_in/page.html", wanted=wanted, policy_name="", hub="", problem=None)
+        secret = request.query_params.get(LINK)
+        problem: UnauthorizedError | None = None
+        # A program that only looks at the link, as chats do, must not use it up: many ask by HEAD.
+        if secret is not None and request.method == "GET":
+            try:
+                session = self.console.sessions.sign_in_by_link(secret, address=address_of(request))
+            except UnauthorizedError as error:
+                problem = error
+            else:
+                return _signed_in(request, session, wanted)
+        return page(
+            request,
+            "sign_in/page.html",
+            status_code=200 if problem is None else 403,
+            wanted=wanted,
+            policy_name="",
+            hub="",
+            problem=problem,
+        )
 
     @post("/console/sign-in")
     async def sign_in(self, request: Request) -> Response:
@@ -55,10 +77,7 @@ class SignInPages(Pages):
                 hub=hub,
                 problem=error,
             )
-        response = see_other(wanted)
-        request.state.session = session
-        set_cookie(request, response, session)
-        return response
+        return _signed_in(request, session, wanted)
 
     @post("/console/sign-out")
     async def sign_out(self, request: Request) -> Response:
@@ -70,6 +89,13 @@ class SignInPages(Pages):
         response = see_other("/console/sign-in")
         set_cookie(request, response, None)
         return response
+
+
+def _signed_in(request: Request, session: Session, wanted: str) -> Response:
+    response = see_other(wanted)
+    request.state.session = session
+    set_cookie(request, response, session)
+    return response
 
 
 def _own_address(text: str) -> str:

@@ -1,0 +1,31 @@
+"""The link of ``tidegate serve``: once, soon, and only with its secret."""
+
+from __future__ import annotations
+
+import pytest
+from tests.support.clocks import SetClock
+
+from tidegate.broker import ROOT_POLICY_NAME, Broker
+from tidegate.console.frame.rights import LINK_S, Access
+from tidegate.model.errors import UnauthorizedError
+
+
+async def test_a_link_signs_in_once_and_soon(broker: Broker) -> None:
+    """Another secret does not use it up; its sign-in is the root policy's, and is recorded."""
+    clock = SetClock()
+    access = Access(broker, clock)
+    with pytest.raises(UnauthorizedError):
+        access.sign_in_by_link("", address="127.0.0.1")
+    access.allow_link("secret")
+    with pytest.raises(UnauthorizedError, match="ten minutes"):
+        access.sign_in_by_link("secre", address="127.0.0.1")
+    grant = access.sign_in_by_link("secret", address="127.0.0.1")
+    rights = access.rights(grant)
+    assert rights is not None
+    assert (rights.policy_name, rights.can_manage, rights.hub) == (ROOT_POLICY_NAME, True, None)
+    with pytest.raises(UnauthorizedError):
+        access.sign_in_by_link("secret", address="127.0.0.1")
+    access.allow_link("late")
+    clock.advance(LINK_S + 1)
+    with pytest.raises(UnauthorizedError):
+        access.sign_in_by_link("late", address="127.0.0.1")
