@@ -47,6 +47,7 @@ from tidegate.console.hubs.hub import HubPages
 from tidegate.console.hubs.page import HubListPages
 from tidegate.console.hubs.publishers import PublisherPages
 from tidegate.console.jobs.page import JobPages
+from tidegate.console.keys.page import KeyPages
 from tidegate.console.overview.page import OverviewPages
 from tidegate.console.pipelines.page import PipelinePages
 from tidegate.console.search.page import SearchPages
@@ -62,7 +63,7 @@ from tidegate.transport.tasks import TaskOwner
 
 _log = logging.getLogger(__name__)
 
-PLACES: Final = ("hubs", "consumers", "dead-letters", "pipelines", "audit", "console")
+PLACES: Final = ("hubs", "consumers", "dead-letters", "pipelines", "keys", "audit", "console")
 """First segments of the console's paths, besides ``/``."""
 
 METHODS: Final = ("GET", "HEAD", "POST")
@@ -154,6 +155,7 @@ def page_routes(console: Console, views: Views) -> list[Route]:
         SendPages(console, events, views.sender),
         PipelinePages(console, views.pipelines),
         SignInPages(console),
+        KeyPages(console, namespace.broker, views.root_strings),
         AuditPages(console, views.trail, namespace.has_hub),
         AboutPages(console),
         SearchPages(console, namespace, views.consumers, views.pipelines),

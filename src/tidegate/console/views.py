@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -37,6 +37,8 @@ class Views:
     sender: EventSender
     pipelines: ReportedPipelines
     jobs: Jobs
+    root_strings: Callable[[], Sequence[str]]
+    """See ``ConsoleParts``."""
     consumers: Callable[[], Consumers]
     """Opened at first use: a start would load the processor for nothing."""
     letters: DeadLetterView | None
@@ -80,4 +82,15 @@ async def open_views(parts: ConsoleParts) -> AsyncIterator[Views]:
             broker, consumers, has_database=bool(parts.databases)
         )
         events = BrokerEvents(broker)
-        yield Views(access, broker.audit, namespace, events, sender, pipelines, jobs, consumers, letters)
+        yield Views(
+            access,
+            broker.audit,
+            namespace,
+            events,
+            sender,
+            pipelines,
+            jobs,
+            parts.root_strings,
+            consumers,
+            letters,
+        )

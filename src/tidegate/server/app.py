@@ -280,6 +280,7 @@ class TidegateServer:
                 lambda: amqp.connection_counts().active,
                 self._clock,
                 self._own_address,
+                lambda: self.ready.connection_strings,
                 settings.data_dir,
                 settings.all_databases,
                 settings.redrive_pipelines,

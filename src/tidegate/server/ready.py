@@ -34,6 +34,12 @@ class ReadyInformation:
     console: str | None = None
     """The console's URL for a browser on this machine; None if it is not served."""
 
+    @property
+    def connection_strings(self) -> tuple[str, ...]:
+        """Both, or the only one."""
+        both = (self.connection_string, self.connection_string_plain)
+        return tuple(dict.fromkeys(each for each in both if each is not None))
+
     def to_json(self) -> str:
         """One JSON object on one line."""
         return json.dumps(asdict(self))

@@ -23,6 +23,7 @@ SHORTCUTS: Final = (
     ("g c", "Consumers"),
     ("g d", "Dead letters"),
     ("g p", "Pipelines"),
+    ("g k", "Keys"),
     ("g a", "Audit"),
     ("[ and ]", "Previous and next page, or event"),
     (".", "Pause live figures, or continue"),

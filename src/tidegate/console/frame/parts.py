@@ -31,6 +31,8 @@ class ConsoleParts:
     clock: Clock
     own_address: Callable[[], OwnAddress]
     """Raises ClosedError until the service listens."""
+    root_strings: Callable[[], Sequence[str]]
+    """The root policy's connection strings, one for each way to connect. Raises ClosedError as above."""
     data_dir: Path
     databases: Sequence[str]
     """URLs of the databases of leases, checkpoints and dead letters; empty: dead letters have no page."""

@@ -38,6 +38,7 @@ NAVIGATION: Final = (
     ("/consumers", "Consumers"),
     ("/dead-letters", "Dead letters"),
     ("/pipelines", "Pipelines"),
+    ("/keys", "Keys"),
     ("/audit", "Audit"),
 )
 

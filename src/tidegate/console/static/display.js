@@ -1,4 +1,4 @@
-// How pages are shown: times in the chosen zone, tables that become cards, shortcuts, and events opened in place.
+// How pages are shown: times in the chosen zone, tables that become cards, copying, shortcuts, and events opened in place.
 "use strict";
 
 // --- times: <time datetime data-form="full|short">, in UTC as the service sends them, or in the browser's zone
@@ -101,9 +101,20 @@ document.addEventListener("click", (event) => {
   openInPlace(link);
 });
 
+// --- copying: <button data-copy="ID" hidden>; browsers allow it on HTTPS and on this machine
+
+for (const button of navigator.clipboard ? document.querySelectorAll("[data-copy]") : []) {
+  button.hidden = false;
+  button.addEventListener("click", async () => {
+    await navigator.clipboard.writeText(document.getElementById(button.dataset.copy).textContent);
+    button.textContent = "Copied";
+    setTimeout(() => { button.textContent = "Copy"; }, 2_000);
+  });
+}
+
 // --- shortcuts; the page About lists them
 
-const GO = { o: "/", h: "/hubs", c: "/consumers", d: "/dead-letters", p: "/pipelines", a: "/audit" };
+const GO = { o: "/", h: "/hubs", c: "/consumers", d: "/dead-letters", p: "/pipelines", k: "/keys", a: "/audit" };
 const PRESS = { "[": "a[rel=prev]", "]": "a[rel=next]", ".": "[data-pause]" };
 const FOCUS = { "/": ".seek input", f: ".filters input:not([type=hidden]), .filters select" };
 let isGoing = false;

@@ -1,0 +1,1 @@
+"""Policies, their connection strings, and programs that use them."""
