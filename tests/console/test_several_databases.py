@@ -8,6 +8,7 @@ import pytest
 from tests.console.processing_support import ended_job, hidden_fields, text_of
 from tests.console.support import PlainBrowser, console_service
 
+from tidegate.broker import Claim
 from tidegate.console.consumers import groups
 from tidegate.console.consumers import page as consumers_page
 from tidegate.console.dead_letters import letters
@@ -95,6 +96,26 @@ def test_each_database_is_shown(tmp_path: Path) -> None:
         assert browser.get("/consumers/readings/reports?database=third").status == 404
 
         _change_one(browser, first, second)
+
+
+def test_a_hubs_policy_does_not_see_where_a_database_is(tmp_path: Path) -> None:
+    """It sees that one is away; the namespace's also see the reason, with the file."""
+    url = f"sqlite:///{tmp_path}/absent.db"
+    with console_service(tmp_path / "console", database=url) as service:
+        assert service.ready.console is not None
+        service.create_hub(HUB, partition_count=1)
+
+        async def create(server: TidegateServer) -> str:
+            return (await server.broker.create_policy(HUB, "reader", [Claim.LISTEN])).key
+
+        browser, key = PlainBrowser(service.ready.console), service.call(create)
+        fields = {"policy": "reader", "key": key, "hub": HUB, "next": "/"}
+        assert browser.post("/console/sign-in", fields).status == 303
+        paths = ("/consumers", "/dead-letters", "/consumers/-/host?name=nobody", f"/dead-letters/{HUB}/g/0/1")
+        for path in paths:
+            assert str(tmp_path) in PlainBrowser(service.ready.console).get(path).text, path
+            found = browser.get(path).text
+            assert ("The database failed" in found, str(tmp_path) in found) == (True, False), path
 
 
 def _change_one(browser: PlainBrowser, first: str, second: str) -> None:

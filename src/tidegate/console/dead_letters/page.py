@@ -32,7 +32,7 @@ from tidegate.console.frame.errors import problem_page, status_of
 from tidegate.console.frame.forms import digits_of
 from tidegate.console.frame.pages import Pages, attachment, get, post
 from tidegate.console.frame.paging import PAGE_SIZE
-from tidegate.console.frame.rendering import fragments, page
+from tidegate.console.frame.rendering import for_users, fragments, page
 from tidegate.console.frame.sessions import (
     actor_of,
     form_of,
@@ -117,7 +117,7 @@ class DeadLetterPages(Pages):
                         return drawn
                 sums = await self._sums(query, chosen, at_most_s=LIVE_WAIT_S)
             except TidegateError as error:
-                return {**drawn, "trouble": str(error)}
+                return {**drawn, "trouble": str(for_users(error, rights_of(request)))}
             drawn |= await self._draw(request, {"sums": "dead_letters/sums.html"}, context | sums)
             return {**drawn, "trouble": ""}
 

@@ -57,7 +57,7 @@ def problem_page(request: Request, template: str, problem: TidegateError | None,
 def error_page(request: Request, error: TidegateError, *, status_code: int | None = None) -> Response:
     """The page that shows an error."""
     status = status_of(error) if status_code is None else status_code
-    shown = for_users(error)
+    shown = for_users(error, getattr(request.state, "rights", None))
     return _page(request, status, shown.message, shown.next_step)
 
 

@@ -12,7 +12,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from tidegate.console.frame.live import LiveStreams
-from tidegate.console.frame.rendering import fragments, is_personal
+from tidegate.console.frame.rendering import for_users, fragments, is_personal
 from tidegate.console.frame.rights import Access
 from tidegate.console.frame.sessions import Sessions, rights_of, session_of
 from tidegate.console.frame.shared_answers import SharedAnswers
@@ -99,7 +99,7 @@ class Pages:
             except TidegateError as error:
                 if words is None:
                     raise
-                return {words: str(error)}
+                return {words: str(for_users(error, rights_of(request)))}
             assert found is not None
             is_over = found.is_over
             return found.parts

@@ -25,7 +25,7 @@ from starlette.responses import HTMLResponse
 
 from tidegate.console.frame.rights import Rights
 from tidegate.console.frame.sessions import FORM_TOKEN, Session
-from tidegate.model.errors import TidegateError
+from tidegate.model.errors import DatabaseError, TidegateError
 from tidegate.model.events import VISIBLE_CONTROLS
 from tidegate.model.times import time_of
 
@@ -82,7 +82,7 @@ def fragment(request: Request, template: str, **context: Any) -> Markup:
         "now": request.state.clock.now_utc(),
     }
     if isinstance(problem := context.get("problem"), TidegateError):
-        values["problem"] = for_users(problem)
+        values["problem"] = for_users(problem, values["rights"])
         del context["problem"]
     return rendered(template, values | context)
 
@@ -110,8 +110,14 @@ def is_personal(template: str) -> bool:
     return any(each is None or is_personal(each) for each in find_referenced_templates(tree))
 
 
-def for_users(error: TidegateError) -> TidegateError:
-    """The error as remote users see it: without paths of the service's machine."""
+def for_users(error: TidegateError, rights: Rights | None) -> TidegateError:
+    """The error as remote users see it: without paths of the service's machine; a hub's policy does not see
+    where the database is either."""
+    if isinstance(error, DatabaseError) and (rights is None or rights.hub is not None):
+        return TidegateError(
+            "The database failed, or cannot be reached.",
+            next_step="A policy of the namespace is shown the reason.",
+        )
     return TidegateError(error.remote_text) if error.remote_text else error
 
 
