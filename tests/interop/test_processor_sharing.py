@@ -38,6 +38,8 @@ _INTERVAL_S = 0.5
 _LEASE_S = 6.0
 """The same for both sides, and well above the whole second in which Blob Storage tells the time."""
 
+pytestmark = pytest.mark.programs
+
 
 class Journal:
     """Who processed what, and whether anything was left out or came out of order.
