@@ -578,6 +578,7 @@ def test_rights_decide_what_is_seen_and_done(letters: DeadLetters, service: HubS
 def test_what_is_told_live_is_text(letters: DeadLetters, plain_browser: PlainBrowser) -> None:
     """Words that somebody wrote become no elements of the page of whoever looks at the job."""
     page = plain_browser.get(f"/dead-letters/discard?hub={HUB}").text
+    assert "<dt>Failed before</dt><dd><time " in page
     markup = '<b hx-get="/console/sign-out" hx-trigger="load">test data</b>'
     started = plain_browser.post("/dead-letters/discard", {**hidden_fields(page), "because": markup})
     ended_job(plain_browser, started)

@@ -485,7 +485,7 @@ def test_an_event_opens_below_its_row(service: HubService, hub: str, console_pag
     page.set_viewport_size({"width": 390, "height": 800})
     cell = page.locator("tbody tr td").last
     head = page.locator("tbody tr:first-child td:last-child")
-    assert head.evaluate("cell => getComputedStyle(cell, '::before').content") == '".carrier"'
+    assert head.evaluate("cell => getComputedStyle(cell, '::before').content") == '"$.carrier"'
     assert page.evaluate("document.documentElement.scrollWidth") == 390
     assert cell.evaluate("cell => getComputedStyle(cell.closest('tr')).display") == "block"
     assert_accessible(page)

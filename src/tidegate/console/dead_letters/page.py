@@ -253,18 +253,22 @@ class DeadLetterPages(Pages):
         asked: Mapping[str, str],
         problem: TidegateError | None,
     ) -> Response:
-        now, sums = self.console.clock.now_utc(), None
+        now, sums, is_refused = self.console.clock.now_utc(), None, False
+        fields = _fixed(query, now)
         try:
             self.letters.one_database(query.database)
             sums = await self.letters.sums(self._meant(query), query.database, at_most_s=COUNT_S)
         except InvalidArgumentError as error:
-            problem = error
+            problem, is_refused = error, True
+        fixed = [] if is_refused else [name for name in ("from", "until") if fields[name]]
         return problem_page(
             request,
             template,
             problem,
             query=query,
-            fields=_fixed(query, now),
+            fields=fields,
+            times={name: datetime.fromisoformat(fields[name]) for name in fixed},
+            is_refused=is_refused,
             asked=asked,
             sums=sums,
             pipelines=self.letters.redrive_pipelines,

@@ -53,7 +53,9 @@ def optional_number(fields: Mapping[str, str], field: str, noun: str) -> int | N
     if not text:
         return None
     if (found := digits_of(text, _DIGITS_MAX)) is None:
-        raise FieldError(field, f"{noun} is {fields[field][:40]!r}.", next_step="Enter an integer.")
+        raise FieldError(
+            field, f"{noun} is {fields[field][:40]!r}.", next_step="Enter an integer, 0 or more."
+        )
     return found
 
 
