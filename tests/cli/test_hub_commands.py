@@ -106,7 +106,7 @@ def test_receive_from_a_position(hub: str, environment: dict[str, str]) -> None:
 
 
 def test_bodies_that_are_not_text(hub: str, environment: dict[str, str]) -> None:
-    """Bytes that are not UTF-8 come as base64 in JSON, and as they are with --body."""
+    """Bytes that are not UTF-8 come as base64 in JSON, as they are with --body, as their number else."""
     run_tidegate("send", hub, environment=environment, input_bytes=b"\xff\x00\n")
     (event,) = _receive(hub, environment=environment)
     assert (event["body"], event["body_base64"]) == (None, "/wA=")
@@ -114,6 +114,8 @@ def test_bodies_that_are_not_text(hub: str, environment: dict[str, str]) -> None
         [*COMMAND, "receive", hub, "--no-follow", "--body"], env=environment, capture_output=True, check=True
     )
     assert raw.stdout == b"\xff\x00\n"
+    shown = run_tidegate("receive", hub, "--no-follow", environment=environment)
+    assert shown.out.rstrip().endswith("\t(binary, 2 bytes)")
 
 
 def test_a_line_without_its_key_stops_with_its_number(hub: str, environment: dict[str, str]) -> None:
@@ -154,7 +156,7 @@ def test_send_follows_a_pipe_that_stays_open(hub: str, environment: dict[str, st
         assert found.out == "early\n"
         sender.send_signal(signal.SIGTERM)
         assert sender.wait(60) == 128 + signal.SIGTERM
-        assert b"Sent 1 events" in sender.stderr.read()
+        assert b"Sent 1 event " in sender.stderr.read()
 
 
 def test_a_wrong_key_is_not_let_in(hub: str, environment: dict[str, str]) -> None:

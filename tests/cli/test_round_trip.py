@@ -109,7 +109,7 @@ def test_what_is_no_record(line: str, words: str) -> None:
 def test_a_line_that_is_no_record_is_named(hub: str, environment: dict[str, str]) -> None:
     """By its number; those before it are sent."""
     found = run_tidegate("send", hub, "--nl", environment=environment, input_bytes=b'{"body": "x"}\n\nno\n')
-    assert (found.code, "Line 3: Invalid JSON" in found.err, "Sent 1 events" in found.err) == (2, True, True)
+    assert (found.code, "Line 3: Invalid JSON" in found.err, "Sent 1 event " in found.err) == (2, True, True)
 
 
 def test_files_are_sent_whole(hub_service: HubService, environment: dict[str, str], tmp_path: Path) -> None:

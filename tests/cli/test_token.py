@@ -49,7 +49,13 @@ def test_the_narrowest_policy_signs(hub_service: HubService, environment: dict[s
 
 @pytest.mark.parametrize(
     "words",
-    [("--publisher", "a"), ("h", "--life", "soon"), ("h", "--life", "2026-01-01"), ("h", "--life", "0s")],
+    [
+        ("--publisher", "a"),
+        ("h", "--publisher", "a", "--claim", "listen"),
+        ("h", "--life", "soon"),
+        ("h", "--life", "2026-01-01"),
+        ("h", "--life", "0s"),
+    ],
 )
 def test_what_makes_no_token(words: tuple[str, ...], environment: dict[str, str]) -> None:
     """Invalid usage."""

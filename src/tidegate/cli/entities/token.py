@@ -59,6 +59,11 @@ def sas(
     require_at_most_one({"--policy": policy, "--claim": claim})
     if publisher is not None and hub is None:
         raise InvalidArgumentError("--publisher was given without an event hub.", next_step="Name the hub.")
+    if publisher is not None and claim == "Listen":
+        raise InvalidArgumentError(
+            "A publisher only sends: a token with Listen for it would be refused everywhere.",
+            next_step="Use --claim Send, or leave --publisher out to read the hub.",
+        )
     expiry = int(SystemClock().now_utc().timestamp()) + life_s(life)
     used = ConnectionString.parse(service.connection().connection_string)
     name, key = used.shared_access_key_name, used.shared_access_key

@@ -17,7 +17,7 @@ from tidegate.cli.events.records import ParsedRecord, parse_record
 from tidegate.cli.shell.connection import check_event_hub
 from tidegate.cli.shell.profiles import ServiceConnection
 from tidegate.cli.shell.progress import ProgressBar, no_bar, progress_bar
-from tidegate.cli.shell.render import remark
+from tidegate.cli.shell.render import counted, remark
 from tidegate.cli.shell.stream_lines import lines_of, read_chunks, unzipped
 from tidegate.client import EventHubProducer
 from tidegate.files import BINARY
@@ -119,7 +119,9 @@ async def send_input(connection: ServiceConnection, hub: str, given: Input, rout
             await producer.flush()
             elapsed_s = max(time.monotonic() - started, 1e-9)
             count = sender.event_count
-            remark(f"Sent {count:,} events in {elapsed_s:.1f} s ({count / elapsed_s:,.0f} events/s).")
+            remark(
+                f"Sent {counted(count, 'event')} in {elapsed_s:.1f} s ({count / elapsed_s:,.0f} events/s)."
+            )
             if given.is_import and not is_complete:
                 remark(f"To continue after them, add --skip {given.skip + count}.")
 

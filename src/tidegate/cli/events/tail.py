@@ -13,7 +13,7 @@ from tidegate.cli.events.records import COLUMNS, event_record
 from tidegate.cli.shell.connection import check_event_hub
 from tidegate.cli.shell.profiles import ServiceConnection
 from tidegate.cli.shell.progress import ProgressBar, no_bar
-from tidegate.cli.shell.render import Output, OutputFormat, remark
+from tidegate.cli.shell.render import Output, counted, remark
 from tidegate.cli.shell.stream_lines import until_reader_goes
 from tidegate.client import EventHubConsumer, PartitionEnds
 from tidegate.model.events import ReceivedEvent
@@ -53,7 +53,7 @@ async def show_events(
         await read_events(connection, hub, group, selection, writer)
     except asyncio.CancelledError:
         # A tail ordinarily ends by being interrupted.
-        remark(f"Stopped after {writer.event_count:,} events.")
+        remark(f"Stopped after {counted(writer.event_count, 'event')}.")
     finally:
         writer.close()
 
@@ -166,15 +166,18 @@ class RecordWriter:
     """Writes events as records in the chosen format."""
 
     def __init__(self, output: Output) -> None:
-        columns = _TEXT_COLUMNS if output.format is OutputFormat.TABLE else COLUMNS
-        self._records = output.record_stream(columns)
+        self._records = output.record_stream(_TEXT_COLUMNS if output.is_table else COLUMNS)
+        self._is_table = output.is_table
         self.event_count = 0
         self.bar: ProgressBar = no_bar
 
     def write(self, events: Sequence[ReceivedEvent]) -> None:
         """Write events, and flush them to the reader of a pipe."""
         for event in events:
-            self._records.write(event_record(event))
+            record = event_record(event)
+            if self._is_table and record["body_base64"] is not None:
+                record = {**record, "body": f"(binary, {counted(len(event.body), 'byte')})"}
+            self._records.write(record)
         self.event_count += len(events)
         self._records.flush()
         self.bar(self.event_count)

@@ -7,7 +7,7 @@ import sys
 import threading
 from typing import Final, TextIO
 
-from tidegate.cli.shell.render import Output, RecordStream, attributes, cell_text, columns_of
+from tidegate.cli.shell.render import Output, RecordStream, attributes, cell_text, columns_of, counted
 from tidegate.model.pipeline_status import PipelineState, PipelineStatus
 
 _ATTRIBUTES: Final = columns_of(
@@ -70,7 +70,7 @@ def progress_line(status: PipelineStatus) -> str:
     if status.batch_id is None:
         words = {PipelineState.STARTING: "starting Spark …", PipelineState.RUNNING: "waiting for events …"}
         return f"{status.name}  {words.get(status.state, status.state.value)}"
-    parts = [f"batch {status.batch_id}", _counted(status.events, "event")]
+    parts = [f"batch {status.batch_id}", counted(status.events, "event")]
     if status.is_idle:
         parts[1] = "idle"
     if status.input_events_per_s:
@@ -82,9 +82,9 @@ def progress_line(status: PipelineStatus) -> str:
     if status.lag_events is not None:
         parts.append(f"lag {status.lag_events:,}")
     if status.rows is not None:
-        parts.append(_counted(status.rows, "row"))
+        parts.append(counted(status.rows, "row"))
     if status.dead_letters_open:
-        parts.append(_counted(status.dead_letters_open, "dead letter"))
+        parts.append(counted(status.dead_letters_open, "dead letter"))
     if status.state is PipelineState.STOPPING:
         parts.append("stopping …")
     return f"{status.name}  " + " · ".join(parts)
@@ -93,19 +93,14 @@ def progress_line(status: PipelineStatus) -> str:
 def ending(status: PipelineStatus) -> str:
     """How it ended, for people."""
     done = "Done" if status.state is PipelineState.ENDED else "Stopped"
-    events, batches = _counted(status.events_total, "event"), _counted(status.batches, "micro-batch", "es")
+    events, batches = counted(status.events_total, "event"), counted(status.batches, "micro-batch", "es")
     text = f"{done}: {events} in {batches}"
     if status.lag_events:
         text += f", {status.lag_events:,} events behind"
     if status.dead_letters_open:
-        text += f", {_counted(status.dead_letters_open, 'dead letter')} open"
+        text += f", {counted(status.dead_letters_open, 'dead letter')} open"
     return f"{text}. The next run continues from there."
 
 
 def _is_restarting(status: PipelineStatus) -> bool:
     return status.state is PipelineState.STARTING and status.error is not None
-
-
-def _counted(count: int, noun: str, ending: str = "s") -> str:
-    """``1 row``, ``1,024 rows``; ending: what makes the noun a plural."""
-    return f"{count:,} {noun}{'' if count == 1 else ending}"

@@ -340,6 +340,11 @@ def cell_text(value: object) -> str:
     return str(value).translate(VISIBLE_CONTROLS)
 
 
+def counted(count: int, noun: str, ending: str = "s") -> str:
+    """``1 row``, ``1,024 rows``; ending: what makes the noun a plural."""
+    return f"{count:,} {noun}{'' if count == 1 else ending}"
+
+
 def csv_text(value: object) -> str:
     """A field for CSV: empty for None, true/false, lists and mappings as JSON."""
     value = plain(value)
