@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -153,7 +154,7 @@ def test_a_misspelt_checkpoint_shows_no_password(option: str) -> None:
 @pytest.mark.parametrize("name", sorted(WITHOUT_EFFECT))
 def test_tuning_of_the_jvm_connector_is_taken(name: str) -> None:
     """A job that sets it moves without a change, and reads what it read."""
-    options = SourceOptions.parse({**_BASE, f"eventhubs.{name}": "PT60S"})
+    options = SourceOptions.parse({**_BASE, f"eventhubs.{name}".lower(): "PT60S"})
     assert options == SourceOptions.parse(_BASE)
     assert options.without_effect == (name,)
 
@@ -161,8 +162,9 @@ def test_tuning_of_the_jvm_connector_is_taken(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(REFUSED))
 def test_what_cannot_be_done_here_is_refused_with_what_to_do(name: str) -> None:
     """Passing it over would change what is read, or be missed."""
-    with pytest.raises(InvalidArgumentError, match=REFUSED[name].split(",")[0].split("(")[0]):
-        SourceOptions.parse({**_BASE, f"eventhubs.{name}": "x"})
+    words = f"The option eventhubs.{name} is not supported: {REFUSED[name]}"
+    with pytest.raises(InvalidArgumentError, match=re.escape(words)):
+        SourceOptions.parse({**_BASE, f"eventhubs.{name}".lower(): "x"})
 
 
 def test_a_credential_needs_no_key() -> None:
@@ -177,9 +179,8 @@ def test_a_credential_needs_no_key() -> None:
 def test_every_option_is_in_the_reference() -> None:
     """Our own names, and what becomes of each of the JVM connector's."""
     page = (Path(__file__).parents[2] / "docs/reference/spark-source.md").read_text(encoding="utf-8")
-    lower = page.lower()
     for name in option_names(SourceOptions):
         short = name.removeprefix("eventhubs.")
         assert f"eventhubs.{short}`" in page or f"`{short}`" in page or f"…{short}`" in page, name
     for name in [*WITHOUT_EFFECT, *REFUSED]:
-        assert f"`{name}`" in lower, name
+        assert f"`{name}`" in page, name

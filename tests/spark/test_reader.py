@@ -20,8 +20,9 @@ from tidegate.client.blocking.consumer import BlockingConsumer
 from tidegate.client.credentials import SharedKeyCredential
 from tidegate.columns.names import EVENT_COLUMNS
 from tidegate.model.connection_string import ConnectionString
-from tidegate.model.errors import InvalidArgumentError, PositionOutOfRangeError
+from tidegate.model.errors import InvalidArgumentError, PositionOutOfRangeError, ReceiverStolenError
 from tidegate.model.events import EventData
+from tidegate.server.app import TidegateServer
 from tidegate.spark.source import hub as hub_module
 from tidegate.spark.source.hub import HubReader
 from tidegate.spark.source.offsets import PartitionRange, StreamOffset, TaskLayout, split_ranges
@@ -105,6 +106,21 @@ def test_more_tasks_than_receivers_wait_for_their_turn(hub_service: HubService, 
         found = [first + _numbers(reading) for first, reading in zip(firsts, readings[:5], strict=True)]
         found += [each.result(60) for each in late]
     assert found == [list(range(_COUNT))] * 8
+
+
+def test_a_processor_that_has_the_group_is_named(hub_service: HubService) -> None:
+    """With what to do here: the service's own words are of epochs, which the source has no option for."""
+    hub = hub_service.create_hub(partition_count=1)
+    publish(hub_service.connection_string, hub, 3)
+    task = _task(PartitionRange("0", 0, 3))
+
+    def open_with_level(server: TidegateServer) -> None:
+        partition = server.broker.event_hub(hub).partition("0")
+        partition.open_receiver("$Default", name="host", owner_level=1, on_stolen=lambda _: None)
+
+    hub_service.ask(open_with_level)
+    with pytest.raises(ReceiverStolenError, match=r"group \$Default .*: stop it, or name another"):
+        _rows(read_ranges(_options(hub_service, hub), task, ["sequenceNumber"]))
 
 
 def _numbers(chunks: Iterator[EncodedEvents]) -> list[int]:

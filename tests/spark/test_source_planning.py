@@ -66,7 +66,7 @@ def test_an_option_without_effect_is_a_warning_once_per_query(
 ) -> None:
     """From where it is planned, at a level that is seen: not in every process that reads the options."""
     options = SourceOptions.parse({"connectionString": filled_hub, "eventhubs.prefetchCount": "500"})
-    line = "The option eventhubs.prefetchcount has no effect: a task reads its whole range"
+    line = "The option eventhubs.prefetchCount has no effect: a task reads its whole range"
     assert not caplog.records
     EventHubsBatchReader(options).partitions()
     assert [record.levelname for record in caplog.records if line in record.message] == ["WARNING"]

@@ -23,6 +23,7 @@ from tidegate.model.errors import (
     InvalidArgumentError,
     NotFoundError,
     PositionOutOfRangeError,
+    ReceiverStolenError,
 )
 from tidegate.model.events import ReceivedEvent
 from tidegate.model.hub_properties import PartitionEnds
@@ -125,8 +126,8 @@ class HubReader:
         """The first event at an offset or time, found by receiving it; the end if there is none yet."""
         try:
             return self._consumer.first_sequence_number(position, bounds)
-        except NotFoundError as error:
-            raise with_group_named(error, self._options) from error
+        except (NotFoundError, ReceiverStolenError) as error:
+            raise with_remedy(error, self._options) from error
 
     def read_events(self, partition_id: str, sequence_numbers: Sequence[int]) -> Iterator[ReceivedEvent]:
         """Single events, ascending. Raises PositionOutOfRangeError if retention has deleted one."""
@@ -152,15 +153,23 @@ class HubReader:
         )
 
 
-def with_group_named(error: NotFoundError, options: SourceOptions) -> NotFoundError:
-    """The receiver's error, with the command that creates the consumer group if that is missing."""
+def with_remedy(
+    error: NotFoundError | ReceiverStolenError, options: SourceOptions
+) -> NotFoundError | ReceiverStolenError:
+    """The receiver's error, with what to do: create the consumer group if that is missing, or read with
+    another one if a processor has this one."""
     group, next_step = options.consumer_group, error.next_step
-    if group != DEFAULT_CONSUMER_GROUP and group.lower() in error.message.lower():
+    if isinstance(error, ReceiverStolenError):
+        next_step = (
+            f"A host or another processor reads the consumer group {group} and keeps other readers out: stop "
+            "it, or name another consumer group in the option eventhubs.consumerGroup."
+        )
+    elif group != DEFAULT_CONSUMER_GROUP and group.lower() in error.message.lower():
         next_step = (
             f"Create the consumer group with `tidegate group create {options.event_hub} {group}`, or correct "
             "the option eventhubs.consumerGroup."
         )
-    return NotFoundError(error.message, next_step=next_step)
+    return type(error)(error.message, next_step=next_step)
 
 
 _consumers: dict[tuple[int, str, str, str | None, str | None], BlockingConsumer] = {}

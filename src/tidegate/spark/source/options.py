@@ -38,32 +38,35 @@ COMMITS_OPTION: Final = "commits"
 
 # Options of the JVM connector (azure-eventhubs-spark 2.3.22) that have no counterpart here.
 WITHOUT_EFFECT: Final = {
-    "useexclusivereceiver": "this source takes no owner level, so its receivers never push others out",
-    "prefetchcount": "a task reads its whole range with one receiver, at its own pace",
-    "receivertimeout": "a task knows how many events it has to read and waits for those",
-    "operationtimeout": "operations have a deadline of their own and are retried",
-    "threadpoolsize": "there is no thread pool",
-    "maxsilenttime": "a silent connection is closed by its AMQP idle time-out",
-    "slowpartitionadjustment": "partitions are dealt to tasks by their backlog",
-    "maxacceptablebatchreceivetime": "partitions are dealt to tasks by their backlog",
-    "maxbatchreceivetime": "a task reads its whole range, however long that takes",
-    "partitionpreferredlocationstrategy": "Spark places the tasks, and each connects from where it runs",
-    "dynamicpartitiondiscovery": "partitions are looked up whenever a micro-batch is planned",
+    "useExclusiveReceiver": "this source takes no owner level, so its receivers never push others out",
+    "prefetchCount": "a task reads its whole range with one receiver, at its own pace",
+    "receiverTimeout": "a task knows how many events it has to read and waits for those",
+    "operationTimeout": "operations have a deadline of their own and are retried",
+    "threadPoolSize": "there is no thread pool",
+    "maxSilentTime": "a silent connection is closed by its AMQP idle time-out",
+    "slowPartitionAdjustment": "partitions are dealt to tasks by their backlog",
+    "maxAcceptableBatchReceiveTime": "partitions are dealt to tasks by their backlog",
+    "maxBatchReceiveTime": "a task reads its whole range, however long that takes",
+    "partitionPreferredLocationStrategy": "Spark places the tasks, and each connects from where it runs",
+    "dynamicPartitionDiscovery": "partitions are looked up whenever a micro-batch is planned",
 }
 """Tuning that changes no result: accepted, with a warning in the log, so that a job can move unchanged."""
 
 REFUSED: Final = {
-    "maxrateperpartition": "use maxEventsPerTrigger, which is shared by backlog",
-    "maxratesperpartition": "use maxEventsPerTrigger, which is shared by backlog",
-    "maxeventspertriggerperpartition": "use maxEventsPerTrigger, which is shared by backlog",
-    "useaadauth": "use eventhubs.credential, which names what makes the Entra ID credential",
-    "aadauthcallback": "use eventhubs.credential, which names what makes the Entra ID credential",
-    "aadauthcallbackparams": "use eventhubs.credential, which names what makes the Entra ID credential",
-    "metricplugin": "a JVM class cannot be called; query.lastProgress has the figures",
-    "throttlingstatusplugin": "a JVM class cannot be called; query.lastProgress has the figures",
-    "usesimulatedclient": "tidegate serve is a whole service to test against",
+    "maxRatePerPartition": "use maxEventsPerTrigger, which is shared by backlog",
+    "maxRatesPerPartition": "use maxEventsPerTrigger, which is shared by backlog",
+    "maxEventsPerTriggerPerPartition": "use maxEventsPerTrigger, which is shared by backlog",
+    "useAadAuth": "use eventhubs.credential, which names what makes the Entra ID credential",
+    "aadAuthCallback": "use eventhubs.credential, which names what makes the Entra ID credential",
+    "aadAuthCallbackParams": "use eventhubs.credential, which names what makes the Entra ID credential",
+    "metricPlugin": "a JVM class cannot be called; query.lastProgress has the figures",
+    "throttlingStatusPlugin": "a JVM class cannot be called; query.lastProgress has the figures",
+    "useSimulatedClient": "tidegate serve is a whole service to test against",
 }
 """Options that would change a result, or whose effect would be missed, if they were ignored."""
+
+# Spark hands names over in lower case; errors and warnings have them as they are documented.
+_SPELLED: Final = {name.lower(): name for name in (*WITHOUT_EFFECT, *REFUSED)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,20 +111,20 @@ class SourceOptions:
 
         Raises InvalidArgumentError naming the option at fault; ConnectionStringError for the string itself.
         """
-        for name in options:
-            if (reason := REFUSED.get(short_name(name))) is not None:
-                raise InvalidArgumentError(
-                    f"The option {name} is not supported: {reason}.", next_step="Leave it out."
-                )
-        parsed = read_options(cls, options, subject="The format eventhubs", ignored=WITHOUT_EFFECT)
+        foreign = [short for name in options if (short := short_name(name)) in _SPELLED]
+        spelled = {_SPELLED[short] for short in foreign}
+        for name in sorted(spelled & REFUSED.keys()):
+            raise InvalidArgumentError(
+                f"The option {PREFIX}{name} is not supported: {REFUSED[name]}.", next_step="Leave it out."
+            )
+        parsed = read_options(cls, options, subject="The format eventhubs", ignored=foreign)
         tasks_min, tasks_max = parsed.tasks_min, parsed.tasks_max
         if tasks_min is not None and tasks_max is not None and tasks_min > tasks_max:
             raise InvalidArgumentError(
                 f"The option eventhubs.tasksMin ({tasks_min}) exceeds eventhubs.tasksMax ({tasks_max}).",
                 next_step="Lower tasksMin, or leave one of the two out.",
             )
-        ignored = {short_name(name) for name in options} & WITHOUT_EFFECT.keys()
-        return replace(parsed, without_effect=tuple(sorted(ignored)))
+        return replace(parsed, without_effect=tuple(sorted(spelled)))
 
     def warn_of_those_without_effect(self) -> None:
         """Log which options have no effect, and why. To be called once per query, by its planner.

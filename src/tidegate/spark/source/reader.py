@@ -30,6 +30,7 @@ from tidegate.model.errors import (
     LogDivergedError,
     NotFoundError,
     PositionOutOfRangeError,
+    ReceiverStolenError,
     TidegateError,
 )
 from tidegate.model.hub_properties import PartitionEnds
@@ -46,7 +47,7 @@ from tidegate.spark.runtime.versions import (
     SupportsTriggerAvailableNow,
 )
 from tidegate.spark.runtime.workers import freeze_loaded_modules
-from tidegate.spark.source.hub import HubDescription, HubReader, with_group_named
+from tidegate.spark.source.hub import HubDescription, HubReader, with_remedy
 from tidegate.spark.source.offsets import (
     DIVERGED_STEP,
     JsonObject,
@@ -92,8 +93,8 @@ def read_ranges(
     """The events of a task's ranges as Arrow batches of these columns, in order within each hub partition.
 
     Raises PositionOutOfRangeError if events of a range are gone (unless ``failOnDataLoss`` is off),
-    LogDivergedError if the log was restored after the task was planned, and NotFoundError for a missing
-    consumer group, which planning does not notice.
+    LogDivergedError if the log was restored after the task was planned, NotFoundError for a missing consumer
+    group, which planning does not notice, and ReceiverStolenError if a processor keeps the group to itself.
     """
     freeze_loaded_modules()
     if not isinstance(partition, RangesInputPartition):
@@ -108,8 +109,8 @@ def read_ranges(
             for rest in rests:
                 for events in _read_range(hub, rest, options):
                     yield event_batch(rest.partition_id, events, columns)
-    except NotFoundError as error:
-        raise with_group_named(error, options) from error
+    except (NotFoundError, ReceiverStolenError) as error:
+        raise with_remedy(error, options) from error
     except LogDivergedError as error:
         raise LogDivergedError(error.message, next_step=DIVERGED_STEP) from error
 
