@@ -115,9 +115,10 @@ class Sessions:
         grant = await self._access.sign_in(policy_name, key, hub, address=address)
         return self._start(grant, is_automatic=False)
 
-    def sign_in_by_link(self, secret: str, *, address: str) -> Session:
-        """A new session, for the secret of the service's link. Raises UnauthorizedError."""
-        return self._start(self._access.sign_in_by_link(secret, address=address), is_automatic=False)
+    async def sign_in_by_link(self, secret: str, *, address: str) -> Session:
+        """A new session, for the secret of the service's link. Raises as ``Access.sign_in``."""
+        grant = await self._access.sign_in_by_link(secret, address=address)
+        return self._start(grant, is_automatic=False)
 
     def sign_out(self, session: Session) -> None:
         """End a session. Idempotent."""

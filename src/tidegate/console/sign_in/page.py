@@ -35,12 +35,12 @@ class SignInPages(Pages):
     async def ask(self, request: Request) -> Response:
         wanted = _own_address(request.query_params.get("next", "/"))
         secret = request.query_params.get(LINK)
-        problem: UnauthorizedError | None = None
+        problem: UnauthorizedError | ServerBusyError | None = None
         # A program that only looks at the link, as chats do, must not use it up: many ask by HEAD.
         if secret is not None and request.method == "GET":
             try:
-                session = self.console.sessions.sign_in_by_link(secret, address=address_of(request))
-            except UnauthorizedError as error:
+                session = await self.console.sessions.sign_in_by_link(secret, address=address_of(request))
+            except (UnauthorizedError, ServerBusyError) as error:
                 problem = error
             else:
                 return _signed_in(request, session, wanted)
