@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,6 +43,7 @@ def test_a_policy_is_created_used_regenerated_and_deleted(own_service: HubServic
     """Its strings have its own two keys and its hub; a wrong form changes nothing and says why."""
     hub = own_service.create_hub(partition_count=1)
     browser = _browser(own_service)
+    assert "has no policies of its own" in browser.get(f"/hubs/{hub}/keys").text
     refused = browser.post(f"/hubs/{hub}/keys", {"name": "feed"})
     assert (refused.status, "no claims" in refused.text, 'value="feed"' in refused.text) == (400, True, True)
     made = browser.post(f"/hubs/{hub}/keys", {"name": "feed", "Send": "on"})
@@ -57,6 +59,8 @@ def test_a_policy_is_created_used_regenerated_and_deleted(own_service: HubServic
     assert own_service.call(stored) == (primary.shared_access_key, secondary.shared_access_key)
     assert f'eventhub_name="{hub}") as producer' in html.unescape(text)
     assert "EventHubConsumerClient" not in text  # it has no Listen
+    assert "You are signed in with" not in text
+    assert "<p>Send. <a" in text
     listed = re.sub(r"<[^>]+>|\s+", " ", browser.get(f"/hubs/{hub}/keys").text)
     assert re.search(r"Policy +Rights +feed +Send +Create", listed)
     browser.get(f"/hubs/{hub}/keys/feed")
@@ -92,9 +96,11 @@ def test_limits_of_the_namespace(own_service: HubService) -> None:
 
 
 def test_the_last_policy_with_manage_stays(own_service: HubService) -> None:
-    """The page shows why, and the policy."""
+    """The page shows why, and the policy, and what becomes of who signed in with a key of it."""
     browser = _browser(own_service)
-    browser.get("/keys/RootManageSharedAccessKey")
+    text = browser.get("/keys/RootManageSharedAccessKey").text
+    assert "You are signed in with the primary key. Regenerating it signs you out" in text
+    assert "CA to trust" not in text
     refused = browser.post("/keys/RootManageSharedAccessKey/delete", {})
     assert refused.status in (400, 409)
     assert "last policy with Manage" in refused.text
@@ -129,6 +135,17 @@ def test_a_policy_sees_keys_of_its_own_hub_alone(own_service: HubService) -> Non
         if own == 403:
             for path in (f"/hubs/{hub}/keys", f"/hubs/{hub}/keys/reader/delete", "/keys/-/limits"):
                 assert browser.post(path, {"name": "x", "Send": "on"}).status == 403
+
+
+def test_with_tls_programs_trust_its_authority(own_service: HubService) -> None:
+    """The strings with TLS alone need it: a program without it fails, Python's without a word."""
+
+    async def have_tls(server: TidegateServer) -> None:
+        over_tls = server.ready.connection_string.replace(";UseDevelopmentEmulator=true", "")
+        server._ready = replace(server.ready, connection_string=over_tls)
+
+    own_service.call(have_tls)
+    assert "CA to trust" in _browser(own_service).get("/keys/RootManageSharedAccessKey").text
 
 
 @pytest.mark.programs

@@ -14,7 +14,7 @@ from tidegate.broker import Broker, Claim, SharedAccessPolicy
 from tidegate.console.frame.errors import problem_page
 from tidegate.console.frame.forms import EMPTY_FORM, Form, optional_number, texts_of
 from tidegate.console.frame.pages import Pages, done, get, post
-from tidegate.console.frame.sessions import form_of, require_manage
+from tidegate.console.frame.sessions import form_of, require_manage, session_of
 from tidegate.console.keys.snippets import snippets_for
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import InvalidArgumentError, TidegateError
@@ -141,6 +141,7 @@ class KeyPages(Pages):
             problem,
             policy=policy,
             ways=self._ways(hub, policy),
+            own_key=_own_key(request, hub, policy),
             can_send=Claim.SEND in policy.claims,
             can_listen=Claim.LISTEN in policy.claims,
             snippets=snippets_for(named, is_in_string=hub is not None),
@@ -200,6 +201,14 @@ class KeyPages(Pages):
             for which, key in zip(_KEYS, policy.keys, strict=True)
             for each in map(ConnectionString.parse, self.root_strings())
         ]
+
+
+def _own_key(request: Request, hub: str | None, policy: SharedAccessPolicy) -> str | None:
+    """Which of the policy's keys signed the user in."""
+    grant = session_of(request).grant
+    if (grant.policy_name, grant.scope) != (policy.name, (hub or "").lower()):
+        return None
+    return next((which for which, key in zip(_KEYS, policy.keys, strict=True) if key == grant.key), None)
 
 
 def _place(hub: str | None, policy: str | None = None) -> str:
