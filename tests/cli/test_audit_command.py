@@ -97,6 +97,7 @@ def test_a_sound_table(processed_url: str, event_hub: str, environment: dict[str
     table = _audit(event_hub, processed_url, environment=environment)
     assert table.code == 0
     header, line, _ = table.out.splitlines()
+    assert "next event" in header
     assert header.split("  ")[0] == "partition"
     assert line.split()[:7] == ["0", "0", "10", "10", "10", "9", "1"]
     lines = _audit(event_hub, processed_url, "--csv", environment=environment).out.splitlines()

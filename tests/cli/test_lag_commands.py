@@ -188,7 +188,10 @@ def test_the_lag_table_ends_with_totals(sql_place: Place) -> None:
     found = sql_place.run("lag", sql_place.hub, "--table", "--group", "$Default", "--group", "late")
     assert found.code == 0, found.err
     lines = found.out.splitlines()
-    assert lines[0].split() == " ".join(LAG_COLUMNS).replace("_", " ").split()
+    assert (
+        lines[0].split()
+        == " ".join(LAG_COLUMNS).replace("_", " ").replace("checkpoint", "last processed").split()
+    )
     assert len(lines) == 6
     assert lines[1].split()[:3] == ["$Default", "0", "host-a"]
     assert lines[1].split()[-5:] == ["0", "0.0", "0", "2", "1"]
@@ -260,7 +263,7 @@ def test_checkpoints_are_listed(place: Place) -> None:
     for words in (("checkpoint", "list"), ("lease", "list")):
         found = place.run(*words, place.hub, "--group", "other", "--json")
         assert (found.code, found.out.strip()) == (0, "[]")
-        assert f"has no lease and no checkpoint of other of {place.hub}, but of $default." in found.err
+        assert f"has no lease and no checkpoint of other of {place.hub}, but of $Default." in found.err
 
 
 def test_lists_of_a_database_need_no_service(sql_place: Place, lonely: dict[str, str]) -> None:
@@ -277,7 +280,7 @@ def test_a_group_that_is_not_there_is_told_with_those_that_are(place: Place) -> 
     """Under which names it looked and which there are: a wrong group; in a directory a wrong namespace."""
     place.process(place.events()[6])
     is_directory = place.store_options[0] == "--checkpoint-dir"
-    there = f"but of $default as {place.group.namespace}." if is_directory else "but of $default."
+    there = f"but of $Default as {place.group.namespace}." if is_directory else "but of $Default."
     found = place.run("lag", place.hub, "--group", "alarms")
     assert (found.code, found.out) == (1, "")
     assert f"The event hub '{place.hub}' has no consumer group alarms." in found.err
@@ -305,10 +308,10 @@ def test_groups_that_the_service_keeps(
     shown = run_tidegate("lag", hub, "--json", environment=environment)
     assert shown.code == 0, shown.err
     first, second = json.loads(shown.out)
-    assert (first["consumer_group"], first["owner"], first["checkpoint"]) == ("$default", "one", 6)
+    assert (first["consumer_group"], first["owner"], first["checkpoint"]) == ("$Default", "one", 6)
     assert (first["lag_events"], second["lag_events"], second["owner"]) == (3, 0, None)
     assert (first["epoch"], second["epoch"]) == (None, None)  # official processors have none
-    there = f"Consumer groups of {hub}: $Default. The service keeps checkpoints of $default in "
+    there = f"Consumer groups of {hub}: $Default. The service keeps checkpoints of $Default in "
     for words in (("--group", "alarms"), ("--group", "alarms", *sql_place.store_options)):
         missing = run_tidegate("lag", hub, *words, environment=environment)
         assert missing.code == 1
@@ -334,6 +337,7 @@ def test_of_a_group_without_anything_no_total_is_zero(
     shown = run_tidegate("lag", hub, "--group", "reports", environment=environment)
     assert (shown.code, "no lease and no checkpoint of reports" in shown.err) == (0, True)
     assert {*shown.out.splitlines()[-1].split()} == {"total", "all", "-"}
+    assert "last processed" in shown.out.splitlines()[0]
 
 
 @pytest.mark.slow
@@ -420,7 +424,7 @@ def test_a_blob_container(
     assert [each["owner"] for each in place.json("lease", "list", event_hub)] == ["host-a"]
     options_elsewhere = ("--blob-container", container, "--namespace", "elsewhere")
     elsewhere = run_tidegate("lag", event_hub, *options_elsewhere, environment=place.environment).err
-    assert f"of {event_hub}, but of $default as name.servicebus.windows.net." in elsewhere
+    assert f"of {event_hub}, but of $Default as name.servicebus.windows.net." in elsewhere
     words = ("checkpoint", "set", event_hub, "--partition", "0", "--force", "--rewind")
     for position, checkpoint in ((("--earliest",), (-1, "-1")), (("--sequence-number", "3"), (2, "2"))):
         assert [each["is_set"] for each in place.json(*words, *position)] == [True]

@@ -78,7 +78,7 @@ async def test_rates_sizes_and_lag(hub: str, hub_service: HubService) -> None:
     assert counted["stored_bytes"] > 100 * counted["stored_events"]
     assert counted["incoming_bytes_per_s"] > 100 * counted["incoming_events_per_s"] > 0
     assert group["lag_events"] == counted["stored_events"] - 4
-    assert (group["group"], group["owners"], group["owned_partitions"]) == ("$default", ["host-a"], 1)
+    assert (group["group"], group["owners"], group["owned_partitions"]) == ("$Default", ["host-a"], 1)
 
 
 async def test_groups_of_a_database(hub: str, hub_service: HubService, tmp_path: Any) -> None:
@@ -97,7 +97,7 @@ async def test_groups_of_a_database(hub: str, hub_service: HubService, tmp_path:
     groups = {each["group"]: each for each in json.loads(stream.getvalue())["groups"]}
     assert {name: (each["lag_events"], each["owners"]) for name, each in groups.items()} == {
         "reports": (10, ["host-b"]),
-        "$default": (10, ["host-b"]),
+        "$Default": (10, ["host-b"]),
     }
 
 
@@ -119,7 +119,7 @@ def test_plain_snapshots_and_ctrl_c(hub: str, environment: dict[str, str]) -> No
     # A heading, the hub, nothing, a heading, the group, nothing; and once more.
     rows = [line.split() for line in lines]
     assert [row[:1] for row in rows[:7]] == [["hub"], [hub], [], ["hub"], [hub], [], ["hub"]]
-    assert rows[4][1:3] == ["$default", "6"]
+    assert rows[4][1:3] == ["$Default", "6"]
 
 
 @pytest.mark.slow
@@ -133,7 +133,7 @@ def test_a_terminal_of_any_width(hub: str, environment: dict[str, str], columns:
     lines = re.sub(r"\x1b\[[0-9;]*m", "", shown.out).splitlines()
     assert max(map(len, lines)) <= columns
     assert any(line.startswith(hub) and "10" in line.split() for line in lines) is (columns > 40)
-    assert any("$default" in line.split() and "6" in line.split() for line in lines)
+    assert any("$Default" in line.split() and "6" in line.split() for line in lines)
 
 
 def test_an_unknown_hub_is_named(environment: dict[str, str]) -> None:

@@ -132,6 +132,9 @@ def test_figures_that_stand_still_do_not_look_live(service: HubService, console_
     """While the service is away the page says so; when it is back, it goes on by itself."""
     console_page.goto("/")
     console_page.locator("#events-chart canvas").wait_for()
+    # Counts have whole steps, and a value without neighbours is seen as a point.
+    assert console_page.evaluate("[stepOf(1, 'events'), stepOf(9, 'events'), stepOf(1, '')]") == [1, 5, 0.25]
+    assert console_page.evaluate("alone({ data: [[], [1, null, 2, 3, null, 0]] }, 1)") == [0, 5]
     lost = console_page.get_by_text("Live figures are not updated.")
     assert not lost.is_visible()
     service.stop()

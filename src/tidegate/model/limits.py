@@ -41,6 +41,12 @@ RETENTION_HOURS_MAX: Final = 2160
 DEFAULT_CONSUMER_GROUP: Final = "$Default"
 """The consumer group that every hub has from the start, as named by Event Hubs."""
 
+
+def spelled_group(name: str) -> str:
+    """A consumer group's name; the default group's as it is shown, in whatever case it is kept."""
+    return DEFAULT_CONSUMER_GROUP if name.lower() == DEFAULT_CONSUMER_GROUP.lower() else name
+
+
 EVENT_BYTES_MIN: Final = 1024
 """The lowest limit on events that a hub can have, in bytes (our choice: room for an event's envelope)."""
 

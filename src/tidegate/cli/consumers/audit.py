@@ -26,6 +26,8 @@ _FIRST: Final = (
     "partition gaps duplicates rows dead_letters events checkpoint discarded rows_and_dead_letters "
     "beyond_checkpoint beyond_log"
 )
+_HEADINGS: Final = {"checkpoint": "next event"}
+"""Of a table: `tidegate lag` shows a checkpoint as its last processed event."""
 _FINDING_ATTRIBUTES: Final = columns_of("kind from=start_sequence_number until=until_sequence_number events")
 
 
@@ -130,7 +132,7 @@ def _write(output: Output, audit: Audit, title: str) -> None:
     if not output.is_table:
         output.records(records, columns=(*_COLUMNS, "findings"))
         return
-    output.records(records, columns=_COLUMNS, title=title, first=_FIRST)
+    output.records(records, columns=_COLUMNS, title=title, first=_FIRST, headings=_HEADINGS)
     findings = [
         {"partition": partition.partition_id} | attributes(finding, _FINDING_ATTRIBUTES)
         for partition in audit.partitions

@@ -25,6 +25,7 @@ from tidegate.cli.shell.options import groups_option, hub_argument, interval_opt
 from tidegate.cli.shell.render import Output, OutputFormat, attributes, columns_of, remark
 from tidegate.cli.shell.stores import DATABASE_VARIABLE, StoreChoice, missing_words, view_groups
 from tidegate.model.errors import InvalidArgumentError, NotFoundError, TidegateError
+from tidegate.model.limits import spelled_group
 from tidegate.model.times import milliseconds_of
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ _LEASE_FIRST = "partition owner consumer_group lease_age_s"
 _LAG_ATTRIBUTES = columns_of("lag_events=events lag_s=seconds lost_events")
 _LETTERS = ("open_dead_letters", "new_dead_letters")
 _COLUMNS = (*_LEASE_COLUMNS, "checkpoint", "end_of_log", *_LAG_ATTRIBUTES, *_LETTERS)
+_HEADINGS = {"checkpoint": "last processed"}
+"""Of a table: `tidegate audit` counts a checkpoint as the event after it."""
 
 
 class _Group(NamedTuple):
@@ -102,13 +105,13 @@ def lag(
     """Show how far consumer groups are behind the log.
 
     Columns: consumer group, partition, the lease (owner, acquired, age, epoch, offset), and: checkpoint:
-    sequence number of the last processed event (-1: none yet); end_of_log: sequence number of the last event
-    in the log; lag_events: events still to be read (all retained events if there is no checkpoint); lag_s:
-    enqueued time of the last event minus that of the last processed event, 0 when caught up; lost_events:
-    events that retention removed before they were read; with a database, open_dead_letters, and
-    new_dead_letters: those of them that failed within the last hour. Unknown values are empty; a blob
-    container stores no times. A table ends with totals; the total of lag_s is the maximum, shown if all
-    values are known.
+    sequence number of the last processed event (-1: none yet), in a table under "last processed"; end_of_log:
+    sequence number of the last event in the log; lag_events: events still to be read (all retained events if
+    there is no checkpoint); lag_s: enqueued time of the last event minus that of the last processed event, 0
+    when caught up; lost_events: events that retention removed before they were read; with a database,
+    open_dead_letters, and new_dead_letters: those of them that failed within the last hour. Unknown values
+    are empty; a blob container stores no times. A table ends with totals; the total of lag_s is the maximum,
+    shown if all values are known.
 
     Without a database, directory or container: the groups of official processors that keep their checkpoints
     in the service, and those of hosts, which report to it.
@@ -171,7 +174,7 @@ async def _source(
             async def look() -> Sequence[_Group]:
                 found = views_of(await administrator.list_consumers(hub))
                 names = [name for name in groups or found if name.lower() in found]
-                return [_Group(name, found[name.lower()]) for name in names]
+                return [_Group(spelled_group(name), found[name.lower()]) for name in names]
 
             yield look
             return
@@ -184,7 +187,7 @@ async def _source(
             if missing and not is_watched:
                 await check_event_hub(service.connection(), hub)
                 there = [
-                    each.consumer_group + (f" as {each.namespace}" if store.is_named else "")
+                    spelled_group(each.consumer_group) + (f" as {each.namespace}" if store.is_named else "")
                     for each in await opened.groups_of(hub)
                 ]
                 await _remark_missing(missing, where, administrator, hub, there=there)
@@ -238,7 +241,9 @@ async def _existing(administrator: EventHubAdministrator, hub: str) -> str:
     with suppress(TidegateError):
         names = ", ".join(await administrator.list_consumer_groups(hub))
         kept = await administrator.list_consumers(hub)
-        places = dict.fromkeys(f"{each.consumer_group} in {each.store} as {each.namespace}" for each in kept)
+        places = dict.fromkeys(
+            f"{spelled_group(each.consumer_group)} in {each.store} as {each.namespace}" for each in kept
+        )
         here = f" The service keeps checkpoints of {', '.join(places)}." if places else ""
         return f"Consumer groups of {hub}: {names}.{here}"
     return ""
@@ -287,7 +292,9 @@ def _write(
         records.append(total)
     first = "partition lag_events consumer_group lag_s owner open_dead_letters lost_events checkpoint"
     first += " end_of_log"
-    output.records(records, columns=_COLUMNS, title=f"Lag of {properties.name}", first=first)
+    output.records(
+        records, columns=_COLUMNS, title=f"Lag of {properties.name}", first=first, headings=_HEADINGS
+    )
 
 
 def _lease_record(group: str, view: GroupView, partition_id: str) -> dict[str, object]:

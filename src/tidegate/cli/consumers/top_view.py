@@ -14,6 +14,7 @@ from tidegate.cli.shell.render import Output
 from tidegate.cli.shell.stores import StoreChoice
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import BrokenError, NotFoundError, OperationTimeoutError
+from tidegate.model.limits import spelled_group
 from tidegate.processor.group_view import GroupView, total_of, view_group
 from tidegate.processor.options import PartitionManagerOptions
 from tidegate.transport.clock import SystemClock
@@ -181,7 +182,7 @@ def _group_record(
     owned = [owner for owner in owners if owner]
     return {
         "hub": hub.name,
-        "group": name,
+        "group": spelled_group(name),
         "lag_events": total.events,
         "lag_s": total.seconds,
         "lost_events": total.lost_events,

@@ -130,18 +130,20 @@ class Output:
         title: str | None = None,
         first: str = "",
         is_whole: bool = False,
+        headings: Mapping[str, str] = {},
     ) -> None:
         """Write a list. columns: the fields and their order, also without any record.
 
         title: shown only above a table on a terminal. first: the fields, separated by spaces, that a narrow
         terminal shows before others, most important first; "": as in ``columns``. is_whole: it shows each
-        record by itself instead, so that nothing is cut, and without fields that have no value.
+        record by itself instead, so that nothing is cut, and without fields that have no value. headings: of
+        a table's columns that are not headed by their names.
         """
         if self.format is OutputFormat.JSON:
             rows = [{column: record.get(column) for column in columns} for record in records]
             self._write_json(rows)
         elif self.format is OutputFormat.TABLE:
-            self._table(list(records), columns, title, first.split(), is_whole=is_whole)
+            self._table(list(records), columns, title, first.split(), is_whole=is_whole, headings=headings)
         else:
             stream = self.record_stream(columns)
             for record in records:
@@ -199,12 +201,15 @@ class Output:
         first: Sequence[str],
         *,
         is_whole: bool,
+        headings: Mapping[str, str],
     ) -> None:
         is_fitted = self.is_terminal and not self._is_wide
         now = SystemClock().now_utc() if is_fitted else None
         shown = [
             Column(
-                name.replace("_", " "), [_cell(row.get(name), now) for row in rows], _is_number(rows, name)
+                headings.get(name) or name.replace("_", " "),
+                [_cell(row.get(name), now) for row in rows],
+                _is_number(rows, name),
             )
             for name in columns
         ]

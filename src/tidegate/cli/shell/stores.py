@@ -19,7 +19,7 @@ from tidegate.cli.shell.interrupt import run_interruptible
 from tidegate.cli.shell.profiles import LOCAL, chosen_profile, load_profile
 from tidegate.cli.shell.render import remark
 from tidegate.model.errors import InvalidArgumentError, NotFoundError, StoreError
-from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
+from tidegate.model.limits import DEFAULT_CONSUMER_GROUP, spelled_group
 
 if TYPE_CHECKING:
     from tidegate.processor.group_view import GroupView
@@ -169,7 +169,7 @@ class StoreChoice:
             async with self.open() as store:
                 views = await view_groups(store, key, groups)
                 if missing := [name for name, view in views if not view.partition_ids]:
-                    there = [each.consumer_group for each in await store.groups_of(hub)]
+                    there = [spelled_group(each.consumer_group) for each in await store.groups_of(hub)]
                     remark(missing_words(self.kind, missing, hub, there))
                 return views
 

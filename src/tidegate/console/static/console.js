@@ -58,11 +58,19 @@ const STEPS = { seconds: [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 360
 const TICKS = 4;
 
 function stepOf(most, unit) {
-  const least = Math.max(most, 1) / TICKS;
+  const isCount = unit === "events";
+  const least = Math.max(most, isCount ? TICKS : 1) / TICKS;
   if (unit === "bytes/s") return 2 ** Math.ceil(Math.log2(least));
   const power = 10 ** Math.floor(Math.log10(least));
   const found = (STEPS[unit] ?? []).find((step) => step >= least);
-  return found ?? [1, 2, 2.5, 5, 10].map((step) => step * power).find((step) => step >= least);
+  return found ?? [1, 2, 2.5, 5, 10].map((step) => step * power).find((step) => step >= least && (!isCount || Number.isInteger(step)));
+}
+
+// A line needs two values beside each other: one alone is drawn as a point.
+function alone(chart, number) {
+  const values = chart.data[number];
+  const isThere = (index) => values[index] !== null && values[index] !== undefined;
+  return [...values.keys()].filter((index) => isThere(index) && !isThere(index - 1) && !isThere(index + 1));
 }
 
 function draw(place, shown) {
@@ -106,7 +114,7 @@ function draw(place, shown) {
           stroke: colour(`--chart-${index + 1}`),
           width: 2,
           dash: index % 2 ? [6, 4] : [],
-          points: { show: false },
+          points: { show: false, filter: alone },
           value: (chart, value, number, at) => formatted(at === null ? newest(chart.data[number]) : value, shown.unit),
         })),
       ],

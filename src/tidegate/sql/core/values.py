@@ -15,7 +15,7 @@ from typing import Final, Protocol, Self
 
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.events import EventData, ReceivedEvent
-from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
+from tidegate.model.limits import DEFAULT_CONSUMER_GROUP, spelled_group
 from tidegate.model.position import parse_time
 from tidegate.wire.event_codec import encode_event
 
@@ -45,9 +45,7 @@ class ConsumerKey:
         if not self.event_hub or not self.consumer_group:
             raise InvalidArgumentError("A consumer needs the name of an event hub and of a consumer group.")
         object.__setattr__(self, "event_hub", self.event_hub.lower())
-        group = self.consumer_group.lower()
-        is_default = group == DEFAULT_CONSUMER_GROUP.lower()
-        object.__setattr__(self, "consumer_group", DEFAULT_CONSUMER_GROUP if is_default else group)
+        object.__setattr__(self, "consumer_group", spelled_group(self.consumer_group.lower()))
 
     def __str__(self) -> str:
         return f"{self.event_hub}/{self.consumer_group}"
