@@ -130,7 +130,7 @@ class Access:
         is_right = link is not None and hmac.compare_digest(link[0], secret.encode())
         if link is None or not is_right or self._clock.monotonic() > link[1] or policy is None:
             raise InvalidKeyError(
-                "The link has been used, or is more than ten minutes old.",
+                "The link is not complete, has been used, or is more than ten minutes old.",
                 next_step="Sign in with a policy's key; a service that is started again prints another link.",
             )
         self._link = None
