@@ -36,6 +36,7 @@ from tidegate.model.errors import (
 from tidegate.model.hub_settings import HUB_SETTINGS, HubChanges, HubSettings, checked_changes, hub_changes_in
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP, TIER_DEFAULT, Tier, TierLimits
 from tidegate.model.times import milliseconds_of
+from tidegate.model.typed import from_values
 from tidegate.storage.engine import Cell, ControlLog
 
 NAMESPACE_KEY: Final = "namespace"
@@ -290,7 +291,7 @@ def _parse(data: bytes, record: type[_R], place: str) -> _R:
             document |= hub_changes_in(document)
             if document["capture"] is not None:
                 document["capture"] = CaptureSettings.from_mapping(document["capture"])
-        return msgspec.convert(document, record)
+        return from_values(document, record)
     except (ValueError, KeyError, TypeError, AttributeError, *_REFUSALS) as error:
         # The parser's message may quote the file, which contains keys: only its type is reported.
         raise LogCorruptError(

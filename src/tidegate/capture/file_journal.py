@@ -24,6 +24,7 @@ import msgspec
 from tidegate.files import make_private_directory, open_private
 from tidegate.model.capture import CapturedFile
 from tidegate.model.limits import CAPTURE_FILES_LISTED_BYTES_MAX
+from tidegate.model.typed import from_json
 
 _ANSWERS_MAX: Final = 8
 """Answers that are kept for a hub (our choice: some kilobytes each)."""
@@ -100,7 +101,7 @@ def _place(file: CapturedFile) -> bytes:
 
 def _parse(line: bytes) -> CapturedFile | None:
     try:
-        file = msgspec.json.decode(line, type=CapturedFile)
+        file = from_json(line, CapturedFile)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     numbers = (file.start_sequence_number, file.until_sequence_number, file.event_count, file.file_bytes)

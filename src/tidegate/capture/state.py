@@ -17,6 +17,7 @@ import msgspec
 
 from tidegate.broker import ControlConflictError, ControlLog
 from tidegate.model.errors import LogCorruptError
+from tidegate.model.typed import from_values
 
 CAPTURE_KEYS: Final = "capture/"
 """Before the id of a hub, ``/`` and the id of a partition."""
@@ -75,7 +76,7 @@ class StateStore:
         try:
             document = msgspec.json.decode(cell.value, type=dict[str, object])
             if document.pop("format_version", None) == _FORMAT_VERSION and "planned" in document:
-                return msgspec.convert(document, PartitionState)
+                return from_values(document, PartitionState)
         except (msgspec.MsgspecError, UnicodeDecodeError):
             pass
         raise LogCorruptError(

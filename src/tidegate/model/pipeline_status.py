@@ -15,6 +15,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from tidegate.model.errors import LATER_VERSION, InvalidArgumentError
+from tidegate.model.typed import from_values
 
 STATUS_VERSION = 1
 
@@ -180,7 +181,7 @@ class PipelineStatus:
                     f"version {STATUS_VERSION}.",
                     next_step=LATER_VERSION,
                 )
-            status = msgspec.convert(values, cls)
+            status = from_values(values, cls)
             times = (status.started_at, status.updated_at, status.ended_at, status.watermark)
             if any(time is not None and time.tzinfo is None for time in times):
                 raise ValueError("A time without a zone cannot be compared with a reader's clock.")

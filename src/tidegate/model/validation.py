@@ -17,6 +17,7 @@ import msgspec
 
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.limits import NAME_CHARACTERS_MAX
+from tidegate.model.typed import from_json, from_values
 
 NOT_GIVEN: Final = {"is_given": False}
 """Metadata of a dataclass field that plain values may not set."""
@@ -52,7 +53,7 @@ def validated(value: object, kind: type[T], where: str = "", *, is_text: bool = 
     Raises InvalidArgumentError naming the field that is missing, unknown or of another type.
     """
     try:
-        return msgspec.convert(value, kind, dec_hook=_path, strict=not is_text)
+        return from_values(value, kind, dec_hook=_path, strict=not is_text)
     except msgspec.ValidationError as error:
         raise _refusal(error, kind, where) from None
 
@@ -72,7 +73,7 @@ def decoded(body: bytes, kind: type[T]) -> T:
     Raises InvalidArgumentError as ``validated``, and for bytes that are not JSON.
     """
     try:
-        return msgspec.json.decode(body, type=kind)
+        return from_json(body, kind)
     except msgspec.ValidationError as error:
         raise _refusal(error, kind, "") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

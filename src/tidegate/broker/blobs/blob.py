@@ -14,6 +14,7 @@ from tidegate.broker.blobs.lease import Lease, StoredLease
 from tidegate.broker.blobs.refusals import BlobRefusedError, Refusal
 from tidegate.model.errors import LATER_VERSION, LogCorruptError
 from tidegate.model.times import time_of
+from tidegate.model.typed import from_json
 
 T = TypeVar("T")
 
@@ -109,7 +110,7 @@ def _metadata_bytes(metadata: Mapping[str, str]) -> int:
 
 def _parse(value: bytes, kind: type[T], place: str) -> T:
     try:
-        return msgspec.json.decode(value, type=kind)
+        return from_json(value, kind)
     except (msgspec.DecodeError, ValueError) as error:
         raise LogCorruptError(
             f"Cannot parse the checkpoints in {place}: {error}.",

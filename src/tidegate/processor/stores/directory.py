@@ -33,6 +33,7 @@ import msgspec
 from tidegate.files import lock_file, replace_file, sync_directory, unlock_file
 from tidegate.model.clock import Clock
 from tidegate.model.errors import LATER_VERSION, ClosedError, StoreError, StoreUnavailableError
+from tidegate.model.typed import from_json
 from tidegate.processor.checkpoint import ProcessorCheckpoint, decide_move
 from tidegate.processor.lease import NAMES_SUFFIX, GroupKey, Lease, LeaseSnapshot
 from tidegate.processor.stores import lease_changes
@@ -376,10 +377,10 @@ def _read_leases(path: Path) -> dict[str, Lease]:
         except FileNotFoundError:
             return {}
     try:
-        stored = msgspec.json.decode(content, type=_LeaseFile).leases
+        stored = from_json(content, _LeaseFile).leases
     except msgspec.DecodeError as exc:
         with contextlib.suppress(msgspec.DecodeError):
-            later = msgspec.json.decode(content, type=_LaterLeaseFile)
+            later = from_json(content, _LaterLeaseFile)
             raise StoreError(
                 f"The lease file {path} has the format {later.format}, which this version does not know.",
                 next_step=LATER_VERSION,

@@ -22,6 +22,7 @@ from typing import Final
 import msgspec
 
 from tidegate.model.errors import LATER_VERSION, InvalidArgumentError
+from tidegate.model.typed import from_json
 from tidegate.spark.file_sink.storage import SinkFolder
 
 _COMMITS: Final = "_tidegate/commits"
@@ -116,11 +117,11 @@ def published_files(path: str, storage_options: Mapping[str, object] | None = No
 
 
 def _decode(data: bytes, name: str) -> Manifest:
-    version = msgspec.json.decode(data, type=_Versioned).version
+    version = from_json(data, _Versioned).version
     if version > _VERSION:
         raise InvalidArgumentError(
             f"The file sink's manifest {name} has version {version}; this Tidegate reads up to version "
             f"{_VERSION}.",
             next_step=LATER_VERSION,
         )
-    return msgspec.json.decode(data, type=Manifest)
+    return from_json(data, Manifest)

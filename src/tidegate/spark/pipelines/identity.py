@@ -19,6 +19,7 @@ from tidegate.files import replace_file
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import LATER_VERSION, EventHubReplacedError, InvalidArgumentError, TidegateError
 from tidegate.model.times import time_of, time_text
+from tidegate.model.typed import from_values
 from tidegate.spark.pipelines.stream_pipeline import HubSource, StreamPipeline
 from tidegate.spark.source.hub import HubReader
 from tidegate.spark.source.journal import local_path
@@ -72,7 +73,7 @@ class PipelineIdentity:
             )
         if version != _VERSION:
             raise ValueError("no version")
-        return msgspec.convert(values, cls)
+        return from_values(values, cls)
 
     def check(self, found: PipelineIdentity, location: str) -> None:
         """Raise if ``found``, in the directory ``location``, is another pipeline's or another hub's."""

@@ -29,6 +29,7 @@ from tidegate.model.errors import (
 )
 from tidegate.model.history import find_divergence, history_of
 from tidegate.model.hub_properties import PartitionEnds
+from tidegate.model.typed import from_values
 
 OFFSET_VERSION = 1
 
@@ -109,7 +110,7 @@ class StreamOffset(msgspec.Struct, frozen=True, rename=_NAMES):
             )
         try:
             msgspec.convert(version, Literal[1])
-            return msgspec.convert(value, cls)
+            return from_values(value, cls)
         except msgspec.ValidationError as error:
             raise InvalidArgumentError(
                 f"The checkpoint directory holds an offset that is not of the format `eventhubs`: {value!r}.",
