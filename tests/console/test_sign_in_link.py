@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 from tests.support.clocks import SetClock
 
-from tidegate.broker import ROOT_POLICY_NAME, Broker
+from tidegate.broker import ROOT_POLICY_NAME, Broker, attempts
 from tidegate.console.frame.rights import LINK_S, Access
 from tidegate.model.errors import ServerBusyError, UnauthorizedError
 
@@ -33,8 +33,11 @@ async def test_a_link_signs_in_once_and_soon(broker: Broker) -> None:
         await access.sign_in_by_link("late", address="127.0.0.1")
 
 
-async def test_guesses_are_slowed_and_block_only_the_link(broker: Broker) -> None:
+async def test_guesses_are_slowed_and_block_only_the_link(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As wrong keys are: else any page could fill the audit trail. The root key still signs in."""
+    monkeypatch.setattr(attempts, "FREE_FAILURES", 5)  # other tests of this process may guess for free
     access = Access(broker, SetClock())
     broker.key_guard.release()  # no delay is waited for
 
