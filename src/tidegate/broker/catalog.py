@@ -36,7 +36,7 @@ from tidegate.model.errors import (
 from tidegate.model.hub_settings import HUB_SETTINGS, HubChanges, HubSettings, checked_changes, hub_changes_in
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP, TIER_DEFAULT, Tier, TierLimits
 from tidegate.model.times import milliseconds_of
-from tidegate.model.typed import from_values
+from tidegate.model.validation import from_values
 from tidegate.storage.engine import Cell, ControlLog
 
 NAMESPACE_KEY: Final = "namespace"

@@ -24,7 +24,7 @@ import msgspec
 from tidegate.files import make_private_directory, open_private
 from tidegate.model.capture import CapturedFile
 from tidegate.model.limits import CAPTURE_FILES_LISTED_BYTES_MAX
-from tidegate.model.typed import from_json
+from tidegate.model.validation import from_json
 
 _ANSWERS_MAX: Final = 8
 """Answers that are kept for a hub (our choice: some kilobytes each)."""

@@ -17,7 +17,7 @@ import msgspec
 
 from tidegate.broker import ControlConflictError, ControlLog
 from tidegate.model.errors import LogCorruptError
-from tidegate.model.typed import from_values
+from tidegate.model.validation import from_values
 
 CAPTURE_KEYS: Final = "capture/"
 """Before the id of a hub, ``/`` and the id of a partition."""

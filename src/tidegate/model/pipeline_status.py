@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from tidegate.model.errors import LATER_VERSION, InvalidArgumentError
-from tidegate.model.typed import from_values
+from tidegate.model.validation import from_values
 
 STATUS_VERSION = 1
 

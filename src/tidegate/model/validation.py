@@ -1,13 +1,18 @@
-"""Checks plain values from a file or a request against declared types, with msgspec.
+"""Plain values and JSON as declared types, by msgspec, from any thread; and what was wrong with a request's.
 
 The rule: a type is declared where the values are used; this module only turns msgspec's error into one
 sentence that names the location. No sentence repeats a value, which may be a key.
+
+What msgspec (0.22.0) finds out about a class at its first use is put into the class before it is complete, as
+a class may contain itself. Another thread that meets it then crashes the process. So the first use of each
+class is here, under a lock.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import re
+import threading
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -17,7 +22,6 @@ import msgspec
 
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.limits import NAME_CHARACTERS_MAX
-from tidegate.model.typed import from_json, from_values
 
 NOT_GIVEN: Final = {"is_given": False}
 """Metadata of a dataclass field that plain values may not set."""
@@ -42,6 +46,36 @@ _WORDS: Final = {
     "object": "an object",
     "str": "a string",
 }
+
+
+_lock: Final = threading.Lock()
+_known: Final[set[type]] = set()
+
+
+def from_json(data: bytes | str, kind: type[T]) -> T:
+    """As ``msgspec.json.decode``."""
+    _prepare(kind)
+    return msgspec.json.decode(data, type=kind)
+
+
+def from_values(
+    value: object,
+    kind: type[T],
+    *,
+    strict: bool = True,
+    dec_hook: Callable[[type, Any], Any] | None = None,
+) -> T:
+    """As ``msgspec.convert``."""
+    _prepare(kind)
+    return msgspec.convert(value, kind, strict=strict, dec_hook=dec_hook)
+
+
+def _prepare(kind: type) -> None:
+    if kind in _known:
+        return
+    with _lock:
+        msgspec.msgpack.Decoder(kind)  # finds out about the class, and all that it contains
+        _known.add(kind)
 
 
 def validated(value: object, kind: type[T], where: str = "", *, is_text: bool = False) -> T:

@@ -14,7 +14,7 @@ from tidegate.broker.blobs.lease import Lease, StoredLease
 from tidegate.broker.blobs.refusals import BlobRefusedError, Refusal
 from tidegate.model.errors import LATER_VERSION, LogCorruptError
 from tidegate.model.times import time_of
-from tidegate.model.typed import from_json
+from tidegate.model.validation import from_json
 
 T = TypeVar("T")
 

@@ -182,9 +182,8 @@ def serve(
     is_first_start = is_new and temporary is None
 
     # Only a person at a terminal gets the link: what else takes the output may be a log.
-    link_secret = None
-    if log_format == LogFormat.TEXT.value and sys.stdout.isatty():
-        link_secret = secrets.token_urlsafe(32)
+    is_link_shown = log_format == LogFormat.TEXT.value and sys.stdout.isatty()
+    link_secret = secrets.token_urlsafe(32) if is_link_shown else None
 
     def announce(ready: ReadyInformation) -> None:
         # The message contains a key. A log for programs usually shares its destination with this stream.

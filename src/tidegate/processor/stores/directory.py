@@ -33,7 +33,7 @@ import msgspec
 from tidegate.files import lock_file, replace_file, sync_directory, unlock_file
 from tidegate.model.clock import Clock
 from tidegate.model.errors import LATER_VERSION, ClosedError, StoreError, StoreUnavailableError
-from tidegate.model.typed import from_json
+from tidegate.model.validation import from_json
 from tidegate.processor.checkpoint import ProcessorCheckpoint, decide_move
 from tidegate.processor.lease import NAMES_SUFFIX, GroupKey, Lease, LeaseSnapshot
 from tidegate.processor.stores import lease_changes

@@ -22,7 +22,7 @@ from typing import Final
 import msgspec
 
 from tidegate.model.errors import LATER_VERSION, InvalidArgumentError
-from tidegate.model.typed import from_json
+from tidegate.model.validation import from_json
 from tidegate.spark.file_sink.storage import SinkFolder
 
 _COMMITS: Final = "_tidegate/commits"

@@ -19,7 +19,7 @@ from tidegate.files import replace_file
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import LATER_VERSION, EventHubReplacedError, InvalidArgumentError, TidegateError
 from tidegate.model.times import time_of, time_text
-from tidegate.model.typed import from_values
+from tidegate.model.validation import from_values
 from tidegate.spark.pipelines.stream_pipeline import HubSource, StreamPipeline
 from tidegate.spark.source.hub import HubReader
 from tidegate.spark.source.journal import local_path

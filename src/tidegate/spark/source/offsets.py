@@ -29,7 +29,7 @@ from tidegate.model.errors import (
 )
 from tidegate.model.history import find_divergence, history_of
 from tidegate.model.hub_properties import PartitionEnds
-from tidegate.model.typed import from_values
+from tidegate.model.validation import from_values
 
 OFFSET_VERSION = 1
 
