@@ -154,11 +154,7 @@ def serve(
       tidegate serve --config Config.json --root-key SAS_KEY_VALUE
       tidegate serve --host 0.0.0.0 --amqps-port 5671 --https-port 443 --tls-name log.example.org
     """
-    if IS_WINDOWS:
-        raise InvalidArgumentError(
-            "The service does not run on Windows.",
-            next_step="Run it in a container or in WSL; clients and the other commands run here.",
-        )
+    _refuse_windows()
     with collections_paused():
         import asyncio
 
@@ -203,6 +199,14 @@ def serve(
 
     with temporary or contextlib.nullcontext():
         run_interruptible(serve_until_stopped())
+
+
+def _refuse_windows() -> None:
+    if IS_WINDOWS:
+        raise InvalidArgumentError(
+            "The service does not run on Windows.",
+            next_step="Run it in a container or in WSL; clients and the other commands run here.",
+        )
 
 
 def _destinations(prefixes: tuple[str, ...]) -> tuple[str, ...]:
