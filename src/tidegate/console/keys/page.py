@@ -43,75 +43,13 @@ class KeyPages(Pages):
     root_strings: Callable[[], Sequence[str]]
     """The root policy's connection strings, one for each way to connect."""
 
-    # -- the list
-
     @get("/keys")
-    async def list(self, request: Request, form: Form = EMPTY_FORM) -> Response:
-        return self._list(request, form)
-
     @get("/hubs/{hub}/keys")
-    async def list_of_hub(self, request: Request, form: Form = EMPTY_FORM) -> Response:
-        return self._list(request, form)
-
-    @post("/keys")
-    async def create(self, request: Request) -> Response:
-        return await self._create(request)
-
-    @post("/hubs/{hub}/keys")
-    async def create_of_hub(self, request: Request) -> Response:
-        return await self._create(request)
-
-    # -- a policy
-
-    @get("/keys/{policy}")
-    async def show(self, request: Request) -> Response:
-        return self._show(request)
-
-    @get("/hubs/{hub}/keys/{policy}")
-    async def show_of_hub(self, request: Request) -> Response:
-        return self._show(request)
-
-    @post("/keys/{policy}/regenerate")
-    async def regenerate(self, request: Request) -> Response:
-        return await self._regenerate(request)
-
-    @post("/hubs/{hub}/keys/{policy}/regenerate")
-    async def regenerate_of_hub(self, request: Request) -> Response:
-        return await self._regenerate(request)
-
-    @post("/keys/{policy}/delete")
-    async def delete(self, request: Request) -> Response:
-        return await self._delete(request)
-
-    @post("/hubs/{hub}/keys/{policy}/delete")
-    async def delete_of_hub(self, request: Request) -> Response:
-        return await self._delete(request)
-
-    # -- the namespace
-
-    @post("/keys/-/limits")
-    async def set_limits(self, request: Request) -> Response:
-        """No policy can have the name ``-``."""
-        fields = texts_of(await form_of(request))
-        require_manage(request)
-        try:
-            tier = _tier_of(fields.get("tier", ""))
-            units = optional_number(fields, "throughput_units", "The number of throughput units")
-            if units != self.broker.throughput.units:
-                await self.broker.set_throughput_units(units)
-            if tier != self.broker.tier:
-                await self.broker.set_tier(tier)
-        except TidegateError as error:
-            return self._list(request, Form(fields, error))
-        return done(request, "The limits apply now.", "/keys")
-
-    # -- of both
-
-    def _list(self, request: Request, form: Form) -> Response:
+    async def list(self, request: Request, form: Form = EMPTY_FORM) -> Response:
         hub = self._hub(request)
         context: dict[str, Any] = {
             "policies": self.broker.policies(hub),
-            "hubs": [each.name for each in self.broker.list_event_hubs()] if hub is None else [],
+            "hubs": [] if hub else self.broker.list_event_hubs(),
             "claims": [claim.value for claim in Claim],
             "fields": _BLANK
             | {"throughput_units": self._units, "tier": self.broker.tier.value}
@@ -121,17 +59,21 @@ class KeyPages(Pages):
         }
         return self._page(request, "keys/list.html", form.problem, **context)
 
-    async def _create(self, request: Request) -> Response:
+    @post("/keys")
+    @post("/hubs/{hub}/keys")
+    async def create(self, request: Request) -> Response:
         fields = texts_of(await form_of(request))
         hub = self._hub(request)
         claims = [claim for claim in Claim if fields.get(claim.value)]
         try:
             policy = await self.broker.create_policy(hub, fields.get("name", ""), claims)
         except TidegateError as error:
-            return self._list(request, Form(fields, error))
+            return await self.list(request, Form(fields, error))
         return done(request, f"Created the policy {policy.name}.", _place(hub, policy.name))
 
-    def _show(self, request: Request, problem: TidegateError | None = None) -> Response:
+    @get("/keys/{policy}")
+    @get("/hubs/{hub}/keys/{policy}")
+    async def show(self, request: Request, problem: TidegateError | None = None) -> Response:
         hub, policy = self._hub(request), self._policy(request)
         hubs = self.broker.list_event_hubs()
         named = hub or (hubs[0].name if hubs else _HUB)
@@ -147,7 +89,9 @@ class KeyPages(Pages):
             snippets=snippets_for(named, is_in_string=hub is not None),
         )
 
-    async def _regenerate(self, request: Request) -> Response:
+    @post("/keys/{policy}/regenerate")
+    @post("/hubs/{hub}/keys/{policy}/regenerate")
+    async def regenerate(self, request: Request) -> Response:
         which = texts_of(await form_of(request)).get("which", "")
         hub, policy = self._hub(request), self._policy(request)
         try:
@@ -155,17 +99,35 @@ class KeyPages(Pages):
                 raise InvalidArgumentError("The form names no key.", next_step="Use the buttons of the page.")
             await self.broker.regenerate_key(hub, policy.name, is_secondary=which == "secondary")
         except TidegateError as error:
-            return self._show(request, error)
+            return await self.show(request, error)
         return done(request, f"The {which} key is another one now.", _place(hub, policy.name))
 
-    async def _delete(self, request: Request) -> Response:
+    @post("/keys/{policy}/delete")
+    @post("/hubs/{hub}/keys/{policy}/delete")
+    async def delete(self, request: Request) -> Response:
         await form_of(request)
         hub, policy = self._hub(request), self._policy(request)
         try:
             await self.broker.delete_policy(hub, policy.name)
         except TidegateError as error:
-            return self._show(request, error)
+            return await self.show(request, error)
         return done(request, f"Deleted the policy {policy.name}.", _place(hub))
+
+    @post("/keys/-/limits")
+    async def set_limits(self, request: Request) -> Response:
+        """No policy can have the name ``-``."""
+        fields = texts_of(await form_of(request))
+        require_manage(request)
+        try:
+            tier = _tier_of(fields.get("tier", ""))
+            units = optional_number(fields, "throughput_units", "The number of throughput units")
+            if units != self.broker.throughput.units:
+                await self.broker.set_throughput_units(units)
+            if tier != self.broker.tier:
+                await self.broker.set_tier(tier)
+        except TidegateError as error:
+            return await self.list(request, Form(fields, error))
+        return done(request, "The limits apply now.", "/keys")
 
     def _hub(self, request: Request) -> str | None:
         """The event hub of the URL, as its creator spelled it; None: the namespace. Requires Manage of it."""
