@@ -92,7 +92,7 @@ chaos-spark: $(STAMP)  ## executors, driver, service and database killed, specul
 	$(BIN)/python -m tests.spark.faults $(ARGS)
 
 # VERSION=4.1 for one of them. Environments of about 1 GB each, below build/.
-spark-matrix: $(STAMP)  ## each version of PySpark, also with Spark Connect: installs them and runs a program; ~20 min
+spark-matrix: $(STAMP)  ## each version of PySpark, also with Spark Connect: installs them and runs a program; ~30 min
 	$(BIN)/python -m tests.spark.matrix $(VERSION:%=--version %) $(ARGS)
 
 interop: $(STAMP) $(NPM)  ## official and generic clients against a real service; fetches them from their registries
