@@ -11,7 +11,7 @@ address that has had least time, and is the one of its shares that has had least
 with the time it was served; after a pause it starts at the others' current tag, less a small credit
 (start-time fair queueing, in two levels: Goyal, Vin and Cheng, IEEE/ACM Transactions on Networking 5(5),
 1997). A single busy connection has the whole loop, and a thousand connections of one address get no more of
-it than the only one of another.
+it than the only one of another. Work that leaves nothing to do counts less (``LONE_S``).
 
 Some work has separate turns. Output to receivers (``for_output``), and work of connections that have been
 served for less than ARRIVAL_S (``for_arrivals``), get up to a third of the time each: a thousand connections
@@ -64,6 +64,18 @@ ARRIVAL_S: Final = 0.005
 about 2 ms)."""
 
 
+LONE_S: Final = 0.0005
+"""Of work that leaves nothing to do, this much does not count, but a quarter always does.
+
+A request that comes alone finds nothing of the service in the processor's caches: beside 150 producers, an
+event took 0.35 to 0.58 ms of processor time where one in a row of theirs took 0.07. Charged for that, a quiet
+user of 50 events a second needed more than its 51st of the loop, and waited seconds.
+"""
+
+_LONE_CHARGE: Final = 0.25
+"""Our choice: requests in a row keep at least a fifth of the loop beside lone ones without end."""
+
+
 class _Tagged:
     """A member of a ``_FairQueue``."""
 
@@ -86,7 +98,7 @@ class _FairQueue(Generic[_T]):
     def __init__(self, credit_s: float) -> None:
         self._credit_s = credit_s
         self.start_s = 0.0
-        """The tag of the last member served; new members start here."""
+        """The tag of the member whose turn it was last; new members start here."""
         self._heap: list[tuple[float, int, _T]] = []
         self._puts = 0
 
@@ -112,8 +124,10 @@ class _FairQueue(Generic[_T]):
         earliest_s = self.start_s - self._credit_s
         if item.tag_s < earliest_s:
             item.tag_s = earliest_s
-        if item.tag_s > self.start_s:
-            self.start_s = item.tag_s
+        # What is served out of its turn is ahead of those that wait. From its tag, who comes next would start
+        # behind them all.
+        due_s = min(item.tag_s, self._heap[0][0]) if self._heap else item.tag_s
+        self.start_s = max(self.start_s, due_s)
 
     def _tag(self, item: _T) -> float:
         return max(item.tag_s, self.start_s - self._credit_s)
@@ -351,9 +365,11 @@ class Turns:
         finally:
             elapsed_s = self.monotonic() - started_s
             own_s = max(0.0, elapsed_s - self._inner_s)
-            share.tag_s += own_s
+            is_lone = not (has_more or share.is_waiting)
+            charged_s = max(own_s * _LONE_CHARGE, own_s - LONE_S) if is_lone else own_s
+            share.tag_s += charged_s
             share.served_s += own_s
-            party.tag_s += own_s
+            party.tag_s += charged_s
             self._served_s += own_s
             self._inner_s = outer_s + elapsed_s
             self._rests.add_work(own_s)
