@@ -59,9 +59,10 @@ CREDIT_S: Final = 0.005
 """How far ahead of other connections of its address a returning one may start: some requests in a row.
 Addresses have no credit: a hundred in sequence would add up to half a second."""
 
-ARRIVAL_S: Final = 0.005
+ARRIVAL_S: Final = 0.01
 """Service time during which a connection counts as arriving (our choice: opening it, a token and a link take
-about 2 ms)."""
+about 2 ms, and several times that beside a flood; what is over would count against the established
+connections of its address)."""
 
 
 LONE_S: Final = 0.0005
