@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pytest
+from hypothesis import settings
 from tests.needs import Guard, add_markers, markers_of
 from tests.support.forked import fork_services
 from tests.support.quick_spark import use_quick_spark
@@ -34,6 +35,10 @@ _SPARK: Final = "tests/spark/"
 # 0.2 s in each of the hundreds that tests start.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# No test depends on the speed of a machine.
+settings.register_profile("untimed", settings(), deadline=None)
+settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")

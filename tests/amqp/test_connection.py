@@ -215,7 +215,7 @@ def test_a_failure_before_our_open_still_sends_open_and_close(first: bytes) -> N
 
 @pytest.mark.slow
 @given(st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_no_bytes_make_the_engine_raise(data: st.DataObject) -> None:
     """Protects the service from every peer: damage anywhere in a conversation ends in events."""
     stream = bytearray(_recorded_conversation())

@@ -153,5 +153,5 @@ class Conversation(RuleBasedStateMachine):
         assert isinstance(self.pair.server_events[-1], ConnectionClosed)
 
 
-Conversation.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+Conversation.TestCase.settings = settings(max_examples=40, stateful_step_count=30)
 TestConversation = Conversation.TestCase

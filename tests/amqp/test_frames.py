@@ -26,7 +26,7 @@ def test_an_empty_frame_is_eight_bytes() -> None:
     assert encode_frame(0, b"") == EMPTY_FRAME
 
 
-@settings(deadline=None, derandomize=True, max_examples=80)
+@settings(derandomize=True, max_examples=80)
 @given(
     st.lists(st.tuples(st.integers(0, 65535), st.binary(max_size=600)), max_size=12), st.integers(0, 2**32)
 )

@@ -53,7 +53,7 @@ bodies: st.SearchStrategy[dict[str, Any]] = st.one_of(
 )
 
 
-@settings(deadline=None, derandomize=True, max_examples=60)
+@settings(derandomize=True, max_examples=60)
 @given(
     st.none() | st.builds(Header, st.booleans(), st.integers(0, 255), st.none(), st.booleans()),
     st.none() | properties,

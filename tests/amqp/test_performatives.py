@@ -159,7 +159,7 @@ FIELD_COUNTS = {
 def test_a_performative_comes_back_and_the_official_client_can_read_it(kind: type) -> None:
     """Protects each performative with all its fields, and the lengths that azure-eventhub 5.15.1 needs."""
 
-    @settings(deadline=None, derandomize=True, max_examples=20)
+    @settings(derandomize=True, max_examples=20)
     @given(STRATEGIES[kind])
     def check(performative: Performative) -> None:
         encoded = encode_performative(performative)

@@ -165,7 +165,7 @@ def _serve(data: bytes, cuts: list[int]) -> tuple[list[str], bytes, list[object]
 
 
 @pytest.mark.slow
-@settings(deadline=None, derandomize=True)
+@settings(derandomize=True)
 @given(
     st.lists(_FRAMES, min_size=5, max_size=60),
     st.lists(st.integers(0, 10_000), max_size=4),
@@ -220,7 +220,7 @@ def _dispositions(output: bytes) -> list[Disposition]:
     return found
 
 
-@settings(deadline=None, derandomize=True)
+@settings(derandomize=True)
 @given(
     st.integers(0, 0xFFFFFFFF),
     st.lists(st.tuples(st.integers(1, 3), st.booleans()), min_size=1, max_size=20).flatmap(

@@ -43,7 +43,7 @@ UUID_VALUE = UUID("00112233-4455-6677-8899-aabbccddeeff")
 
 
 @pytest.mark.slow
-@settings(deadline=None, derandomize=True, max_examples=150)
+@settings(derandomize=True, max_examples=150)
 @given(values)
 def test_a_value_comes_back_as_it_was(value: object) -> None:
     """Protects every type of AMQP, its edge values and their nesting; skipping must agree with decoding."""
@@ -277,7 +277,7 @@ def test_deep_nesting_is_refused(levels: int) -> None:
         decode_value(b"\x00\x53\x01" * levels + b"\x40")
 
 
-@settings(deadline=None, derandomize=True, max_examples=30)
+@settings(derandomize=True, max_examples=30)
 @given(values, st.binary(max_size=8))
 def test_a_cut_value_is_refused_and_what_follows_is_left_alone(value: object, trailing: bytes) -> None:
     """Protects against reading past a value's end, or accepting a part of one."""

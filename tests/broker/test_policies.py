@@ -335,7 +335,7 @@ class PolicyMachine(RuleBasedStateMachine):
 
 
 TestPolicyMachine = PolicyMachine.TestCase
-TestPolicyMachine.settings = settings(max_examples=30, stateful_step_count=20, deadline=None)
+TestPolicyMachine.settings = settings(max_examples=30, stateful_step_count=20)
 
 
 async def test_short_keys_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

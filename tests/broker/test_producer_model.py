@@ -112,7 +112,7 @@ async def _run(steps: Sequence[tuple[str, int]], directory: Path) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(_STEPS, max_size=15))
 def test_each_event_is_stored_once(steps: list[tuple[str, int]]) -> None:
     """After every step the log holds exactly what was handed to the producer."""

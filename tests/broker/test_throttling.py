@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.clocks import SetClock
 
@@ -60,7 +60,6 @@ def test_without_units_everything_passes(clock: SetClock) -> None:
 
 
 @given(units=_UNITS, offers=st.lists(_OFFER, max_size=60))
-@settings(deadline=None)
 def test_never_more_in_than_rate_and_burst(units: int, offers: list[tuple[int, int, float]]) -> None:
     """Over every stretch of time: at most rate * time + max(a second of rate, the largest batch)."""
     clock = SetClock()
@@ -81,7 +80,6 @@ def test_never_more_in_than_rate_and_burst(units: int, offers: list[tuple[int, i
 
 
 @given(units=_UNITS, offers=st.lists(_OFFER, max_size=40), last=_OFFER)
-@settings(deadline=None)
 def test_who_waits_as_told_is_admitted(
     units: int, offers: list[tuple[int, int, float]], last: tuple[int, int, float]
 ) -> None:
@@ -98,7 +96,6 @@ def test_who_waits_as_told_is_admitted(
 
 
 @given(units=_UNITS, offers=st.lists(_OFFER, max_size=60))
-@settings(deadline=None)
 def test_a_patient_producer_gets_all_of_its_units(units: int, offers: list[tuple[int, int, float]]) -> None:
     """No more waiting than needed: what is told to wait for is used up to a rounding of milliseconds."""
     clock = SetClock()
@@ -119,7 +116,6 @@ def test_a_patient_producer_gets_all_of_its_units(units: int, offers: list[tuple
 
 
 @given(units=_UNITS, sizes=st.lists(st.integers(1, EVENT_BYTES_MAX), min_size=1, max_size=80))
-@settings(deadline=None)
 def test_receivers_together_get_no_more_than_the_units(units: int, sizes: list[int]) -> None:
     """Three receivers that wait as they are told: rate * time, a second of it, and a slice each at first."""
     clock = SetClock()
@@ -212,7 +208,6 @@ def test_refusals_are_counted_and_cost_nothing(clock: SetClock) -> None:
 
 @pytest.mark.slow
 @given(changes=st.lists(st.tuples(st.none() | _UNITS, st.floats(0.0, 1.0), st.integers(1, 999)), max_size=30))
-@settings(deadline=None)
 def test_changing_units_gives_nothing_away(changes: list[tuple[int | None, float, int]]) -> None:
     """While limited, each stretch admits what its own rate allows; what is owed stays owed."""
     clock = SetClock()

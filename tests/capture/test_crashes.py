@@ -276,7 +276,7 @@ async def test_what_closed_a_window_stays_when_the_limits_change(tmp_path: Path)
         await broker.close()
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(
         st.tuples(

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.capture.file_journal import FileJournal
@@ -26,7 +26,6 @@ def _file(number: int) -> CapturedFile:
     )
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.one_of(

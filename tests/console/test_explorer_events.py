@@ -130,7 +130,7 @@ class _GappedPartition:
 
 
 @pytest.mark.slow
-@settings(deadline=None, derandomize=True)
+@settings(derandomize=True)
 @given(
     st.lists(st.tuples(st.sampled_from((0, 0, 3, 10**6)), st.integers(1, 40), st.sampled_from((1, 90)))),
     st.sampled_from(Way),
@@ -421,7 +421,7 @@ async def test_a_tail_of_large_events_is_short(broker: Broker, events: BrokerEve
     assert len(tail.shown) == 500  # what went no longer counts
 
 
-@settings(deadline=None, max_examples=300, derandomize=True)
+@settings(max_examples=300, derandomize=True)
 @given(
     st.one_of(
         st.binary(max_size=200),

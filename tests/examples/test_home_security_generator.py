@@ -35,7 +35,7 @@ def _events(plan: GeneratorPlan, steps: int) -> tuple[list[tuple[str, bytes]], H
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.builds(
         GeneratorPlan,

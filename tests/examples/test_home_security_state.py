@@ -204,7 +204,7 @@ def micro_batches(draw: st.DrawFn) -> list[list[Event]]:
     return batches
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(micro_batches())
 @pytest.mark.slow
 def test_any_cut_gives_what_the_log_says(batches: list[list[Event]]) -> None:
@@ -416,7 +416,7 @@ _FIELDS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(
     st.lists(
         st.tuples(

@@ -374,7 +374,7 @@ ROUNDS_UNTIL_EVEN = 5
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 @given(partition_count=st.integers(1, 24), plan=changes, seed=st.integers(0, 2**32 - 1))
 @example(partition_count=16, plan=[(["join"], 3), (["join"] * 5, 0)], seed=1)
 @example(partition_count=16, plan=[(["join"] * 5, 4), (["kill"], 0)], seed=2)

@@ -236,7 +236,7 @@ def test_no_batch_makes_the_service_fail(hub_service: HubService) -> None:
     hub = hub_service.create_hub(partition_count=1)
     headers = {**_authorization(hub_service, hub), "Content-Type": BATCH}
 
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=150)
     @given(_EVENTS | _VALUES)
     def publish(batch: object) -> None:
         before = len(_stored(hub_service, hub, "0"))

@@ -6,7 +6,7 @@ import re
 from datetime import UTC, datetime
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.capture.window import Window, WindowLimits
@@ -29,7 +29,6 @@ def _formats(draw: st.DrawFn) -> str:
     return "".join(part + draw(st.sampled_from(["/", "_/x-", "=/", ".part/"])) for part in parts) + "end"
 
 
-@settings(deadline=None)
 @given(
     name_format=_formats(),
     namespace=st.from_regex(r"[a-z][a-z0-9-]{0,10}", fullmatch=True),
@@ -85,7 +84,6 @@ def _captured_files(draw: st.DrawFn) -> list[tuple[CaptureFile, list[int]]]:
 _bounds = st.none() | st.integers(_EPOCH_S * 1000 - 10_000, _EPOCH_S * 1000 + 40_000_000)
 
 
-@settings(deadline=None)
 @given(files=_captured_files(), start_ms=_bounds, until_ms=_bounds, is_held_up=st.booleans())
 def test_no_file_with_a_wanted_event_is_left_out(
     files: list[tuple[CaptureFile, list[int]]], start_ms: int | None, until_ms: int | None, is_held_up: bool

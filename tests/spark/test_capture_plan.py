@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.datasource import (
     EqualNullSafe,
@@ -32,7 +32,6 @@ _ranges = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(batches=_ranges)
 def test_each_number_is_new_once(batches: list[range]) -> None:
     """Whatever order and overlap: as a plain set says."""
@@ -44,7 +43,6 @@ def test_each_number_is_new_once(batches: list[range]) -> None:
         known |= set(batch)
 
 
-@settings(deadline=None)
 @given(numbers=st.lists(st.integers(0, 10), max_size=20))
 def test_a_number_twice_in_a_batch(numbers: list[int]) -> None:
     """The first of them counts."""
@@ -69,7 +67,6 @@ def _file(partition_id: str, number: int, size: int = 1_000_000) -> CaptureFile:
     return CaptureFile(f"{partition_id}/{number}", "ns", "hub", partition_id, number, size)
 
 
-@settings(deadline=None)
 @given(bounds=_ranges)
 def test_pieces_do_not_overlap_and_nothing_is_lost(bounds: list[range]) -> None:
     """Every file is in one piece, and numbers of two pieces are apart."""
@@ -146,7 +143,6 @@ def _holds(condition: Filter, row: dict[str, object]) -> bool:
     return bool(value <= other)
 
 
-@settings(deadline=None)
 @given(filters=_filters, partition=st.sampled_from("012"), number=_numbers, time=_times)
 def test_bounds_never_leave_out_what_filters_want(
     filters: list[Filter], partition: str, number: int, time: datetime

@@ -71,7 +71,7 @@ def _stage(folder: SinkFolder, commits: FileCommits, batch_id: int, tasks: list[
     return staged
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     runs=st.lists(
         st.tuples(st.integers(1, 4), st.one_of(st.none(), st.integers(0, 8)), st.booleans()), max_size=4

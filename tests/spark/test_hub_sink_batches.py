@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.responses import section_lengths
 
@@ -46,7 +46,6 @@ def _cut(
 
 
 @pytest.mark.slow
-@settings(deadline=None)
 @given(rows=st.lists(_row, min_size=1, max_size=60), data=st.data())
 def test_batches_depend_on_the_rows_alone(rows: list[_Row], data: st.DataObject) -> None:
     """However Spark cuts up a task's rows, each partition gets the same batches, full but for the last."""
@@ -59,7 +58,6 @@ def test_batches_depend_on_the_rows_alone(rows: list[_Row], data: st.DataObject)
             assert len(batch.sections) <= 300 < len(batch.sections) + section_lengths(following.sections)[0]
 
 
-@settings(deadline=None)
 @given(rows=st.lists(_row, min_size=1, max_size=60))
 def test_every_row_is_an_event_of_its_partition_in_order(rows: list[_Row]) -> None:
     """By partition, by the service's hash of the key, or in turn; within a partition in the order of rows."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.model.events import EventData
@@ -47,7 +47,6 @@ def _expected(rows: list[_Row]) -> list[object]:
 
 
 @pytest.mark.slow
-@settings(deadline=None)
 @given(rows=_rows, data=st.data())
 def test_columns_become_the_bytes_of_our_producer(rows: list[_Row], data: st.DataObject) -> None:
     """Short and long forms of everything, nulls, and columns that begin within their buffers."""

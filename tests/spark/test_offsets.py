@@ -7,7 +7,7 @@ import random
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.model.errors import InvalidArgumentError, PositionOutOfRangeError
@@ -183,7 +183,6 @@ _RANGES = st.lists(st.tuples(st.integers(0, 10**9), st.integers(1, 10**6)), min_
 )
 
 
-@settings(deadline=None)
 @given(_RANGES, st.integers(1, 40))
 def test_pieces_cover_each_range_once_and_in_order(ranges: list[PartitionRange], tasks_max: int) -> None:
     """No event is left out or read twice; never more readers of a partition than it allows."""

@@ -106,7 +106,7 @@ _FILTERS = st.one_of(
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.lists(_FILTERS, max_size=4), st.integers(0, 50))
 def test_a_narrowed_read_returns_what_a_whole_one_does(filters: list[Filter], seed: int) -> None:
     """A filter that is taken leaves the plan: with those that are left, the same rows must remain."""

@@ -89,9 +89,7 @@ _row = st.fixed_dictionaries(
         "day": st.none() | st.dates(),
     }
 )
-_on_a_database = settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+_on_a_database = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def _write(database: Database, table: Table, data: pa.Table) -> None:

@@ -190,7 +190,7 @@ def test_a_lost_commit_is_found_out(proxied_url: str, proxy: CuttingProxy) -> No
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.sampled_from(["run", "crash before", "crash between", "restore"]), max_size=30))
 def test_no_history_of_spark_loses_or_doubles_a_batch(history: list[str]) -> None:
     """Spark as a model: it plans a batch (its content is what has come since), writes it, notes it as done.

@@ -113,7 +113,7 @@ def _plain(parts: list[JournalPart]) -> list[JournalPart]:
     return [replace(part, buffers=(b"".join(part.buffers),)) for part in parts]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(rounds=st.lists(_PARTS, max_size=4), rest=st.binary(max_size=50))
 def test_records_are_read_as_they_were_written(rounds: list[list[JournalPart]], rest: bytes) -> None:
     """In order, with their rounds, whatever is behind the last one."""
@@ -127,7 +127,7 @@ def test_records_are_read_as_they_were_written(rounds: list[list[JournalPart]], 
     assert not list(iter_records(data, replace(_HEADER, generation=bytes(16))))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(rounds=st.lists(_PARTS, min_size=1, max_size=4), data=st.data())
 def test_a_damaged_record_is_not_read(rounds: list[list[JournalPart]], data: st.DataObject) -> None:
     """One bit of it, a cut, bytes inserted before it: the others are read, and nothing is made up."""

@@ -65,7 +65,7 @@ def test_the_official_clients_batch_is_found_and_not_copied() -> None:
 
 
 @pytest.mark.slow
-@settings(deadline=None, derandomize=True, max_examples=400)
+@settings(derandomize=True, max_examples=400)
 @given(
     st.lists(_SECTIONS, max_size=3), st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), max_size=1)
 )

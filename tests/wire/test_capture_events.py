@@ -10,7 +10,7 @@ from uuid import UUID
 
 import fastavro
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.amqp.message import Message, Properties, decode_message, encode_message
@@ -62,7 +62,6 @@ _values = st.one_of(
 _texts = st.none() | st.text(max_size=20)
 
 
-@settings(deadline=None)
 @given(
     body=st.binary(max_size=400),
     properties=st.dictionaries(st.text(max_size=10), _values, max_size=5),

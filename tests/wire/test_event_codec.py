@@ -58,7 +58,7 @@ property_values = st.one_of(
 )
 
 
-@settings(deadline=None, derandomize=True, max_examples=100)
+@settings(derandomize=True, max_examples=100)
 @given(
     st.one_of(st.binary(max_size=20), st.just(b"x" * 256)),
     st.dictionaries(texts, property_values, max_size=4),
@@ -87,7 +87,7 @@ def test_an_event_comes_back(
     assert b"".join(generic.data) == body
 
 
-@settings(deadline=None, derandomize=True, max_examples=200)
+@settings(derandomize=True, max_examples=200)
 @given(
     st.one_of(st.binary(max_size=20), st.just(b"x" * 256)),
     st.dictionaries(texts, property_values, max_size=4),
@@ -139,7 +139,7 @@ def test_the_official_client_reads_our_events_and_we_read_its() -> None:
     assert event_body(encoded) == b"x" * 300
 
 
-@settings(deadline=None, derandomize=True, max_examples=60)
+@settings(derandomize=True, max_examples=60)
 @given(
     st.dictionaries(texts, common_scalars, max_size=4),
     st.lists(st.binary(max_size=300), max_size=3),

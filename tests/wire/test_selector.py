@@ -79,7 +79,7 @@ times = st.datetimes(datetime(1, 1, 1), datetime(9999, 12, 31)).map(  # noqa: DT
 )
 
 
-@settings(deadline=None, derandomize=True, max_examples=50)
+@settings(derandomize=True, max_examples=50)
 @given(
     st.one_of(
         st.builds(EventPosition.from_enqueued_time, times, is_inclusive=st.booleans()),
@@ -184,7 +184,6 @@ _pieces = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(deadline=None)
 @given(st.lists(_pieces | st.text(max_size=5), max_size=14).map("".join) | strategies.values)
 def test_nothing_but_positions_and_the_one_error(value: object) -> None:
     """Protects the service from what a filter may hold: it means positions, or is refused as an argument."""

@@ -67,7 +67,7 @@ def _outcome(function: Callable[..., object], *arguments: object) -> object:
     return repr(bytes(found) if isinstance(found, memoryview) else found)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(_EVENTS, _PARTITION_KEYS)
 @pytest.mark.slow
 def test_encoding(event: EventData, partition_key: str | None) -> None:
@@ -77,7 +77,7 @@ def test_encoding(event: EventData, partition_key: str | None) -> None:
         assert _outcome(encode_event, event, partition_key) == found
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(
     _EVENTS,
     _PARTITION_KEYS,
@@ -192,7 +192,6 @@ def test_usual_events_are_decided_by_it() -> None:
 
 @pytest.mark.slow
 @given(st.lists(_EVENTS, max_size=5))
-@settings(deadline=None)
 def test_received_events(events: list[EventData]) -> None:
     """They are as their constructor makes them, and the contents that they decode as theirs."""
     messages = [encode_event(EventData(event.body, {"n": 1})) for event in events]
