@@ -12,11 +12,15 @@ from uuid import UUID
 import pytest
 from tests.cli.support import Result, run_tidegate
 
-from tidegate.cli.events.records import parse_record
+from tidegate.amqp import types as amqp
+from tidegate.amqp.encode import encode_value
+from tidegate.cli.events.records import event_record, parse_record
+from tidegate.cli.shell.render import json_text
 from tidegate.client import EventHubProducer
 from tidegate.model.errors import InvalidArgumentError
-from tidegate.model.events import EventData, PropertyValue
+from tidegate.model.events import EventData, PropertyValue, ReceivedEvent
 from tidegate.testing.hub import HubService
+from tidegate.wire.event_codec import EncodedProperty, decode_event, encode_event
 
 PROPERTIES: dict[str, PropertyValue] = {
     "text": "21.5",
@@ -28,6 +32,7 @@ PROPERTIES: dict[str, PropertyValue] = {
     "bytes": b"\x00\xff",
     "time": datetime(2026, 1, 31, 12, 0, 0, 250_000, tzinfo=UTC),
     "uuid": UUID(int=7),
+    "short": EncodedProperty(encode_value(amqp.Short(-3))),
 }
 EVENTS = [
     EventData(b'{"n": 1}', PROPERTIES, content_type="application/json", message_id="m", correlation_id="c"),
@@ -87,6 +92,42 @@ def test_what_is_received_can_be_sent(hub: str, hub_service: HubService, environ
 
 
 @pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (amqp.UByte(255), "ubyte"),
+        (amqp.UShort(0), "ushort"),
+        (amqp.UInt(2**32 - 1), "uint"),
+        (amqp.ULong(2**64 - 1), "ulong"),
+        (amqp.Byte(-128), "byte"),
+        (amqp.Short(5), "short"),
+        (amqp.Int(2**31 - 1), None),
+        (amqp.Int(-3), None),
+        (5, "long"),
+        (2**31, None),
+        (2.0, None),
+        (math.inf, "double"),
+        (amqp.Float(0.1), "float"),
+        (amqp.Float(math.inf), "float"),
+        (amqp.Char("ü"), "char"),
+        (amqp.Symbol("s"), "symbol"),
+        (amqp.Decimal(bytes(range(8))), "decimal"),
+        (amqp.Timestamp(2**62), "timestamp"),
+        (amqp.Timestamp(1), "timestamp"),
+        ("5", None),
+        (True, None),
+        (None, None),
+    ],
+)
+def test_a_property_keeps_its_amqp_type(value: object, kind: str | None) -> None:
+    """Also one that Python and JSON have no type for; a type is written only where it is needed."""
+    encoded = encode_value(value)
+    message = encode_event(EventData(b"", {"a": EncodedProperty(encoded)}))
+    record = event_record(ReceivedEvent("0", 0, "0", 0, encoded=message, decode=decode_event))
+    assert record["property_types"] == (None if kind is None else {"a": kind})
+    assert encode_event(parse_record(json_text(record).encode()).event) == message
+
+
+@pytest.mark.parametrize(
     ("line", "words"),
     [
         ("no json", "Invalid JSON"),
@@ -98,6 +139,11 @@ def test_what_is_received_can_be_sent(hub: str, hub_service: HubService, environ
         ('{"properties": [1], "body": ""}', "must be objects"),
         ('{"properties": {"a": "x"}, "property_types": {"a": "uuid"}, "body": ""}', "not of its type"),
         ('{"properties": {"a": "x"}, "property_types": {"a": "no"}, "body": ""}', "not of its type"),
+        ('{"properties": {"a": 300}, "property_types": {"a": "ubyte"}, "body": ""}', "not of its type"),
+        (
+            '{"properties": {"a": 2.5}, "property_types": {"a": "short"}, "body": ""}',
+            "2.5 is not of the type short",
+        ),
     ],
 )
 def test_what_is_no_record(line: str, words: str) -> None:
@@ -146,6 +192,7 @@ def test_filters(options: tuple[str, ...], numbers: list[int], hub: str, environ
     """By key, property and text, together; --count counts what is shown."""
     found = _records(hub, *options, environment=environment)
     assert [record["sequence_number"] for record in found] == numbers
+    assert all(record in _records(hub, environment=environment) for record in found)  # with all types
 
 
 def test_templates(hub: str, environment: dict[str, str]) -> None:

@@ -397,6 +397,19 @@ def _decode_properties(data: bytes, at: int, end: int) -> dict[str, PropertyValu
     return properties
 
 
+def typed_properties(encoded: bytes | memoryview) -> dict[str, object]:
+    """The application properties of an encoded event, with the types of ``amqp.types``.
+
+    Raises DecodeError if the bytes are not a message.
+    """
+    data = encoded if isinstance(encoded, bytes) else bytes(encoded)
+    for code, _, start, end in iter_sections(data):
+        if code == APPLICATION_PROPERTIES:
+            found = _decoded(data, start, end)
+            return {str(name): value for name, value in found.items()} if isinstance(found, dict) else {}
+    return {}
+
+
 def decode_property(encoded: bytes) -> PropertyValue:
     """One application property's value, as ``decode_event`` gives it. Raises DecodeError."""
     return _plain(_decoded(encoded, 0, len(encoded)))

@@ -13,7 +13,7 @@ from tidegate.cli.shell.connection import Service, with_service
 from tidegate.cli.shell.decorators import FILE, flag, option
 from tidegate.cli.shell.interrupt import run_interruptible
 from tidegate.cli.shell.options import from_option, group_option, hub_argument, verbose_option
-from tidegate.cli.shell.render import Output, OutputFormat, remark
+from tidegate.cli.shell.render import Output, OutputFormat, counted, remark
 from tidegate.model.errors import AlreadyExistsError
 from tidegate.model.position import parse_position
 
@@ -76,7 +76,8 @@ def export(
             )
         except click.exceptions.Exit:
             if target is not None:
-                remark(f"Stopped after {writer.event_count:,} events; {file} was not written.")
+                remark(f"Stopped after {counted(writer.event_count, 'event')}; {file} was not written.")
             raise
         writer.close()
-    remark(f"Exported {writer.event_count:,} events of {hub}{'' if target is None else f' to {file}'}.")
+    where = "" if target is None else f" to {file}"
+    remark(f"Exported {counted(writer.event_count, 'event')} of {hub}{where}.")

@@ -70,6 +70,10 @@ def receive(
     Reading does not affect other readers, and hosts that own the group's partitions do not prevent it.
     Events are ordered within a partition, not across partitions.
 
+    In --json and --nl, property_types has the AMQP types that a property's JSON value does not show (short,
+    uuid, ...). Without one, a number with a fraction or exponent is a double; others are ints, or longs if
+    they need more than 32 bits.
+
     Examples:
       tidegate receive telemetry
       tidegate receive telemetry --from 2h --no-follow --nl | head

@@ -7,14 +7,18 @@ import binascii
 import math
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 import orjson
 
+from tidegate.amqp import types as amqp
+from tidegate.amqp.encode import encode_value
+from tidegate.amqp.errors import EncodeError
 from tidegate.cli.shell.render import Record
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.events import EventData, PropertyValue, ReceivedEvent
+from tidegate.wire.event_codec import EncodedProperty, typed_properties
 
 COLUMNS: Final = (
     "partition",
@@ -31,11 +35,50 @@ COLUMNS: Final = (
     "body_base64",
 )
 
-_TYPE_NAMES: Final[Mapping[type, str]] = {bytes: "binary", datetime: "timestamp", UUID: "uuid"}
-"""AMQP types of properties that JSON has no value for."""
-_PARSERS: Final[Mapping[str, Callable[[str], PropertyValue]]] = {
-    "binary": lambda text: base64.b64decode(text, validate=True),
-    "timestamp": datetime.fromisoformat,
+_OWN_TYPES: Final = (
+    *(amqp.UByte, amqp.UShort, amqp.UInt, amqp.ULong, amqp.Byte, amqp.Short),
+    *(amqp.Float, amqp.Char, amqp.Symbol, amqp.Decimal),
+)
+"""AMQP types of properties that Python has no type for."""
+_TYPE_NAMES: Final[Mapping[type, str]] = {
+    bytes: "binary",
+    datetime: "timestamp",
+    amqp.Timestamp: "timestamp",
+    UUID: "uuid",
+    **{kind: kind.__name__.lower() for kind in _OWN_TYPES},
+}
+"""Of properties that JSON's value alone would not give back."""
+
+_INT_MIN: Final = -(2**31)
+_INT_END: Final = 2**31
+
+
+def _encoded(kind: type) -> Callable[[Any], PropertyValue]:
+    """Reads a value of an AMQP type that ``EventData`` cannot hold."""
+
+    def read(value: object) -> PropertyValue:
+        if any(issubclass(kind, base) and type(value) is not base for base in (int, str)):
+            raise TypeError(f"{value!r} is not of the type {kind.__name__.lower()}")
+        return EncodedProperty(encode_value(kind(value)))
+
+    return read
+
+
+def _bytes(text: str) -> bytes:
+    return base64.b64decode(text, validate=True)
+
+
+def _time(value: str | int) -> PropertyValue:
+    """An integer: milliseconds since 1970, of a time that datetime cannot hold."""
+    return datetime.fromisoformat(value) if isinstance(value, str) else _encoded(amqp.Timestamp)(value)
+
+
+_PARSERS: Final[Mapping[str, Callable[[Any], PropertyValue]]] = {
+    **{kind.__name__.lower(): _encoded(kind) for kind in _OWN_TYPES},
+    "long": _encoded(int),
+    "binary": _bytes,
+    "decimal": lambda text: _encoded(amqp.Decimal)(_bytes(text)),
+    "timestamp": _time,
     "uuid": UUID,
     "double": float,
 }
@@ -44,20 +87,17 @@ _PARSERS: Final[Mapping[str, Callable[[str], PropertyValue]]] = {
 def event_record(event: ReceivedEvent) -> Record:
     """An event as a record, see ``EventContents.record``.
 
-    property_types has the AMQP types of properties that are strings only because JSON knows no better; None
-    if there are none.
+    property_types has the AMQP types of properties that their JSON values do not show; None if there are
+    none. A number is a double if it has a fraction or exponent, else an int if it fits, else a long.
     """
+    encoded = event.encoded  # until the contents are decoded
     contents = event.contents
-    types = {
-        name: _TYPE_NAMES[type(value)]
-        for name, value in contents.properties.items()
-        if type(value) in _TYPE_NAMES
-    }
+    types = _types(contents.properties, encoded) if contents.properties else {}
     record = contents.record()
     # JSON has null for these, which is another value.
     texts = {name: str(value) for name, value in contents.properties.items() if _is_no_number(value)}
     if texts:
-        types |= dict.fromkeys(texts, "double")
+        types = dict.fromkeys(texts, "double") | types
         record["properties"] = {**contents.properties, **texts}
     return {
         "partition": event.partition_id,
@@ -70,6 +110,17 @@ def event_record(event: ReceivedEvent) -> Record:
         "property_types": types or None,
         **record,
     }
+
+
+def _types(properties: Mapping[str, object], encoded: bytes | memoryview | None) -> dict[str, str]:
+    """encoded: the event; None: its integers are of an unknown type."""
+    found: dict[str, str] = {}
+    for name, value in (properties if encoded is None else typed_properties(encoded)).items():
+        if (kind := type(value)) in _TYPE_NAMES:
+            found[name] = _TYPE_NAMES[kind]
+        elif kind is int and encoded is not None and _INT_MIN <= value < _INT_END:  # type: ignore[operator]
+            found[name] = "long"
+    return found
 
 
 def _is_no_number(value: PropertyValue) -> bool:
@@ -114,7 +165,7 @@ def parse_record(line: bytes) -> ParsedRecord:
             message_id=_text(record, "message_id"),
             correlation_id=_text(record, "correlation_id"),
         )
-    except (ValueError, KeyError, TypeError, binascii.Error) as error:
+    except (ValueError, KeyError, TypeError, EncodeError, binascii.Error) as error:
         raise InvalidArgumentError(f"A value is not of its type: {error}.") from error
     return ParsedRecord(event, _text(record, "partition_key"), _text(record, "partition"))
 
@@ -129,4 +180,4 @@ def _text(record: Mapping[str, object], name: str) -> str | None:
 def _property(value: object, kind: object) -> PropertyValue:
     if isinstance(value, dict | list):
         raise InvalidArgumentError("A property must be a string, a number, true, false or null.")
-    return value if kind is None else _PARSERS[kind](value)  # type: ignore[index, arg-type, return-value]
+    return value if kind is None else _PARSERS[kind](value)  # type: ignore[index, return-value]

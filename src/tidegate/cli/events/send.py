@@ -68,9 +68,9 @@ def send(
     Empty lines are skipped. The command returns when every event is acknowledged, that is, on the service's
     disk. Ctrl-C sends the lines read so far (with --rate, those whose time has come) and reports how many.
 
-    `receive --nl | send --nl` copies events with partition key, properties and their types, message id,
+    `receive --nl | send --nl` copies events with partition key, properties and their AMQP types, message id,
     correlation id, content type and body. The partition and the numbers are the new hub's; an AMQP value as
-    body is sent as text.
+    body, and an id that is not text, are sent as text.
 
     Examples:
       echo '{"device": "a1", "celsius": 21.5}' | tidegate send telemetry --key .device

@@ -99,7 +99,8 @@ async def send_input(connection: ServiceConnection, hub: str, given: Input, rout
     found = await check_event_hub(connection, hub)
     if given.is_verbose:
         host = ConnectionString.parse(connection.connection_string).host
-        remark(f"Sending to {found.name} at {host}, which has {len(found.partition_ids)} partitions.")
+        partitions = counted(len(found.partition_ids), "partition")
+        remark(f"Sending to {found.name} at {host}, which has {partitions}.")
     sender = _Sender(given, routing, found.partition_ids)
     async with (
         EventHubProducer.from_connection_string(
@@ -167,7 +168,7 @@ class _Sender:
         """Say now and then how many events were sent."""
         while True:
             await asyncio.sleep(_VERBOSE_INTERVAL_S)
-            remark(f"{self.event_count:,} events so far.")
+            remark(f"{counted(self.event_count, 'event')} so far.")
 
     async def _send(self, producer: EventHubProducer, bodies: Sequence[bytes]) -> bool:
         """Enqueue events; False once there are enough."""
