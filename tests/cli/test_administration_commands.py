@@ -123,7 +123,11 @@ def test_a_policys_life(hub: str, environment: dict[str, str]) -> None:
     assert changed.code == 0
     assert "SharedAccessKey" not in changed.out
     assert [send(primary), send(secondary)] == [3, 0]
-    assert run_tidegate("policy", "delete", "feed", "--hub", hub, environment=environment).code == 0
+    for typed, code in (("n\n", 1), ("y\n", 0)):
+        words = ["policy", "delete", "feed", "--hub", hub]
+        asked = run_on_terminal(*words, environment=environment, typed=typed)
+        assert f"Delete the policy feed of {hub}?" in asked.out
+        assert asked.code == code
     assert send(secondary) == 3
     assert run_tidegate("policy", "show", "feed", "--hub", hub, environment=environment).code == 1
     wrong = run_tidegate("policy", "create", "p", "--claim", "Write", environment=environment)

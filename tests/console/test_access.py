@@ -54,6 +54,16 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubService]:
         yield started
 
 
+def test_a_used_link_leaves_a_session_alone(plain_browser: PlainBrowser) -> None:
+    """And says so: who is signed in is not asked to believe the contrary."""
+    used = "/console/sign-in?link=used&next=/hubs"
+    assert "<strong>Not signed in.</strong> The link is not complete" in plain_browser.get(used).text
+    assert _sign_in(plain_browser, ROOT_POLICY_NAME, KEY) == 303
+    shown = plain_browser.get(used).text
+    assert "<strong>Nothing has changed.</strong> The link is not complete" in shown
+    assert f'You are still signed in, with the policy {ROOT_POLICY_NAME}: <a href="/hubs">' in shown
+
+
 def _sign_in(browser: PlainBrowser, policy: str, key: str, hub: str = "", wanted: str = "/") -> int:
     fields = {"policy": policy, "key": key, "hub": hub, "next": wanted}
     return browser.post("/console/sign-in", fields).status

@@ -69,7 +69,10 @@ def test_a_policy_is_created_used_regenerated_and_deleted(own_service: HubServic
     kept, changed = _strings(browser.get(f"/hubs/{hub}/keys/feed").text)
     assert kept == primary
     assert changed.shared_access_key != secondary.shared_access_key
-    assert browser.post(f"/hubs/{hub}/keys/feed/delete", {}).status == 303
+    for name in ("", "Feed"):
+        asked = browser.post(f"/hubs/{hub}/keys/feed/delete", {"name": name})
+        assert (asked.status, "Enter feed to delete it." in asked.text) == (400, True)
+    assert browser.post(f"/hubs/{hub}/keys/feed/delete", {"name": "feed"}).status == 303
     assert browser.get(f"/hubs/{hub}/keys/feed").status == 404
 
 
@@ -86,9 +89,12 @@ def test_limits_of_the_namespace(own_service: HubService) -> None:
         {"throughput_units": "0", "tier": "Basic"},
         {"throughput_units": "2", "tier": "Gold"},
         {"throughput_units": "many", "tier": "Basic"},
+        {"throughput_units": "-3", "tier": "Basic"},
     ):
-        assert browser.post("/keys/-/limits", wrong).status == 400
+        refused = browser.post("/keys/-/limits", wrong)
+        assert refused.status == 400
         assert own_service.call(limits) == before
+    assert "Enter an integer from 1 to 1,000, or nothing for no limit." in refused.text
     assert browser.post("/keys/-/limits", {"throughput_units": "2", "tier": "Standard"}).status == 303
     assert own_service.call(limits) == (2, "Standard")
     assert browser.post("/keys/-/limits", {"throughput_units": "", "tier": "Standard"}).status == 303
@@ -101,7 +107,8 @@ def test_the_last_policy_with_manage_stays(own_service: HubService) -> None:
     text = browser.get("/keys/RootManageSharedAccessKey").text
     assert "You are signed in with the primary key. Regenerating it signs you out" in text
     assert "CA to trust" not in text
-    refused = browser.post("/keys/RootManageSharedAccessKey/delete", {})
+    root = {"name": "RootManageSharedAccessKey"}
+    refused = browser.post("/keys/RootManageSharedAccessKey/delete", root)
     assert refused.status in (400, 409)
     assert "last policy with Manage" in refused.text
     assert len(_strings(refused.text)) == 2

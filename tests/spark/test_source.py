@@ -133,7 +133,11 @@ def test_a_stream_in_websockets(
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"startingPositon": "latest"}, "The format eventhubs has no option 'eventhubs.startingpositon'."),
+        (
+            {"startingPositon": "latest"},
+            "The format eventhubs has no option 'eventhubs.startingpositon'. Did you mean "
+            "eventhubs.startingPosition? Its options are",
+        ),
         ({"maxEventsPerTrigger": "5"}, "The option maxEventsPerTrigger is for streams"),
     ],
 )

@@ -10,7 +10,7 @@ from tidegate.cli.shell.connection import FIRST_CONTACT_TIMEOUT_S, Service, with
 from tidegate.cli.shell.decorators import flag, option
 from tidegate.cli.shell.exit_codes import CheckFailedError
 from tidegate.cli.shell.options import database_option, group_option, hub_argument, with_output
-from tidegate.cli.shell.render import Output, OutputFormat, attributes, columns_of, remark
+from tidegate.cli.shell.render import Output, OutputFormat, attributes, columns_of, counted, remark
 from tidegate.cli.shell.stores import open_database
 
 if TYPE_CHECKING:
@@ -152,10 +152,11 @@ def _record(partition: PartitionAudit, stray_rows: int) -> dict[str, object]:
 
 def _summary(audit: Audit) -> str:
     partitions = audit.partitions
+    rows = sum(item.rows for item in partitions)
     text = (
-        f"Compared {sum(item.events for item in partitions):,} events of {len(partitions)} partitions with "
-        f"{sum(item.rows for item in partitions):,} rows and "
-        f"{sum(item.dead_letters_open for item in partitions):,} open dead letters."
+        f"Compared {counted(sum(item.events for item in partitions), 'event')} of "
+        f"{counted(len(partitions), 'partition')} with {counted(rows, 'row')} and "
+        f"{counted(sum(item.dead_letters_open for item in partitions), 'open dead letter')}."
     )
     listed = sum(len(item.findings) for item in partitions)
     count = sum(item.finding_count for item in partitions)
@@ -167,17 +168,17 @@ def _summary(audit: Audit) -> str:
 def _problems(audit: Audit, allowed: frozenset[FindingKind]) -> str:
     from tidegate.sql import FindingKind
 
-    sentences = {
-        FindingKind.GAP: "{} events are missing",
-        FindingKind.DUPLICATE: "{} events have more than one row",
-        FindingKind.ROW_AND_DEAD_LETTER: "{} events have a row and an open dead letter",
-        FindingKind.BEYOND_CHECKPOINT: "{} events are beyond the checkpoint",
-        FindingKind.BEYOND_LOG: "{} events before the checkpoint are not yet in the log",
+    texts = {
+        FindingKind.GAP: "missing",
+        FindingKind.DUPLICATE: "with more than one row",
+        FindingKind.ROW_AND_DEAD_LETTER: "with a row and an open dead letter",
+        FindingKind.BEYOND_CHECKPOINT: "beyond the checkpoint",
+        FindingKind.BEYOND_LOG: "before the checkpoint, but not yet in the log",
     }
     problems = [
-        text.format(f"{audit.count(kind):,}")
-        for kind, text in sentences.items()
+        f"{counted(audit.count(kind), 'event')} {text}"
+        for kind, text in texts.items()
         if kind not in allowed and audit.count(kind)
     ]
     strays = sum(stray.rows for stray in audit.strays)
-    return "; ".join([*problems, f"{strays:,} rows belong to no event"] if strays else problems)
+    return "; ".join([*problems, f"{counted(strays, 'row')} of no event"] if strays else problems)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tidegate.cli.consumers.checkpoint_moves import compared_with, plan_moves, refuse_moves, target_of
+from tidegate.cli.consumers.lag import CHECKPOINT_HEADINGS
 from tidegate.cli.shell.connection import Service, impatient_namespace, with_service
 from tidegate.cli.shell.contents import CommandGroup
 from tidegate.cli.shell.decorators import flag, option
@@ -21,7 +22,7 @@ from tidegate.cli.shell.options import (
     with_store,
     yes_option,
 )
-from tidegate.cli.shell.render import Output, attributes, columns_of, remark
+from tidegate.cli.shell.render import Output, attributes, columns_of, counted, remark
 from tidegate.cli.shell.stores import StoreChoice, view_groups
 from tidegate.model.errors import InvalidArgumentError, TidegateError
 from tidegate.model.times import time_of
@@ -60,8 +61,9 @@ def list_checkpoints(
 ) -> None:
     """List the last processed event of each partition.
 
-    checkpoint is its sequence number (-1: none yet). A partition without a checkpoint is not listed. The
-    service is contacted only for its namespace's id, which a directory or a container needs.
+    checkpoint is its sequence number (-1: none yet), in a table under "last processed". A partition without a
+    checkpoint is not listed. The service is contacted only for its namespace's id, which a directory or a
+    container needs.
 
     Example:
       tidegate checkpoint list telemetry --group reports --database sqlite:///reports.db
@@ -81,7 +83,11 @@ def list_checkpoints(
         if (checkpoint := view.checkpoints.get(partition_id)) is not None
     ]
     output.records(
-        records, columns=_LIST_COLUMNS, title=f"Checkpoints of {hub}", first="partition checkpoint"
+        records,
+        columns=_LIST_COLUMNS,
+        title=f"Checkpoints of {hub}",
+        first="partition checkpoint",
+        headings=CHECKPOINT_HEADINGS,
     )
 
 
@@ -167,11 +173,12 @@ def set_checkpoint(
         )
     )
     refuse_moves(plan, is_rewind_allowed=rewind, is_forced=force)
-    summary = f"{plan.skipped:,} events are skipped, {plan.repeated:,} are processed again."
+    summary = f"{counted(plan.skipped, 'event')} skipped, {plan.repeated:,} processed again."
     done: set[str] = set()
     if not dry_run:
         if not yes and sys.stdin.isatty():
-            click.confirm(f"{summary} Set {len(plan.moves)} checkpoints?", abort=True, err=True)
+            question = f"{summary} Set {counted(len(plan.moves), 'checkpoint')}?"
+            click.confirm(question, abort=True, err=True)
         done = run_interruptible(_carry_out(service, store, (hub, group), plan, is_rewind_allowed=rewind))
     records = (
         attributes(each, _MOVE_ATTRIBUTES) | {"consumer_group": group, "is_set": each.partition_id in done}

@@ -38,7 +38,7 @@ _LEASE_FIRST = "partition owner consumer_group lease_age_s"
 _LAG_ATTRIBUTES = columns_of("lag_events=events lag_s=seconds lost_events")
 _LETTERS = ("open_dead_letters", "new_dead_letters")
 _COLUMNS = (*_LEASE_COLUMNS, "checkpoint", "end_of_log", *_LAG_ATTRIBUTES, *_LETTERS)
-_HEADINGS = {"checkpoint": "last processed"}
+CHECKPOINT_HEADINGS = {"checkpoint": "last processed"}
 """Of a table: `tidegate audit` counts a checkpoint as the event after it."""
 
 
@@ -110,8 +110,8 @@ def lag(
     there is no checkpoint); lag_s: enqueued time of the last event minus that of the last processed event, 0
     when caught up; lost_events: events that retention removed before they were read; with a database,
     open_dead_letters, and new_dead_letters: those of them that failed within the last hour. Unknown values
-    are empty; a blob container stores no times. A table ends with totals; the total of lag_s is the maximum,
-    shown if all values are known.
+    are empty, in a table "-"; a blob container stores no times. A table ends with totals; the total of lag_s
+    is the maximum, shown if all values are known.
 
     Without a database, directory or container: the groups of official processors that keep their checkpoints
     in the service, and those of hosts, which report to it.
@@ -292,9 +292,10 @@ def _write(
         records.append(total)
     first = "partition lag_events consumer_group lag_s owner open_dead_letters lost_events checkpoint"
     first += " end_of_log"
-    output.records(
-        records, columns=_COLUMNS, title=f"Lag of {properties.name}", first=first, headings=_HEADINGS
-    )
+    title = f"Lag of {properties.name}"
+    output.records(records, columns=_COLUMNS, title=title, first=first, headings=CHECKPOINT_HEADINGS)
+    if output.is_table and all(group.letters is None for group in groups):
+        note("Dead letters are not known here: they are in a database, which --database names.")
 
 
 def _lease_record(group: str, view: GroupView, partition_id: str) -> dict[str, object]:

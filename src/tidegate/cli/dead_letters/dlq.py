@@ -22,7 +22,7 @@ from tidegate.cli.shell.options import (
     with_output,
     yes_option,
 )
-from tidegate.cli.shell.render import Output, attributes, columns_of, remark
+from tidegate.cli.shell.render import Output, attributes, columns_of, counted, remark
 from tidegate.cli.shell.stores import default_actor, open_database
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ dlq_group.add_command(redrive)
 
 
 @dlq_group.command()
-@option("--because", "TEXT", "The reason, recorded in the audit trail.", required=True)
+@option("--because", "TEXT", "Why they are discarded: recorded in the audit trail.", required=True)
 @database_option
 @flag("--dry-run", "Report how many would be discarded, and discard none.")
 @yes_option
@@ -198,12 +198,13 @@ def discard(because: str, database: str | None, dry_run: bool, yes: bool, chosen
     with open_database(database) as opened:
         dead_letters = DeadLetters(opened)
         if dry_run:
-            remark(f"Would discard {dead_letters.count(chosen):,} dead letters.")
+            remark(f"Would discard {counted(dead_letters.count(chosen), 'dead letter')}.")
             return
         if not yes and sys.stdin.isatty():
-            click.confirm(f"Discard {dead_letters.count(chosen):,} dead letters?", abort=True, err=True)
+            question = f"Discard {counted(dead_letters.count(chosen), 'dead letter')}?"
+            click.confirm(question, abort=True, err=True)
         count = dead_letters.discard(chosen, reason=because, actor=default_actor())
-    remark(f"Discarded {count:,} dead letters.")
+    remark(f"Discarded {counted(count, 'dead letter')}.")
 
 
 def _event_of(letter: DeadLetter, service: Service, data_dir: Path | None) -> ReceivedEvent:

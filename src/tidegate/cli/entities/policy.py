@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -11,7 +12,7 @@ from tidegate.cli.shell.completing import complete_hub, complete_policy
 from tidegate.cli.shell.connection import Service, with_service
 from tidegate.cli.shell.contents import CommandGroup
 from tidegate.cli.shell.decorators import flag, option
-from tidegate.cli.shell.options import with_output
+from tidegate.cli.shell.options import with_output, yes_option
 from tidegate.cli.shell.render import Output, remark
 from tidegate.model.connection_string import ConnectionString
 
@@ -99,13 +100,19 @@ def show(output: Output, service: Service, name: str, hub: str | None, with_conn
 @policy_group.command()
 @name_argument
 @hub_option
+@yes_option
 @with_service
-def delete(service: Service, name: str, hub: str | None) -> None:
+def delete(service: Service, name: str, hub: str | None, yes: bool) -> None:
     """Delete a policy. Clients that use it lose access immediately.
 
     Example:
-      tidegate policy delete dashboard --hub telemetry
+      tidegate policy delete dashboard --hub telemetry --yes
     """
+    if not yes and sys.stdin.isatty():
+        question = (
+            f"Delete the policy {name} of {hub or 'the namespace'}? Its clients lose access immediately."
+        )
+        click.confirm(question, abort=True, err=True)
     service.administer(lambda each: each.delete_policy(name, event_hub=hub))
     remark(f"Deleted the policy {name} of {hub or 'the namespace'}.")
 

@@ -96,7 +96,7 @@ def ending(status: PipelineStatus) -> str:
     events, batches = counted(status.events_total, "event"), counted(status.batches, "micro-batch", "es")
     text = f"{done}: {events} in {batches}"
     if status.lag_events:
-        text += f", {status.lag_events:,} events behind"
+        text += f", {counted(status.lag_events, 'event')} behind"
     if status.dead_letters_open:
         text += f", {counted(status.dead_letters_open, 'dead letter')} open"
     return f"{text}. The next run continues from there."

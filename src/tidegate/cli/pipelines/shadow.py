@@ -18,7 +18,7 @@ from tidegate.cli.shell.exit_codes import CheckFailedError
 from tidegate.cli.shell.interrupt import run_interruptible
 from tidegate.cli.shell.options import database_option, with_output
 from tidegate.cli.shell.progress import progress_bar
-from tidegate.cli.shell.render import Output, OutputFormat, remark
+from tidegate.cli.shell.render import Output, OutputFormat, counted, remark
 from tidegate.cli.shell.stores import open_database
 from tidegate.model.errors import InvalidArgumentError, NotFoundError
 from tidegate.transport.status_files import PipelineFiles
@@ -191,7 +191,7 @@ def begin_replay(
     if handled is None or has_capture:
         return False
     count = _catch_up(database, made, handled, service, until)
-    remark(f"Replayed {count:,} events into {made.table_name}, up to the live checkpoint.")
+    remark(f"Replayed {counted(count, 'event')} into {made.table_name}, up to the live checkpoint.")
     return True
 
 
@@ -313,7 +313,7 @@ def _text(value: object) -> str | None:
 
 
 def _summary(found: ShadowDifference) -> str:
-    lines = [f"Compared at the same position in {len(found.positions)} partitions."]
+    lines = [f"Compared at the same position in {counted(len(found.positions), 'partition')}."]
     for noun, rows in (("Rows", found.rows), ("Open dead letters", found.dead_letters)):
         counts = ", ".join(f"{getattr(rows, name):,} {name.replace('_', ' ')}" for name in _COUNTS)
         lines.append(f"{noun}: {counts}.")

@@ -11,7 +11,7 @@ import click
 from tidegate.cli.shell.completing import complete_pipeline
 from tidegate.cli.shell.decorators import option
 from tidegate.cli.shell.options import with_output
-from tidegate.cli.shell.render import Output, OutputFormat, attributes, columns_of, remark
+from tidegate.cli.shell.render import Output, OutputFormat, attributes, columns_of, counted, remark
 from tidegate.model.errors import OperationTimeoutError
 from tidegate.model.pipeline_status import PipelineState, PipelineStatus
 from tidegate.transport.status_files import PipelineFiles, ask_to_stop, is_there
@@ -80,7 +80,7 @@ def stop(output: Output, name: str, timeout: float) -> None:
         remark(f"{name} is not running: {_since(found)}.")
     else:
         found = _stop(files, found, timeout)
-        remark(f"{name} has stopped after {found.events_total:,} events.")
+        remark(f"{name} has stopped after {counted(found.events_total, 'event')}.")
     if output.format is OutputFormat.JSON:
         output.record(_details(found))
 

@@ -24,7 +24,7 @@ from tidegate.cli.service.answers import address_of, get
 from tidegate.cli.service.check import check_directory, damage_records, summary
 from tidegate.cli.service.redaction import Redaction, secrets_in, secrets_of_environment
 from tidegate.cli.shell.connection import Service
-from tidegate.cli.shell.render import Record, json_text
+from tidegate.cli.shell.render import Record, counted, json_text
 from tidegate.files import replace_file
 from tidegate.model import VERSION
 from tidegate.model.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError, TidegateError
@@ -109,7 +109,8 @@ def write_bundle(path: Path, sources: Sources, checks: Sequence[Record]) -> str:
             f"Cannot write {path}: {error.strerror or error}.",
             next_step="Choose a file in a directory that you can write to.",
         ) from error
-    lines = [f"Wrote {path} with {len(files)} files, readable only by you. Look at it before you send it."]
+    count = counted(len(files), "file")
+    lines = [f"Wrote {path} with {count}, readable only by you. Look at it before you send it."]
     lines += [f"Missing: {each['file']}: {each['reason']} {each['advice']}".rstrip() for each in missing]
     return "\n".join(lines)
 

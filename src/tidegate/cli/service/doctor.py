@@ -24,7 +24,7 @@ from tidegate.cli.shell.decorators import FILE, flag, option
 from tidegate.cli.shell.exit_codes import CheckFailedError, NoConnectionError
 from tidegate.cli.shell.interrupt import run_interruptible
 from tidegate.cli.shell.options import database_option, with_output
-from tidegate.cli.shell.render import Output, remark
+from tidegate.cli.shell.render import Output, counted, remark
 from tidegate.cli.shell.stores import DATABASE_VARIABLE, database_url
 from tidegate.extras import install_step, not_installed
 from tidegate.model.connection_string import ConnectionString
@@ -237,7 +237,7 @@ def _service(service: Service) -> Found:
     if event_hub is not None:
         # A hub's policy may not list the namespace's hubs.
         count = len(run_interruptible(check_event_hub(connection, event_hub)).partition_ids)
-        return Found(Result.OK, f"answers; event hub {event_hub} has {count} partitions")
+        return Found(Result.OK, f"answers; event hub {event_hub} has {counted(count, 'partition')}")
     hubs = service.administer(EventHubAdministrator.list_event_hubs)
     return Found(Result.OK, f"answers; {len(hubs)} event hubs can be seen")
 

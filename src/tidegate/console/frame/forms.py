@@ -47,16 +47,24 @@ def whole_number(fields: Mapping[str, str], field: str, noun: str) -> int:
     return found
 
 
-def optional_number(fields: Mapping[str, str], field: str, noun: str) -> int | None:
-    """A field's number, None if empty; digits may be grouped. Raises FieldError."""
+def optional_number(
+    fields: Mapping[str, str], field: str, noun: str, *, allowed: str = "an integer, 0 or more"
+) -> int | None:
+    """A field's number, None if empty; digits may be grouped. allowed: for errors. Raises FieldError."""
     text = fields.get(field, "").replace(",", "").replace(" ", "").replace("\u202f", "")
     if not text:
         return None
     if (found := digits_of(text, _DIGITS_MAX)) is None:
-        raise FieldError(
-            field, f"{noun} is {fields[field][:40]!r}.", next_step="Enter an integer, 0 or more."
-        )
+        raise FieldError(field, f"{noun} is {fields[field][:40]!r}.", next_step=f"Enter {allowed}.")
     return found
+
+
+def check_name(given: str, name: str) -> None:
+    """Raise FieldError unless the user wrote the name of what is to be deleted."""
+    if given != name:
+        raise FieldError(
+            "name", f"The name does not match: {given[:80]!r}.", next_step=f"Enter {name} to delete it."
+        )
 
 
 def start_of(text: str | None) -> int:

@@ -14,9 +14,9 @@ from tidegate.broker import EventHub
 from tidegate.console.frame.errors import problem_page
 from tidegate.console.frame.forms import (
     EMPTY_FORM,
-    FieldError,
     Fields,
     Form,
+    check_name,
     optional_number,
     start_of,
     texts_of,
@@ -186,10 +186,7 @@ class HubPages(NamespacePages):
 
     @hub_form("/hubs/{hub}/delete", ask_to_delete, "/hubs")
     async def delete(self, request: Request, hub: EventHub, fields: Fields) -> str:
-        name = fields.get("name", "")
-        if name != hub.name:
-            text = f"The name does not match: {name[:80]!r}."
-            raise FieldError("name", text, next_step=f"Enter {hub.name} to delete it.")
+        check_name(fields.get("name", ""), hub.name)
         await self.namespace.broker.delete_event_hub(hub.name)
         return f"Deleted the event hub {hub.name} with everything in it."
 

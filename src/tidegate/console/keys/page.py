@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from tidegate.broker import Broker, Claim, SharedAccessPolicy
 from tidegate.console.frame.errors import problem_page
-from tidegate.console.frame.forms import EMPTY_FORM, Form, optional_number, texts_of
+from tidegate.console.frame.forms import EMPTY_FORM, Form, check_name, optional_number, texts_of
 from tidegate.console.frame.pages import Pages, done, get, post
 from tidegate.console.frame.sessions import form_of, require_manage, session_of
 from tidegate.console.keys.snippets import snippets_for
@@ -82,6 +82,7 @@ class KeyPages(Pages):
             "keys/policy.html",
             problem,
             policy=policy,
+            fields={"name": ""},
             ways=self._ways(hub, policy),
             own_key=_own_key(request, hub, policy),
             can_send=Claim.SEND in policy.claims,
@@ -105,9 +106,10 @@ class KeyPages(Pages):
     @post("/keys/{policy}/delete")
     @post("/hubs/{hub}/keys/{policy}/delete")
     async def delete(self, request: Request) -> Response:
-        await form_of(request)
+        name = texts_of(await form_of(request)).get("name", "")
         hub, policy = self._hub(request), self._policy(request)
         try:
+            check_name(name, policy.name)
             await self.broker.delete_policy(hub, policy.name)
         except TidegateError as error:
             return await self.show(request, error)
@@ -120,7 +122,12 @@ class KeyPages(Pages):
         require_manage(request)
         try:
             tier = _tier_of(fields.get("tier", ""))
-            units = optional_number(fields, "throughput_units", "The number of throughput units")
+            units = optional_number(
+                fields,
+                "throughput_units",
+                "The number of throughput units",
+                allowed=f"an integer from 1 to {THROUGHPUT_UNITS_MAX:,}, or nothing for no limit",
+            )
             if units != self.broker.throughput.units:
                 await self.broker.set_throughput_units(units)
             if tier != self.broker.tier:

@@ -13,6 +13,7 @@ import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import field, fields
 from datetime import datetime
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
@@ -72,9 +73,12 @@ def read_options(
         if short in ignored:
             continue
         if short not in names:
+            close = get_close_matches(short, names, 1)
+            meant = f"Did you mean {names[close[0]]}? " if close else ""
             raise InvalidArgumentError(
                 f"{subject} has no option {raw_name!r}.",
-                next_step=f"Its options are {', '.join(known)} (in any letter case, `{PREFIX}` is optional).",
+                next_step=f"{meant}Its options are {', '.join(known)} (in any letter case, which Spark makes "
+                f"lower; `{PREFIX}` is optional).",
             )
         if given.setdefault(names[short], value) != value:
             raise InvalidArgumentError(
