@@ -125,9 +125,10 @@ def help_of(group: str) -> str:
 
 @pytest.mark.parametrize("name", list(COMMANDS))
 def test_who_takes_a_connection_string_takes_a_profile(name: str) -> None:
-    """A service is named in one way everywhere."""
+    """A service is named in one way everywhere, and a database, which a profile holds."""
     options = {option for parameter in COMMANDS[name].params for option in parameter.opts}
-    assert ("--profile" in options) == ("--connection-string" in options and name != "profile save")
+    is_needed = {"--connection-string", "--database"} & options and name not in ("profile save", "serve")
+    assert ("--profile" in options) == bool(is_needed)
 
 
 @pytest.mark.parametrize("name", list(COMMANDS))

@@ -83,6 +83,7 @@ def test_a_bundle_of_a_running_service_has_no_secret(lonely: dict[str, str], tmp
         }
         log.write_text(log.read_text() + "\nroot-key-of-a-variable token-of-a-variable dmFyaWFibGU=\n")
         words = ["--bundle", str(bundle), "--config", str(config), "--log", str(log), "--log", "-"]
+        words += ["--log", str(tmp_path / "absent.log")]
         url = "mariadb://user:option-password@127.0.0.1:1/x"
         found = run_tidegate(
             "doctor",
@@ -130,7 +131,8 @@ def test_a_bundle_of_a_running_service_has_no_secret(lonely: dict[str, str], tmp
     assert "createEventHub" in files["data/audit.jsonl"]
     assert {each["check"] for each in json.loads(files["checks.json"])} >= {"health", "database"}
     missing = _missing(files)
-    assert missing.keys() == {"data/check.json", "data/catalog.json"}
+    assert missing.keys() == {"data/check.json", "data/catalog.json", "logs/3-absent.log"}
+    assert missing["logs/3-absent.log"]["reason"] == "No such file or directory"
     assert "in use" in missing["data/check.json"]["reason"]
     assert "data/check.json" in found.err
 

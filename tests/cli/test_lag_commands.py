@@ -23,6 +23,7 @@ from tests.support.blob_storage import OwnStorage
 from tidegate.client import BlockingConsumer, EventHubConsumer
 from tidegate.model.events import ReceivedEvent
 from tidegate.model.hub_properties import PartitionEnds
+from tidegate.model.position import EventPosition
 from tidegate.processor.checkpoint import ProcessorCheckpoint
 from tidegate.processor.group_view import Lag, lag_of
 from tidegate.processor.lease import GroupKey, Lease
@@ -328,6 +329,8 @@ def test_of_a_group_without_anything_no_total_is_zero(
 ) -> None:
     """The service keeps another group; of this one nothing is known, which is not that nothing is left."""
     hub = hub_service.create_hub(partition_count=1)
+    absent = run_tidegate("lag", hub, "--group", "reports", environment=environment)
+    assert (absent.code, f"{hub!r} has no consumer group reports." in absent.err) == (1, True)
     assert run_tidegate("group", "create", hub, "reports", environment=environment).code == 0
 
     async def report() -> None:
@@ -367,13 +370,35 @@ def test_a_checkpoint_is_set_by_each_position(place: Place) -> None:
     assert (stored.offset, stored.enqueued_time_ms) == (events[9].offset, events[9].enqueued_time_ms)
 
 
+def test_a_checkpoint_is_set_beside_a_host(sql_place: Place) -> None:
+    """To a time that only the log knows, while an owner keeps others out of the partition."""
+    sql_place.process(sql_place.events()[3])
+
+    async def own_and_set() -> Result:
+        string = sql_place.environment["TIDEGATE_CONNECTION_STRING"]
+        async with (
+            EventHubConsumer.from_connection_string(string, sql_place.hub) as consumer,
+            await consumer.open_receiver("0", EventPosition.earliest(), owner_level=1) as receiver,
+        ):
+            words = ("checkpoint", "set", sql_place.hub, "--all", "--enqueued-time", "1h")
+            found = await asyncio.to_thread(sql_place.run, *words, "--rewind", "--force", "--nl")
+            assert len(await receiver.receive(10)) > 0  # it was not disturbed
+            return found
+
+    found = asyncio.run(own_and_set())
+    assert found.code == 0, found.err
+    assert sql_place.following() == {"0": 0, "1": 0}
+    summary = "0 events skipped, 4 processed again. Not known for 1 partition, without a checkpoint"
+    assert summary in found.err
+
+
 def test_all_partitions_are_set_and_said(sql_place: Place) -> None:
     """--all takes every partition; what it skips and repeats is said; a dry run sets none."""
     sql_place.process(sql_place.events()[3])
     words = ("checkpoint", "set", sql_place.hub, "--all", "--latest", "--force")
     dry = sql_place.run(*words, "--dry-run", "--nl")
     assert dry.code == 0, dry.err
-    assert "6 events skipped, 0 processed again. (Dry run: nothing changed.)" in dry.err
+    assert "6 events skipped, 0 processed again. Not known for 1 partition, without a" in dry.err
     assert [json.loads(line)["is_set"] for line in dry.out.splitlines()] == [False, False]
     assert sql_place.following() == {"0": 4}
     assert sql_place.json(*words) == [

@@ -174,6 +174,9 @@ def set_checkpoint(
     )
     refuse_moves(plan, is_rewind_allowed=rewind, is_forced=force)
     summary = f"{counted(plan.skipped, 'event')} skipped, {plan.repeated:,} processed again."
+    if plan.unknown:
+        unknown = counted(len(plan.unknown), "partition")
+        summary += f" Not known for {unknown}, without a checkpoint that can be compared."
     done: set[str] = set()
     if not dry_run:
         if not yes and sys.stdin.isatty():

@@ -169,7 +169,7 @@ async def _checkpoint_before(
     try:
         event = await _first_event(consumer, partition, EventPosition.from_sequence_number(last))
     except (ReceiverStolenError, QuotaExceededError):
-        # Hosts keep other readers out of the partition: the sequence number alone is enough to continue.
+        # On Azure, hosts keep other readers out of the partition: the sequence number alone is enough.
         return ProcessorCheckpoint(partition.partition_id, last)
     return ProcessorCheckpoint.of_event(event)
 
@@ -178,7 +178,7 @@ async def _first_event(
     consumer: EventHubConsumer, partition: PartitionEnds, position: EventPosition
 ) -> ReceivedEvent:
     async with await consumer.open_receiver(
-        partition.partition_id, position, prefetch_events=1, prefetch_bytes=1
+        partition.partition_id, position, prefetch_events=1, prefetch_bytes=1, is_peeking=True
     ) as receiver:
         events = await receiver.receive(1, max_wait_s=FIRST_CONTACT_TIMEOUT_S)
     if not events:

@@ -162,6 +162,7 @@ async def _source(
         if not store.is_given:
             kept = views_of(await administrator.list_consumers(hub))
             if not kept:
+                await _check_groups(groups, administrator, hub)
                 raise InvalidArgumentError(
                     f"No database given, and the service keeps no leases and checkpoints of {hub}.",
                     next_step=f"Use --database ({DATABASE_VARIABLE}), --checkpoint-dir or --blob-container. "
@@ -226,14 +227,23 @@ async def _remark_missing(
 ) -> None:
     words = missing_words(where, missing, hub, there)
     words = f"{words} {await _existing(administrator, hub)}".rstrip()
+    await _check_groups(missing, administrator, hub, words)
+    remark(words)
+
+
+async def _check_groups(
+    groups: Sequence[str], administrator: EventHubAdministrator, hub: str, words: str | None = None
+) -> None:
+    """Raise NotFoundError for those that the hub does not have. words: what to say then; None: those that it
+    has."""
     names: list[str] = []
     with suppress(TidegateError):  # Azure does not say
         names = [each.lower() for each in await administrator.list_consumer_groups(hub)]
-    if absent := [each for each in missing if names and each.lower() not in names]:
+    if absent := [each for each in groups if names and each.lower() not in names]:
         raise NotFoundError(
-            f"The event hub {hub!r} has no consumer group {', '.join(absent)}.", next_step=words
+            f"The event hub {hub!r} has no consumer group {', '.join(absent)}.",
+            next_step=await _existing(administrator, hub) if words is None else words,
         )
-    remark(words)
 
 
 async def _existing(administrator: EventHubAdministrator, hub: str) -> str:

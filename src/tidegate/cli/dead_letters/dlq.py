@@ -16,6 +16,7 @@ from tidegate.cli.shell.contents import CommandGroup
 from tidegate.cli.shell.decorators import FILE, flag, option
 from tidegate.cli.shell.options import (
     COUNT,
+    database_alone,
     database_option,
     group_option,
     hub_argument,
@@ -50,7 +51,7 @@ _output_file_option = option(
 
 
 @dlq_group.command("list")
-@database_option
+@database_alone
 @click.option(
     "--status",
     type=click.Choice(("open", "redriven", "discarded", "all")),
@@ -153,7 +154,7 @@ def show(
 @click.argument(
     "sequence_number", type=int, required=False, help="The event's sequence number. Default: all."
 )
-@database_option
+@database_alone
 @group_option("The consumer group.")
 @_limit_option
 @with_output()
@@ -183,7 +184,7 @@ dlq_group.add_command(redrive)
 
 @dlq_group.command()
 @option("--because", "TEXT", "Why they are discarded: recorded in the audit trail.", required=True)
-@database_option
+@database_alone
 @flag("--dry-run", "Report how many would be discarded, and discard none.")
 @yes_option
 @with_filter

@@ -19,6 +19,7 @@ from tidegate.cli.shell.exit_codes import exit_code_of
 from tidegate.cli.shell.interrupt import run_interruptible
 from tidegate.cli.shell.render import remark
 from tidegate.model.errors import InvalidArgumentError, TidegateError
+from tidegate.model.limits import spelled_group
 from tidegate.processor.declared import load_declared
 from tidegate.server.log_format import LogFormat, start_logging
 from tidegate.transport.clock import SystemClock
@@ -64,7 +65,8 @@ async def run_host(host: EventProcessorHost, report: Callable[[HostReport], None
                 host.running(is_sigterm_handled=False),
                 TaskOwner(f"reports of host {host.host_name}") as tasks,
             ):
-                _logger.info("Host %s runs: %s", host.host_name, host.group)
+                group = f"{host.group.event_hub}/{spelled_group(host.group.consumer_group)}"
+                _logger.info("Host %s runs: %s", host.host_name, group)
                 tasks.start(_report_forever(host, report), name="report")
                 await host.wait()
     finally:

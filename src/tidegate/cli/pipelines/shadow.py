@@ -16,7 +16,7 @@ from tidegate.cli.shell.connection import Service, with_service
 from tidegate.cli.shell.decorators import Decorator, option
 from tidegate.cli.shell.exit_codes import CheckFailedError
 from tidegate.cli.shell.interrupt import run_interruptible
-from tidegate.cli.shell.options import database_option, with_output
+from tidegate.cli.shell.options import database_alone, database_option, with_output
 from tidegate.cli.shell.progress import progress_bar
 from tidegate.cli.shell.render import Output, OutputFormat, counted, remark
 from tidegate.cli.shell.stores import open_database
@@ -102,7 +102,7 @@ def diff(
 @click.command()
 @pipeline_argument
 @_named
-@database_option
+@database_alone
 def swap(pipeline: str, shadow: str, database: str | None) -> None:
     """Make a shadow live, and the live pipeline the shadow.
 
@@ -127,7 +127,7 @@ def swap(pipeline: str, shadow: str, database: str | None) -> None:
 @click.command()
 @pipeline_argument
 @_named
-@database_option
+@database_alone
 def drop(pipeline: str, shadow: str, database: str | None) -> None:
     """Delete a shadow: its table, checkpoints and dead letters.
 

@@ -83,7 +83,8 @@ def write_bundle(path: Path, sources: Sources, checks: Sequence[Record]) -> str:
         except TidegateError as error:
             missing.append({"file": name, "reason": error.message, "advice": error.next_step or ""})
         except (OSError, ValueError, ImportError) as error:  # the service's packages may not be installed
-            reason = str(getattr(error, "reason", error))
+            # Of a file: what is wrong with it, without its number.
+            reason = str(getattr(error, "reason", None) or getattr(error, "strerror", None) or error)
             missing.append({"file": name, "reason": reason, "advice": ""})
         else:
             if isinstance(found, str):

@@ -92,16 +92,18 @@ def _remember(context: click.Context, parameter: click.Parameter, value: object)
         setattr(context.ensure_object(Service), parameter.name, value)
 
 
+profile_option: Decorator = option(
+    "--profile",
+    "NAME",
+    f"A connection saved with `tidegate profile`. Default: {PROFILE_VARIABLE}, then the active profile, then "
+    "the one written by `tidegate serve`.",
+    expose_value=False,
+    callback=_remember,
+    shell_complete=complete_profile,
+)
+
 connection_options: Decorator = all_of(
-    option(
-        "--profile",
-        "NAME",
-        f"A connection saved with `tidegate profile`. Default: {PROFILE_VARIABLE}, then the active "
-        "profile, then the one written by `tidegate serve`.",
-        expose_value=False,
-        callback=_remember,
-        shell_complete=complete_profile,
-    ),
+    profile_option,
     option(
         "--connection-string",
         "TEXT",

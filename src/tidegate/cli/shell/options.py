@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from tidegate.cli.shell.completing import complete_group, complete_hub
+from tidegate.cli.shell.connection import profile_option
 from tidegate.cli.shell.decorators import (
     FILE,
     Decorator,
@@ -38,6 +39,9 @@ database_option: Decorator = option(
     "SQLAlchemy URL of the database, e.g. sqlite:///flights.db or postgresql://user@host/name. "
     f"Default: {DATABASE_VARIABLE}, then the profile's.",
 )
+
+database_alone: Decorator = all_of(database_option, profile_option)
+"""For a command that connects to no service: the profile is that of the database."""
 
 from_option: Decorator = option(
     "--from",

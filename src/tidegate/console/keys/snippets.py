@@ -62,11 +62,12 @@ with EventHubProducerClient.from_connection_string(connection_string, eventhub_n
 """,
         """
 import os
+from contextlib import suppress
 from azure.eventhub import EventHubConsumerClient
 
 connection_string = os.environ["TIDEGATE_CONNECTION_STRING"]
 consumer = EventHubConsumerClient.from_connection_string(connection_string, "$Default", eventhub_name="HUB")
-with consumer:
+with suppress(KeyboardInterrupt), consumer:  # until Ctrl-C
     consumer.receive(lambda partition, event: print(event.body_as_str()), starting_position="-1")
 """,
     ),
