@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
+
 import pytest
 from tests.amqp.pair import EnginePair
 
@@ -9,10 +12,22 @@ from tidegate.amqp.configuration import ConnectionConfiguration, Role
 from tidegate.amqp.connection import Connection
 from tidegate.amqp.errors import INVALID_FIELD, RESOURCE_LIMIT_EXCEEDED
 from tidegate.amqp.events import ConnectionClosed, ConnectionFailed, LinkAttaching, SessionEnded
-from tidegate.amqp.frames import encode_frame
+from tidegate.amqp.frames import AMQP_HEADER, encode_frame
 from tidegate.amqp.limits import LINK_BYTES, PeerLimits
 from tidegate.amqp.link import SenderLink
-from tidegate.amqp.performatives import Transfer, encode_performative
+from tidegate.amqp.performatives import (
+    ROLE_RECEIVER,
+    Attach,
+    Begin,
+    Detach,
+    End,
+    Error,
+    Open,
+    Performative,
+    Transfer,
+    encode_performative,
+)
+from tidegate.amqp.types import Symbol
 
 _STRANGER = PeerLimits(frame_bytes_max=4096, performative_bytes_max=2048, partial_bytes_max=10_000)
 _KNOWN = PeerLimits(performative_bytes_max=8192, partial_bytes_max=40_000, links_max=4)
@@ -213,3 +228,36 @@ def test_only_short_parts_of_an_open_are_kept() -> None:
     kept = pair.server.remote_open
     assert kept is not None
     assert (kept.container_id, kept.properties) == ("c" * 80, {})
+
+
+def test_what_was_given_back_takes_little() -> None:
+    """Protects memory: a connection kept 1.1 MB, counted nowhere, of 5,000 sessions that had begun and
+    ended, and a session likewise of its ended links."""
+    server = Connection(ConnectionConfiguration("server", handle_max=999), role=Role.SERVER, now=0.0)
+    server.receive_data(AMQP_HEADER.encode(), now=0.0)
+
+    def send(channel: int, performative: Performative) -> None:
+        server.receive_data(encode_frame(channel, encode_performative(performative)), now=0.0)
+        server.data_to_send()
+        while (event := server.next_event()) is not None:
+            if isinstance(event, LinkAttaching):
+                event.link.refuse(Error(Symbol("amqp:not-found")))
+
+    def use(numbers: range) -> None:
+        for number in numbers:
+            send(number, begin)
+            send(0, Attach(f"{number}", number, ROLE_RECEIVER))
+        for number in numbers:
+            send(0, Detach(number, closed=True))
+            send(number, End())
+
+    begin = Begin(next_outgoing_id=0, incoming_window=1, outgoing_window=1)
+    send(0, Open("client"))
+    send(0, begin)
+    use(range(1, 20))
+    tracemalloc.start()
+    use(range(1, 150))
+    gc.collect()
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < 8192

@@ -41,6 +41,7 @@ from tidegate.amqp.limits import (
     FreeNumbers,
     PeerAccount,
     Silence,
+    compacted,
 )
 from tidegate.amqp.negotiation import SASL_FRAME_BYTES_MAX, Negotiation
 from tidegate.amqp.performatives import (
@@ -122,7 +123,7 @@ class Connection:
         self._channels = FreeNumbers()
         self._sessions: dict[int, Session] = {}  # by our channel
         self._sessions_by_remote_channel: dict[int, Session] = {}
-        self._ended_channels: set[int] = set()  # the peer's
+        self._ended_channels = 0  # the peer's: a bit for each
         self.account = PeerAccount(configuration.stranger_limits or configuration.peer_limits, now=now)
         """What the peer makes this side hold; sessions and links count in it."""
         self._local_error: Error | None = None
@@ -324,7 +325,9 @@ class Connection:
             self._channels.give_back(session.local_channel)
         if session.remote_channel is not None:
             self._sessions_by_remote_channel.pop(session.remote_channel, None)
-            self._ended_channels.add(session.remote_channel)
+            self._ended_channels |= 1 << session.remote_channel
+        self._sessions = compacted(self._sessions)
+        self._sessions_by_remote_channel = compacted(self._sessions_by_remote_channel)
 
     # --- receiving ---
 
@@ -499,7 +502,7 @@ class Connection:
                     f"No session is waiting for a begin on channel {begin.remote_channel}."
                 )
             session = answered
-        self._ended_channels.discard(channel)
+        self._ended_channels &= ~(1 << channel)
         self._sessions_by_remote_channel[channel] = session
         session.receive_begin(begin, channel)
 
@@ -509,7 +512,7 @@ class Connection:
         The official Python client sends detaches after its end: frames on an ended channel are dropped.
         """
         session = self._sessions_by_remote_channel.get(channel)
-        if session is None and channel not in self._ended_channels:
+        if session is None and not self._ended_channels >> channel & 1:
             raise IllegalStateError(f"No session has begun on channel {channel}.")
         return session
 

@@ -9,14 +9,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from heapq import heappop, heappush
 from itertools import chain
-from typing import Final
+from typing import Final, TypeVar
 
 from tidegate.amqp.errors import RESOURCE_LIMIT_EXCEEDED, ResourceLimitError
 from tidegate.amqp.states import SessionViolationError
 from tidegate.model.errors import BrokenError, OperationTimeoutError
 from tidegate.model.token_bucket import TokenBucket
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 LINK_BYTES: Final = 4096
 """What a link, and a session, add to ``held_bytes``. Our choice: the engine needs 3.0 KB for a session with
@@ -77,6 +79,12 @@ class PeerLimits:
 def strings_bytes(*strings: str | None) -> int:
     """What a link's strings add. One character can make all of them four bytes wide: 15 KB took 60."""
     return max(0, sum(map(sys.getsizeof, strings)) - LINK_TEXT_BYTES)
+
+
+def compacted(items: dict[K, V]) -> dict[K, V]:
+    """The same items without most of the room of removed ones, which a dict keeps and nothing counts: a peer
+    may have added thousands. Call it after each removal."""
+    return dict(items) if sys.getsizeof(items) > 1024 + 256 * len(items) else items
 
 
 def value_bytes(value: object) -> int:
@@ -202,26 +210,26 @@ class Silence:
 
 
 class FreeNumbers:
-    """Allocates the lowest free number from 0 on, in time logarithmic in the numbers given back."""
+    """Allocates the lowest free number from 0 on.
 
-    __slots__ = ("_given_back", "_next")
+    A bit for each: a peer may use thousands and give them back, and what is kept of them counts nowhere.
+    """
+
+    __slots__ = ("_taken",)
 
     def __init__(self) -> None:
-        self._next = 0  # this number and higher ones were never allocated
-        self._given_back: list[int] = []  # a heap of lower ones
+        self._taken = 0
 
     def take(self, highest: int) -> int | None:
         """Allocate the lowest free number; None if it is above ``highest``."""
-        lowest = self._given_back[0] if self._given_back else self._next
+        lowest = (~self._taken & (self._taken + 1)).bit_length() - 1
         if lowest > highest:
             return None
-        if self._given_back:
-            return heappop(self._given_back)
-        self._next += 1
+        self._taken |= 1 << lowest
         return lowest
 
     def give_back(self, number: int) -> None:
-        heappush(self._given_back, number)
+        self._taken ^= 1 << number
 
 
 def _take(bucket: TokenBucket, count: int, now: float, what: str) -> None:

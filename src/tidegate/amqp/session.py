@@ -35,7 +35,7 @@ from tidegate.amqp.errors import (
 )
 from tidegate.amqp.events import Event, LinkAttaching, LinkStolen, SessionBegun, SessionEnded
 from tidegate.amqp.fitting import REFUSAL_BYTES
-from tidegate.amqp.limits import FreeNumbers, PeerAccount, strings_bytes
+from tidegate.amqp.limits import FreeNumbers, PeerAccount, compacted, strings_bytes
 from tidegate.amqp.link import Link, LinkRole, ReceiverLink, SenderLink
 from tidegate.amqp.link_base import SERIAL_MASK, remaining
 from tidegate.amqp.performatives import (
@@ -127,8 +127,8 @@ class Session:
         self._remote_handle_max = handle_max
         self._links: dict[int, Link] = {}  # by our handle
         self._links_by_remote_handle: dict[int, Link] = {}
-        self._ended_handles: set[int] = set()
-        """The peer's handles of ended links, until they are reused."""
+        self._ended_handles = 0
+        """The peer's handles of ended links, until they are reused: a bit for each."""
         self._links_by_name: dict[tuple[str, LinkRole], Link] = {}
         self._handles = FreeNumbers()
         self._blocked: deque[tuple[Link, list[Payload], int]] = deque()  # with the frame's bytes
@@ -402,7 +402,10 @@ class Session:
             del self._links_by_name[link.name, link.role]
         if link.remote_handle is not None:
             self._links_by_remote_handle.pop(link.remote_handle, None)
-            self._ended_handles.add(link.remote_handle)
+            self._ended_handles |= 1 << link.remote_handle
+        self._links = compacted(self._links)
+        self._links_by_name = compacted(self._links_by_name)
+        self._links_by_remote_handle = compacted(self._links_by_remote_handle)
         if isinstance(link, SenderLink):
             self._waiting.pop(link, None)
             self._unsettled.forget(link)
@@ -504,7 +507,7 @@ class Session:
                 "A link's name does not fit into an answer: frames of the connection take "
                 f"{self.frame_bytes_max} bytes.",
             )
-        self._ended_handles.discard(attach.handle)
+        self._ended_handles &= ~(1 << attach.handle)
         role = LinkRole.SENDER if attach.role is ROLE_RECEIVER else LinkRole.RECEIVER
         if attach.role is ROLE_SENDER and attach.initial_delivery_count is None and attach.source is not None:
             raise SessionViolationError(INVALID_FIELD, "A sender's attach lacks its initial-delivery-count.")
@@ -543,7 +546,7 @@ class Session:
             self._send_blocked()
         # azure-eventhub 5.15.1 answers a detach and grants credit after it (_pyamqp/client.py, line 856). It
         # would hang if its session ended.
-        if flow.handle is not None and flow.handle not in self._ended_handles:
+        if flow.handle is not None and not self._ended_handles >> flow.handle & 1:
             self._link_at(flow.handle).receive_flow(flow)
         self._wake_waiting()
         if flow.handle is None and flow.echo:

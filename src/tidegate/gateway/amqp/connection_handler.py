@@ -22,7 +22,7 @@ from typing import Any, Protocol, TypeVar
 from tidegate.amqp import events
 from tidegate.amqp.connection import Connection
 from tidegate.amqp.errors import CONNECTION_FORCED, ResourceLimitError
-from tidegate.amqp.limits import value_bytes
+from tidegate.amqp.limits import compacted, value_bytes
 from tidegate.amqp.link import Link, SenderLink
 from tidegate.amqp.performatives import Attach, Error
 from tidegate.broker import Broker, Door, Peer
@@ -439,6 +439,8 @@ class ConnectionHandler:
         self._unjudged.pop(link, None)
         self._losers.pop(link, None)
         node = self._nodes.pop(link, None)
+        self._nodes, self._unjudged = compacted(self._nodes), compacted(self._unjudged)
+        self._losers = compacted(self._losers)
         if node is not None:
             node.close()
             if _is_for_events(node):
