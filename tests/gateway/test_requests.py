@@ -26,6 +26,7 @@ from tidegate.model.sas import make_sas_token
 from tidegate.transport.clock import SystemClock
 from tidegate.transport.peers import site_at
 from tidegate.transport.sliced_work import SlicedWork
+from tidegate.wire.addresses import NodeKind
 from tidegate.wire.administration import AdministrationRequest
 from tidegate.wire.cbs import SAS_TOKEN_TYPE, PutToken, put_token_request
 from tidegate.wire.management import ManagementRequest, Operation, event_hub_from_map, partition_from_map
@@ -198,6 +199,36 @@ async def test_reply_goes_where_reply_to_says(stranger: Pair, broker: Broker) ->
         assert message.properties is not None
         assert message.properties.correlation_id == 7
         assert Response.from_message(message).status_code == 401
+
+
+@pytest.mark.parametrize("reply_to", ["client", "of none", None])
+async def test_the_link_of_a_response_is_found_without_a_search(
+    pair: Pair, reply_to: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Protects neighbours: for each response to a connection of 5,000 response links, all were looked at:
+    9 ms in one step of the event loop, instead of 0.05."""
+    looks = 0
+
+    def look(link: ResponseLink) -> NodeKind | None:
+        nonlocal looks
+        looks += 1
+        return cast("NodeKind | None", link.__dict__["kind"])
+
+    def note(link: ResponseLink, kind: NodeKind | None) -> None:
+        link.__dict__["kind"] = kind
+
+    monkeypatch.setattr(ResponseLink, "kind", property(look, note), raising=False)
+    for count in (40, 40, 1):
+        session = pair.client.begin_session()
+        links = [session.attach_receiver(f"r{each}", source="$cbs", target="client") for each in range(count)]
+    sender = session.attach_sender("requests", target="$cbs")
+    links[0].grant_credit(1)
+    pair.exchange()
+    looks = 0
+    sender.send(encode_message(Message(properties=Properties(message_id=1, reply_to=reply_to), value="x")))
+    pair.exchange()
+    assert len(pair.deliveries(links[0])) == 1
+    assert looks < 5
 
 
 async def test_an_address_that_the_service_makes_up(pair: Pair) -> None:

@@ -13,11 +13,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 from tidegate.amqp.decode import PROTOCOL_LIMITS
 from tidegate.amqp.errors import DecodeError
 from tidegate.amqp.events import Delivery
-from tidegate.amqp.link import ReceiverLink, SenderLink
+from tidegate.amqp.limits import compacted
+from tidegate.amqp.link import LinkSession, ReceiverLink, SenderLink
 from tidegate.amqp.message import MessageId, Properties, decode_message
 from tidegate.amqp.performatives import Accepted, DeliveryState, Rejected, Target
 from tidegate.gateway.amqp.management import ManagementService, PendingAnswer
@@ -43,6 +45,8 @@ as concurrent requests on a link to ``$cbs``, and one of any size."""
 
 _log = logging.getLogger(__name__)
 
+K = TypeVar("K")
+
 
 class RequestNodes:
     """The request nodes of one connection."""
@@ -50,7 +54,7 @@ class RequestNodes:
     def __init__(self, owner: NodeOwner, management: ManagementService) -> None:
         self._owner = owner
         self._management = management
-        self.response_links: list[ResponseLink] = []
+        self.response_links = _ResponseLinks()
         self.waiting = _WaitingResponses(owner.add_held)
         self._in_progress = 0
         self._reads: set[asyncio.Task[None]] = set()
@@ -160,21 +164,57 @@ class RequestNodes:
         self._respond(route, response)
 
     def _respond(self, route: _Route, response: bytes) -> None:
-        named: list[ResponseLink] = []
-        unnamed: list[ResponseLink] = []
-        for link in self.response_links:
-            is_here = link.link.session is route.link.session
-            if link.kind in (route.kind, None) and link.is_named(route.reply_to):
-                named.insert(0 if is_here else len(named), link)
-            elif link.kind is route.kind and is_here:
-                unnamed.append(link)
-        chosen = next(iter(named + unnamed), None)
+        chosen = self.response_links.find(route.kind, route.link.session, route.reply_to)
         if chosen is None:
             _log.warning(
                 "a response of %s was dropped: no link receives for %.80r", route.kind.value, route.reply_to
             )
             return
         chosen.send(response)
+
+
+class _ResponseLinks:
+    """The response links of one connection, which may have thousands: only those of a session, of which it
+    has some hundreds, are searched for each response."""
+
+    def __init__(self) -> None:
+        self._by_session: dict[LinkSession, dict[ResponseLink, None]] = {}
+        self._by_name: dict[str, dict[ResponseLink, None]] = {}
+
+    def __len__(self) -> int:
+        """How many sessions have any."""
+        return len(self._by_session)
+
+    def add(self, link: ResponseLink) -> None:
+        self._by_session.setdefault(link.link.session, {})[link] = None
+        for name in link.names:
+            self._by_name.setdefault(name, {})[link] = None
+
+    def remove(self, link: ResponseLink) -> None:
+        _remove(self._by_session, link.link.session, link)
+        for name in link.names:
+            _remove(self._by_name, name, link)
+        self._by_session, self._by_name = compacted(self._by_session), compacted(self._by_name)
+
+    def find(self, kind: NodeKind, session: LinkSession, reply_to: str | None) -> ResponseLink | None:
+        """Where the response to a request on ``session`` goes; None: nowhere."""
+        here = self._by_session.get(session, {})
+        if reply_to:
+            kinds, named = (kind, None), self._by_name.get(reply_to, {})
+            # The last one: the others may have been given up.
+            found = next((each for each in reversed(here) if each in named and each.kind in kinds), None)
+            found = found or next((each for each in named if each.kind in kinds), None)
+            if found is not None:
+                return found
+        return next((each for each in here if each.kind is kind), None)
+
+
+def _remove(links: dict[K, dict[ResponseLink, None]], key: K, link: ResponseLink) -> None:
+    del links[key][link]
+    if links[key]:
+        links[key] = compacted(links[key])
+    else:
+        del links[key]
 
 
 class _WaitingResponses:
@@ -287,21 +327,21 @@ class ResponseLink(LinkNode):
         self.kind = kind
         self._nodes = nodes
         self._waiting = nodes.waiting
-        nodes.response_links.append(self)
+        nodes.response_links.add(self)
 
     @property
     def dynamic_address(self) -> str:
         """The address for a client that asked for one; link names are unique in a session."""
         return f"$dynamic/{self.link.name}"
 
-    def is_named(self, reply_to: str | None) -> bool:
-        """Whether a reply-to means this link, by its name or its target's address."""
-        if not reply_to:
-            return False
+    @property
+    def names(self) -> set[str]:
+        """What a reply-to may call it: its name and its target's address, or its ``dynamic_address``."""
         if self.kind is None:
-            return reply_to == self.dynamic_address
+            return {self.dynamic_address}
         target = self.link.remote_attach.target
-        return reply_to == self.link.name or (isinstance(target, Target) and reply_to == target.address)
+        address = target.address if isinstance(target, Target) else None
+        return {name for name in (self.link.name, address) if name}
 
     def send(self, response: bytes) -> None:
         """Send a response as soon as the client has credit."""
