@@ -6,6 +6,7 @@ import asyncio
 import logging
 import socket
 import ssl
+import sys
 from datetime import timedelta
 from pathlib import Path
 
@@ -102,6 +103,25 @@ def _live(files: Files) -> LiveCertificate:
     return LiveCertificate(
         lambda: given_server_certificate(files.certificate_file, files.key_file), clock=FixedClock()
     )
+
+
+def test_a_clients_name_for_the_server_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Anyone who connects sends it, as often as they like: past the log, it could fill the disk."""
+    written: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", written.append)
+    certificate = ensure_server_certificate(tmp_path, (), clock=FixedClock())
+    live = LiveCertificate(lambda: certificate, clock=FixedClock())
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = ssl.create_default_context().wrap_bio(to_client, to_server, server_hostname="name.example")
+    with pytest.raises(ssl.SSLWantReadError):
+        client.do_handshake()
+    hello = to_server.read().replace(b"name.example", b"\xffame.example")
+    to_server.write(hello)
+    with pytest.raises(ssl.SSLWantReadError):
+        live.context.wrap_bio(to_server, to_client, server_side=True).do_handshake()
+    assert not written
 
 
 def test_a_replaced_pair_is_shown_to_new_connections(files: Files) -> None:

@@ -43,7 +43,19 @@ class LiveCertificate:
         Each certificate has its own context: loading one over another of a different key type keeps the older
         one and still sends it to some clients.
         """
-        self.context.sni_callback = self._use_newest
+        live = self
+
+        class Newest(ssl.SSLObject):
+            # Not in sni_callback: Python writes each name that is not ASCII to standard error, which anyone
+            # who connects could fill.
+            _is_chosen = False
+
+            def do_handshake(self) -> None:
+                if not self._is_chosen:
+                    self._is_chosen, self.context = True, live._current
+                super().do_handshake()
+
+        self.context.sslobject_class = Newest
 
     def refresh(self) -> bool:
         """Check the files and load changed ones; returns True if the certificate is new.
@@ -71,9 +83,6 @@ class LiveCertificate:
             "the TLS certificate has changed: new connections get %s", self.certificate.certificate_file
         )
         return True
-
-    def _use_newest(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
-        connection.context = self._current
 
     def _complain(self, reason: str) -> None:
         if reason != self._complaint:

@@ -49,8 +49,9 @@ class HandshakeFailures:
         version. Handshakes that are cut off or never end are not counted."""
         self.count = 0
         failures = self
+        usual: Any = context.sslobject_class
 
-        class Counted(ssl.SSLObject):
+        class Counted(usual):  # type: ignore[misc]
             def do_handshake(self) -> None:
                 try:
                     super().do_handshake()
