@@ -121,6 +121,24 @@ def test_a_hubs_policy_does_not_see_where_a_database_is(tmp_path: Path) -> None:
             assert ("The database failed" in found, str(tmp_path) in found) == (True, False), path
 
 
+def test_nor_in_what_a_job_says_of_its_failure(tmp_path: Path) -> None:
+    """Who manages one hub discards, and the namespace's policies read why that failed."""
+    with console_service(tmp_path / "console", database=f"sqlite:///{tmp_path}/absent.db") as service:
+        assert service.ready.console is not None
+        service.create_hub(HUB, partition_count=1)
+
+        async def create(server: TidegateServer) -> str:
+            return (await server.broker.create_policy(HUB, "manager", [Claim.MANAGE])).key
+
+        manager, key = PlainBrowser(service.ready.console), service.call(create)
+        assert manager.post("/console/sign-in", {"policy": "manager", "key": key, "hub": HUB}).status == 303
+        manager.get("/console/about")
+        answer = manager.post("/dead-letters/discard", {"hub": HUB, "because": "none is needed"})
+        found = ended_job(manager, answer)
+        assert ("The database failed" in found, str(tmp_path) in found) == (True, False)
+        assert str(tmp_path) in PlainBrowser(service.ready.console).get(answer.headers["location"]).text
+
+
 def _change_one(browser: PlainBrowser, first: str, second: str) -> None:
     """What is discarded or moved is that of the database that was chosen."""
     for path in ("/dead-letters", "/dead-letters/discard"):

@@ -90,9 +90,10 @@ class Job:
     counts: Mapping[str, int] = field(default_factory=dict)
     """Counts of its results so far, by label."""
     tables: Sequence[JobTable] = ()
+    problem: TidegateError | None = None
+    """Why it failed; shown as ``for_users`` has it."""
     message: str = ""
-    """Its error, or a remark on its end."""
-    next_step: str = ""
+    """A remark on its end."""
     output: str = ""
     """The end of its process's output."""
     follow_up: Mapping[str, str] = field(default_factory=dict)
@@ -215,8 +216,7 @@ class Jobs:
             if not job.is_cancelled:
                 raise
         except TidegateError as error:
-            next_step = error.next_step or job.next_step
-            job.update(state=JobState.FAILED, message=error.message, next_step=next_step)
+            job.update(state=JobState.FAILED, problem=error)
         except Exception:
             # The task's owner logs the error; the job's message refers to the log.
             job.update(state=JobState.FAILED, message="The service failed; its log says how.")
