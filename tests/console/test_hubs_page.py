@@ -356,6 +356,20 @@ def test_live_pages_are_drawn_once_for_all_viewers(
     assert asked == [(page, 1), (page, 1), (hubs, 1)]
 
 
+def test_what_viewers_share_is_of_their_whole_query(
+    service: HubService, plain_browser: PlainBrowser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client can send a "#", as no browser does, and behind it what others would see instead."""
+    monkeypatch.setattr(shared_answers._Answer, "is_kept", lambda *_: True)
+    hub = service.create_hub(partition_count=1)
+    plain_browser.get("/hubs")
+    seen = []
+    for search in (f"{hub}#none", hub):
+        with plain_browser.open(f"/console/live/hubs?search={search}") as stream:
+            seen.append(b"".join(iter(stream.readline, b"\n")))
+    assert [f"/hubs/{hub}".encode() in each for each in seen] == [False, True]
+
+
 def test_user_metadata_is_shown_in_its_order(service: HubService, plain_browser: PlainBrowser) -> None:
     """Who manages one hub writes it, and the namespace's managers read it in the audit trail; the form that
     edits it has it as it is."""

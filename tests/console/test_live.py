@@ -108,7 +108,7 @@ async def test_a_page_finds_its_values_in_that_tenth(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(pages, name, lambda request: None)
     monkeypatch.setattr(pages, "is_personal", lambda template: False)
     monkeypatch.setattr(pages, "fragments", lambda request, parts, values: {"part": str(values["value"])})
-    streams, request = Streams(), SimpleNamespace(scope={"path": "/x"}, url=SimpleNamespace(query=""))
+    streams, request = Streams(), SimpleNamespace(scope={"path": "/x", "query_string": b""})
     console: Any = SimpleNamespace(streams=streams, drawn=SimpleNamespace(ask=ask))
     Pages(console).live(request, find, {"part": "x.html"})  # type: ignore[arg-type]
     assert await streams.render() == {"part": "7"}

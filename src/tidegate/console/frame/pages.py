@@ -82,7 +82,8 @@ class Pages:
         is_over, drawn = False, self.console.drawn
         # A session has its own token.
         session = session_of(request).form_token if any(map(is_personal, parts.values())) else ""
-        key = (request.scope["path"], request.url.query, rights_of(request), session)
+        # Not the query of a URL, which ends at a "#" that a page's own parameters include.
+        key = (request.scope["path"], request.scope["query_string"], rights_of(request), session)
 
         async def draw() -> Drawn:
             values = await self.console.streams.charged(context(request))
